@@ -286,7 +286,7 @@ def _engine(plan: Plan) -> list[str]:
         if said := followed(profile.engine):
             lines.append(f"Version     {said}")
     cached = any(rules_of(item.profile.engine).prefix_caching for item in plan.bins)
-    shared = any(adapter.shared_prefix_tokens for adapter in plan.workload.adapters)
+    shared = plan.workload.has_sessions or plan.workload.shared_prefix_tokens.any()
     trace = plan.workload.arrivals.trace
     if cached and not shared and (trace is None or trace.blocks is None):
         lines.append(

@@ -82,8 +82,10 @@ def drift(
     adapters = [
         replace(old, rate=SILENT_RATE)
         if (met := now.get(old.name)) is None
+        else replace(old, rate=met.rate)
+        if own is not None  # what was measured are the prompts of all turns
         else replace(old, rate=met.rate, input_tokens=met.input_tokens, output_tokens=met.output_tokens)
-        for old in planned.adapters
+        for old, own in zip(planned.adapters, planned.sessions_by_adapter, strict=True)
     ]
     # The requests of a replayed trace would come at the trace's rates, whatever was measured.
     fleet = planned if planned.arrivals.trace is None else planned.with_arrivals(Arrivals())

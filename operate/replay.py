@@ -93,9 +93,8 @@ def requests_of_day(
         fleet = with_rates(workload, vector).with_arrivals(Arrivals())
         found = draw_requests(fleet, period_s, seed + 7919 * k)
         kept = np.isin(found.adapter, busy)
-        parts.append((found.time_s[kept] + k * period_s, *(c[kept] for c in _marks(found))))
-    times, adapters, inputs, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return RequestTrace(times, adapters, inputs, outputs, end_s=len(rates) * period_s)
+        parts.append(replace(found.take(kept), time_s=found.time_s[kept] + k * period_s))
+    return RequestTrace.joined(parts, end_s=len(rates) * period_s)
 
 
 def _marks(trace: RequestTrace) -> tuple[IntArray, ...]:

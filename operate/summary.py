@@ -38,6 +38,8 @@ def summary_of(fleet: Workload) -> dict[str, Any]:
         "input_tokens": _mixture(fleet, "input_tokens"),
         "output_tokens": _mixture(fleet, "output_tokens"),
         "length_correlation": fleet.length_correlation,
+        "mean_prompt_tokens": float(fleet.rates @ fleet.mean_input_tokens) / fleet.rate,
+        "sessions": fleet.has_sessions,
         "arrivals": fleet.arrivals.kind,
         "arrivals_description": fleet.arrivals.description,
     }

@@ -33,6 +33,7 @@ from packer.planning.solve import solve as solve
 from packer.predictors.api import evaluate_server as evaluate_server
 from packer.predictors.api import load_predictor as load_predictor
 from packer.profile import Profile as Profile
+from packer.sessions import Sessions as Sessions
 from packer.twin.cluster.simulate import simulate_cluster as simulate_cluster
 from packer.twin.result import Simulation as Simulation
 from packer.twin.simulate import simulate as simulate

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from packer import checks
 from packer.lengths import MAX_TOKENS, Lengths
+from packer.sessions import Sessions
 
 MAX_RANK = checks.SLOT_RANKS[-1]
 MIN_RATE = 1e-15
@@ -36,6 +37,8 @@ class Adapter:
     shared_prefix_tokens
         Tokens that all of its prompts begin with, as a system prompt: part of `input_tokens`. Prefix caching computes
         them once, as long as the KV cache keeps them.
+    sessions
+        Conversations that its requests belong to; None takes the workload's.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Adapter:
     model: str | None = None
     slo_class: str | None = None
     shared_prefix_tokens: int = 0
+    sessions: Sessions | None = None
 
     def __post_init__(self) -> None:
         checks.name("an adapter's name", self.name)
@@ -63,3 +67,5 @@ class Adapter:
         for side in ("input_tokens", "output_tokens"):
             if getattr(self, side) is not None:
                 checks.instance(f"{side} {who}", getattr(self, side), Lengths, A_LENGTH)
+        if self.sessions is not None:
+            checks.instance(f"sessions {who}", self.sessions, Sessions, "packer.Sessions(turns=4)")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.blocks import Blocks
+from packer.blocks import Blocks, apart
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS
 
@@ -36,6 +37,8 @@ class RequestTrace:
         What the requests say, in blocks: which of them begin alike. None: no two of them.
     end_s
         When the recording ended; None takes a second after the last request. A part of a trace keeps the whole's.
+    sessions
+        int64 (n,), >= 0: which session each request belongs to. None: each is alone.
     """
 
     time_s: npt.NDArray[np.float64]
@@ -44,6 +47,7 @@ class RequestTrace:
     output_tokens: npt.NDArray[np.int64]
     blocks: Blocks | None = field(default=None, kw_only=True)
     end_s: float | None = field(default=None, kw_only=True)
+    sessions: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         n = len(self.time_s)
@@ -60,6 +64,10 @@ class RequestTrace:
                 f"Expected a request trace to end after its last request, got {self.end_s}."
             )
         self._check_blocks()
+        if self.sessions is not None:
+            if len(self.sessions) != n or (n and int(self.sessions.min()) < 0):
+                raise ValidationError("Expected a session >= 0 for each request of a request trace.")
+            self.sessions.setflags(write=False)
         for column in (self.time_s, self.adapter, self.input_tokens, self.output_tokens):
             column.setflags(write=False)
 
@@ -89,11 +97,30 @@ class RequestTrace:
             return self.end_s
         return float(self.time_s[-1]) + 1.0 if len(self) else 0.0
 
+    def take(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> RequestTrace:
+        """Some of the requests, in order of time; `end_s` is not kept."""
+        return RequestTrace(
+            self.time_s[rows], self.adapter[rows], self.input_tokens[rows], self.output_tokens[rows],
+            blocks=None if self.blocks is None else self.blocks.take(rows),
+            sessions=None if self.sessions is None else self.sessions[rows],
+        )  # fmt: skip
+
+    @classmethod
+    def joined(cls, parts: Sequence[RequestTrace], *, end_s: float | None = None) -> RequestTrace:
+        """The requests of several traces, one after the other; no two of different traces begin alike."""
+        columns = ("time_s", "adapter", "input_tokens", "output_tokens")
+        found = [np.concatenate([getattr(part, key) for part in parts]) for key in columns]
+        blocks = [part.blocks for part in parts if part.blocks is not None]
+        sessions = [part.sessions for part in parts if part.sessions is not None]
+        return cls(
+            *found, end_s=end_s,
+            blocks=Blocks.joined(blocks) if len(blocks) == len(parts) else None,
+            sessions=np.concatenate(apart(sessions)) if len(sessions) == len(parts) else None,
+        )  # fmt: skip
+
     def faster(self, factor: float) -> RequestTrace:
         """The same requests in less time: every rate times `factor`."""
-        times, end_s = self.time_s / factor, self.span_s / factor
-        columns = (self.adapter, self.input_tokens, self.output_tokens)
-        return RequestTrace(times, *columns, blocks=self.blocks, end_s=end_s)
+        return replace(self, time_s=self.time_s / factor, end_s=self.span_s / factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +204,11 @@ class Arrivals:
         """
         if self.trace is not None:
             return self.trace.span_s or at_least_s
-        if self.kind == "piecewise":
-            cycle_s = self.period_s * len(self.factors)
-            return cycle_s * math.ceil(at_least_s / cycle_s)
-        return at_least_s
+        return self.whole_cycles_s(at_least_s) if self.kind == "piecewise" else at_least_s
+
+    def whole_cycles_s(self, at_least_s: float) -> float:
+        """At least so much time, s, after which rates that change by the clock are where they were."""
+        if self.kind not in ("piecewise", "unpredictable"):
+            return at_least_s
+        cycle_s = self.period_s * max(1, len(self.factors))
+        return cycle_s * math.ceil(at_least_s / cycle_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,14 @@ FIRST_BLOCK = -1
 """Stands for the block before the first one of a request."""
 COMPACT = 4
 """Ids up to so many times their number are checked in a table; larger ones are sorted."""
+
+
+def apart(parts: Sequence[IntArray]) -> list[IntArray]:
+    """Rows of numbers >= 0, raised so that no number of one is in another."""
+    ends = np.cumsum([int(part.max(initial=-1)) + 1 for part in parts])
+    return [
+        part + end - (int(part.max(initial=-1)) + 1) for part, end in zip(parts, ends.tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +87,13 @@ class Blocks:
         for key, value in {"starts": starts, "ids": self.ids[places], "tokens": self.tokens}.items():
             object.__setattr__(part, key, value)
         return part
+
+    @classmethod
+    def joined(cls, parts: Sequence[Blocks]) -> Blocks:
+        """The blocks of several traces, one after the other, of equal size: no id of one is one of another."""
+        counts = np.concatenate([part.counts for part in parts])
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        return cls(starts, np.concatenate(apart([part.ids for part in parts])), parts[0].tokens)
 
     def cut(self, counts: IntArray) -> Blocks:
         """At most so many of the first blocks of each request, int64 (n,)."""

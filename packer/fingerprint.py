@@ -36,7 +36,9 @@ def canonical(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         given = ((name, getattr(value, name), default) for name, default in _defaults(type(value)))
         return {
-            name: canonical(each) for name, each, default in given if default is MISSING or each != default
+            name: canonical(each)
+            for name, each, default in given
+            if default is MISSING or isinstance(each, np.ndarray) or each != default
         }
     if isinstance(value, Mapping):
         return {str(key): canonical(each) for key, each in value.items()}

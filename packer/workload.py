@@ -18,6 +18,7 @@ from packer.fingerprint import fingerprint
 from packer.goal import Goal
 from packer.job import FineTuning
 from packer.lengths import Lengths, expected_of
+from packer.sessions import Sessions
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -32,6 +33,7 @@ _KINDS = (
     ("arrivals", Arrivals, "packer.Arrivals('lognormal', cv=2)"),
     ("slo", Goal, "packer.Goal.of(p95_ttft_ms=500)"),
     ("fine_tuning", FineTuning, "packer.FineTuning(samples=1000)"),
+    ("sessions", Sessions, "packer.Sessions(turns=4)"),
 )
 
 
@@ -55,6 +57,8 @@ class Workload:
         The latency goal.
     fine_tuning
         What each server trains beside its requests; None: nothing.
+    sessions
+        Conversations of the adapters that have none of their own; None: requests are independent of each other.
     """
 
     adapters: tuple[Adapter, ...]
@@ -65,6 +69,7 @@ class Workload:
     name: str = "workload"
     slo: Goal = field(default_factory=Goal)
     fine_tuning: FineTuning | None = None
+    sessions: Sessions | None = None
 
     def __init__(
         self,
@@ -76,10 +81,13 @@ class Workload:
         name: str = "workload",
         slo: Goal | None = None,
         fine_tuning: FineTuning | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         correlation = checks.real("length_correlation", length_correlation, low=-1.0, high=1.0)
         arrivals, slo = arrivals if arrivals is not None else Arrivals(), slo if slo is not None else Goal()
-        given = (tuple(adapters), input_tokens, output_tokens, correlation, arrivals, name, slo, fine_tuning)
+        given = (
+            tuple(adapters), input_tokens, output_tokens, correlation, arrivals, name, slo, fine_tuning, sessions,
+        )  # fmt: skip
         for each, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, each.name, value)
         self._check()
@@ -133,6 +141,18 @@ class Workload:
         """Tokens that all prompts of each adapter begin with, int64 (n,)."""
         return _frozen(np.array([adapter.shared_prefix_tokens for adapter in self.adapters], dtype=np.int64))
 
+    @cached_property
+    def sessions_by_adapter(self) -> tuple[Sessions | None, ...]:
+        """Sessions of each adapter; None where its requests have no later turns."""
+        found = (adapter.sessions or self.sessions for adapter in self.adapters)
+        return tuple(own if own is not None and own.turns > 1.0 else None for own in found)
+
+    @cached_property
+    def has_sessions(self) -> bool:
+        """Whether requests are drawn in sessions; a replayed trace has its own."""
+        given = self.sessions is not None or any(each.sessions is not None for each in self.adapters)
+        return given and self.arrivals.trace is None and any(self.sessions_by_adapter)
+
     @property
     def n_loras(self) -> int:
         """Adapters with a rank: all but those that stand for requests to the base model."""
@@ -145,8 +165,14 @@ class Workload:
 
     @cached_property
     def mean_input_tokens(self) -> npt.NDArray[np.float64]:
-        """Mean input length of each adapter, float64 (n,), tokens."""
-        return _frozen(expected_of([a.input_tokens or self.input_tokens for a in self.adapters]))
+        """Mean prompt of each adapter over the requests of all turns, float64 (n,), tokens."""
+        first = expected_of([a.input_tokens or self.input_tokens for a in self.adapters])
+        if self.has_sessions:
+            for k, own in enumerate(self.sessions_by_adapter):
+                if own is not None:
+                    given = float(self.mean_output_tokens[k]), self.adapters[k].shared_prefix_tokens
+                    first[k] = own.grown_tokens(float(first[k]), *given)
+        return _frozen(first)
 
     @cached_property
     def mean_output_tokens(self) -> npt.NDArray[np.float64]:
@@ -184,6 +210,7 @@ class Workload:
             arrivals=self.arrivals,
             slo=self.slo,
             fine_tuning=self.fine_tuning,
+            sessions=self.sessions,
         )
 
     def subset(self, indices: Sequence[int], shares: Sequence[float] | None = None) -> Workload:
@@ -230,6 +257,29 @@ class Workload:
             raise ValidationError(f"Expected max_lora_rank >= the largest rank, {largest}, got {rank}.")
         return rank
 
+    def as_independent(self, *, cached: bool) -> Workload:
+        """The same fleet without sessions and shared prefixes, with the mean prompts that it has with them.
+
+        `cached`: less what a cache that keeps everything spares of each prompt, for an approximation of prefix caching.
+        """
+        if not self.has_sessions and not self.shared_prefix_tokens.any():
+            return self
+        adapters = []
+        for adapter, own, mean in zip(
+            self.adapters, self.sessions_by_adapter, self.mean_input_tokens.tolist(), strict=True
+        ):
+            first, prefix = adapter.input_tokens or self.input_tokens, adapter.shared_prefix_tokens
+            left = mean
+            if cached:
+                left = max(first.expected - prefix, 0.05 * first.expected)
+                if own is not None:
+                    left += (own.turns - 1.0) * own.added_tokens(first.expected, prefix)
+                    left /= own.turns
+            if own is not None or (cached and prefix):
+                adapter = replace(adapter, input_tokens=first.scaled(left))
+            adapters.append(replace(adapter, shared_prefix_tokens=0, sessions=None))
+        return replace(self, adapters=tuple(adapters), sessions=None)
+
     def tuned_by(self, policy: str) -> Workload:
         """The same fleet, whose servers train by this policy: its own job, or one of the default kind."""
         return replace(self, fine_tuning=replace(self.fine_tuning or FineTuning(), policy=policy))
@@ -247,9 +297,7 @@ def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
 def _subset_trace(
     arrivals: Arrivals, indices: Sequence[int], n: int, shares: Sequence[float] | None
 ) -> Arrivals:
-    """The requests of some adapters; of a replicated one, every k-th so that its share is kept."""
-    from packer.arrival import RequestTrace
-
+    """The requests of some adapters; of a replicated one, every k-th (session) so that its share is kept."""
     trace = arrivals.trace
     assert trace is not None
     position = np.full(n, -1, dtype=np.int64)
@@ -260,16 +308,10 @@ def _subset_trace(
         for k, share in enumerate(shares):
             if share < 1.0:
                 rows = np.flatnonzero(local == k)
-                due = np.floor(np.arange(1, len(rows) + 1) * share) > np.floor(np.arange(len(rows)) * share)
-                keep[rows[~due]] = False
-    return replace(
-        arrivals,
-        trace=RequestTrace(
-            trace.time_s[keep],
-            local[keep],
-            trace.input_tokens[keep],
-            trace.output_tokens[keep],
-            blocks=None if trace.blocks is None else trace.blocks.take(keep),
-            end_s=trace.span_s,
-        ),
-    )
+                numbers = np.arange(len(rows))  # of the session that each request belongs to
+                if trace.sessions is not None:
+                    _, first, which = np.unique(trace.sessions[rows], return_index=True, return_inverse=True)
+                    numbers = np.argsort(np.argsort(first))[which]
+                keep[rows[np.floor((numbers + 1) * share) <= np.floor(numbers * share)]] = False
+    kept = replace(trace.take(keep), adapter=local[keep], end_s=trace.span_s)
+    return replace(arrivals, trace=kept)

@@ -23,24 +23,12 @@ from packer.workload import Workload
 UNCERTAIN = (0.05, 0.95)
 
 
-def _as_learned(fleet: Workload) -> Workload:
-    """The fleet with Poisson arrivals, and prompts without what they share: nearest to what trees were trained on."""
-    adapters = []
-    for adapter, mean in zip(fleet.adapters, fleet.mean_input_tokens.tolist(), strict=True):
-        if adapter.shared_prefix_tokens:
-            own = adapter.input_tokens or fleet.input_tokens
-            left = max(mean - adapter.shared_prefix_tokens, 0.05 * mean)
-            adapter = replace(adapter, input_tokens=own.scaled(left), shared_prefix_tokens=0)
-        adapters.append(adapter)
-    return replace(fleet, adapters=tuple(adapters), arrivals=Arrivals())
-
-
 class AutoPredictor:
     """Evaluates with `learned`, and with `twin` where the probability of starvation is in ]low, high[.
 
     The twin also evaluates servers outside the range of what `learned` was trained on, and all servers where
-    arrivals are other than Poisson, prefixes are cached, or that train beside their requests, on which it was not
-    trained at all.
+    arrivals are other than Poisson, requests come in sessions, prefixes are cached, or that train beside their
+    requests, on which it was not trained at all.
 
     `learned`, `twin`: the predictors; without a learned one the twin evaluates everything.
     `low`, `high`: between which probabilities the learned one is uncertain.
@@ -66,7 +54,11 @@ class AutoPredictor:
         self.imitates_twin = learned is not None or guide is not None
         self.low, self.high = low, high
         self.guesses_bursty = guesses_bursty
-        self._as_learned: Memo[Workload, Workload] = Memo(_as_learned)
+        # Nearest to what trees were trained on: Poisson arrivals of requests that do not belong together.
+        self._as_learned: dict[bool, Memo[Workload, Workload]] = {
+            False: Memo(lambda fleet: fleet.as_independent(cached=False).with_arrivals(Arrivals())),
+            True: Memo(lambda fleet: fleet.as_independent(cached=True).with_arrivals(Arrivals())),
+        }
         self.requested = 0
         """Bins to evaluate so far."""
         self.left_to_twin = 0
@@ -99,13 +91,13 @@ class AutoPredictor:
         """Figures of each bin at its rates times its factor; one row per bin, in order."""
         self.requested += len(bins)
         kind = workload.arrivals.kind
-        shares = workload.shared_prefix_tokens.any() and caches_prefixes(workload, bins[0].profile)
-        known = kind == "poisson" and not shares
+        shares = caches_prefixes(workload, bins[0].profile)
+        known = kind == "poisson" and not shares and not workload.has_sessions
         guessed = self.guesses_bursty and not known and kind in ("poisson", "bursty")
         if self.learned is None or trains(workload.fine_tuning) or not (known or guessed):
             self.left_to_twin += len(bins)
             return self.twin.evaluate(workload, bins, factors)
-        fleet = self._as_learned(workload) if guessed else workload
+        fleet = self._as_learned[shares](workload) if guessed else workload
         found, outside = self.learned.evaluate_checked(fleet, bins, factors)
         chance = found.starvation_probability
         if self.high < 0.5:

@@ -23,14 +23,15 @@ MAX_STORED = 200_000
 
 def caches_prefixes(workload: Workload, profile: Profile) -> bool:
     """Whether prompts of the fleet begin alike and a server of this profile computes such beginnings only once."""
-    if not workload.shared_prefix_tokens.any():
+    if not workload.shared_prefix_tokens.any() and not workload.has_sessions:
         return False
     return rules_of(profile.engine).prefix_caching
 
 
 def content_classes(workload: Workload) -> IntArray:
-    """Class of each adapter, int64 (n,): equal where rank, rate, lengths, slo_class, model and prefix are, numbered by
-    falling rank and rate. Adapters of a replayed trace are each their own class.
+    """Class of each adapter, int64 (n,): equal where rank, rate, lengths, slo_class, model, prefix and sessions are.
+
+    Numbered by falling rank and rate. Adapters of a replayed trace are each their own class.
     """
     if workload.arrivals.trace is not None:
         return np.arange(len(workload), dtype=np.int64)
@@ -46,6 +47,7 @@ def content_classes(workload: Workload) -> IntArray:
                     a.slo_class,
                     a.model,
                     a.shared_prefix_tokens,
+                    a.sessions,
                 ),
                 len(ids),
             )

@@ -147,9 +147,10 @@ class LearnedPredictor:
                 raise ModelError(
                     f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
                 )
-        if caches_prefixes(workload, self.profile):
+        if workload.has_sessions or caches_prefixes(workload, self.profile):
+            what = "sessions" if workload.has_sessions else "shared prefixes"
             raise IncompatibleError(
-                f"The predictor {self.name!r} was trained without shared prefixes: take the predictor auto or twin."
+                f"The predictor {self.name!r} was trained without {what}: take the predictor auto or twin."
             )
         table = BinTable.of(bins)
         found, outside = self.evaluate_table(workload, table, factors)

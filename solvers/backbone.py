@@ -15,6 +15,7 @@ from packer.checks import slot_rank_for
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.lengths import Lengths, each_at_normal, normal_grid
 from packer.memo import Memo
+from packer.predictors.content import caches_prefixes
 from packer.predictors.features import fleet_table, length_pairs
 from packer.profile import LoadingSpec, Profile
 from packer.terms import LINEAR, LINEAR_TERMS, PAPER
@@ -87,7 +88,12 @@ def backbone_tok_s(workload: Workload, profile: Profile) -> float:
 
 
 def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
-    mix, bare = workload.with_arrivals(Arrivals()), without_adapters(profile)
+    mix = (
+        workload.as_independent(cached=caches_prefixes(workload, profile))
+        if workload.has_sessions
+        else workload
+    )
+    mix, bare = mix.with_arrivals(Arrivals()), without_adapters(profile)
     prompts, outputs = mix.rates @ _requests(mix, bare)[:2].T
     load, duration_s = OVERLOAD_TOK_S, _SHORTEST_S
     while True:
@@ -198,7 +204,8 @@ def _load_factor(workload: Workload, margin: float, stable: bool = False) -> flo
     all), and 5 % are left for chance. None for arrivals whose mean rate is not that of the fleet, and where prompts
     share prefixes: what of them is in the KV cache takes no time."""
     arrivals = workload.arrivals
-    if arrivals.kind in ("trace", "unpredictable") or workload.shared_prefix_tokens.any():
+    shares = workload.has_sessions or workload.shared_prefix_tokens.any()
+    if shares or arrivals.kind in ("trace", "unpredictable"):
         return None
     swing = float(np.mean(arrivals.factors)) if arrivals.kind == "piecewise" else 1.0
     return swing * (1.0 + margin) * (1.0 if stable else STARVATION_THRESHOLD) / _BOUND_SLACK

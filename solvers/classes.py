@@ -16,7 +16,8 @@ import numpy as np
 from packer.adapter import Adapter
 from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.errors import ValidationError
-from packer.lengths import Lengths
+from packer.lengths import MAX_TOKENS, Lengths
+from packer.sessions import Sessions
 from packer.workload import Workload
 
 MAX_CLASSES = 48
@@ -89,6 +90,7 @@ class Classes:
                 kind.input_tokens or fleet.input_tokens,
                 kind.output_tokens or fleet.output_tokens,
                 kind.shared_prefix_tokens,
+                kind.sessions,
             )
             for kind in self.kinds
         ]
@@ -180,6 +182,7 @@ def aggregate(
     for i, adapter in enumerate(workload.adapters):
         content = (
             adapter.rank, adapter.input_tokens, adapter.output_tokens, adapter.rate, adapter.shared_prefix_tokens,
+            adapter.sessions,
         )  # fmt: skip
         alike.setdefault(content, []).append(i)
     merged = (
@@ -199,14 +202,25 @@ def _alike(workload: Workload, members: IntArray) -> bool:
     """Whether these adapters differ in nothing but their names."""
     chosen = [workload.adapters[i] for i in members.tolist()]
     contents = {
-        (each.rank, each.rate, each.input_tokens, each.output_tokens, each.shared_prefix_tokens)
+        (
+            each.rank,
+            each.rate,
+            each.input_tokens,
+            each.output_tokens,
+            each.shared_prefix_tokens,
+            each.sessions,
+        )
         for each in chosen
     }
     return len(contents) == 1
 
 
 def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
-    """What stands for a class: its first member, with the mean (lowest) rate and, of requests, lengths of all."""
+    """What stands for a class: its first member, with the mean (lowest) rate and, of requests, lengths of all.
+
+    Sessions of several kinds become requests that are independent, of which prefix caching spares nothing (optimistic:
+    all but the last block).
+    """
     first = workload.adapters[int(members[0])]
     if _alike(workload, members):
         return first
@@ -220,12 +234,17 @@ def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
         shortest = int(mean_tokens.argmin()) if optimistic else 0
         chosen = workload.adapters[int(members[shortest])]
         own: Lengths = getattr(chosen, name) or getattr(workload, name)
-        if not optimistic and not np.all(mean_tokens == mean_tokens[0]):
-            own = own.scaled(own.mean * float(np.average(mean_tokens, weights=rates)) / float(mean_tokens[0]))
+        grows = name == "input_tokens" and workload.has_sessions
+        if grows or (not optimistic and not np.all(mean_tokens == mean_tokens[0])):
+            mean = float(mean_tokens.min() if optimistic else np.average(mean_tokens, weights=rates))
+            own = own.scaled(mean if grows else own.mean * mean / float(mean_tokens[0]))
         lengths.append(own)
     rate = float(rates.min() if optimistic else rates.mean())
     shared = workload.shared_prefix_tokens[members]
     prefix = int(shared.max() if optimistic else shared.min())
+    if workload.has_sessions:
+        first = replace(first, sessions=Sessions(turns=1.0))
+        prefix = MAX_TOKENS if optimistic else 0
     return replace(
         first, rate=rate, input_tokens=lengths[0], output_tokens=lengths[1], shared_prefix_tokens=prefix
     )
@@ -233,6 +252,8 @@ def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
 
 def _one_shape(workload: Workload, members: IntArray) -> bool:
     """Whether the lengths of these adapters differ by their means alone, in families that the mean orders."""
+    if workload.has_sessions:
+        return False
     shapes = set()
     for adapter in (workload.adapters[i] for i in members.tolist()):
         own = (adapter.input_tokens or workload.input_tokens, adapter.output_tokens or workload.output_tokens)

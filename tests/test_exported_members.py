@@ -31,6 +31,7 @@ PUBLIC = [
     "Plan",
     "Profile",
     "RequestTrace",
+    "Sessions",
     "Simulation",
     "Slo",
     "Status",

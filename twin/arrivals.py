@@ -8,13 +8,16 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from packer.adapter import MIN_RATE
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError
-from packer.lengths import Lengths, each_at_normal
+from packer.lengths import MAX_TOKENS, Lengths, each_at_normal
 from packer.profile import Profile
+from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
 from packer.twin.bursts import in_bursts, integrated, own_streams
 from packer.workload import Workload
 
@@ -22,6 +25,8 @@ MAX_REQUESTS = 100_000_000
 MOST_KEPT = 2**16
 """So many requests of a server are kept at most: a search simulates it with several slots and rates."""
 SIDES = ("input_tokens", "output_tokens")
+EARLIER = 6.0
+"""Mean lengths of the longest sessions from which on sessions are drawn before the run."""
 BLOCK_TOKENS = 16
 """Blocks in which shared prefixes are drawn: the default `block_size` of vLLM."""
 
@@ -41,9 +46,18 @@ class Marks:
 
 def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
     """Requests of `duration_s` seconds; a replayed trace is cut there."""
+    if workload.has_sessions:
+        return _draw_sessions(workload, duration_s, seed)
     time_s, adapter = draw_times(workload, duration_s, seed)
     marks = draw_marks(workload, adapter, len(time_s), seed)
     return RequestTrace(time_s, marks.adapter, marks.input_tokens, marks.output_tokens, blocks=marks.blocks)
+
+
+def replaying(workload: Workload, duration_s: float, seed: int) -> Workload:
+    """The workload with the sessions of `duration_s` seconds drawn, as a trace; as it is if it has none."""
+    if not workload.has_sessions:
+        return workload
+    return workload.with_arrivals(Arrivals("trace", trace=_draw_sessions(workload, duration_s, seed)))
 
 
 def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
@@ -95,14 +109,20 @@ def blocks_of_prefixes(prefix_tokens: IntArray, marks: Marks) -> Blocks:
     """
     counts = marks.input_tokens // BLOCK_TOKENS
     shared = np.minimum(prefix_tokens, marks.input_tokens - 1) // BLOCK_TOKENS
+    return _chained(marks.adapter, shared, counts, np.cumsum(counts) - counts)
+
+
+def _chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray) -> Blocks:
+    """Blocks of requests, `counts` of each: the first `shared` are those of its owner, the others its session's.
+
+    `first` int64 (n,): number of the first block of the request's session, which no other session reaches.
+    """
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
-    owner = np.repeat(marks.adapter, counts)
     longest = int(shared.max(initial=0))
-    own = (int(marks.adapter.max(initial=0)) + 1) * longest + np.arange(starts[-1])
-    return Blocks(
-        starts, np.where(place < np.repeat(shared, counts), owner * longest + place, own), BLOCK_TOKENS
-    )
+    own = (int(owner.max(initial=0)) + 1) * longest + np.repeat(first, counts) + place
+    in_prefix = place < np.repeat(shared, counts)
+    return Blocks(starts, np.where(in_prefix, np.repeat(owner, counts) * longest + place, own), BLOCK_TOKENS)
 
 
 def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:
@@ -132,7 +152,7 @@ def cut_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...
     longest = {profile.engine.max_model_len: profile.name for profile in profiles}
     if workload.arrivals.trace is None and 20.0 * means.max() <= min(longest, default=0):
         return ()  # tails are not drawn so far
-    marks = draw_marks(workload, None, 10_000, 0)
+    marks = draw_marks(replaying(workload, 10_000 / workload.rate, 0), None, 10_000, 0)
     shares = {most: np.mean(marks.input_tokens + marks.output_tokens > most) for most in longest}
     return tuple(
         f"{share:.1%} of the requests have more than {most:,} tokens, the max_model_len of {longest[most]}: they count "
@@ -272,3 +292,68 @@ def _at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntA
         return lengths[0].at_normal(z)
     group = np.array([place[id(each)] for each in lengths], dtype=np.int64)[adapter]
     return each_at_normal(list(number), group, z)
+
+
+def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
+    """Requests of `duration_s` seconds in sessions, some of which began before (see `packer.sessions`).
+
+    First turns arrive as the workload says, at the rate over the mean number of turns, from so long before that all
+    but e^-6 of the sessions that are under way at the beginning are met.
+    """
+    own, outputs = workload.sessions_by_adapter, workload.mean_output_tokens
+    turns = np.array([1.0 if each is None else each.turns for each in own])
+    gaps_s = [
+        0.0 if each is None else each.gap_s(mean) for each, mean in zip(own, outputs.tolist(), strict=True)
+    ]
+    before_s = workload.arrivals.whole_cycles_s(EARLIER * float(np.max(turns * gaps_s)))
+    starts = replace(
+        workload,
+        adapters=tuple(
+            replace(each, rate=max(each.rate / mean, MIN_RATE), sessions=None)
+            for each, mean in zip(workload.adapters, turns.tolist(), strict=True)
+        ),
+        sessions=None,
+    )
+    start_s, owner = draw_times(starts, before_s + duration_s, seed)
+    owner = _lengths_of(starts, owner, len(start_s), seed).adapter
+    count = _generator(seed, 5).geometric(1.0 / turns[owner])
+    ends = np.cumsum(count)
+    session, total = np.repeat(np.arange(len(count)), count), int(count.sum())
+    turn = np.arange(total) - np.repeat(ends - count, count)
+    marks = _marks(starts, _turn_lengths(workload), owner[session] + len(turns) * (turn > 0), seed)
+
+    def summed(values: npt.NDArray[Any]) -> Any:
+        """Sums over the turns of a session up to each one."""
+        sums = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
+        return sums[1:] - sums[(ends - count)[session]]
+
+    adapter = owner[session]
+    thought_s = np.array([0.0 if each is None else each.think_s for each in own])[adapter]
+    wait_s = FIRST_TOKEN_S + PER_TOKEN_S * marks.output_tokens
+    wait_s += thought_s * _generator(seed, 6).standard_exponential(total)
+    time_s = start_s[session] - before_s + summed(wait_s) - wait_s
+    prompt = summed(marks.input_tokens + marks.output_tokens) - marks.output_tokens
+    here = (time_s >= 0.0) & (time_s < duration_s) & (prompt <= MAX_TOKENS)
+    rows = np.flatnonzero(here)[np.argsort(time_s[here], kind="stable")]
+    full = (prompt + marks.output_tokens) // BLOCK_TOKENS
+    longest = np.maximum.reduceat(full, ends - count) if total else full
+    shared = (
+        np.minimum(workload.shared_prefix_tokens[owner], marks.input_tokens[ends - count] - 1) // BLOCK_TOKENS
+    )
+    of = session[rows]
+    blocks = _chained(adapter[rows], shared[of], full[rows], (np.cumsum(longest) - longest)[of])
+    return RequestTrace(
+        time_s[rows], adapter[rows], prompt[rows], marks.output_tokens[rows], blocks=blocks, end_s=duration_s,
+        sessions=of,
+    )  # fmt: skip
+
+
+def _turn_lengths(workload: Workload) -> list[list[Lengths]]:
+    """Lengths of what the user adds and of outputs: of the first turn of each adapter, then of its later turns."""
+    added = []
+    for adapter, own in zip(workload.adapters, workload.sessions_by_adapter, strict=True):
+        first = adapter.input_tokens or workload.input_tokens
+        prefix = adapter.shared_prefix_tokens
+        added.append(first if own is None else first.scaled(own.added_tokens(first.expected, prefix)))
+    sides = [[getattr(a, side) or getattr(workload, side) for a in workload.adapters] for side in SIDES]
+    return [sides[0] + added, sides[1] + sides[1]]

@@ -16,7 +16,7 @@ from packer.errors import ValidationError
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.terms import LINEAR_TERMS
-from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times
+from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times, replaying
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
 from packer.twin.engine.advance_ahead import advance_ahead
@@ -121,12 +121,13 @@ class Server:
 
         Marks of requests whose adapters do not depend on the time go to those that are accepted, in order.
         """
-        time_s, adapter = self._times(duration_s, seed)
+        drawn = replaying(self.workload, duration_s, seed)
+        time_s, adapter = self._times(drawn, duration_s, seed)
         enough, most_open = len(time_s), self.concurrency or self.max_outstanding
         if adapter is None and most_open is not None and not self.paced:
             enough = min(enough, most_open + math.ceil(LIKELY_REQ_S * duration_s))
         while True:
-            marks = self._clipped(draw_marks(self.workload, adapter, enough, seed))
+            marks = self._clipped(draw_marks(drawn, adapter, enough, seed))
 
             def ready(marks: Marks = marks, enough: int = enough) -> rows.ServerState:
                 state = self.state(marks, duration_s, timeline_bin_s, seed)
@@ -195,11 +196,11 @@ class Server:
                 )
         return replace(rules_of(engine), prefix_caching=False, async_scheduling=False)
 
-    def _times(self, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
+    def _times(self, drawn: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
         """As `draw_times`; with a closed loop all requests are due at once, of a trace in its order."""
         if self.concurrency is None or self.paced:
-            return draw_times(self.workload, duration_s, seed)
-        trace = self.workload.arrivals.trace
+            return draw_times(drawn, duration_s, seed)
+        trace = drawn.arrivals.trace
         return np.broadcast_to(0.0, MAX_REQUESTS if trace is None else len(trace)), None
 
     def _stream(self, time_s: FloatArray, enough: int) -> FloatArray:

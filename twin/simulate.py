@@ -93,6 +93,10 @@ def simulate(
         checks.integer("max_loras of a server with adapters", max_loras, low=1)
     settings = profile.settings(max_loras if workload.n_loras else 0, workload.slot_rank(max_lora_rank))
     _check_client(max_outstanding, concurrency, paced)
+    if workload.has_sessions and concurrency is not None and not paced:
+        raise IncompatibleError(
+            "Turns of sessions come at their own times: expected concurrency with paced, or none, got it alone."
+        )
     if scrape_interval_s is not None:
         frontend = replace(profile.frontend, scrape_interval_s=scrape_interval_s)
         profile = replace(profile, frontend=frontend)

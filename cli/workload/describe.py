@@ -49,6 +49,26 @@ def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
         f"the busiest 20 % {found['share_of_top_20_percent']:.0%}.",
         f"Tokens per request: {inputs['mean']:,.0f} in (cv {inputs['cv']:.2f}), {outputs['mean']:,.0f} out "
         f"(cv {outputs['cv']:.2f}), correlation {found['length_correlation']:+.2f}.",
+        *(_prefixes(fleet, found)),
         *([f"Lengths {assumed_lengths()}."] if fleet.assumed_lengths else []),
         f"Arrivals: {found['arrivals_description']}.",
     ]
+
+
+def _prefixes(fleet: Workload, found: dict[str, Any]) -> list[str]:
+    """How much requests begin alike; nothing where they do not."""
+    import numpy as np
+
+    lines = []
+    if fleet.has_sessions:
+        turns = np.average(
+            [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter], weights=fleet.rates
+        )
+        lines.append(
+            f"Sessions: a request is in one of {turns:.3g} turns on average; prompts of all turns have "
+            f"{found['mean_prompt_tokens']:,.0f} tokens on average, those above are of first turns."
+        )
+    if fleet.shared_prefix_tokens.any():
+        shared = float(np.average(fleet.shared_prefix_tokens, weights=fleet.rates))
+        lines.append(f"Shared prefixes: {shared:,.0f} tokens of a prompt on average.")
+    return lines

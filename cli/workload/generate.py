@@ -20,6 +20,9 @@ class Made:
     input_tokens: Mean input length, tokens.
     output_tokens: Mean output length, tokens.
     shared_prefix_tokens: Tokens that all prompts of an adapter begin with, as a system prompt.
+    turns: Mean requests of a session; each begins with all that was said before.
+    think_s: With --turns: mean time from an answer to the next turn, s.
+    turn_tokens: With --turns: mean tokens that the user adds in a later turn. [default: as the first, less the prefix]
     output: Where to write the workload: .csv, .json, .yaml or .parquet.
     """
 
@@ -33,6 +36,9 @@ class Made:
     shared_prefix_tokens: int = option(
         "--shared-prefix", type=click.IntRange(min=0), default=0, metavar="TOKENS"
     )
+    turns: float | None = option(type=float, metavar="MEAN")
+    think_s: float | None = option(type=float, metavar="S")
+    turn_tokens: float | None = option(type=float, metavar="MEAN")
     seed: int = common("seed")
     output: str = common("output", required=True)
 
@@ -51,6 +57,7 @@ def generate(made: Made, out: Writing) -> None:
     from packer.io.workload_schema import checked_mean
     from packer.io.workloads import write_workload
     from packer.operate.summary import summary_of
+    from packer.sessions import Sessions
     from packer.traces.synthetic import generate_workload
     from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
 
@@ -61,7 +68,12 @@ def generate(made: Made, out: Writing) -> None:
     given["rates"] = () if made.total_rate is not None else made.rates or (0.1, 0.05, 0.025)
     for name, shape in (("input_tokens", SHAREGPT_INPUT), ("output_tokens", SHAREGPT_OUTPUT)):
         given[name] = shape if given[name] is None else shape.scaled(checked_mean(given[name]))
-    fleet = generate_workload(made.adapters, **given)
+    about = {key: value for key in ("think_s", "turn_tokens") if (value := given.pop(key)) is not None}
+    turns = given.pop("turns")
+    if turns is None and about:
+        raise IncompatibleError("--think-s and --turn-tokens describe sessions: expected --turns with them.")
+    sessions = None if turns is None else Sessions(turns, **about)
+    fleet = generate_workload(made.adapters, sessions=sessions, **given)
     write_workload(fleet, made.output, force=out.force)
     out.result(lambda: {**summary_of(fleet), "output": made.output}, list)
     out.note(f"{made.output}: {headline(fleet)}")

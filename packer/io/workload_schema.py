@@ -17,6 +17,7 @@ from packer.goal import Goal, Limits
 from packer.io.schema import FileTable, parse
 from packer.job import FineTuning
 from packer.lengths import Lengths
+from packer.sessions import Sessions
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 SCHEMA = 1
@@ -70,7 +71,7 @@ class BlocksTable(FileTable):
 
 
 class ArrivalsTable(FileTable):
-    """An arrival process; the last five are a replayed trace: its columns, and when watching ended."""
+    """An arrival process; all from `time_s` on are a replayed trace: its columns, and when watching ended."""
 
     kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"] = "poisson"
     cv: float = 1.0
@@ -85,6 +86,7 @@ class ArrivalsTable(FileTable):
     output_tokens: list[int] | None = None
     end_s: float | None = None
     blocks: BlocksTable | None = None
+    sessions: list[int] | None = None
 
     def arrivals(self) -> Arrivals:
         """The process."""
@@ -94,12 +96,26 @@ class ArrivalsTable(FileTable):
             adapter, inputs, outputs = (_int64(column or []) for column in columns)
             time_s = np.array(self.time_s, dtype=np.float64)
             blocks = None if self.blocks is None else self.blocks.blocks()
-            trace = RequestTrace(time_s, adapter, inputs, outputs, blocks=blocks, end_s=self.end_s)
+            sessions = None if self.sessions is None else _int64(self.sessions)
+            more: dict[str, Any] = {"blocks": blocks, "end_s": self.end_s, "sessions": sessions}
+            trace = RequestTrace(time_s, adapter, inputs, outputs, **more)
         elif any(each is not None for each in (self.time_s, self.end_s, *columns)):
             raise ValidationError("Expected a trace to have time_s, adapter, input_tokens and output_tokens.")
         common, own = (None if each is None else each.bursts() for each in (self.common, self.own))
         factors = tuple(self.factors)
         return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, common, own)
+
+
+class SessionsTable(FileTable):
+    """Conversations, as `packer.Sessions`."""
+
+    turns: float
+    think_s: float = 30.0
+    turn_tokens: float | None = None
+
+    def sessions(self) -> Sessions:
+        """The conversations."""
+        return Sessions(self.turns, self.think_s, self.turn_tokens)
 
 
 class AdapterTable(FileTable):
@@ -113,6 +129,7 @@ class AdapterTable(FileTable):
     model: str | None = None
     slo_class: str | None = None
     shared_prefix_tokens: int = 0
+    sessions: SessionsTable | None = None
 
 
 class LimitsTable(FileTable):
@@ -175,6 +192,7 @@ class WorkloadFile(FileTable):
     arrivals: ArrivalsTable = ArrivalsTable()
     slo: SloTable = SloTable()
     fine_tuning: FineTuningTable | None = None
+    sessions: SessionsTable | None = None
     adapters: list[AdapterTable]
 
 
@@ -201,15 +219,18 @@ def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
                     row.model,
                     row.slo_class,
                     row.shared_prefix_tokens,
+                    None if row.sessions is None else row.sessions.sessions(),
                 )
             )
     with located("slo"):
         slo = file.slo.slo()
     with located("fine_tuning"):
         job = None if file.fine_tuning is None else file.fine_tuning.job()
+    with located("sessions"):
+        sessions = None if file.sessions is None else file.sessions.sessions()
     with located():
         correlation, name = file.length_correlation, file.name or name
-        return Workload(adapters, inputs, outputs, correlation, arrivals, name, slo, job)
+        return Workload(adapters, inputs, outputs, correlation, arrivals, name, slo, job, sessions)
 
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
@@ -223,6 +244,7 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
         "arrivals": _arrivals_to_dict(workload.arrivals),
         **({} if workload.slo == Goal() else {"slo": _goal_to_dict(workload.slo)}),
         **({} if workload.fine_tuning is None else {"fine_tuning": _given(workload.fine_tuning)}),
+        **({} if workload.sessions is None else {"sessions": _given(workload.sessions)}),
         "adapters": [_given(adapter) for adapter in workload.adapters],
     }
 
@@ -255,11 +277,17 @@ def lengths_to_dict(lengths: Lengths) -> dict[str, Any]:
     return data
 
 
-def _given(item: Adapter | FineTuning) -> dict[str, Any]:
-    """An adapter or a job in the shape of the file; keys without a value are left out."""
+def _given(item: Adapter | FineTuning | Sessions) -> dict[str, Any]:
+    """An adapter, a job or sessions in the shape of the file; keys without a value are left out."""
     values = {each.name: getattr(item, each.name) for each in fields(item)}
+
+    def written(value: object) -> object:
+        if isinstance(value, Lengths):
+            return lengths_to_dict(value)
+        return _given(value) if isinstance(value, Sessions) else value
+
     return {
-        name: lengths_to_dict(value) if isinstance(value, Lengths) else value
+        name: written(value)
         for name, value in values.items()
         if value is not None and (value or name != "shared_prefix_tokens")
     }
@@ -285,6 +313,8 @@ def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
         if (blocks := arrivals.trace.blocks) is not None:
             starts, ids = blocks.starts.tolist(), blocks.ids.tolist()
             data["blocks"] = {"starts": starts, "ids": ids, "tokens": blocks.tokens}
+        if arrivals.trace.sessions is not None:
+            data["sessions"] = arrivals.trace.sessions.tolist()
     return data
 
 

@@ -17,13 +17,14 @@ from packer.io.frames import pl
 from packer.io.parquet import check_plain, parquet_bytes, read_parquet
 from packer.io.tables import COMMENT, Row, by_adapter, check_columns, csv_rows, csv_text, frame_rows
 from packer.lengths import MAX_TOKENS, Lengths
+from packer.sessions import MAX_THINK_S, MAX_TURNS, Sessions
 from packer.traces.columns import looks_like_trace
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 REQUIRED = ("adapter", "rank", "rate")
 OPTIONAL = (
     "model", "input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation", "bursts",
-    "own_bursts", "slo_class", "shared_prefix_tokens",
+    "own_bursts", "slo_class", "shared_prefix_tokens", "turns", "think_s", "turn_tokens",
 )  # fmt: skip
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 LOGS = (".jsonl", ".ndjson", ".log")
@@ -35,7 +36,8 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
     """A workload from a file.
 
     The ending of the name gives the format: .csv, .parquet (columns `adapter,rank,rate` and perhaps `model,
-    slo_class, input_tokens, output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts`),
+    slo_class, input_tokens, output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts,
+    shared_prefix_tokens, turns, think_s, turn_tokens`),
     .json, .yaml; also with .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is
     read as a workload that replays it.
 
@@ -126,9 +128,19 @@ def _adapter(name: str, row: Row) -> Adapter:
     shared = 0 if row.is_blank(prefix) else row.integer(prefix, low=0, high=MAX_TOKENS)
     try:
         slo_class = None if row.is_blank("slo_class") else row.name("slo_class")
-        return Adapter(name, rank, rate, inputs, outputs, model, slo_class, shared)
+        return Adapter(name, rank, rate, inputs, outputs, model, slo_class, shared, _sessions(row))
     except ValidationError as error:
         row.fail("adapter", str(error))
+
+
+def _sessions(row: Row) -> Sessions | None:
+    given = {"think_s": MAX_THINK_S, "turn_tokens": float(MAX_TOKENS)}
+    values = {key: row.real(key, low=0.0, high=high) for key, high in given.items() if not row.is_blank(key)}
+    if row.is_blank("turns"):
+        for key in values:
+            row.fail(key, "expected turns with it, got an empty cell there.")
+        return None
+    return Sessions(row.real("turns", low=1.0, high=MAX_TURNS), **values)
 
 
 def _mean_and_cv(row: Row, mean_column: str, cv_column: str, shape: Lengths) -> Lengths | None:
@@ -221,6 +233,10 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "own_bursts": [_bursts_cell(workload.arrivals.own)] * len(workload),
         "slo_class": [adapter.slo_class for adapter in workload.adapters],
         "shared_prefix_tokens": [adapter.shared_prefix_tokens or None for adapter in workload.adapters],
+        **{
+            key: [getattr(adapter.sessions or workload.sessions, key, None) for adapter in workload.adapters]
+            for key in ("turns", "think_s", "turn_tokens")
+        },
     }
     kept = [name for name, cells in columns.items() if any(cell is not None for cell in cells)]
     return kept, [list(row) for row in zip(*(columns[name] for name in kept), strict=True)]

@@ -11,6 +11,7 @@ from packer import checks
 from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.lengths import Lengths
+from packer.sessions import Sessions
 from packer.traces.assign import adapter_names, popularity
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
@@ -28,6 +29,7 @@ def generate_workload(
     output_tokens: Lengths = SHAREGPT_OUTPUT,
     length_correlation: float = SHAREGPT_CORRELATION,
     shared_prefix_tokens: int = 0,
+    sessions: Sessions | None = None,
     seed: int = 0,
     name: str = "generated",
 ) -> Workload:
@@ -35,7 +37,7 @@ def generate_workload(
 
     Either `rates` is a set of which each value comes equally often (as in arXiv 2602.24044), or `total_rate`
     (req/s) is shared by a power law k^−`exponent`. Each of `ranks` comes equally often. Which adapter gets
-    which is drawn from `seed`. The prompts of each adapter share `shared_prefix_tokens`.
+    which is drawn from `seed`. The prompts of each adapter share `shared_prefix_tokens`; all have these `sessions`.
     """
     checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
     rng = np.random.default_rng(checks.integer("seed", seed, low=0))
@@ -51,7 +53,7 @@ def generate_workload(
         Adapter(adapter, rank, rate, shared_prefix_tokens=shared_prefix_tokens)
         for adapter, rank, rate in rows
     ]
-    return Workload(adapters, input_tokens, output_tokens, length_correlation, name=name)
+    return Workload(adapters, input_tokens, output_tokens, length_correlation, name=name, sessions=sessions)
 
 
 def _evenly(values: Sequence[_T], n: int, rng: np.random.Generator) -> list[_T]:

@@ -30,6 +30,7 @@ class Trace:
     `ranks`: rank of each adapter; None if the trace does not have it.
     `step_s`: the recorded times were multiples of this, s, and requests are spread over each step; 0: they were not.
     `blocks`: which prompts begin alike; None if the trace does not say it.
+    `sessions`: int64 (n,), which session each request belongs to; None if the trace does not say it.
     `dropped`: requests left out because they had no tokens, which is how traces record failures.
     `other`: lines left out because they are no requests to adapters.
     `start_s`: time of the first request, s since 1970 (UTC), or since the start of a trace without dates.
@@ -48,6 +49,7 @@ class Trace:
     blocks: Blocks | None = None
     other: int = 0
     start_s: float = 0.0
+    sessions: IntArray | None = None
 
     def __post_init__(self) -> None:
         if len(self.time_s) == 0:
@@ -68,8 +70,9 @@ class Trace:
         if self.adapter is None:
             raise ValidationError("Expected a trace whose requests name their adapters.")
         return RequestTrace(
-            self.time_s, self.adapter, self.input_tokens, self.output_tokens, blocks=self.blocks
-        )
+            self.time_s, self.adapter, self.input_tokens, self.output_tokens, blocks=self.blocks,
+            sessions=self.sessions,
+        )  # fmt: skip
 
 
 def step_of(time_s: FloatArray) -> float:

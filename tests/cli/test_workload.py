@@ -11,6 +11,7 @@ from packer.cli import run
 from packer.io.profiles import load_profile, parse_profile, write_profile
 from packer.io.workloads import read_workload
 from packer.profile import Profile
+from packer.sessions import Sessions
 
 Capture = pytest.CaptureFixture[str]
 
@@ -59,6 +60,22 @@ def test_power_law_and_lengths(tmp_path: Path) -> None:
     assert fleet.rate == pytest.approx(10.0)
     assert fleet.rates[0] / fleet.rates[1] == pytest.approx(4.0)
     assert (fleet.mean_input_tokens[0], fleet.mean_output_tokens[0]) == (50.0, 60.0)
+
+
+def test_generated_sessions(tmp_path: Path, capsys: Capture) -> None:
+    """Sessions are written as columns, and described; what is about them needs a number of turns."""
+    path = tmp_path / "f.csv"
+    words = f"workload generate --adapters 3 --turns 4 --think-s 10 --turn-tokens 60 --shared-prefix 100 -qo {path}"
+    assert run(words.split()) == 0
+    assert read_workload(path).sessions_by_adapter == (Sessions(4.0, 10.0, 60.0),) * 3
+    assert run(["workload", "describe", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Sessions: a request is in one of 4 turns on average" in said
+    assert "Shared prefixes: 100 tokens" in said
+    assert (
+        run(["workload", "generate", "--adapters", "3", "--think-s", "9", "-o", str(tmp_path / "g.csv")]) == 2
+    )
+    assert "--turns" in capsys.readouterr().err
 
 
 def test_from_trace(tmp_path: Path, capsys: Capture) -> None:

@@ -13,9 +13,11 @@ from packer.errors import IncompatibleError
 from packer.io.profiles import load_profile
 from packer.planning.solve import solve
 from packer.predictors.auto import AutoPredictor
+from packer.predictors.learned import BoostingPredictor
 from packer.predictors.scenarios import scenario
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.sessions import Sessions
 from packer.testing.analytic import random_fleet
 
 
@@ -61,6 +63,23 @@ def test_requests_to_the_base_model_go_to_the_twin() -> None:
     assert auto.learned is not None
     with pytest.raises(IncompatibleError, match="rank 0"):
         auto.learned.evaluate(fleet, bins)
+    found, simulated = auto.evaluate(fleet, bins), TwinPredictor().evaluate(fleet, bins)
+    assert auto.left_to_twin == 1
+    assert found.mean_ttft_ms[0] == simulated.mean_ttft_ms[0]
+
+
+@pytest.mark.parametrize("given", [{"sessions": Sessions(3.0)}, {"shared_prefix_tokens": 200}])
+def test_sessions_and_cached_prefixes_go_to_the_twin(given: dict[str, object]) -> None:
+    """Trees that never saw requests that belong together refuse them; the default predictor simulates their servers."""
+    known = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    caching = replace(known, engine=replace(known.engine, version="0.32.0", prefix_caching=True))
+    fleet = random_fleet(3, seed=4)
+    fleet = replace(fleet, adapters=tuple(replace(each, **given) for each in fleet.adapters))
+    learned = BoostingPredictor.guide(caching)
+    bins = [Bin((0, 1), caching.settings(2, 32), caching)]
+    with pytest.raises(IncompatibleError, match="take the predictor auto or twin"):
+        learned.evaluate(fleet, bins)
+    auto = AutoPredictor(learned, TwinPredictor())
     found, simulated = auto.evaluate(fleet, bins), TwinPredictor().evaluate(fleet, bins)
     assert auto.left_to_twin == 1
     assert found.mean_ttft_ms[0] == simulated.mean_ttft_ms[0]

@@ -11,7 +11,7 @@ from packer.change import Change, Controller
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
-from packer.twin.arrivals import draw_marks, draw_times
+from packer.twin.arrivals import draw_marks, draw_times, replaying
 from packer.twin.cluster.caching import CachePolicy
 from packer.twin.cluster.ahead import schedules_ahead
 from packer.twin.cluster.candidates import candidates_of
@@ -123,8 +123,9 @@ def simulate_cluster(
     failed = next(filter(None, (setup.error() for setup in {id(each): each for each in own}.values())), None)
     servers, way = None, None
     if failed is None:
-        time_s, owner = draw_times(workload, float(duration_s), seed)
-        marks = draw_marks(workload, owner, len(time_s), seed)
+        drawn = replaying(workload, float(duration_s), seed)
+        time_s, owner = draw_times(drawn, float(duration_s), seed)
+        marks = draw_marks(drawn, owner, len(time_s), seed)
         way = transit_of(workload, cluster, len(time_s))
         work = Dispatch(
             chosen, cluster, workload, candidates, float(duration_s), stats_interval_s, seed, max_outstanding, way,

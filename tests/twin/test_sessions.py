@@ -1,0 +1,146 @@
+"""Sessions: turns follow each other in time and content, and find in the KV cache what was said before."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, Bursts
+from packer.blocks import Blocks
+from packer.errors import IncompatibleError
+from packer.io.profiles import load_profile
+from packer.lengths import Lengths
+from packer.sessions import Sessions
+from packer.twin.arrivals import draw_requests
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+FLEET = Workload(
+    [Adapter(f"a{i}", 8, rate) for i, rate in enumerate((0.2, 1.0, 3.0))],
+    Lengths.gamma(223.0, 1.1),
+    Lengths.lognormal(195.0, 1.0),
+)
+SLOW = Workload(
+    [Adapter(f"a{i}", 8, 0.05) for i in range(3)], Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0), -0.2
+)
+SESSIONS = Sessions(turns=5, think_s=8.0, turn_tokens=40)
+
+
+def test_turns_grow_by_what_was_said_and_follow_in_time() -> None:
+    """A turn's prompt is the one before it, its output and at least one token; it comes after the expected answer."""
+    trace = draw_requests(replace(FLEET, sessions=SESSIONS), 400.0, 3)
+    assert trace.sessions is not None
+    assert np.all(np.diff(trace.time_s) >= 0.0)
+    pairs = 0
+    for session in np.unique(trace.sessions).tolist():
+        rows = np.flatnonzero(trace.sessions == session)
+        assert len(set(trace.adapter[rows].tolist())) == 1
+        for before, after in itertools.pairwise(rows.tolist()):
+            said = trace.input_tokens[before] + trace.output_tokens[before]
+            assert trace.input_tokens[after] > said
+            expected_s = 0.5 + 0.03 * trace.output_tokens[before]
+            assert trace.time_s[after] >= trace.time_s[before] + expected_s - 1e-9
+            pairs += 1
+    assert pairs > 100
+
+
+def test_blocks_of_a_session_are_a_chain_and_no_other_sessions() -> None:
+    """A turn has the ids of the turn before it, then its own; sessions share those of the adapter's prefix alone."""
+    adapters = tuple(replace(each, shared_prefix_tokens=64) for each in FLEET.adapters)
+    trace = draw_requests(replace(FLEET, adapters=adapters, sessions=SESSIONS), 300.0, 1)
+    blocks = trace.blocks
+    assert blocks is not None
+    assert trace.sessions is not None
+    Blocks(blocks.starts, blocks.ids, blocks.tokens)  # the chain holds
+    longest: dict[int, list[int]] = {}
+    users: dict[int, set[tuple[str, int]]] = {}
+    for k in range(len(trace)):
+        ids = blocks.ids[blocks.starts[k] : blocks.starts[k + 1]].tolist()
+        assert len(ids) == (trace.input_tokens[k] + trace.output_tokens[k]) // blocks.tokens
+        session, adapter = int(trace.sessions[k]), int(trace.adapter[k])
+        before = longest.get(session, [])
+        assert ids[: len(before)] == before
+        longest[session] = ids
+        for place, each in enumerate(ids):
+            users.setdefault(each, set()).add(("session", session) if place >= 4 else ("adapter", adapter))
+    assert all(len({number for kind, number in who if kind == "session"}) <= 1 for who in users.values())
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        Arrivals(),
+        Arrivals("lognormal", cv=2.0),
+        Arrivals("piecewise", period_s=100.0, factors=(0.5, 1.5)),
+        Arrivals("bursty", common=Bursts(0.5, ((20.0, 1.0),))),
+    ],
+)
+def test_sessions_keep_rates_and_mean_prompts(arrivals: Arrivals) -> None:
+    """Requests of all turns come at the adapters' rates from the first second on, with the prompts that are said."""
+    fleet = replace(FLEET.with_arrivals(arrivals), sessions=SESSIONS)
+    runs = [draw_requests(fleet, 1000.0, seed) for seed in range(12)]
+    counts = np.mean([np.bincount(run.adapter, minlength=len(fleet)) for run in runs], axis=0)
+    assert counts == pytest.approx(1000.0 * fleet.rates, rel=0.08)
+    early = np.mean([np.searchsorted(run.time_s, 200.0) for run in runs])
+    assert early == pytest.approx(200.0 * fleet.rate, rel=0.15)
+    prompts = np.concatenate([run.input_tokens for run in runs])
+    expected = float(fleet.rates @ fleet.mean_input_tokens) / fleet.rate
+    assert prompts.mean() == pytest.approx(expected, rel=0.06)
+
+
+def test_a_longer_run_begins_with_the_same_sessions() -> None:
+    """The requests of the first seconds do not depend on how long the run is."""
+    fleet = replace(FLEET, sessions=SESSIONS)
+    short, long = (draw_requests(fleet, duration_s, 5) for duration_s in (100.0, 300.0))
+    n = len(short)
+    for key in ("time_s", "adapter", "input_tokens", "output_tokens"):
+        assert getattr(long, key)[:n].tolist() == getattr(short, key).tolist()
+
+
+def test_one_turn_is_no_session() -> None:
+    """`turns=1` draws the same bytes as a fleet without sessions."""
+    plain, single = (
+        draw_requests(FLEET, 200.0, 2),
+        draw_requests(replace(FLEET, sessions=Sessions(1)), 200.0, 2),
+    )
+    assert single.sessions is None
+    assert plain.time_s.tobytes() == single.time_s.tobytes()
+    assert plain.input_tokens.tobytes() == single.input_tokens.tobytes()
+
+
+def test_a_turn_finds_what_was_computed_for_the_turn_before_it() -> None:
+    """With a large KV cache and slow users a turn hits all full blocks before the last token of the turn before it."""
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    profile = replace(profile, engine=replace(profile.engine, version="0.32.0", max_model_len=100_000))
+    fleet = replace(SLOW, sessions=Sessions(turns=4, think_s=30.0, turn_tokens=30))
+    sim = simulate(fleet, profile, max_loras=3, duration_s=2000.0)
+    sent = draw_requests(fleet, 2000.0, 0)
+    assert sent.sessions is not None
+    assert sim.raw.found is not None
+    expected, last = np.zeros(len(sent), dtype=np.int64), dict[int, int]()
+    for k, session in enumerate(sent.sessions.tolist()):
+        if session in last:
+            said = sent.input_tokens[last[session]] + sent.output_tokens[last[session]] - 1
+            expected[k] = said // 16 * 16
+        last[session] = k
+    done = sim.raw.finished
+    assert (expected > 0).sum() > 100
+    assert sim.raw.found[done].tolist() == expected[done].tolist()
+    assert sim.prefix_hit_rate == pytest.approx(
+        expected[done].sum() / sent.input_tokens[done].sum(), abs=0.01
+    )
+
+
+def test_turns_of_sessions_have_no_closed_loop() -> None:
+    """Turns come at times of their own, which a client that sends whenever a place is free ignores."""
+    fleet, profile = (
+        replace(FLEET, sessions=Sessions(turns=3)),
+        load_profile("h100-64gb/llama-3.1-8b-instruct"),
+    )
+    with pytest.raises(IncompatibleError, match="Turns of sessions"):
+        simulate(fleet, profile, max_loras=3, duration_s=10.0, concurrency=4)
+    assert simulate(fleet, profile, max_loras=3, duration_s=10.0, concurrency=4, paced=True).sent > 0
