@@ -46,7 +46,7 @@ def parse_metrics(text: str, time_s: float = 0.0) -> Sample:
     """Read one page; what it lacks is None. Several engines' figures are added."""
     values: dict[str, float] = {}
     labels: dict[str, Mapping[str, str]] = {}
-    for name, tags, value in _samples(kept(text)):
+    for name, tags, value in samples(kept(text)):
         values[name] = values.get(name, 0.0) + value
         labels[name] = tags
     found = {key: next((values[n] for n in names if n in values), None) for key, names in NAMES.items()}
@@ -67,7 +67,8 @@ def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch("[0-9]{1,15}", text) else None
 
 
-def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
+def samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
+    """Name, labels and value of each line of a page that can be read."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:

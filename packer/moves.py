@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from packer.bin import Bin
-from packer.errors import ValidationError
+from packer.change import Change
+from packer.errors import IncompatibleError, shown
+from packer.words import listed
+
+Placement = Sequence[Mapping[str, float]]
+"""Of each server its adapters with the share of their requests, 0 for one that is held without requests."""
 
 
 def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
@@ -65,73 +70,142 @@ def moved(old: Sequence[Bin], new: Sequence[Bin]) -> list[int]:
     return sorted(gone)
 
 
-@dataclass(frozen=True, order=True)
-class Move:
-    """An adapter leaves the server `source` for `target`; None: it runs nowhere before, or after."""
+@dataclass(eq=False)
+class _Order:
+    """The placement as it becomes, and what is left to do.
 
-    adapter: str
-    source: int | None
-    target: int | None
-
-
-def ordered(moves: Sequence[Move], held: Mapping[int, int], room: Mapping[int, int]) -> list[list[Move]]:
-    """Steps of moves that may be made at the same time, each after the one before it is done.
-
-    An adapter is loaded on its target before it leaves its source, so that a move waits for the room that others make.
-    Where they wait for each other in a circle, one of its adapters goes by way of a server with room; where no server
-    has room, it is unloaded first and loaded again later, as two moves: it runs nowhere between these.
-
-    `held`: adapters on each server now; `room`: the most that each may hold at once.
-    Raises `ValidationError`: a server would hold more in the end.
+    `held`, `routes`: as they are after the changes so far. `doomed`: (server, adapter) that leave.
     """
-    waiting, now, steps = sorted(moves, key=_key), dict(held), list[list[Move]]()
-    _check_end(moves, held, room)
-    while waiting:
-        free = {server: most - now.get(server, 0) for server, most in room.items()}
-        step: list[Move] = []
-        for move in waiting:
-            if move.target is None or free[move.target] > 0:
-                step.append(move)
-                if move.target is not None:
-                    free[move.target] -= 1
-        done = set(step)
-        if not step:
-            blocked, first, then = _detour(waiting, free)
-            step, done, waiting = [first], {blocked}, sorted([*waiting, then], key=_key)
-        waiting = [move for move in waiting if move not in done]
-        for move in step:
-            for server, change in ((move.source, -1), (move.target, 1)):
-                if server is not None:
-                    now[server] = now.get(server, 0) + change
-        steps.append(step)
-    return steps
+
+    goal: Placement
+    room: Sequence[int | None]
+    held: list[set[str]]
+    routes: dict[str, dict[int, float]]
+    doomed: set[tuple[int, str]]
+    changes: list[Change] = field(default_factory=list)
+
+    def free(self, server: int) -> float:
+        """How many adapters a server may still load."""
+        room = self.room[server]
+        return float("inf") if room is None else room - len(self.held[server])
+
+    def missing(self) -> list[tuple[int, str]]:
+        """Loads that are left; those first that let an adapter leave another server."""
+        leaving = {name for _, name in self.doomed}
+        found = [
+            (s, name) for s, placed in enumerate(self.goal) for name in placed if name not in self.held[s]
+        ]
+        return sorted(found, key=lambda each: (each[1] not in leaving, each))
+
+    def add(
+        self, load: list[tuple[int, str]], route: dict[str, dict[int, float]], unload: list[tuple[int, str]]
+    ) -> None:
+        """One further change."""
+        for s, name in load:
+            self.held[s].add(name)
+        route = {name: shares for name, shares in route.items() if shares != self.routes.get(name)}
+        self.routes |= route
+        for s, name in unload:
+            self.held[s].discard(name)
+        if load or route or unload:
+            self.changes.append(Change(0.0, load=tuple(load), route=route, unload=tuple(unload)))
+
+    def step(self) -> bool:
+        """Load what fits, route what is complete, unload what has left; False if nothing fits."""
+        load: list[tuple[int, str]] = []
+        for s, name in self.missing():
+            if self.free(s) - sum(t == s for t, _ in load) >= 1:
+                load.append((s, name))
+        places = self._places()
+        done = {
+            name: shares
+            for name, shares in places.items()
+            if all(name in self.held[s] or (s, name) in load for s in shares)
+        }
+        unload = [(s, name) for s, name in sorted(self.doomed) if name not in places or name in done]
+        self.doomed -= set(unload)
+        routed = {name: {s: share for s, share in shares.items() if share} for name, shares in done.items()}
+        before = len(self.changes)
+        self.add(load, {name: shares for name, shares in routed.items() if shares}, unload)
+        return len(self.changes) > before
+
+    def _places(self) -> dict[str, dict[int, float]]:
+        found: dict[str, dict[int, float]] = {}
+        for s, placed in enumerate(self.goal):
+            for name, share in placed.items():
+                found.setdefault(name, {})[s] = share
+        return found
+
+    def make_room(self) -> bool:
+        """An adapter leaves a full server early: for a replica of it, or by way of a server with a free slot."""
+        import networkx
+
+        full = {s for s, _ in self.missing()}
+        for s, name in sorted(self.doomed):
+            others = [t for t, held in enumerate(self.held) if t != s and name in held]
+            if s in full and others:
+                self._leave(s, name, [], others)
+                return True
+        graph = networkx.MultiDiGraph()
+        for t, name in self.missing():
+            graph.add_edges_from((s, t, name) for s, leaving in self.doomed if leaving == name)
+        try:
+            cycle = networkx.find_cycle(graph)
+        except networkx.NetworkXNoCycle:
+            return False
+        spare = [t for t in range(len(self.goal)) if self.free(t) >= 1]
+        if not spare:
+            return False
+        s, _, name = min(cycle)
+        self._leave(s, name, [(spare[0], name)], [spare[0]])
+        self.doomed.add((spare[0], name))
+        return True
+
+    def _leave(self, s: int, name: str, load: list[tuple[int, str]], others: list[int]) -> None:
+        self.doomed.discard((s, name))
+        self.add(load, {name: {t: 1.0 / len(others) for t in others}}, [(s, name)])
 
 
-def _key(move: Move) -> tuple[bool, bool, str, int, int]:
-    """What makes room first, then what also takes some, then what only takes it."""
-    source, target = (-1 if each is None else each for each in (move.source, move.target))
-    return target >= 0, source < 0, move.adapter, source, target
+def ordered(
+    now: Placement, goal: Placement, room: Sequence[int | None] = (), *, prune: bool = False
+) -> list[Change]:
+    """Changes from `now` to `goal`, each of which loads, then routes, then unloads.
 
+    An adapter leaves a server only after all its new servers hold it. A load waits for the room that another
+    adapter's move makes; moves that wait for each other in a circle go by way of a free slot or of a replica.
 
-def _check_end(moves: Sequence[Move], held: Mapping[int, int], room: Mapping[int, int]) -> None:
-    for server, most in room.items():
-        end = held.get(server, 0) + sum((m.target == server) - (m.source == server) for m in moves)
-        if end > most:
-            raise ValidationError(
-                f"Expected at most {most:,} adapters on server {server} in the end, got {end:,}."
+    `room`: most adapters of each server; none: any number.
+    `prune`: adapters that the goal does not name at all leave, too.
+    Raises `IncompatibleError`: the goal has more adapters on a server than it has room for, or servers are so full
+    that no order exists.
+    """
+    rooms = list(room) or [None] * len(goal)
+    named = {name for placed in goal for name in placed}
+    for s, placed in enumerate(goal):
+        kept = set(placed) | ({name for name in now[s] if name not in named} if not prune else set())
+        limit = rooms[s]
+        if limit is not None and len(kept) > limit:
+            raise IncompatibleError(
+                f"Expected at most {limit} adapters on server {s}, for which it has room, got {len(kept)}."
             )
-
-
-def _detour(waiting: Sequence[Move], free: Mapping[int, int]) -> tuple[Move, Move, Move]:
-    """Of moves that wait for each other one, and the two that are made in its place."""
-    import networkx
-
-    graph = networkx.DiGraph()
-    for move in waiting:
-        if move.source is not None:
-            graph.add_edge(move.source, move.target, move=move)
-    circle = [graph.edges[edge]["move"] for edge in networkx.find_cycle(graph)]
-    blocked: Move = min(circle)
-    spare = max(free, key=lambda server: (free[server], -server))
-    by = spare if free[spare] > 0 else None
-    return blocked, replace(blocked, target=by), replace(blocked, source=by)
+    routes: dict[str, dict[int, float]] = {}
+    for s, placed in enumerate(now):
+        for name, share in placed.items():
+            if share:
+                routes.setdefault(name, {})[s] = share
+    doomed = {
+        (s, name)
+        for s, placed in enumerate(now)
+        for name in placed
+        if name not in goal[s] and (prune or name in named)
+    }
+    work = _Order(goal, rooms, [set(placed) for placed in now], routes, doomed)
+    while work.step() or (work.missing() and work.make_room()):
+        pass
+    if left := work.missing():
+        names = listed([f"{shown(name)} on server {s}" for s, name in left], 3)
+        raise IncompatibleError(
+            f"The servers are full, and no order of moves makes room for {names}: give one of them room for an "
+            "adapter more."
+        )
+    return work.changes

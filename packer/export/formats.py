@@ -84,10 +84,11 @@ FORMATS = {
     "routing": Format("packer.export.routing"),
     "nginx": Format("packer.export.nginx"),
     "envoy": Format("packer.export.envoy"),
+    "gateway-api": Format("packer.export.gateway_api", Versions("Gateway API", "1.0", None)),
     "litellm": Format("packer.export.litellm"),
     "grafana": Format("packer.export.grafana", Versions("Grafana", "10", "12")),
 }
-ANY_ENGINE = ("routing", "nginx", "envoy", "litellm", "grafana")
+ANY_ENGINE = ("routing", "nginx", "envoy", "gateway-api", "litellm", "grafana")
 """Formats that start no server, and name no base model."""
 
 

@@ -118,10 +118,11 @@ def ask(
     limit_bytes: int,
     total_s: float,
     by_proxy: bool = False,
+    content_type: str = "application/x-www-form-urlencoded",
 ) -> tuple[int, bytes]:
-    """Status and content of an answer to GET, or to POST of a form with a `body`. Redirects are answers, too.
+    """Status and content of an answer to GET, or to POST with a `body`. Redirects are answers, too.
 
-    `by_proxy`: through the proxy that the environment names, if any.
+    `content_type`: of the body. `by_proxy`: through the proxy that the environment names, if any.
 
     Raises `OSError`: no answer, or not all of it within `total_s` or `limit_bytes`; `http.client.HTTPException`: an
     answer that is not HTTP.
@@ -145,8 +146,8 @@ def ask(
     try:
         connection.connect()
         sockets.append(connection.sock)
-        form = {} if body is None else {"Content-Type": "application/x-www-form-urlencoded"}
-        head |= {"Accept-Encoding": "identity", **where.headers, **form}
+        kind = {} if body is None else {"Content-Type": content_type}
+        head |= {"Accept-Encoding": "identity", **where.headers, **kind}
         connection.request("GET" if body is None else "POST", target, body, head)
         response = connection.getresponse()
         while len(data) <= limit_bytes and (piece := response.read1(PIECE)):

@@ -177,6 +177,25 @@ def test_envoy_routes_every_name(hostile_plan: Plan) -> None:
         assert found[quoting.header_key(name)] == pytest.approx(places, abs=1e-3)
 
 
+def test_gateway_api_routes_every_name(hostile_plan: Plan) -> None:
+    """Each header value leads to the planned Services; no route has more than 16 rules."""
+    text = export_plan(hostile_plan, "gateway-api", Options(namespace="ml"))["httproutes.yaml"]
+    found = {}
+    for route in yaml.safe_load_all(text):
+        assert (route["kind"], route["metadata"]["namespace"]) == ("HTTPRoute", "ml")
+        rules = route["spec"]["rules"]
+        assert 1 <= len(rules) <= 16
+        for rule in rules:
+            (header,) = rule["matches"][0]["headers"]
+            assert header["name"] == "X-Adapter"
+            assert len(header["value"]) <= 4096
+            found[header["value"]] = {
+                each["name"]: each["weight"] / 10_000 for each in rule["backendRefs"] if each["port"] == 8000
+            }
+    for name, places in planned(hostile_plan).items():
+        assert found[quoting.header_key(name)] == pytest.approx(places, abs=1e-3)
+
+
 def test_weights_are_whole_and_complete(hostile_plan: Plan) -> None:
     """Rounded weights lose no server and sum to 10,000."""
     server, *_ = servers(hostile_plan, Options())

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from packer.bin import Bin
-from packer.errors import ValidationError
-from packer.moves import Move, match, moved, ordered
+from packer.change import Change
+from packer.errors import IncompatibleError
+from packer.moves import Placement, match, moved, ordered
 from packer.testing.analytic import small_profile
 
 PROFILE = small_profile()
@@ -38,42 +39,105 @@ def test_as_many_adapters_stay_as_an_assignment_allows(data: st.DataObject) -> N
     assert len(moved(old, new)) == n - int(kept[rows, columns].sum())
 
 
+def followed(
+    now: Placement, goal: Placement, changes: list[Change], room: list[int | None]
+) -> tuple[list[set[str]], dict[str, dict[int, float]]]:
+    """Carry out changes one step at a time, checking the rules that make them safe."""
+    held = [set(placed) for placed in now]
+    routes: dict[str, dict[int, float]] = {}
+    for s, placed in enumerate(now):
+        for name, share in placed.items():
+            if share:
+                routes.setdefault(name, {})[s] = share
+    for change in changes:
+        for s, name in change.load:
+            assert name not in held[s]
+            held[s].add(name)
+            limit = room[s]
+            assert limit is None or len(held[s]) <= max(limit, len(now[s]))
+        for name, shares in change.route.items():
+            assert sum(shares.values()) == pytest.approx(1.0)
+            assert all(name in held[s] for s in shares), "a route leads to a server without the adapter"
+            routes[name] = dict(shares)
+        for s, name in change.unload:
+            assert s not in routes.get(name, {}) or not any(name in placed for placed in goal)
+            held[s].discard(name)
+    return held, routes
+
+
+def test_an_adapter_is_on_its_new_server_before_it_leaves_the_old_one() -> None:
+    """A move loads, then routes, then unloads."""
+    (change,) = ordered([{"a": 1.0}, {}], [{}, {"a": 1.0}])
+    assert change == Change(0.0, load=((1, "a"),), route={"a": {1: 1.0}}, unload=((0, "a"),))
+
+
+def test_a_move_waits_for_the_room_that_another_makes() -> None:
+    """A full server first loses an adapter, which needs a place itself."""
+    now: Placement = [{"a": 1.0}, {"b": 1.0}, {}]
+    goal: Placement = [{}, {"a": 1.0}, {"b": 1.0}]
+    changes = ordered(now, goal, [1, 1, 1])
+    assert [change.load for change in changes] == [((2, "b"),), ((1, "a"),)]
+
+
+def test_a_circle_goes_by_way_of_a_free_slot() -> None:
+    """Two full servers that exchange adapters need a third place for a moment."""
+    now: Placement = [{"a": 1.0}, {"b": 1.0}, {}]
+    goal: Placement = [{"b": 1.0}, {"a": 1.0}, {}]
+    held, routes = followed(now, goal, ordered(now, goal, [1, 1, 1]), [1, 1, 1])
+    assert held == [{"b"}, {"a"}, set()]
+    assert routes == {"a": {1: 1.0}, "b": {0: 1.0}}
+
+
+def test_a_circle_uses_a_replica() -> None:
+    """An adapter with a second copy gives up the first one early."""
+    now: Placement = [{"a": 0.5}, {"a": 0.5, "b": 1.0}]
+    goal: Placement = [{"b": 1.0}, {"a": 1.0}]
+    held, _ = followed(now, goal, ordered(now, goal, [1, 2]), [1, 2])
+    assert held == [{"b"}, {"a"}]
+
+
+def test_full_servers_without_a_way_are_refused() -> None:
+    """Nothing is done where no order keeps every adapter served."""
+    with pytest.raises(IncompatibleError, match="full"):
+        ordered([{"a": 1.0}, {"b": 1.0}], [{"b": 1.0}, {"a": 1.0}], [1, 1])
+    with pytest.raises(IncompatibleError, match="at most 1 adapters on server 0"):
+        ordered([{}], [{"a": 1.0, "b": 1.0}], [1])
+
+
+def test_adapters_that_the_plan_does_not_name_stay() -> None:
+    """Only `prune` takes away what the plan does not know."""
+    now: Placement = [{"a": 1.0, "other": 1.0}]
+    assert ordered(now, [{"a": 1.0}]) == []
+    (change,) = ordered(now, [{"a": 1.0}], prune=True)
+    assert change.unload == ((0, "other"),)
+
+
+placements = st.lists(
+    st.dictionaries(st.sampled_from("abcdefgh"), st.just(1.0), max_size=6), min_size=2, max_size=4
+)
+
+
+def whole(placed: list[dict[str, float]]) -> list[dict[str, float]]:
+    """With shares that sum to 1."""
+    counts = {name: sum(name in own for own in placed) for own in placed for name in own}
+    return [{name: 1.0 / counts[name] for name in own} for own in placed]
+
+
 @settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_moves_never_exceed_the_room_and_end_where_they_should(data: st.DataObject) -> None:
-    """After each step no server holds more than its room; an adapter is off only if no server had room."""
-    servers = data.draw(st.integers(1, 5))
-    place = st.one_of(st.none(), st.integers(0, servers - 1))
-    wanted = data.draw(st.lists(st.tuples(place, place), max_size=25))
-    moves = [Move(f"a{i}", a, b) for i, (a, b) in enumerate(wanted) if a != b]
-    spare = data.draw(st.integers(0, 2))
-    held = {k: sum(a == k for a, _ in wanted) for k in range(servers)}
-    room = {k: max(held[k], sum(b == k for _, b in wanted)) + spare for k in range(servers)}
-    at = {f"a{i}": a for i, (a, _) in enumerate(wanted)}
-    for step in ordered(moves, held, room):
-        assert step
-        free = {k: room[k] - sum(place == k for place in at.values()) for k in room}
-        for move in step:
-            assert at[move.adapter] == move.source
-            if move.target is not None:
-                free[move.target] -= 1
-            elif wanted[int(move.adapter[1:])][1] is not None:
-                assert all(left <= 0 for left in free.values())
-        assert min(free.values()) >= 0
-        at |= {move.adapter: move.target for move in step}
-    assert [at[f"a{i}"] for i in range(len(wanted))] == [b for _, b in wanted]
-
-
-def test_a_circle_goes_by_way_of_a_server_with_room() -> None:
-    """Two adapters that change places on full servers need a third server; without one, an adapter is unloaded."""
-    swap = [Move("a", 0, 1), Move("b", 1, 0)]
-    by = ordered(swap, {0: 1, 1: 1, 2: 0}, {0: 1, 1: 1, 2: 1})
-    assert by == [[Move("a", 0, 2)], [Move("b", 1, 0)], [Move("a", 2, 1)]]
-    off = ordered(swap, {0: 1, 1: 1}, {0: 1, 1: 1})
-    assert off == [[Move("a", 0, None)], [Move("b", 1, 0)], [Move("a", None, 1)]]
-
-
-def test_moves_that_end_beyond_the_room_are_refused() -> None:
-    """Two adapters do not end on a server with room for one."""
-    with pytest.raises(ValidationError, match="at most 1 adapters on server 0 in the end, got 2"):
-        ordered([Move("a", 1, 0), Move("b", None, 0)], {1: 1}, {0: 1, 1: 1})
+@given(placements, placements, st.integers(0, 2))
+def test_every_order_keeps_adapters_served(
+    before: list[dict[str, float]], after: list[dict[str, float]], spare: int
+) -> None:
+    """Whatever moves, routes lead to holders, room is kept, and the goal is reached."""
+    count = max(len(before), len(after))
+    now, goal = (whole([*each, *({} for _ in range(count - len(each)))]) for each in (before, after))
+    room: list[int | None] = [max(len(now[s]), len(goal[s])) + spare for s in range(count)]
+    try:
+        changes = ordered(now, goal, room, prune=True)
+    except IncompatibleError:
+        assert spare == 0
+        return
+    held, routes = followed(now, goal, changes, room)
+    assert held == [set(placed) for placed in goal]
+    for name in {name for placed in goal for name in placed}:
+        assert routes[name] == {s: placed[name] for s, placed in enumerate(goal) if name in placed}

@@ -1,0 +1,332 @@
+"""Changes carried out on running servers: each step is checked, tried again, taken back, and written down."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.change import Change
+from packer.errors import IncompatibleError, LiveError, PackerError, shown
+from packer.io.files import claimed
+from packer.live.fleet_file import LiveFleet, filled
+from packer.live.host import Models, Running, slots
+from packer.live.metrics import samples
+from packer.live.router_file import RouterWriter
+from packer.live.state import LiveState
+from packer.moves import Placement, ordered
+from packer.plan import Plan
+from packer.words import counted, listed
+
+POLL_S = 0.25
+"""How often a server is asked whether requests have ended, or whether it has started."""
+AT_ONCE = 16
+"""Servers that are asked at the same time."""
+
+
+class Acting:
+    """The servers of a fleet as packer knows them, and what it may do to them.
+
+    Use it within `held()`, which keeps other processes from changing the same servers.
+    """
+
+    def __init__(self, plan: Plan, fleet: LiveFleet, say: Callable[[str], None] = lambda _text: None) -> None:
+        pairs = zip(fleet.servers, fleet.addresses(), strict=True)
+        self.plan, self.fleet, self.say = plan, fleet, say
+        self.servers = [Running(host, where, fleet.limits) for host, where in pairs]
+        self.numbers = {each.name: s for s, each in enumerate(self.servers)}
+        names, ranks = plan.workload.names, plan.workload.ranks.tolist()
+        self.ranks: dict[str, int] = dict(zip(names, ranks, strict=True))
+        self.router = RouterWriter(fleet, plan)
+        self.state = LiveState.read(fleet.state)
+        self._models: dict[str, Models] = {}
+        self._fresh = True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process changes these servers meanwhile. Raises `OutputError`: another one does."""
+        with claimed(Path(f"{self.fleet.state}.lock")):
+            self.state = LiveState.read(self.fleet.state)
+            yield
+
+    # ---- what is there
+    def look(self) -> list[Models | str]:
+        """What each server serves, or why it does not answer."""
+
+        def one(server: Running) -> Models | str:
+            try:
+                return server.models()
+            except LiveError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(min(AT_ONCE, len(self.servers))) as pool:
+            return list(pool.map(one, self.servers))
+
+    def placement(self, seen: Sequence[Models | str]) -> list[dict[str, float]]:
+        """What the servers hold, as they say themselves, with the shares of the state; none of those away.
+
+        An adapter that a server holds and the state does not know has a share only if no other server is known to
+        have one.
+        """
+        known = self.state.routes(self.numbers)
+        found: list[dict[str, float]] = []
+        for s, models in enumerate(seen):
+            names = () if isinstance(models, str) else models.adapters
+            found.append({name: known.get(name, {}).get(s, 0.0 if name in known else 1.0) for name in names})
+            if not isinstance(models, str):
+                base = (name for name, rank in self.ranks.items() if not rank)
+                found[s] |= {name: known.get(name, {}).get(s, 0.0) for name in base}
+        for name in {name for placed in found for name in placed}:
+            holding = [placed for placed in found if name in placed]
+            if not any(placed[name] for placed in holding) and self.ranks.get(name, 1):
+                for placed in holding:
+                    placed[name] = 1.0 / len(holding)
+        return found
+
+    def goal(self, seen: Sequence[Models | str]) -> list[dict[str, float]]:
+        """The plan's placement on the servers, matched so that most adapters stay where they are.
+
+        Raises `IncompatibleError`: there are fewer servers than the plan has, or none fits one of the plan's.
+        """
+        from scipy.optimize import linear_sum_assignment
+
+        bins, names = self.plan.bins, self.plan.workload.names
+        if len(bins) > len(self.servers):
+            more = len(bins) - len(self.servers)
+            raise IncompatibleError(f"The plan needs {len(bins)} servers: {more} more are needed.")
+        weight = np.full((len(bins), len(self.servers)), -math.inf)
+        for k, item in enumerate(bins):
+            wanted = {names[i] for i in item.adapters}
+            for s, models in enumerate(seen):
+                why = self.misfit(item, s, models)
+                if why is None and not isinstance(models, str):
+                    weight[k, s] = len(wanted & set(models.adapters)) + (1e-3 if s == k else 0.0)
+        # Servers that do not fit cost more than all adapters together.
+        rows, columns = linear_sum_assignment(-np.where(np.isneginf(weight), -1e9, weight))
+        base = {name: 0.0 for name, rank in self.ranks.items() if not rank}
+        found: list[dict[str, float]] = [dict(base) for _ in self.servers]
+        for k, s in zip(rows.tolist(), columns.tolist(), strict=True):
+            if math.isinf(weight[k, s]):
+                reasons = [self.misfit(bins[k], each, models) or "" for each, models in enumerate(seen)]
+                raise IncompatibleError(
+                    f"No server fits GPU {k} of the plan: {listed(filter(None, reasons), 3)}."
+                )
+            placed = zip(bins[k].adapters, bins[k].shares, strict=True)
+            found[s] |= {names[i]: share for i, share in placed}
+        return found
+
+    def misfit(self, item: Bin, s: int, models: Models | str) -> str | None:
+        """Why a server is none that the plan was made for; None if it is one."""
+        server, profile = self.servers[s], item.profile
+        if isinstance(models, str):
+            return models.rstrip(".")
+        own = {profile.model.name, profile.model.repository or "", profile.name}
+        expected = {self.fleet.model} if self.fleet.model else {_short(name) for name in own if name}
+        names = set(models.base) if self.fleet.model else set(map(_short, models.base))
+        if models.base and not expected & names:
+            planned = self.fleet.model or profile.model.name
+            return f"{server.name} serves {shown(models.base[0])}, the plan is for {shown(planned)}"
+        longest = models.max_model_len
+        if longest is not None and longest < profile.engine.max_model_len:
+            most = profile.engine.max_model_len
+            return f"{server.name} takes requests of {longest} tokens, the plan's profile {most}"
+        if server.host.profile not in (None, profile.name, profile.label):
+            return f"{server.name} is of the profile {server.host.profile}, the plan's is {profile.label}"
+        try:
+            there = slots(samples(server.metrics()))
+        except LiveError:
+            there = None
+        if there is not None and there != item.max_loras:
+            return f"{server.name} was started with max_loras {there}, the plan says {item.max_loras}: start it again"
+        return None
+
+    def changes(self, *, prune: bool = False) -> list[Change]:
+        """What brings the servers to the plan. Raises `LiveError`: a server that is needed does not answer."""
+        seen = self.look()
+        goal = self.goal(seen)
+        now = self.placement(seen)
+        away = [self.servers[s].name for s, models in enumerate(seen) if isinstance(models, str)]
+        for name in away:
+            self.say(f"{name} does not answer and is left out")
+        rooms = [each.host.room for each in self.servers]
+        return ordered(now, goal, rooms, prune=prune)
+
+    # ---- what is done
+    def adopt(self, placed: Placement, what: str) -> None:
+        """The state says what is there; the router gets the routes again, for packer may have been killed."""
+        self.state.plan = what
+        self.state.servers = {
+            server.name: dict(held) for server, held in zip(self.servers, placed, strict=True)
+        }
+        self.state.doing = ""
+        if routes := self.state.routes(self.numbers):
+            self._step("route as the state says", lambda: self.router.write(routes, again=self._fresh))
+        self._fresh = False
+
+    def carry_out(self, change: Change) -> list[str]:
+        """Make a change; returns what failed, in sentences. What failed is as before: held where it was, routed there.
+
+        Raises `OutputError`: the state can't be written; nothing further is done then.
+        """
+        failed: dict[str, str] = {}
+        faults: list[str] = []
+        for s in change.start:
+            self._try(faults, f"start {self.servers[s].name}", lambda s=s: self._start(s))  # type: ignore[misc]
+        for s, name in change.load:
+            if name not in failed and (fault := self._load(s, name)):
+                failed[name] = fault
+        routes = {name: shares for name, shares in change.route.items() if name not in failed}
+        gone = {name for _, name in change.unload} - set(change.route) - set(failed)
+        if routes or gone:
+            try:
+                self._route(routes, gone, {name: {s for s, n in change.unload if n == name} for name in gone})
+            except LiveError as error:
+                return [*faults, *failed.values(), str(error)]
+            time.sleep(self.fleet.limits.settle_s if change.unload or change.stop else 0.0)
+        for s, name in change.unload:
+            if name not in failed:
+                what = f"unload {shown(name)} from {self.servers[s].name}"
+                self._try(faults, what, lambda s=s, name=name: self._unload(s, name))  # type: ignore[misc]
+        for s in change.stop:
+            self._try(faults, f"stop {self.servers[s].name}", lambda s=s: self._stop(s))  # type: ignore[misc]
+        return [*faults, *failed.values()]
+
+    def _step(self, what: str, work: Callable[[], Any]) -> None:
+        """A step between two writes of the state; an error of it is written, too."""
+        self.state.begin(what)
+        self.say(what)
+        try:
+            work()
+        except PackerError as error:
+            self.state.done(str(error))
+            raise
+        self.state.done()
+
+    def _try(self, faults: list[str], what: str, work: Callable[[], Any]) -> None:
+        try:
+            self._step(what, lambda: self._tried(work))
+        except LiveError as error:
+            faults.append(f"{what}: {error}")
+
+    def _tried(self, work: Callable[[], Any]) -> None:
+        """Do it, again after a pause if it fails."""
+        for left in reversed(range(self.fleet.limits.tries)):
+            try:
+                work()
+                return
+            except LiveError as error:
+                if not left:
+                    raise
+                self.say(f"trying again: {error}")
+                time.sleep(min(POLL_S * 2 ** (self.fleet.limits.tries - left), 10.0))
+
+    def _load(self, s: int, name: str) -> str:
+        """Load an adapter, or take it back; returns what failed."""
+        server, own = self.servers[s], self.state.servers.setdefault(self.servers[s].name, {})
+        path = filled(self.fleet.adapters, name, server.where.url, self.ranks.get(name, 0))
+        what = f"load {shown(name)} on {server.name}"
+
+        def work() -> None:
+            self._tried(lambda: server.load(name, path))
+            own[name] = 0.0
+
+        try:
+            self._step(what, work)
+        except LiveError as error:
+            self._try([], f"take back: {what}", lambda: server.unload(name))
+            return f"{what}: {error}"
+        return ""
+
+    def _route(
+        self, routes: Mapping[str, Mapping[int, float]], gone: Iterable[str], leaving: Mapping[str, set[int]]
+    ) -> None:
+        before = {name: dict(placed) for name, placed in self.state.servers.items()}
+        now = {name: dict(placed) for name, placed in before.items()}
+        for s, server in enumerate(self.servers):
+            own = now.setdefault(server.name, {})
+            for name, shares in routes.items():
+                if name in own or s in shares:
+                    own[name] = shares.get(s, 0.0)
+            for name in gone:
+                if s in leaving[name] and name in own:
+                    own[name] = 0.0
+        what = f"route {counted(len(routes), 'adapter')}: {listed([shown(n) for n in (*routes, *gone)], 5)}"
+
+        def work() -> None:
+            self.state.servers = now
+            try:
+                self._tried(lambda: self.router.write(self.state.routes(self.numbers)))
+            except BaseException:
+                self.state.servers = before
+                raise
+
+        self._step(what, work)
+
+    def _unload(self, s: int, name: str) -> None:
+        """Wait until its requests have ended, then unload it."""
+        server = self.servers[s]
+        end = time.monotonic() + self.fleet.limits.drain_s
+        while True:
+            busy = server.in_flight()
+            if busy is not None and name not in busy:
+                break
+            if time.monotonic() > end:
+                limit = f"{self.fleet.limits.drain_s:g} s"
+                raise LiveError(f"Requests of {shown(name)} did not end within {limit}; it stays loaded.")
+            time.sleep(POLL_S)
+        server.unload(name)
+        self.state.servers.get(server.name, {}).pop(name, None)
+
+    def _start(self, s: int) -> None:
+        server = self.servers[s]
+        if server.host.start is None:
+            raise LiveError(f"{server.name} has no command to start it in the file of servers.")
+        if not server.healthy:
+            server.command(server.host.start)
+        end = time.monotonic() + self.fleet.limits.start_s
+        while not server.healthy:
+            if time.monotonic() > end:
+                raise LiveError(f"{server.name} was not healthy within {self.fleet.limits.start_s:g} s.")
+            time.sleep(POLL_S)
+
+    def _stop(self, s: int) -> None:
+        server = self.servers[s]
+        self.state.servers[server.name] = {}
+        if server.host.stop is not None:
+            server.command(server.host.stop)
+
+
+def _short(name: str) -> str:
+    """A model's name without its publisher, to compare."""
+    return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def words(change: Change, names: Sequence[str]) -> list[str]:
+    """The steps of a change, for people; `names`: of the servers."""
+    found = [f"start {names[s]}" for s in change.start]
+    found += [f"load {shown(name)} on {names[s]}" for s, name in change.load]
+    for name, shares in change.route.items():
+        parts = (f"{names[s]} {share:.0%}" if len(shares) > 1 else names[s] for s, share in shares.items())
+        found.append(f"route {shown(name)} to {', '.join(parts)}")
+    found += [f"unload {shown(name)} from {names[s]}" for s, name in change.unload]
+    return [*found, *(f"stop {names[s]}" for s in change.stop)]
+
+
+def apply(acting: Acting, changes: Sequence[Change], what: str) -> list[str]:
+    """Carry out changes in order, and check the outcome; returns what failed, in sentences.
+
+    `what`: the plan, in words.
+    Raises `OutputError`: the state can't be written.
+    """
+    acting.adopt(acting.placement(acting.look()), what)
+    failed: list[str] = []
+    for change in changes:
+        failed += acting.carry_out(change)
+    return failed

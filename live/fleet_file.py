@@ -1,0 +1,173 @@
+"""The servers that packer may change, and the router in front of them, as a TOML file.
+
+schema = 1
+adapters = "/adapters/{name}"                  # where an adapter lies on the servers; {rank} is known, too
+model = "base"                                 # name of the base model there; may be left out: the profile's
+api_key_env = "VLLM_KEY"                       # environment variable with the servers' key; may be left out
+state = "servers.state.json"                   # may be left out: this file's name with .state.json
+[[servers]]
+url = "http://gpu-0:8000"
+name = "gpu-0"                                 # may be left out: gpu-0, gpu-1, …
+room = 64                                      # adapters that it may hold at once; may be left out: any number
+profile = "h100-64gb/llama-3.1-8b-instruct"    # may be left out: any of the plan's
+start = "systemctl start vllm@{name}"          # commands; may be left out
+stop = "systemctl stop vllm@{name}"
+[router]
+format = "nginx"                               # a format of `packer export` that routes: nginx, envoy, routing, …
+file = "/etc/nginx/conf.d/packer.conf"         # or a folder, for formats of several files
+reload = "nginx -s reload"                     # may be left out; namespace, adapters_claim, token_secret as well
+[limits]                                       # may be left out
+drain_s = 120
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from packer import checks
+from packer.errors import FileFormatError, InputError, ValidationError, reader, shown
+from packer.export.formats import FORMATS
+from packer.io.documents import parse_toml
+from packer.io.files import read_text
+from packer.io.schema import check_version, parse
+from packer.io.web import Address, address_of, key_of
+
+ROUTING = ("nginx", "envoy", "gateway-api", "litellm", "routing", "helm", "aibrix", "kserve")
+"""Formats that say which adapter is where."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One server: where it answers, and what the user says of it."""
+
+    url: str
+    name: str = ""
+    room: int | None = None
+    profile: str | None = None
+    start: str | None = None
+    stop: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.room is not None:
+            checks.integer("the room of a server", self.room, low=1)
+        for what, text in (("start", self.start), ("stop", self.stop)):
+            check_template(what, text)
+
+
+@dataclass(frozen=True)
+class RouterFile:
+    """The file by which a router learns where adapters are, and the command after which it has read it.
+
+    `namespace`, `adapters_claim`, `token_secret`: as `packer export` takes them, for Kubernetes.
+    """
+
+    format: str
+    file: str
+    reload: str | None = None
+    namespace: str | None = None
+    adapters_claim: str | None = None
+    token_secret: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in ROUTING or self.format not in FORMATS:
+            raise ValidationError(f"Expected a format among {', '.join(ROUTING)}, got {shown(self.format)}.")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long steps may take, and how many changes are made.
+
+    `load_s`, `drain_s`, `start_s`: longest time of a load, of the end of an adapter's requests, of a server's start.
+    `answer_s`: longest time of any other answer.
+    `settle_s`: after a change of routes, requests may still take the old way for so long.
+    `tries`: attempts of a step before it is rolled back.
+    `loads_per_hour`: more are not made by `packer live follow`.
+    """
+
+    load_s: float = 120.0
+    drain_s: float = 120.0
+    start_s: float = 900.0
+    answer_s: float = 10.0
+    settle_s: float = 2.0
+    tries: int = 3
+    loads_per_hour: int = 600
+
+    def __post_init__(self) -> None:
+        for name in ("load_s", "drain_s", "start_s", "answer_s"):
+            checks.real(name, getattr(self, name), low=0.0, high=1e5, open_low=True)
+        checks.real("settle_s", self.settle_s, low=0.0, high=1e4)
+        checks.integer("tries", self.tries, low=1, high=100)
+        checks.integer("loads_per_hour", self.loads_per_hour, low=1)
+
+
+@dataclass(frozen=True)
+class LiveFleet:
+    """The servers, the router and the limits; `keys`: the address of each server with its key."""
+
+    servers: tuple[Host, ...]
+    router: RouterFile | None = None
+    limits: Limits = field(default_factory=Limits)
+    adapters: str = "/adapters/{name}"
+    model: str | None = None
+    api_key_env: str | None = None
+    state: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ValidationError("Expected at least one server, got none.")
+        named = tuple(replace(each, name=each.name or f"gpu-{k}") for k, each in enumerate(self.servers))
+        for what in ("name", "url"):
+            found = [getattr(each, what).rstrip("/") for each in named]
+            twice = next((text for k, text in enumerate(found) if text in found[:k]), None)
+            if twice is not None:
+                raise ValidationError(
+                    f"Expected servers with a {what} of their own, got {shown(twice)} twice."
+                )
+        for each in named:
+            address_of(each.url)
+        check_template("adapters", self.adapters)
+        object.__setattr__(self, "servers", named)
+
+    def addresses(self) -> list[Address]:
+        """Where each server answers, with the key from the environment. Raises `ValidationError`: it is not set."""
+        key = key_of(self.api_key_env)
+        return [address_of(each.url, key) for each in self.servers]
+
+
+def check_template(what: str, text: str | None) -> None:
+    """Raise `ValidationError` for a text with other braces than those of a server or an adapter."""
+    try:
+        filled(text or "", "name", "url", 8)
+    except (KeyError, IndexError, ValueError):
+        raise ValidationError(
+            f"Expected {what} with no other braces than {{name}}, {{url}} and {{rank}}, got {shown(text)}."
+        ) from None
+
+
+def filled(text: str, name: str, url: str = "", rank: int = 0) -> str:
+    """A command or a path with its braces filled in."""
+    return text.format(name=name, url=url, rank=rank)
+
+
+@reader
+def read_live_fleet(path: str | os.PathLike[str]) -> LiveFleet:
+    """Read servers.toml.
+
+    Raises `FileFormatError`: not TOML, a key is unknown, missing or out of range.
+    """
+    data: dict[str, Any] = check_version(parse_toml(read_text(path)), 1)
+    try:
+        found = parse(LiveFleet, data)
+    except FileFormatError:
+        raise
+    except InputError as error:
+        raise FileFormatError(str(error)) from None
+    base = Path(path).resolve()
+    router = found.router
+    if router is not None:
+        router = replace(router, file=str(base.parent / router.file))
+    state = base.parent / (found.state or f"{base.stem}.state.json")
+    return replace(found, router=router, state=str(state))

@@ -1,0 +1,191 @@
+"""One running vLLM server: which adapters it has, loading and unloading them, and whose requests are in flight."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from packer.errors import LiveError, shown
+from packer.io.web import Address, ask, masked
+from packer.live.fleet_file import Host, Limits, filled
+from packer.live.metrics import samples
+from packer.live.server import MAX_PAGE_BYTES, get, healthy
+
+PROBE_TOKENS = (10, 11, 12)
+"""A prompt that every vocabulary has."""
+ERROR_TEXT = 200
+
+
+@dataclass(frozen=True)
+class Models:
+    """What /v1/models says: names of the base model, its longest request, and the adapters with their paths."""
+
+    base: tuple[str, ...]
+    max_model_len: int | None
+    adapters: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server at its address; every call raises `LiveError` where no good answer comes in time."""
+
+    host: Host
+    where: Address
+    limits: Limits
+
+    @property
+    def name(self) -> str:
+        """Of the server."""
+        return self.host.name
+
+    @property
+    def healthy(self) -> bool:
+        """Whether /health answers 200."""
+        return healthy(self.where, self.limits.answer_s)
+
+    def models(self) -> Models:
+        """The adapters that it serves now."""
+        found = self._json("/v1/models", None, self.limits.answer_s)
+        try:
+            cards = [(str(card["id"]), card) for card in found["data"]]
+            base = [(name, card) for name, card in cards if not card.get("parent")]
+            longest = next((card.get("max_model_len") for _, card in base), None)
+            own = {name: str(card.get("root", "")) for name, card in cards if card.get("parent")}
+        except (KeyError, TypeError, AttributeError):
+            raise LiveError(f"{self.name}: /v1/models is not a list of models.") from None
+        return Models(tuple(name for name, _ in base), longest if isinstance(longest, int) else None, own)
+
+    def load(self, name: str, path: str) -> None:
+        """The server serves the adapter from now on; it stays if it is there already from the same path."""
+        body = {"lora_name": name, "lora_path": path}
+        try:
+            self._json("/v1/load_lora_adapter", body, self.limits.load_s)
+        except LiveError:
+            held = self.models().adapters
+            if held.get(name) != path:
+                raise
+        self.check(name, path)
+
+    def check(self, name: str, path: str) -> None:
+        """Raise unless the server lists the adapter, from this path, and answers a request of one token for it."""
+        held = self.models().adapters
+        if name not in held:
+            raise LiveError(f"{self.name}: /v1/models does not list {shown(name)} after its load.")
+        if held[name] != path:
+            raise LiveError(
+                f"{self.name}: {shown(name)} was loaded from {shown(held[name])}, expected {shown(path)}."
+            )
+        self.answers(name)
+
+    def answers(self, name: str) -> None:
+        """Raise unless a request of one token for this model is answered."""
+        body = {"model": name, "prompt": list(PROBE_TOKENS), "max_tokens": 1, "temperature": 0.0}
+        found = self._json("/v1/completions", body, self.limits.load_s)
+        if not (isinstance(found, dict) and found.get("choices")):
+            raise LiveError(f"{self.name}: a request for {shown(name)} was answered without a token.")
+
+    def unload(self, name: str) -> None:
+        """The server no longer serves the adapter."""
+        try:
+            self._json("/v1/unload_lora_adapter", {"lora_name": name}, self.limits.answer_s)
+        except LiveError:
+            if name in self.models().adapters:
+                raise
+
+    def metrics(self) -> str:
+        """The page of its metrics."""
+        status, text = get(self.where, "/metrics", self.limits.answer_s)
+        if status != 200:
+            raise LiveError(f"{self.name}: /metrics: {_status(status, text)}.")
+        return text
+
+    def in_flight(self) -> set[str] | None:
+        """Adapters with requests in the engine now; None: some has, the page does not say which."""
+        return in_flight(samples(_lines(self.metrics())))
+
+    def command(self, text: str) -> None:
+        """Run a command of the user's for this server. Raises `LiveError`: it fails or takes too long."""
+        run_command(filled(text, self.name, self.where.url), self.limits.start_s)
+
+    def _json(self, path: str, body: Any, total_s: float) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            status, answer = ask(
+                self.where, path, body=data, limit_bytes=MAX_PAGE_BYTES, total_s=total_s,
+                content_type="application/json",
+            )  # fmt: skip
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise LiveError(
+                f"{self.name}: {path}: {self._said(str(error) or type(error).__name__)}."
+            ) from None
+        text = answer.decode(errors="replace")
+        if status != 200:
+            raise LiveError(f"{self.name}: {path}: {self._said(_status(status, text))}.")
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def _said(self, text: str) -> str:
+        return masked(self.where.masked(text))[:ERROR_TEXT].strip().rstrip(".")
+
+
+def run_command(text: str, limit_s: float) -> None:
+    """Run a command of the user's in a shell. Raises `LiveError`: it fails, or takes longer than `limit_s`."""
+    try:
+        done = subprocess.run(
+            text, shell=True, capture_output=True, text=True, timeout=limit_s, check=False,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise LiveError(f"The command {shown(text)} did not end within {limit_s:g} s.") from None
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip())[-ERROR_TEXT:]
+        raise LiveError(f"The command {shown(text)} ended with status {done.returncode}: {said}")
+
+
+def in_flight(page: Iterable[tuple[str, Mapping[str, str], float]]) -> set[str] | None:
+    """As `Running.in_flight`, from the samples of a page.
+
+    vLLM keeps a series of `lora_requests_info` for each list of adapters that it has seen; its value is when that
+    list was last current.
+    """
+    busy, latest, names = 0.0, -1.0, ""
+    for name, labels, value in page:
+        if name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+            busy += value
+        elif name == "vllm:lora_requests_info" and value > latest:
+            latest = value
+            names = f"{labels.get('running_lora_adapters', '')},{labels.get('waiting_lora_adapters', '')}"
+    if busy <= 0.0:
+        return set()
+    found = {part.strip() for part in names.split(",")} - {""}
+    return found if latest > 0.0 else None
+
+
+def slots(page: Iterable[tuple[str, Mapping[str, str], float]]) -> int | None:
+    """`max_loras` of the server, where its metrics say it: after its first request."""
+    for name, labels, _ in page:
+        if name == "vllm:lora_requests_info" and labels.get("max_lora", "").isdecimal():
+            return int(labels["max_lora"])
+    return None
+
+
+def _lines(text: str) -> str:
+    wanted = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:lora_requests_info")
+    return "\n".join(line for line in text.splitlines() if line.startswith(wanted))
+
+
+def _status(status: int, text: str) -> str:
+    if status == 0:
+        return text
+    if 300 <= status < 400:
+        return f"HTTP {status}: a redirect, which is not followed"
+    with suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["error"]["message"]
+    return f"HTTP {status}: {text[:ERROR_TEXT]}"

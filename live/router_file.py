@@ -1,0 +1,109 @@
+"""The file of a router in front of running servers: written whole, and taken back where the router refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from packer.errors import LiveError, PackerError, ValidationError, shown
+from packer.export import quoting
+from packer.export.formats import FORMATS
+from packer.export.servers import Module, Options, servers
+from packer.io.files import make_folder, write_text
+from packer.live.fleet_file import LiveFleet, filled
+from packer.live.host import run_command
+from packer.plan import Plan
+
+Routes = Mapping[str, Mapping[int, float]]
+"""By adapter: share of its requests by server."""
+
+
+@dataclass(frozen=True, eq=False)
+class RouterWriter:
+    """Writes the routes of a fleet's servers in the format of its router."""
+
+    fleet: LiveFleet
+    plan: Plan
+
+    def __post_init__(self) -> None:
+        for host in self.fleet.servers if self.fleet.router is not None else ():
+            parts = urlsplit(host.url)
+            if parts.scheme != "http" or parts.path.strip("/") or quoting.dns_name(host.name) != host.name:
+                raise ValidationError(
+                    "Expected servers behind a router file to have addresses as http://host:port and names of small "
+                    f"letters, digits and '-', got {shown(host.name)} at {shown(host.url)}."
+                )
+
+    def texts(self, routes: Routes) -> dict[str, str]:
+        """The files of these routes, by name; of servers and adapters that have a part."""
+        router = self.fleet.router
+        assert router is not None
+        options = Options(
+            namespace=router.namespace, adapters_claim=router.adapters_claim, token_secret=router.token_secret
+        )
+        fleet = self.plan.workload
+        base = servers(self.plan, options)
+        ranks = dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
+        found = []
+        for s, host in enumerate(self.fleet.servers):
+            parts = urlsplit(host.url)
+            held = sorted((name, places[s]) for name, places in routes.items() if places.get(s, 0.0) > 0.0)
+            modules = [
+                Module(name, filled(self.fleet.adapters, name, rank=ranks[name]), share)
+                for name, share in held
+                if ranks.get(name)
+            ]
+            plain = [Module(name, "", share) for name, share in held if not ranks.get(name)]
+            if held:
+                like = base[s] if s < len(base) else base[-1]
+                port = parts.port or 80
+                found.append(
+                    replace(
+                        like, index=s, name=host.name, port=port, address=f"{parts.hostname}:{port}",
+                        modules=tuple(modules), base=tuple(plain),
+                    )
+                )  # fmt: skip
+        render = import_module(FORMATS[router.format].module).render
+        texts: dict[str, str] = render(tuple(found), options)
+        return texts
+
+    def write(self, routes: Routes, *, again: bool = False) -> None:
+        """Write the files and let the router read them; where it does not, the old files are put back.
+
+        `again`: also where they are as they were: packer may have been killed before the router read them.
+        Raises `LiveError`: the command that makes the router read them fails; `OutputError`: they can't be written.
+        """
+        router = self.fleet.router
+        if router is None:
+            return
+        texts = self.texts(routes)
+        target = Path(router.file)
+        if len(texts) == 1:
+            files = {target: next(iter(texts.values()))}
+        else:
+            make_folder(target)
+            files = {target / name: text for name, text in texts.items()}
+        old = {path: path.read_text() for path in files if path.exists()}
+        if old == files and not again:
+            return
+        try:
+            for path, text in files.items():
+                write_text(path, text)
+            if router.reload is not None:
+                run_command(router.reload, self.fleet.limits.start_s)
+        except PackerError as error:
+            self._put_back(old)
+            raise LiveError(f"The router did not take its new routes: {error}") from None
+
+    def _put_back(self, old: Mapping[Path, str]) -> None:
+        for path, text in old.items():
+            write_text(path, text)
+        router = self.fleet.router
+        if old and router is not None and router.reload is not None:
+            try:
+                run_command(router.reload, self.fleet.limits.start_s)
+            except LiveError:
+                return  # the router runs on with what it has, which is these routes
