@@ -10,43 +10,33 @@ from packer.solvers.limit import within_limit
 
 @dataclass(frozen=True)
 class Bound:
-    """No plan has fewer than `value` GPUs; `source` is the argument in words.
+    """No plan has a smaller first entry of the objective's key than `value`: GPUs, or their price per hour.
 
-    `certain`: the argument holds relative to what evaluates bins in the search, whatever a search for the heaviest bin
-    may have missed. `provided`: it would be certain under this condition. `always`: it holds whatever evaluates bins.
+    `source`: the argument in words. `proven`: it holds relative to what evaluates the plan; else it is an estimate.
     """
 
-    value: int
+    value: float
     source: str
-    certain: bool = False
-    provided: str = ""
-    always: bool = False
-
-    def proven(self, problem: Problem) -> bool:
-        """Whether it holds relative to what evaluates the plan, which may be another than evaluates the search."""
-        return self.always or (self.certain and not problem.evaluator.confirms)
-
-    def words(self, problem: Problem) -> str:
-        """The argument, marked as an estimate where it is not proven."""
-        if self.proven(problem):
-            return self.source
-        return f"estimate{f', {self.provided}' if self.provided else ''}: {self.source}"
+    proven: bool = False
 
 
 def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, object]) -> Solution:
     """The solution with a bound; cut to the GPUs that there may be, and then infeasible."""
+    weight = problem.objective.weight(problem.profile)
     # A bound of one GPU is trivial, and a plan at hand refutes a search that missed a bin.
-    known = bound.value > 1 or len(first.bins) <= 1
-    known &= bound.value <= len(first.bins) or bool(first.unplaced)
+    known = bound.value > weight or len(first.bins) <= 1
+    known &= bound.value <= len(first.bins) * weight or bool(first.unplaced)
     found = replace(
         first,
-        lower_bound=float(bound.value) if known else None,
-        bound_source=bound.words(problem) if known else "",
-        proven=known and bound.proven(problem),
+        lower_bound=bound.value if known else None,
+        bound_source=bound.source if known else "",
+        proven=known and bound.proven,
         details={**first.details, **details},
     )
     cut = within_limit(problem, found)
-    if problem.max_gpus is None or cut is found or bound.value <= problem.max_gpus:
+    if problem.max_gpus is None or cut is found or problem.objective.minimises != "gpus":
         return cut
-    necessary = f"At least {bound.value} GPUs are necessary ({bound.words(problem)})"
+    if bound.value <= problem.max_gpus:
+        return cut
+    necessary = f"At least {bound.value:.0f} GPUs are necessary ({bound.source})"
     return replace(cut, reasons=(*cut.reasons, necessary))

@@ -15,6 +15,7 @@ import numpy as np
 
 from packer.adapter import Adapter
 from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS, Lengths
 from packer.sessions import Sessions
@@ -125,6 +126,11 @@ class Classes:
         if self.loss > 0.0 or np.log1p(self.demand).sum() > np.log(most):
             return None
         return np.array(list(product(*(range(d + 1) for d in self.demand.tolist()))), dtype=np.int64)[1:]
+
+    def rows(self, bins: Iterable[Bin]) -> IntArray:
+        """The counts of these servers of whole adapters, int64 (m, K)."""
+        held = [self.counts(each.adapters) for each in bins if not each.is_split]
+        return np.array(held, dtype=np.int64).reshape(-1, len(self))
 
     def counts(self, adapters: Iterable[int]) -> IntArray:
         """How many of each class, int64 (K,)."""

@@ -3,7 +3,7 @@
     uv run python benchmarks/solvers/minima.py --first 1 --fleets 1
 
 Fleets of `gaps.py` with trained trees alone. A class that stands for its lightest member gives a bound for the fleet
-itself, one that stands for its mean an estimate; the few classes that an enumeration of bins can prove are tried, too.
+itself, one that stands for its mean an estimate.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from packer.objectives.gpus import Gpus
 from packer.solvers.backbone import load_bound
 from packer.solvers.base import Problem
 from packer.solvers.classes import aggregate
-from packer.solvers.columns.prices import features
-from packer.solvers.columns.relaxation import Relaxation
+from packer.solvers.columns.generation import BOUND, Columns
+from packer.solvers.columns.source import Source
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.greedy.solver import Greedy
@@ -50,28 +50,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             started = time.monotonic()
             problem = Problem(fleet, (profile,), goal, evaluator, time_limit_s=options.time_limit)
             classes = aggregate(fleet, max_classes=most, optimistic=optimistic)
-            found = relaxed(
-                problem, Relaxation(Feasibility(problem, classes), np.random.default_rng(0)), len(plan.bins)
-            )
+            feasibility = Feasibility(problem, classes)
+            columns = Columns([Source(1.0, feasibility, feasibility, np.random.default_rng(0))])
+            with suppress(OutOfTime):
+                if columns.start([classes.rows(())]):
+                    columns.warm()
+                    columns.run(np.array([1]), BOUND, problem.out_of_time)
             print(
-                f"  {len(classes):3} classes, {'lightest' if optimistic else 'mean':8}: value {found.value:.2f}, bound "
-                f"{found.bound}{', by enumeration' if found.exhaustive else ''}, {time.monotonic() - started:.1f} s",
+                f"  {len(classes):3} classes, {'lightest' if optimistic else 'mean':8}: value {columns.value:.2f}, "
+                f"bound {columns.promised}, {time.monotonic() - started:.1f} s",
                 flush=True,
             )
-
-
-def relaxed(problem: Problem, relaxation: Relaxation, target: int) -> Relaxation:
-    """The relaxation at its end, or when the time is up."""
-    classes = relaxation.feasibility.classes
-    with suppress(OutOfTime):
-        if relaxation.start(np.zeros((0, len(classes)), dtype=np.int64)):
-            relaxation.warm(features(classes))
-        while True:
-            relaxation.run(problem.out_of_time)
-            if (relaxation.prove(target, 20_000) and relaxation.converged) or problem.out_of_time():
-                break
-    relaxation.value = 0.0 if relaxation.weights is None else float(relaxation.weights @ relaxation.demand)
-    return relaxation
 
 
 if __name__ == "__main__":

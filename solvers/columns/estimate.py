@@ -10,8 +10,8 @@ import numpy as np
 from packer.plan import Plan
 from packer.solvers.base import Problem
 from packer.solvers.classes import aggregate
-from packer.solvers.columns.prices import features
-from packer.solvers.columns.relaxation import Relaxation
+from packer.solvers.columns.generation import Columns
+from packer.solvers.columns.source import Source
 from packer.solvers.feasibility import Feasibility, OutOfTime
 
 MOST_EVALUATED = 20_000
@@ -38,11 +38,11 @@ def with_estimate(problem: Problem, plan: Plan) -> Plan:
     feasibility.problem = replace(
         unlimited, stop=lambda: feasibility.evaluated > MOST_EVALUATED or problem.stop()
     )
-    relaxation = Relaxation(feasibility, np.random.default_rng(problem.seed))
+    columns = Columns([Source(1.0, feasibility, feasibility, np.random.default_rng(problem.seed))])
     with suppress(OutOfTime):
-        if relaxation.start(np.zeros((0, len(classes)), dtype=np.int64)):
-            relaxation.warm(features(classes), int(known) // size)
-    gpus = float(relaxation.promised * size) if relaxation.priced else 0.0
+        if columns.start([classes.rows(())]):
+            columns.warm(int(known) // size)
+    gpus = float(columns.promised * size) if columns.priced else 0.0
     if not known < gpus <= plan.n_gpus:
         return plan
     source = "estimate: trained trees find no fuller servers"

@@ -73,10 +73,7 @@ def _counted(problem: Problem, first: Solution) -> Solution:
     """The fewest servers of the one kind that there is, and what they cost at least."""
     search = ExactSearch(problem, first.bins)
     search.run()
-    found = search.solution(first)
-    if found.lower_bound is None:
-        return found
-    return replace(found, lower_bound=found.lower_bound * problem.objective.weight(problem.profile))
+    return search.solution(first)
 
 
 def starting_plan(problem: Problem) -> Solution:
@@ -141,7 +138,6 @@ class _Search:
         self.first = self._price()
         self.packings: list[dict[tuple[int, ...], tuple[Bin, ...]]] = [{} for _ in self.parts]
         """Servers found by model and mix."""
-        self.rng = np.random.default_rng(problem.seed)
 
     def run(self) -> Solution:
         """The best plan with its bound, statistics among the details."""
@@ -210,7 +206,7 @@ class _Search:
     def _generated(self) -> None:
         """Patterns and cuts until the plan attains its bound, no round helps, or the time is up (`OutOfTime`)."""
         # a cut of every model before one takes its time: without it there is no bound
-        if all(mixes.start(bins) for mixes, bins in zip(self.mixes, self.bins, strict=True)):
+        if all(mixes.begin(bins) for mixes, bins in zip(self.mixes, self.bins, strict=True)):
             for _ in range(_ROUNDS):
                 self._search()
                 if self._bound(proven=False) >= self._price() - _CHEAPER:
@@ -280,11 +276,11 @@ class _Search:
         if key in self.packings[m]:
             return self.packings[m][key]
         for few in (True, False):
-            master = mixes.relaxed(servers, few=few)
-            if master is None or not mixes.admit(servers):
+            if not mixes.relaxed(servers, few=few) or not mixes.admit(servers):
                 return None
-            for k in range(_PACKINGS if master.value <= 1.0 + _TOLERANCE else 0):
-                rows = mixes.packed(servers, master, 0.02 * k, self.rng)
+            assert mixes.master is not None
+            for k in range(_PACKINGS if mixes.master.value <= 1.0 + _TOLERANCE else 0):
+                rows = mixes.dive(servers, 0.02 * (k // 2), rounded=bool(k % 2))
                 bins = None if rows is None else self._realised(m, rows, servers)
                 if bins is None:
                     continue
@@ -294,7 +290,7 @@ class _Search:
                     self.packings[m][key] = bins
                     return bins
             if not few:
-                mixes.doubt(master.duals, servers)
+                mixes.doubt(mixes.master.duals, servers)
         return None
 
     def _fits(self, m: int, bins: Sequence[Bin]) -> bool:

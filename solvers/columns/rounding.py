@@ -7,18 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.classes import Classes
-from packer.solvers.columns.pricing import price
-from packer.solvers.columns.relaxation import Relaxation
 from packer.solvers.confirm import relieved
 from packer.solvers.feasibility import real_bins
 from packer.solvers.slots import SlotSearch
-
-_STARTS = 6
-"""Fillings tried for each bin of a dive."""
 
 
 def trimmed(patterns: Sequence[IntArray], demand: IntArray) -> list[IntArray]:
@@ -51,47 +46,3 @@ def realise(problem: Problem, classes: Classes, patterns: Sequence[IntArray]) ->
     ]
     searching = replace(problem, evaluator=problem.evaluator.changed(confirms=False))
     return relieved(searching, bins, refused) if refused else tuple(bins)
-
-
-def dive(relaxation: Relaxation, below: int, shake: float) -> list[IntArray] | None:
-    """Round the relaxation down, then fill bins for what is left, best value first; None if not < `below`
-    bins.
-
-    `shake` is the spread of the noise on the values.
-    """
-    master, rng = relaxation.master, relaxation.rng
-    if master is None or master.duals.max(initial=0.0) <= 0.0:
-        return None
-    left = relaxation.demand.copy()
-    chosen: list[IntArray] = []
-    whole = np.floor(master.use + 1e-6).astype(np.int64).tolist()
-    for pattern, times in zip(relaxation.pool, whole, strict=True):
-        for _ in range(times):
-            row = np.minimum(pattern, left)
-            if row.any():
-                chosen.append(row)
-                left -= row
-    while left.any():
-        if len(chosen) + int(np.ceil(float(left @ master.duals) - 1e-6)) >= below:
-            return None
-        row = _best_row(relaxation, left, master.duals * np.exp(rng.normal(0.0, shake, len(left))))
-        if row is None:
-            return None
-        chosen.append(row)
-        left -= row
-    return chosen if len(chosen) < below else None
-
-
-def _best_row(relaxation: Relaxation, left: IntArray, weights: FloatArray) -> IntArray | None:
-    """The feasible part of what is left that is worth most."""
-    weights = np.maximum(weights, 1e-6 * float(weights.max()))
-    if relaxation.feasibility.feasible(left[None, :])[0]:
-        return left.copy()
-    sizes = np.maximum(weights, 1e-4)
-    clipped = np.minimum(relaxation.patterns, left)
-    best = clipped[np.argsort(-(clipped @ weights), kind="stable")[:8]]
-    found = price(relaxation.knapsacks, weights, left, sizes, relaxation.rng, best, _STARTS)
-    if not len(found) or not found[0].any():
-        return None
-    row: IntArray = found[0]
-    return row

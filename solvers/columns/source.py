@@ -39,8 +39,8 @@ class Source:
 
     def __post_init__(self) -> None:
         self.patterns = np.zeros((0, len(self.mean.classes)), dtype=np.int64)
-        self._mean_knapsacks = Knapsacks(self.mean)
-        self._light_knapsacks = self._mean_knapsacks if self.light is self.mean else Knapsacks(self.light)
+        self.knapsacks = Knapsacks(self.mean)
+        self._light_knapsacks = self.knapsacks if self.light is self.mean else Knapsacks(self.light)
 
     @property
     def gpu(self) -> str:
@@ -58,10 +58,14 @@ class Source:
         self.patterns = np.unique(np.concatenate([self.patterns, rows]), axis=0)
         return len(self.patterns) - before
 
-    def start(self) -> None:
-        """Add the fullest pattern of each class alone; raises `OutOfTime`."""
-        alone = singles(self.mean, self.mean.classes.demand)
-        self.add(alone[alone.sum(axis=1) > 0])
+    def start(self, rows: IntArray) -> None:
+        """Add these patterns if feasible, and the fullest one of each class that none holds; raises `OutOfTime`."""
+        if len(rows):
+            self.add(rows[self.mean.feasible(rows)])
+        covered = self.patterns.max(axis=0, initial=0) > 0
+        if not covered.all():
+            alone = singles(self.mean, np.where(covered, 0, self.mean.classes.demand))
+            self.add(alone[alone.sum(axis=1) > 0])
 
     def sizes(self) -> FloatArray:
         """A guess of each class's share of a server, float64 (K,)."""
@@ -77,7 +81,7 @@ class Source:
     ) -> IntArray:
         """Patterns of high weight (m, K), best first, of at most `limit` (K,) of each class; raises `OutOfTime`."""
         most = self.mean.classes.demand if limit is None else limit
-        return price(self._mean_knapsacks, weights, most, self.sizes(), self.rng, bases, n_starts)
+        return price(self.knapsacks, weights, most, self.sizes(), self.rng, bases, n_starts)
 
     def heaviest(self, weights: FloatArray) -> float:
         """The largest weight of the patterns found, with the lightest adapters of each class; raises `OutOfTime`."""

@@ -15,6 +15,7 @@ from packer.solvers import auto
 from packer.solvers.auto import Auto
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bound import Bound
+from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.confirm import STEPS, admits, confirmed_solution, relieved, with_other_slots
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
@@ -163,10 +164,11 @@ def test_what_the_search_proves_is_an_estimate_for_the_whole_predictor() -> None
     """A bound that is certain for the predictor of the search is not proven for the one that confirms."""
     fleet = random_fleet(6, 1)
     plain = Problem(fleet, (small_profile(),), Gpus(), Evaluator(MonotonePredictor(), Gpus()))
-    bound, always = Bound(3, "said so", certain=True), Bound(3, "said so", certain=True, always=True)
-    assert (bound.proven(plain), bound.words(plain)) == (True, "said so")
-    assert (bound.proven(posed(fleet)), bound.words(posed(fleet))) == (False, "estimate: said so")
-    assert always.proven(posed(fleet))
+    for task, said in ((plain, "said so"), (posed(fleet), "estimate: said so")):
+        search = ExactSearch(task, [made for made in real_bins(task, [(i,) for i in range(6)]) if made])
+        assert search.bound == Bound(1.0, "a fleet needs at least one GPU", proven=True)
+        search._raise(3, "said so", exhaustive=True, every=True)
+        assert search.bound == Bound(3.0, said, proven=said == "said so")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -21,7 +21,6 @@ from packer.planning.solve import solve
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.solvers.backbone import load_bound
-from packer.solvers.bound import Bound
 from packer.solvers.bounds import Bounds
 from packer.solvers.columns import exact
 from packer.solvers.columns.exact import ExactSearch
@@ -80,7 +79,7 @@ def test_an_estimate_does_not_end_the_search() -> None:
     task = problem(random_fleet(48, seed=5, rates=(1.6, 0.8), ranks=(8, 32)))
     search = ExactSearch(task, Greedy().solve(task).bins)
     for certain in (False, True):
-        search.bound = Bound(len(search.bins), "said so", certain=certain)
+        search._raise(len(search.bins), "said so", exhaustive=certain, every=certain)
         assert search.closed is certain
 
 

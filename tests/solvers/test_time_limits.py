@@ -24,7 +24,7 @@ from packer.room import LEVELS
 from packer.settings import Slots
 from packer.solvers import base
 from packer.solvers.base import Problem, Solution
-from packer.solvers.columns import relaxation
+from packer.solvers.columns import generation
 from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
@@ -124,14 +124,14 @@ def test_column_generation_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch, s
     task = replace(problem(fleet, predictor=Slow()), started=0.0)
     bins = [bin_ for bin_ in real_bins(task, [tuple(range(i, i + 4)) for i in range(0, 240, 4)]) if bin_]
     assert len(bins) == 60
-    whole = relaxation.solve_relaxation
+    whole = generation.solve_relaxation
 
     def hard(*given: Any, time_limit_s: float) -> Any:
         """A linear program that takes as long as it may, and 10 s if it is let."""
         Slow.clock.now += min(10.0, time_limit_s)
         return None if time_limit_s < 10.0 else whole(*given, time_limit_s=time_limit_s)
 
-    monkeypatch.setattr(relaxation, "solve_relaxation", hard)
+    monkeypatch.setattr(generation, "solve_relaxation", hard)
     search = ExactSearch(replace(task, started=Slow.clock.now, time_limit_s=seconds), bins)
     search.run()
     assert Slow.clock.now <= search.problem.started + seconds + 0.3

@@ -22,14 +22,14 @@ from packer.objectives.headroom import Headroom
 from packer.plan import Status
 from packer.planning.solve import solve
 from packer.solvers.base import Problem
-from packer.solvers.bound import Bound
 from packer.solvers.bounds import Bounds
 from packer.solvers.classes import aggregate
 from packer.solvers.columns import master
 from packer.solvers.columns.exact import Exact, ExactSearch
+from packer.solvers.columns.generation import BOUND
 from packer.solvers.columns.master import solve_integer, solve_relaxation
 from packer.solvers.columns.proof import certify
-from packer.solvers.columns.rounding import dive, realise
+from packer.solvers.columns.rounding import realise
 from packer.solvers.feasibility import Feasibility, real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.verify import check
@@ -58,14 +58,15 @@ def brute_force(task: Problem) -> int:
 def test_patterns_found_after_the_last_optimum_leave_it_as_it_is(seed: int) -> None:
     """What is rounded and diversified is the optimum over the patterns that it was found for."""
     task = problem(random_fleet(60, seed=seed, rates=(1.6, 0.8, 0.3)))
-    relaxation = ExactSearch(task, Greedy().solve(task).bins).relaxation
-    assert relaxation.start(np.zeros((0, len(relaxation.demand)), dtype=np.int64))
-    relaxation.run(lambda: False)
-    assert relaxation.add(np.minimum(relaxation.patterns, 1)) > 0
-    rows = dive(relaxation, 60, 0.0)
+    columns = ExactSearch(task, Greedy().solve(task).bins).columns
+    (source,) = columns.sources
+    assert columns.start([columns.classes.rows(())])
+    columns.run(np.array([1]), BOUND, lambda: False)
+    assert source.add(np.minimum(source.patterns, 1)) > 0
+    rows = columns.dive(np.array([60]), 0.0)
     assert rows is not None
-    assert np.array_equal(np.sum(rows, axis=0), relaxation.demand)
-    assert relaxation.diversify(len(rows) - 1) >= 0
+    assert np.array_equal(np.sum([row for _, row in rows], axis=0), columns.demand)
+    assert columns.diversify(len(rows) - 1) >= 0
 
 
 def test_a_cover_whose_bins_are_refused_is_repaired() -> None:
@@ -175,7 +176,7 @@ def test_one_gpu_ends_the_search() -> None:
     assert len(search.bins) == 1
     search.run()
     assert search.closed
-    assert search.relaxation.feasibility.evaluated == 0
+    assert search.feasibility.evaluated == 0
 
 
 def test_bounds_name_the_bins_that_no_search_evaluates() -> None:
@@ -343,12 +344,12 @@ def test_only_certain_bounds_are_proven() -> None:
     first = Greedy().solve(task)
     search = ExactSearch(task, first.bins)
     for certain in (False, True, False):
-        search._raise(Bound(len(first.bins), "said so", certain=certain))
+        search._raise(len(first.bins), "said so", exhaustive=certain, every=certain)
         found = search.solution(first)
         assert found.lower_bound == len(first.bins)
-        seen = search.bound.certain
+        seen = search.certain
         assert (found.proven, found.bound_source) == (seen, "said so" if seen else "estimate: said so")
-    assert search.bound.certain
+    assert search.certain
 
 
 def test_prices_decide_between_covers() -> None:

@@ -36,7 +36,7 @@ def mixes_of(rates: list[float]) -> Mixes:
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
     problem = Problem(fleet, tuple(predictors), Cost(), Evaluator(predictors, Cost()), time_limit_s=60.0)
     found = Mixes(problem, 0)
-    assert found.start([])
+    assert found.begin([])
     assert all(cut.admits(np.array([9, 9])) for cut in found.cuts)
     found.cuts.clear()
     return found
@@ -76,15 +76,14 @@ def test_a_mix_is_excluded_only_if_nothing_holds_on_it(seed: int) -> None:
     mixes = mixes_of(rates)
     for large, small in [(0, 1), (1, 0), (0, 2), (1, 1), (0, 3), (2, 0)]:
         servers = np.array([large, small])
-        master = mixes.relaxed(servers, few=False)
-        assert master is not None
+        assert mixes.relaxed(servers, few=False)
+        assert mixes.master is not None
         possible = holds(mixes.problem, large, small)
         if not mixes.admit(servers):
             assert not possible
         else:
-            rows = mixes.packed(servers, master, 0.0, np.random.default_rng(0))
-            assert rows is None or possible
-            assert master.value <= 1.0 + 1e-6
+            assert mixes.dive(servers, 0.0) is None or possible
+            assert mixes.master.value <= 1.0 + 1e-6
 
 
 def test_kinds_that_hold_no_adapter_of_a_class_are_excluded() -> None:
@@ -93,14 +92,14 @@ def test_kinds_that_hold_no_adapter_of_a_class_are_excluded() -> None:
     alone = np.array([0, 3])
     assert not holds(mixes.problem, 0, 3)
     assert mixes.admit(alone)
-    assert mixes.relaxed(alone, few=False) is None
+    assert not mixes.relaxed(alone, few=False)
     assert not mixes.admit(alone)
     assert mixes.admit(np.array([1, 0]))
     mixes.prove()
     proven = [cut for cut in mixes.cuts if cut.proven]
     assert proven
     assert not proven[0].admits(alone)
-    assert mixes.relaxed(np.array([1, 1]), few=False) is not None
+    assert mixes.relaxed(np.array([1, 1]), few=False)
 
 
 def test_a_mix_without_room_for_a_rounded_class_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +108,7 @@ def test_a_mix_without_room_for_a_rounded_class_is_not_tried_again(monkeypatch: 
     found = mixes_of([3.9791, 3.9821, 1.0, 1.0, 1.0])
     assert found.classes.loss > 0.0
     alone = np.array([0, 3])
-    assert found.relaxed(alone, few=False) is None
+    assert not found.relaxed(alone, few=False)
     assert found.admit(alone)
     assert not all(doubt.admits(alone) for doubt in found.doubts)
     assert all(doubt.admits(np.array([1, 0])) for doubt in found.doubts)

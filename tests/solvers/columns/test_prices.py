@@ -11,9 +11,10 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.lengths import Lengths
 from packer.solvers.classes import aggregate
+from packer.solvers.columns.generation import Columns
 from packer.solvers.columns.master import solve_relaxation
 from packer.solvers.columns.prices import features
-from packer.solvers.columns.relaxation import Relaxation
+from packer.solvers.columns.source import Source
 from packer.solvers.feasibility import Feasibility
 from packer.workload import Workload
 
@@ -36,13 +37,12 @@ def test_few_prices_come_near_the_linear_relaxation_from_below() -> None:
     rows = rows[feasibility.feasible(rows)]
     whole = solve_relaxation(rows, classes.demand)
     assert whole is not None
-    relaxation = Relaxation(feasibility, np.random.default_rng(0))
-    assert relaxation.start(rows[:0])
-    relaxation.warm(features(classes))
-    assert relaxation.weights is not None
-    heaviest = float((rows @ relaxation.weights).max())
+    columns = Columns([Source(1.0, feasibility, feasibility, np.random.default_rng(0))])
+    assert columns.start([rows[:0]])
+    columns.warm()
+    heaviest = float((rows @ columns.weights).max())
     assert 1.0 - 1e-6 <= heaviest <= 1.05  # the search for the heaviest bin may miss it, but not by much
-    value = float(relaxation.weights @ classes.demand) / heaviest
+    value = columns.value / heaviest
     assert 0.9 * whole.value <= value <= whole.value * (1.0 + 1e-9)
     assert whole.value == pytest.approx(float(whole.duals @ classes.demand))
 
@@ -54,16 +54,20 @@ def test_columns_end_where_the_known_bound_is_out_of_reach() -> None:
     """
     classes = aggregate(FLEET)
 
-    def warmed(known: int | None) -> Relaxation:
-        relaxation = Relaxation(Feasibility(problem(FLEET), classes), np.random.default_rng(0))
-        assert relaxation.start(np.zeros((0, len(classes)), dtype=np.int64))
-        relaxation.warm(features(classes), known)
-        return relaxation
+    def warmed(known: int | None) -> Columns:
+        feasibility = Feasibility(problem(FLEET), classes)
+        columns = Columns([Source(1.0, feasibility, feasibility, np.random.default_rng(0))])
+        assert columns.start([classes.rows(())])
+        columns.warm(known)
+        return columns
+
+    def patterns(columns: Columns) -> int:
+        return len(columns.sources[0].patterns)
 
     every = warmed(None)
     for known in range(2 * every.promised):
         found = warmed(known)
         assert max(known, found.promised) == max(known, every.promised)
-        assert len(found.patterns) <= len(every.patterns)
-    assert len(warmed(every.promised).patterns) < len(every.patterns)
-    assert len(warmed(0).patterns) < len(every.patterns)
+        assert patterns(found) <= patterns(every)
+    assert patterns(warmed(every.promised)) < patterns(every)
+    assert patterns(warmed(0)) < patterns(every)

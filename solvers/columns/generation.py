@@ -1,0 +1,260 @@
+"""Column generation: sets of adapters that servers carry, and weights of adapters that no server carries more of.
+
+Weigh the adapters in any way: where no server of kind k carries more than M_k, the servers n of a plan satisfy
+Σ n_k M_k >= the weight of all adapters. The best weights are the duals of the relaxation over all sets that a server
+carries (patterns), which are found as they are needed. With one kind the weight of all over M is a bound on the
+servers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from packer.arrays import FloatArray, IntArray
+from packer.solvers.columns.master import Master, solve_relaxation
+from packer.solvers.columns.prices import features
+from packer.solvers.columns.source import Source
+from packer.solvers.feasibility import OutOfTime
+
+SEARCHED_MARGIN = 5e-3
+"""Where bins could not be enumerated: the bound allows bins worth this share more than the best one found."""
+MISSED = 0.1
+"""By how much the first rounds of a search may miss the heaviest bin: 5 % where it was run to its end."""
+
+Schedule = Sequence[tuple[float, int]]
+"""Shares of the best weights in those that are priced, each with the starts of the search for patterns: the next one
+where nothing was found. The first share of 1 is for one round."""
+BOUND: Schedule = ((1.0, 24), (0.6, 24), (0.0, 24))
+"""At a mean of the duals and the best weights, which settles much faster than at the duals (A. Pessoa et al.:
+Automation and combination of linear-programming based stabilization techniques in column generation, 2018)."""
+TO_THE_END: Schedule = ((0.0, 24),)
+"""At the duals alone: for patterns rather than the bound."""
+_WARM: Schedule = ((0.0, 6), (0.0, 24))
+_WARM_ROUNDS = 60
+_NEW_COLUMNS = 12
+_EPSILON = 1e-6
+_SPREAD, _TIES = 0.1, 1e-4
+"""Noise of prices for other bins, and noise that breaks ties alone."""
+_EACH = 3
+_DIVE_STARTS = 6
+
+
+class Columns:
+    """The column generation over the adapters of one base model.
+
+    `sources`: its kinds of server, with the patterns found so far.
+    `weights`, `value`: of an adapter of each class, float64 (K,), scaled so that no servers priced so far carry more
+    than 1 together, and what all adapters weigh: the least share of those servers that holds them.
+    `master`, `pools`, `uses`: the last optimum, and of each kind the patterns over which it is one with their use.
+    `worth`: the dual of a server of each kind (S,).
+    `priced`, `converged`: patterns beyond the weights were looked for; none is worth more than a server at the duals.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = sources
+        self.classes = sources[0].mean.classes
+        self.demand = self.classes.demand
+        self.weights, self.value = np.zeros(len(self.demand)), 0.0
+        self.master: Master | None = None
+        self.pools: list[IntArray] = []
+        self.uses: list[FloatArray] = []
+        self.worth = np.zeros(len(sources))
+        self.priced = self.converged = False
+
+    def start(self, held: Sequence[IntArray]) -> bool:
+        """Patterns of each kind (m, K) if feasible, and the fullest one of each class not held; False if a class fits
+        no kind. Raises `OutOfTime`."""
+        for source, rows in zip(self.sources, held, strict=True):
+            source.start(rows)
+        return bool(self.held(np.ones(len(self.sources))).all())
+
+    def held(self, servers: IntArray | FloatArray) -> IntArray:
+        """The most adapters of each class in a pattern of the kinds in use (K,)."""
+        most = [s.patterns.max(axis=0, initial=0) for s, n in zip(self.sources, servers, strict=True) if n]
+        return np.asarray(np.max([np.zeros_like(self.demand), *most], axis=0))
+
+    def run(
+        self,
+        servers: IntArray,
+        schedule: Schedule,
+        enough: Callable[[], bool],
+        *,
+        basis: FloatArray | None = None,
+        rounds: float = math.inf,
+    ) -> None:
+        """Generate patterns for so many servers of each kind (S,) until none improves the relaxation, or `enough()`.
+
+        `basis`: for weights that are sums of few prices, (K, D) @ prices. Raises `OutOfTime`.
+        """
+        step = done = 0
+        self.converged = False
+        self._rescale(servers)
+        while done < rounds:
+            self._solve(servers, basis)
+            self.converged = self.master is None
+            if self.converged or enough():
+                return
+            share, starts = schedule[step]
+            added = self._price(servers, share, starts)
+            if share == 1.0 or not added:
+                step += 1
+            done += 1
+            if step == len(schedule):
+                self.converged = True
+                return
+
+    def warm(self, known: int | None = None) -> None:
+        """Generate patterns of one kind for weights that are sums of a few prices (`packer.solvers.columns.prices`).
+
+        Feasibility depends on the load, the number of adapters and their ranks first of all: few prices come near the
+        best weights in a few rounds, however many classes there are. With a `known` bound it ends where no more than
+        that can be promised (more columns lower the optimum, which no weights exceed), or no more than is promised
+        already, also if bins were `MISSED` heavier than those found.
+        """
+
+        def enough() -> bool:
+            assert self.master is not None
+            safe = promise((1.0 - MISSED) * self.value) if self.priced else 0
+            return known is not None and promise(max(self.master.value, self.value)) <= max(known, safe)
+
+        self.run(np.ones(1, dtype=np.int64), _WARM, enough, basis=features(self.classes), rounds=_WARM_ROUNDS)
+
+    @property
+    def promised(self) -> int:
+        """The bound of one kind by the weights, if the search for the heaviest bin missed little."""
+        return promise(self.value)
+
+    def refute(self, pattern: IntArray) -> None:
+        """Take a pattern of the one kind that is heavier than the weights allow."""
+        self.sources[0].add(pattern[None, :])
+        self._scaled(self.weights, float(pattern @ self.weights))
+
+    def _rescale(self, servers: IntArray) -> None:
+        """Weights for these servers: those at hand, or at first the share of a server that an adapter takes."""
+        if not self.weights.any():
+            self.weights = np.min([source.sizes() for source in self.sources], axis=0)
+        most = [float((source.patterns @ self.weights).max(initial=0.0)) for source in self.sources]
+        if not self.priced or float(servers @ most) > 1.0:
+            self._scaled(self.weights, float(servers @ most))
+
+    def _scaled(self, weights: FloatArray, carried: float) -> None:
+        if carried > 0.0:
+            self.weights = weights / carried
+            self.value = float(self.weights @ self.demand)
+
+    def _solve(self, servers: IntArray, basis: FloatArray | None) -> None:
+        """The relaxation for these servers over the patterns at hand: which share of them holds all adapters."""
+        problem = self.sources[0].mean.problem
+        if problem.out_of_time():
+            raise OutOfTime
+        kinds = np.flatnonzero(servers).tolist()
+        rows, demand = [self.sources[k].patterns for k in kinds], self.demand
+        priced = [each if basis is None else each @ basis for each in rows]
+        width, one = priced[0].shape[1], np.eye(len(kinds))
+        wide = [np.hstack([each, -one[[k] * len(each)]]) for k, each in enumerate(priced)]
+        last = np.append(np.zeros(width), servers[kinds])  # the share of the servers in use
+        prices = np.append(np.zeros(sum(map(len, rows))), 1.0)
+        total: FloatArray = demand.astype(np.float64) if basis is None else demand @ basis
+        needed = np.concatenate([total, np.zeros(len(kinds))])
+        matrix, left_s = np.vstack([*wide, last[None, :]]), problem.remaining_s()
+        found = solve_relaxation(matrix, needed, prices, time_limit_s=left_s)
+        if found is None and problem.out_of_time():
+            raise OutOfTime
+        self.master = found
+        if found is not None:
+            duals = found.duals[:width] if basis is None else basis @ found.duals[:width]
+            self.master = Master(found.value, found.use[:-1], duals)
+            self.worth = np.zeros(len(servers))
+            self.worth[kinds] = found.duals[width:]
+            ends = np.cumsum([len(s.patterns) * (n > 0) for s, n in zip(self.sources, servers, strict=True)])
+            self.uses = np.split(self.master.use, ends[:-1])
+            self.pools = [s.patterns[: len(use)] for s, use in zip(self.sources, self.uses, strict=True)]
+
+    def _price(self, servers: IntArray, share: float, starts: int) -> int:
+        """Look for patterns at weights between the best ones and the duals; returns how many new ones are better."""
+        assert self.master is not None
+        duals, added = self.master.duals, 0
+        at = share * self.weights + (1.0 - share) * duals
+        carried, before = 0.0, 0.0
+        for k in np.flatnonzero(servers).tolist():
+            source, use = self.sources[k], self.uses[k]
+            found = source.search(at, source.patterns[use > 0.0], starts)
+            every = np.concatenate([found, source.patterns])
+            carried += int(servers[k]) * float((every @ at).max(initial=0.0))
+            before += int(servers[k]) * float((every @ self.weights).max(initial=0.0))
+            better = found[found @ duals > self.worth[k] * (1.0 + _EPSILON)]
+            added += source.add(better[:_NEW_COLUMNS])
+        self.priced = True
+        self._scaled(self.weights, max(1.0, before))
+        if carried > 0.0 and float(at @ self.demand) / carried > self.value:
+            self._scaled(at, carried)
+        return added
+
+    def dive(
+        self, servers: IntArray, shake: float, *, rounded: bool = True
+    ) -> list[tuple[Source, IntArray]] | None:
+        """Patterns that hold all adapters on so many servers of each kind (S,); None if some are left.
+
+        The relaxation is rounded down, if `rounded`, then servers are filled one after the other, best value first.
+        `shake`: spread of the noise on the values. Raises `OutOfTime`.
+        """
+        if self.master is None or not self.master.duals.any():
+            return None
+        left, free, rng = self.demand.copy(), servers.copy(), self.sources[0].rng
+        chosen: list[tuple[Source, IntArray]] = []
+        for k, (source, pool, use) in enumerate(zip(self.sources, self.pools, self.uses, strict=True)):
+            whole = np.floor(use * rounded + _EPSILON).astype(np.int64)
+            for pattern in np.repeat(pool, whole, axis=0)[: int(free[k])]:
+                row = np.minimum(pattern, left)
+                if row.any():
+                    chosen.append((source, row))
+                    left, free[k] = left - row, free[k] - 1
+        loads, duals = self.classes.loads, self.master.duals
+        carried = np.array([source.carried() for source in self.sources])
+        order = np.repeat(np.arange(len(free)), free)
+        noise = np.exp(rng.normal(0.0, 10.0 * shake, len(order)))
+        order = order[np.argsort(-carried[order] * noise, kind="stable")]
+        least = np.maximum(1e-3 * loads / float(loads @ self.demand), 1e-6 * float(duals.max()))
+        for n, k in enumerate(order.tolist()):
+            source = self.sources[k]
+            if source.mean.feasible(left[None, :])[0]:
+                return [*chosen, (source, left)] if left.any() else chosen
+            if float(left @ duals) > float(self.worth[order[n:]].sum()) * (1.0 + _EPSILON):
+                return None
+            weights = np.maximum(duals, least) * np.exp(rng.normal(0.0, shake, len(left)))
+            bases = np.minimum(source.patterns, left)
+            bases = bases[np.argsort(-(bases @ weights), kind="stable")[:8]]
+            found = source.search(weights, bases, _DIVE_STARTS, left)
+            if not len(found) or not found[0].any():
+                return None
+            chosen.append((source, found[0]))
+            left = left - found[0]
+        return None if left.any() else chosen
+
+    def diversify(self, target: int) -> int:
+        """Add patterns of one kind that a plan of `target` servers may consist of; returns how many were new.
+
+        At the mean of the duals and the best weights, shaken by noise, and with one adapter of each class in turn. If
+        no bin is worth more than 1, none in such a plan is worth less by more than the bins that it has beyond the
+        worth of all adapters: others are left out.
+        """
+        if self.master is None or not self.priced:
+            return 0
+        (source,), rng = self.sources, self.sources[0].rng
+        at, demand = (self.master.duals + self.weights) / 2.0, self.demand
+        weights = at * np.exp(rng.normal(0.0, _SPREAD, len(at)))
+        rows = source.search(weights, self.pools[0][self.uses[0] > _EPSILON], 24)
+        if not source.mean.problem.evaluator.simulates:
+            held = np.repeat(np.flatnonzero(at > _EPSILON), _EACH).tolist()
+            ties = np.exp(rng.normal(0.0, _TIES, (len(held), len(at))))
+            rows = np.concatenate([rows, source.knapsacks.alike(at * ties, demand, held)])
+        slack = max(0.0, target - float(at @ demand))
+        return source.add(rows[rows @ at >= 1.0 - slack - _EPSILON])
+
+
+def promise(value: float) -> int:
+    """A bound on servers of one kind by the weight of all adapters."""
+    return math.ceil(value / (1.0 + SEARCHED_MARGIN) - _EPSILON)
