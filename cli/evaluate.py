@@ -161,6 +161,7 @@ def evaluate(
 
 def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
     """The plan's servers behind a live router; 3 if they starve, or break the limits that the plan was made for."""
+    from packer.cli.simulate import result_of as figures_of
     from packer.cli.simulation_table import lines_of
     from packer.operate.evaluate import routed_within
     from packer.twin.cluster.simulate import simulate_cluster
@@ -171,7 +172,7 @@ def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
         fleet, plan.cluster(), router=changes.router, seed=changes.seed or 0, duration_s=changes.duration_s
     )
     kept = routed_within(plan, run)
-    result = {**run.to_dict(), "holds": kept and not run.starved}
+    result = {**figures_of([run]), "holds": kept and not run.starved}
     broken = [] if kept else [f"The plan breaks its latency limits behind this router: {plan.goal}."]
     out.result(result, lambda: [*lines_of([run], result), *broken])
     return 0 if result["holds"] else 3

@@ -288,11 +288,12 @@ def _predict(
 
 
 def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
-    """The metrics of one run; of several their means, with intervals beside them."""
+    """The metrics of one run and the verdict on it; of several their means, with intervals beside them."""
     from packer.twin.timeline import SUMMARY
     from packer.twin.uncertainty import intervals
+    from packer.twin.verdict import verdict_of_all
 
-    result = simulations[0].to_dict()
+    result = {**simulations[0].to_dict(), "verdict": verdict_of_all(simulations).to_dict()}
     if len(simulations) == 1 or simulations[0].status != "ok":
         return result
     metrics = [*SUMMARY, *(name for name in METRICS["cluster"] if name in result)]

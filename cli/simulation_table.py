@@ -37,23 +37,21 @@ def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[
             cells += [number(row["low"], digits), number(row["high"], digits)]
         rows.append(cells)
     columns = ["", f"mean of {n} seeds", "95 % from", "to"] if several else ["", "value"]
-    share = result["total_token_throughput"] / result["offered_tok_s"] if result["offered_tok_s"] else 1.0
-    found = "starves" if result["starved"] else "keeps up"
-    if several and 0 < result["starved_share"] < 1:
-        found += f" (in {result['starved_share']:.0%} of the runs it starves)"
-    tokens = f"{first.kv_cache_tokens:,} KV tokens"
-    found = f"The {'cluster' if cluster else 'server'} {found}: {share:.1%} of the offered load is served"
+    found = f"{first.kv_cache_tokens:,} KV tokens."
     if first.closed_loop:
-        found = f"Closed loop: {first.concurrency} requests are always outstanding"
+        found += f" Closed loop: {first.concurrency} requests are always outstanding."
+    if advice := (result["verdict"]["cause"] or {}).get("advice"):
+        found += f" What would help: {advice}."
     return [
         title_of(first),
         Table(None, columns, rows),
-        f"{tokens}. {found}.",
+        found,
         *_risk_lines(result),
         *([_trained(result["tuning"])] if "tuning" in result else []),
         *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
         *([] if cluster else [f"{words}." for words in cut_words(first.workload, [first.profile])]),
         *([] if cluster else _thrashing(first)),
+        result["verdict"]["text"],
     ]
 
 

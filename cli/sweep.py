@@ -237,16 +237,20 @@ def _table(frame: pl.DataFrame, packs: pl.DataFrame, within: pl.DataFrame, title
         row = best.get(key)
         if row is None:
             why = "memory error" if part["memory_error"].all() else "starves everywhere"
-            cells.append([*names, why, "", "", "", "", ""])
+            cells.append([*names, why, *[""] * 6])
             continue
         last = row[axis] == part[axis].max()
         inside = f"{kept[key][axis]:g}" if key in kept else "none"
+        beyond = part.filter(pl.col(axis) > kept[key][axis]) if key in kept else part
+        limited = beyond["limited_by"].drop_nulls().to_list()[:1] or [""]
         shown = [number(row[name], digits) for name, digits in _SHOWN.items()]
-        cells.append([*names, f"{row[axis]:g}" + (" (end of the grid)" if last else ""), inside, *shown])
+        most = f"{row[axis]:g}" + (" (end of the grid)" if last else "")
+        cells.append([*names, most, inside, *limited, *shown])
     columns = [
         *others,
         f"Max_pack ({axis})",
         "within the goal",
+        "limited by",
         "offered tok/s",
         "tok/s",
         "TTFT ms",

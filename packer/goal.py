@@ -110,7 +110,9 @@ class Limits:
         return {key: value for key, value in self.to_dict().items() if level(key) == where}
 
     def __str__(self) -> str:
-        return " and ".join(f"{_words(key)} <= {_time(key, value)}" for key, value in self.to_dict().items())
+        return " and ".join(
+            f"{words_of(key)} <= {time_words(key, value)}" for key, value in self.to_dict().items()
+        )
 
 
 def _ordered(keys: Iterable[str]) -> list[str]:
@@ -124,7 +126,8 @@ def _limit(key: str, value: float) -> float:
     return checks.real(key, value, low=0.0, open_low=True)
 
 
-def _words(key: str) -> str:
+def words_of(key: str) -> str:
+    """A limit's key for people: "p95 TTFT"."""
     of_server, name = key.startswith("server."), key.rpartition(".")[2].removesuffix("_ms")
     statistic, _, what = name.rpartition("_")
     what = {"e2e": "latency", "normalised": "latency per output token"}.get(what, what.upper())
@@ -132,7 +135,8 @@ def _words(key: str) -> str:
     return f"{told} of a server" if of_server or (statistic and level(key) == "server") else told
 
 
-def _time(key: str, value: float) -> str:
+def time_words(key: str, value: float) -> str:
+    """A value of a limit for people: "2 s", "100 ms"."""
     in_s = value >= 1000 and metric(key) in ("ttft", "e2e")
     return f"{value / 1000:g} s" if in_s else f"{value:g} ms"
 

@@ -105,11 +105,11 @@ def slo_used(sim: Simulation) -> FloatArray:
         return np.full(len(sim.workload), np.inf)
     goal, used = sim.workload.slo, np.zeros(len(sim.workload))
     for key in goal.keys("adapter"):
-        used = np.maximum(used, _judged_ms(sim, key) / goal.column(sim.workload, key))
+        used = np.maximum(used, judged_ms(sim, key) / goal.column(sim.workload, key))
     return used
 
 
-def _judged_ms(sim: Simulation, key: str) -> FloatArray:
+def judged_ms(sim: Simulation, key: str) -> FloatArray:
     """The figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server."""
     statistic, _, what = key.removesuffix("_ms").partition("_")
     if key == "p95_ttft_ms":

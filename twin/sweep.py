@@ -17,6 +17,7 @@ from packer.io.frames import pl
 from packer.profile import Profile
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
+from packer.twin.verdict import verdict_of
 from packer.workload import Workload
 
 MAX_POINTS = 100_000
@@ -103,8 +104,8 @@ class Sweep:
             max_lora_rank=self.max_lora_rank,
             duration_s=self.duration_s,
             seed=self.seed,
-            timeline_bin_s=self.duration_s,
         )
+        verdict = verdict_of(sim)
         return {
             "adapters": n,
             "rate_factor": factor,
@@ -113,6 +114,8 @@ class Sweep:
             "memory_error": sim.status == "memory_error",
             "starved": sim.starved,
             **{name: getattr(sim, name) for name in COLUMNS},
+            "verdict": verdict.text,
+            "limited_by": None if verdict.cause is None else verdict.cause.name,
             "sweep": self.fingerprint,
         }
 
@@ -136,7 +139,8 @@ class Sweep:
 
 
 def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
-    """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, sweep."""
+    """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, the verdict on the goal,
+    what limits the server, sweep."""
     kinds = {
         "adapters": pl.Int64,
         "rate_factor": pl.Float64,
@@ -146,7 +150,7 @@ def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
         "starved": pl.Boolean,
         **dict.fromkeys(COLUMNS, pl.Float64),
         **dict.fromkeys(("kv_cache_tokens", "preemptions", "adapter_loads"), pl.Int64),
-        "sweep": pl.String,
+        **dict.fromkeys(("verdict", "limited_by", "sweep"), pl.String),
     }
     return pl.DataFrame(list(rows), schema=kinds).sort(AXES)
 

@@ -1,0 +1,74 @@
+"""A run ends with a verdict on the goal that agrees with its figures and names what limits the server."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.cluster import Cluster
+from packer.profile import Profile
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.simulate import simulate
+from packer.twin.verdict import verdict_of, verdict_of_all
+from packer.workload import Workload
+
+
+def fleet(n: int, rate: float) -> Workload:
+    """Adapters of rank 8."""
+    return Workload([Adapter(f"a{k}", 8, rate) for k in range(n)])
+
+
+def test_what_keeps_its_goal_says_so(toy_profile: Profile) -> None:
+    """Each limit stands beside the figure that is nearest to it."""
+    found = verdict_of(simulate(fleet(2, 0.05), toy_profile, max_loras=2, duration_s=600))
+    assert found.holds
+    assert found.cause is None
+    assert [each.key for each in found.limits] == ["p95_ttft_ms", "mean_itl_ms"]
+    assert all(each.kept and each.value_ms <= each.limit_ms for each in found.limits)
+    assert "keeps p95 TTFT 2 s (" in found.text
+    assert "None" not in found.text
+
+
+def test_slots_that_are_too_few_are_named(toy_profile: Profile) -> None:
+    """Many adapters behind one slot wait for it; one adapter alone would not."""
+    run = simulate(fleet(12, 0.2), toy_profile, max_loras=1, duration_s=900)
+    found = verdict_of(run)
+    assert not found.holds
+    assert found.cause is not None
+    assert found.cause.name in ("slots", "loading")
+    assert "breaks p95 TTFT 2 s (" in found.text
+    assert "12 of 12 adapters" in found.text
+    assert found.to_dict()["cause"]["advice"]
+
+
+@pytest.mark.parametrize(
+    "slo", ["ttft_ms=1,request_share=0.9", "server.p99_ttft_ms=1", "p95_ttft_ms=1", "mean_itl_ms=1"]
+)
+def test_the_verdict_agrees_with_how_much_of_the_goal_is_used(toy_profile: Profile, slo: str) -> None:
+    """A run holds if and only if it uses no more than its limits, at every level of limits."""
+    for limit in (slo, slo.replace("=1", "=100000", 1)):
+        run = simulate(fleet(3, 0.1), toy_profile, max_loras=3, duration_s=600, slo=limit)
+        assert verdict_of(run).holds == (run.slo_used <= 1.0) == (limit != slo)
+
+
+def test_a_server_that_does_not_start_breaks_the_goal(toy_profile: Profile) -> None:
+    """Nothing is measured there, and the reason is the verdict."""
+    found = verdict_of(simulate(fleet(3, 0.1), toy_profile, max_loras=100_000, duration_s=60))
+    assert not found.holds
+    assert found.text.startswith("Does not start")
+
+
+def test_of_several_runs_the_worst_speaks(toy_profile: Profile) -> None:
+    """The sentence counts the seeds that keep the goal and describes the one furthest beyond it."""
+    runs = [simulate(fleet(2, rate), toy_profile, max_loras=2, duration_s=600) for rate in (0.05, 400.0)]
+    found = verdict_of_all(runs)
+    assert not found.holds
+    assert found.text.startswith("1 of 2 seeds keep the goal; the worst: Starves")
+
+
+def test_a_cluster_names_the_server(toy_profile: Profile) -> None:
+    """Of a cluster the server that is furthest beyond the goal is said, with what limits it."""
+    cluster = Cluster.of(toy_profile, 2, max_loras=1, max_lora_rank=8)
+    found = verdict_of(simulate_cluster(fleet(12, 0.4), cluster, router="round-robin", duration_s=600))
+    assert not found.holds
+    assert ": server " in found.text

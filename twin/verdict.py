@@ -1,0 +1,135 @@
+"""Whether a simulated server or cluster keeps the latency goal, and if not what limits it, in a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from packer.goal import Limits, time_words, words_of
+from packer.twin.limits import Limit, limit_of
+from packer.twin.per_adapter import judged_ms, requests_used
+from packer.twin.result import Simulation
+from packer.words import counted
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLimit:
+    """A limit of the goal beside the figure that is nearest to it, or furthest beyond.
+
+    `value_ms`: of an adapter, or of a server; NaN for limits of requests, of which a share is in `words`.
+    `beyond`: adapters over their limit.
+    """
+
+    key: str
+    limit_ms: float
+    value_ms: float
+    kept: bool
+    words: str
+    beyond: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """What a run says of the goal (`Workload.slo`).
+
+    `holds`: it is kept, no queue grows and the server does not starve.
+    `cause`: what limits the server; None where it holds or does not start.
+    """
+
+    holds: bool
+    text: str
+    limits: tuple[MeasuredLimit, ...] = ()
+    cause: Limit | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        cause = None if self.cause is None else self.cause._asdict()
+        limits = [{k: v for k, v in asdict(each).items() if k != "words"} for each in self.limits]
+        return {"holds": self.holds, "text": self.text, "limits": limits, "cause": cause}
+
+
+def verdict_of(sim: Simulation) -> RunVerdict:
+    """The verdict on a run; of a cluster with what limits the server that is furthest beyond the goal.
+
+    In a closed loop there is no offered load that could be served or not: limits alone count.
+    """
+    if sim.status != "ok":
+        return RunVerdict(False, f"Does not start: {sim.status_reason}.")
+    limits = tuple(_measured(sim))
+    open_loop = not sim.closed_loop
+    parts = []
+    if open_loop:
+        parts.append(f"{'starves: ' if sim.starved else ''}serves {_share(sim.served_share)}")
+        parts += ["its queue grows"] if not sim.stable and not sim.starved else []
+    steady = not open_loop or (sim.stable and not sim.starved)
+    broken = [each.words for each in limits if not each.kept]
+    holds = steady and not broken
+    if holds and sim.slo_used > 1.0 and open_loop:
+        holds, broken = False, [f"{words_of('p95_ttft_ms')} of adapters with few requests"]
+    if broken:
+        parts.append(f"breaks {' and '.join(filter(None, broken))}")
+    elif limits:
+        parts.append(f"keeps {' and '.join(each.words for each in limits if each.words)}")
+    cause, why = (None, "") if holds else _cause(sim)
+    text = f"{', '.join(parts)}{why}."
+    return RunVerdict(holds, text[:1].upper() + text[1:], limits, cause)
+
+
+def verdict_of_all(runs: Sequence[Simulation]) -> RunVerdict:
+    """The verdict on runs with several seeds: on the one furthest beyond the goal, and how many keep it."""
+    found = [verdict_of(run) for run in runs]
+    if len(runs) == 1:
+        return found[0]
+    worst = max(range(len(runs)), key=lambda k: (not found[k].holds, runs[k].slo_used))
+    kept = sum(each.holds for each in found)
+    return replace(
+        found[worst], text=f"{kept} of {len(runs)} seeds keep the goal; the worst: {found[worst].text}"
+    )
+
+
+def _cause(sim: Simulation) -> tuple[Limit, str]:
+    """What limits the server, of a cluster the one that is furthest beyond the goal; that in words."""
+    servers = sim.servers
+    worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
+    found = limit_of(servers[worst])
+    where = f"server {worst}, " if len(servers) > 1 else ""
+    return found, f": {where}{found.name}, {found.usage}"
+
+
+def _measured(sim: Simulation) -> Iterator[MeasuredLimit]:
+    """Each limit of the goal beside its figure."""
+    goal, fleet = sim.workload.slo, sim.workload
+    for key in goal.keys("adapter"):
+        column, values = goal.column(fleet, key), judged_ms(sim, key)
+        worst, beyond = int(np.argmax(values / column)), int((values > column).sum())
+        kept = beyond <= len(fleet) - math.ceil(goal.adapter_share * len(fleet) - 1e-9)
+        who = f"; {beyond:,} of {counted(len(fleet), 'adapter')}" if beyond and len(fleet) > 1 else ""
+        yield _beside(key, float(column[worst]), float(values[worst]), kept, who, beyond)
+    for key in goal.keys("server"):
+        limit_ms = goal.limits.to_dict()[key]
+        figures = [server.figure(key.removeprefix("server.")) for server in sim.servers]
+        value_ms = max((figure for figure in figures if not math.isnan(figure)), default=0.0)
+        yield _beside(key, limit_ms, value_ms, value_ms <= limit_ms)
+    kept = requests_used(sim) <= 1.0
+    words = f"{Limits.only(goal.limits.at('request'))} ({_share(sim.slo_attainment)} of the requests)"
+    for k, key in enumerate(goal.keys("request")):
+        limit_ms = goal.limits.to_dict().get(key, math.nan)
+        yield MeasuredLimit(key, limit_ms, math.nan, kept, "" if k else words)
+
+
+def _beside(
+    key: str, limit_ms: float, value_ms: float, kept: bool, who: str = "", beyond: int = 0
+) -> MeasuredLimit:
+    found = time_words(key, float(f"{value_ms:.3g}"))
+    return MeasuredLimit(
+        key, limit_ms, value_ms, kept, f"{words_of(key)} {time_words(key, limit_ms)} ({found}{who})", beyond
+    )
+
+
+def _share(share: float) -> str:
+    """A share of all, which is never rounded up to it."""
+    return "no part" if math.isnan(share) else f"{math.floor(1000.0 * share) / 10.0:g} %"
