@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from packer import seeds
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
@@ -20,7 +21,6 @@ from packer.planning.assemble import versions
 from packer.planning.kept import KeptHours
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import with_room
-from packer.solvers.verify import FRESH_SEED
 from packer.strategies import Predictor
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.hours import Hours, of_hours
@@ -149,7 +149,7 @@ def evaluate_plan(
     changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove, lose=lose)
     if not changed.bins:
         raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")
-    used = plan.seed + FRESH_SEED if seed is None else seed
+    used = seeds.fresh(plan.seed) if seed is None else seed
     hours = Hours(used, limits=plan.limits)
     profiles = list(dict.fromkeys(item.profile for item in changed.bins))
     evaluator = Evaluator.load(predictor, profiles, seed=used)

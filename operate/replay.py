@@ -18,6 +18,7 @@ from packer.errors import ValidationError
 from packer.goal import GoalLike
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Schedule
+from packer.seeds import further
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
@@ -91,7 +92,7 @@ def requests_of_day(
     for k, vector in enumerate(rates.values()):
         busy = np.flatnonzero(vector > 0.0)
         fleet = with_rates(workload, vector).with_arrivals(Arrivals())
-        found = draw_requests(fleet, period_s, seed + 7919 * k)
+        found = draw_requests(fleet, period_s, further(seed, k))
         kept = np.isin(found.adapter, busy)
         parts.append(replace(found.take(kept), time_s=found.time_s[kept] + k * period_s))
     return RequestTrace.joined(parts, end_s=len(rates) * period_s)

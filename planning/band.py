@@ -23,23 +23,23 @@ def capacity_band(profiles: Sequence[Profile]) -> tuple[float, float] | None:
     return (min(a for a, _ in known), max(b for _, b in known)) if known else None
 
 
-def with_band(plan: Plan, workload: Workload, again: Callable[[Workload], Plan]) -> Plan:
+def with_band(plan: Plan, again: Callable[[Workload], Plan | None]) -> Plan:
     """The plan with `details["estimate_band"]`: GPUs and objective at both ends of the capacities that are likely.
 
     A server of c times the estimated capacity serves what an estimated one serves at 1 / c of the rates; `again`
-    makes the plan at such rates.
+    makes the plan at such rates, None if there is none.
     """
     band = capacity_band([item.profile for item in plan.bins])
-    if band is None or workload.arrivals.trace is not None or plan.status is Status.INFEASIBLE:
+    if band is None or plan.workload.arrivals.trace is not None or plan.status is Status.INFEASIBLE:
         return plan
     ends = {}
     for name, capacity in zip(("most", "fewest"), band, strict=True):
-        found = again(workload.scaled(1.0 / capacity))
-        whole = found.status is not Status.INFEASIBLE
+        found = again(plan.workload.scaled(1.0 / capacity))
+        whole = None if found is None or found.status is Status.INFEASIBLE else found
         ends[name] = {
             "capacity": capacity,
-            "gpus": found.n_gpus if whole else None,
-            "objective_value": found.objective_value[0] if whole and found.objective_value else None,
+            "gpus": None if whole is None else whole.n_gpus,
+            "objective_value": whole.objective_value[0] if whole and whole.objective_value else None,
         }
     details: dict[str, Any] = {**plan.details, "estimate_band": ends}
     return replace(plan, details=details)

@@ -19,8 +19,9 @@ from packer.plan import Plan, Status
 from packer.planning.solve import solve
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.seeds import fresh
 from packer.solvers.base import Spreading
-from packer.solvers.verify import FRESH_SEED, twin_failures
+from packer.solvers.verify import twin_failures
 from packer.twin.sweep import fleet_of
 from packer.workload import Workload
 
@@ -189,7 +190,7 @@ class Comparison:
             return replace(result, refused=str(error))
         if not plan.bins:
             return replace(result, plan=plan)
-        twin = TwinPredictor(seed=self.seed + FRESH_SEED)
+        twin = TwinPredictor(seed=fresh(self.seed))
         reference = PlanFigures.of("twin", fleet, plan.bins, twin.evaluate(fleet, plan.bins))
         predicted = PlanFigures.of(predictor, fleet, plan.bins, plan.evaluations)
         failing = twin_failures(fleet, plan.bins, twin=twin, objective=goal)

@@ -27,17 +27,13 @@ from packer.planning.solve import solve
 from packer.planning.splits import SLOTS, even_splits
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
-from packer.room import Room
 from packer.search import fewest
 from packer.solvers.base import limit_of
 from packer.solvers.candidates import candidates_of
 from packer.solvers.evaluator import rate_margin_for
-from packer.solvers.headroom import MOST_GPUS, with_slots
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload
 
-ROUNDS = 4
-"""How often fresh hours are simulated, each time others."""
 GAIN = 0.1
 """A GPU more that lowers neither the p95 TTFT nor the ITL by this share is no gain."""
 WORSE = 1.2
@@ -76,10 +72,8 @@ class Frontier:
     progress: Progress = lambda _what, _done, _total: None
     stop: Callable[[], bool] = lambda: False
     time_limit_s: float | None = None
-    confirmed: bool | None = field(default=None, init=False)
-    """Whether the plan that `explore` found keeps the limits in fresh hours; None where none was simulated."""
     broken: list[Hour] = field(default_factory=list, init=False)
-    """The fresh hours that it breaks."""
+    """The fresh hours that break the plan which was judged last."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
@@ -170,7 +164,7 @@ class Frontier:
             self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
 
-    def _first(self, low: int, high: int) -> int | None:
+    def first(self, low: int, high: int) -> int | None:
         """Fewest GPUs up to `high` on which the limits are kept; None if none does.
 
         From `low` upwards, on which trees say that nothing starves, once one less breaks the limits: the solver's are
@@ -203,47 +197,19 @@ class Frontier:
             if slower or there.p95_ttft_ms > here.p95_ttft_ms:
                 bins = settled(self.kept, there.plan.bins, self.kept.hours, self.over, tight=0.0)
                 if bins != list(there.plan.bins) and self.kept.keeps(bins, self.spare):
-                    there = self._points[there.n_gpus] = self.point_of(bins)
+                    there = self.put(bins)
             pairs = ((here.p95_ttft_ms, there.p95_ttft_ms), (here.mean_itl_ms, there.mean_itl_ms))
             little = not any(after < (1.0 - GAIN) * before for before, after in pairs)
             if there.n_gpus <= n or (little and (here.holds or self.hopeless)):
                 return
             n = there.n_gpus
 
-    def explore(
-        self,
-        max_gpus: int | None = None,
-        *,
-        verify: bool = True,
-        found: Callable[[FrontierPoint], object] = lambda _point: None,
-    ) -> FrontierPoint | None:
-        """Fill the points; the one with the fewest GPUs that holds, or None up to `max_gpus`.
+    def least(self) -> int:
+        """Servers of the plan with the fewest on which nothing starves, by trees with Poisson arrivals."""
+        self.progress("fewest GPUs", 0, 0)
+        return max(1, len(self._plan(self.parts, "gpus").result().bins))
 
-        `verify`: simulate it on fresh hours and search on where one of them breaks it, `ROUNDS` times at most.
-        `found`: called with it before the points with more GPUs are made.
-        """
-        self.progress("fewest GPUs", 0, 0)  # on which nothing starves with Poisson arrivals
-        low = max(1, len(self._plan(self.parts, "gpus").result().bins))
-        low = min(low + self.spare, self._most(max_gpus))
-        first = None if self.hopeless else self._first(low, self._most(max_gpus))
-        for number in range(ROUNDS if verify and not self.replayed else 0):
-            if first is None or self.over():
-                break
-            self.progress("fresh hours", number + 1, ROUNDS)
-            bins = self.at(first).plan.bins
-            self.number, self.broken = number, self.kept.broken_later(bins, number)
-            self.confirmed = not self.broken
-            if self.confirmed or number == ROUNDS - 1:
-                break
-            self.confirmed = None
-            self._keep(max(self.broken, key=lambda hour: max(self.kept.used(bins, [hour]))))
-            first = None if self.hopeless else self.first_that_holds(first, self._most(max_gpus))
-        if first is not None:
-            found(self.at(first))
-        self.extend(first or low, self._most(max_gpus))
-        return None if first is None else self.at(first)
-
-    def _most(self, max_gpus: int | None) -> int:
+    def most(self, max_gpus: int | None) -> int:
         """More servers than this are of no use, or not at hand."""
         most = self.parts.most_gpus(self.max_replicas) + self.spare
         if max_gpus is not None and max_gpus < self.size:
@@ -252,7 +218,7 @@ class Frontier:
             )
         return most if max_gpus is None else min(max_gpus // self.size, most)
 
-    def _keep(self, hour: Hour) -> None:
+    def keep(self, hour: Hour) -> None:
         """Hold plans to a further hour: those that kept the limits so far are made, or looked at, again."""
         self.kept.add(hour)
         before, first = self.parts.parts, min((n for n, p in self._points.items() if p.holds), default=0)
@@ -329,29 +295,10 @@ class Frontier:
                 slots[k] = max(slots[k], item.max_loras)
         return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
 
-    def rooms(self, point: FrontierPoint) -> tuple[Room, ...]:
-        """How far the rates of each server may grow, and what limits it; nothing for more than `MOST_GPUS`, or where
-        the search ended before a factor of each server was known to hold.
-        """
-        few = point.n_gpus <= MOST_GPUS and not self.over()
-        found = self.hours.rooms(point.plan.bins, self.workload) if few else ()
-        return () if self.over() and any(room.headroom is None for room in found) else found
-
-    def roomy(self, best: FrontierPoint, rooms: tuple[Room, ...]) -> tuple[FrontierPoint, tuple[Room, ...]]:
-        """The point and its rooms, where servers with little room have got more slots."""
-        if not rooms or self.over():
-            return best, rooms
-        bins, wider = with_slots(
-            self.hours, self.workload, best.plan.bins, rooms, lambda item: self.kept.used([item])[0] <= 1.0
-        )
-        if (
-            bins == best.plan.bins
-            or not self.kept.keeps(bins, self.spare)
-            or self.kept.broken_later(bins, self.number)
-        ):
-            return best, rooms
-        self._points[best.n_gpus] = self.point_of(bins)
-        return self._points[best.n_gpus], wider
+    def put(self, bins: Sequence[Bin]) -> FrontierPoint:
+        """The point of these servers, in place of the one with their number."""
+        point = self._points[len(bins)] = self.point_of(bins)
+        return point
 
     def point_of(self, bins: Sequence[Bin]) -> FrontierPoint:
         """The figures of these servers."""

@@ -78,6 +78,7 @@ def frontier(
     Raises `IncompatibleError`: the fleet is of several base models.
     """
     from packer.planning.explore import Frontier
+    from packer.planning.recommend import Deployment
 
     fleet = workload if slo is None else replace(workload, slo=workload.slo.changed_by(slo))
     served = serving(fleet, [kind.profile for kind in kinds_of(profile)])
@@ -86,6 +87,6 @@ def frontier(
     found: list[FrontierPoint] = []
     for each in next(iter(served.values())):
         job = Frontier(fleet, each, margin, max_replicas, spare, seed, progress)
-        job.explore(max_gpus)
+        Deployment(job, max_gpus).explored()
         found += [point for point in job.points if not point.starving]
     return found

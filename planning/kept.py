@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from packer import seeds
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
 from packer.solvers.candidates import candidates_of, gains_cache
-from packer.solvers.verify import FRESH_SEED
 from packer.twin.hours import HOUR_S, Hours, merged
 from packer.twin.per_adapter import FEW_REQUESTS
 from packer.workload import Workload
@@ -146,7 +146,7 @@ class KeptHours:
         """The `number`-th set of fresh hours, at the rates as given, that these servers are simulated on."""
         count = FRESH_HOURS if self._varies or self._left_to_chance(bins) else 1
         first = 1 + number * FRESH_HOURS
-        return [(self.workload, self.seed + FRESH_SEED * (first + k)) for k in range(count)]
+        return [(self.workload, seeds.fresh(self.seed, first + k)) for k in range(count)]
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """Of these hours, those that break the limits."""

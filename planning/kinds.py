@@ -18,7 +18,8 @@ from packer.evaluation import AdapterFigures, Evaluations
 from packer.gpu import serving
 from packer.plan import Plan, Status
 from packer.planning.explore import Frontier
-from packer.planning.recommend import outcome, recommended
+from packer.planning.loop import completed, confirmed, planned
+from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import limit_of
@@ -99,10 +100,15 @@ def recommend_kinds(
         own = workload if len(index) == len(workload) else workload.subset(index)
         found = []
         for profile in offered:
-            plan, told = recommended(begun(own, profile), verify=verify)
-            found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, told))
-        mixed = _mixed(begun(own, offered[0], max_replicas=1), model, offered) if len(offered) > 1 else None
-        found += [mixed] if mixed is not None else []
+            task = Deployment(begun(own, profile), verify=verify)
+            plan = planned(task, verify=verify)
+            found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, task.told))
+        if len(offered) > 1:
+            mix = Mix(begun(own, offered[0], max_replicas=1), profiles=offered)
+            mixed = confirmed(mix)
+            if mixed is not None and mixed.verified:
+                names = " + ".join(sorted({item.profile.name for item in mixed.bins}))
+                found.append(Option(model, names, completed(mix, mixed), holds=True, told=mix.told))
         options += found
         chosen.append((index, min(found, key=lambda option: option.rank)))
     plan = _merged(workload, chosen, options, time.monotonic() - started)
@@ -110,35 +116,52 @@ def recommend_kinds(
     return replace(plan, interrupted=stop(), time_limit_reached=late and not stop())
 
 
-def _mixed(job: Frontier, model: str | None, profiles: Sequence[Profile]) -> Option | None:
-    """The cheapest mix whose servers keep the limits in a simulated hour and a fresh one; None if there is none."""
-    priced = all(profile.gpu.price_per_hour is not None for profile in profiles)
-    for tighter in _TIGHTER:
+@dataclass(eq=False)
+class Mix(Deployment):
+    """The cheapest mix of kinds whose servers keep the limits in a simulated hour and in fresh ones."""
+
+    profiles: Sequence[Profile] = ()
+    banded = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rounds = len(_TIGHTER)
+
+    def propose(self) -> Plan | None:
+        """By `mixed`, for throughput."""
+        return self._mixed(_TIGHTER[0])
+
+    def repair(self, plan: Plan, number: int) -> Plan | None:
+        """The same with a larger margin."""
+        return self._mixed(_TIGHTER[number])
+
+    def _mixed(self, tighter: float) -> Plan | None:
+        job = self.job
         if job.over():
             return None
+        priced = all(profile.gpu.price_per_hour is not None for profile in self.profiles)
         plan = solve(
-            job.workload.with_arrivals(Arrivals()),
-            profiles,
-            "cost" if priced else "gpus",
-            solver="mixed",
-            margin=(job.margin or 0.0) + tighter,
-            seed=job.seed,
+            job.workload.with_arrivals(Arrivals()), self.profiles, "cost" if priced else "gpus", solver="mixed",
+            margin=(job.margin or 0.0) + tighter, seed=job.seed, stop=job.stop, verify=False, with_headroom=False,
             time_limit_s=limit_of(min(_MIXED_S, job.remaining_s())),
-            stop=job.stop,
-            verify=False,
-            with_headroom=False,
-        )
+        )  # fmt: skip
         if plan.status is Status.INFEASIBLE or len({item.profile for item in plan.bins}) < 2:
             return None
-        point = job.point_of(plan.bins)
-        if point.holds and not job.kept.broken_later(plan.bins):
-            point, rooms = job.roomy(point, job.rooms(point))
-            headroom = tuple(room.headroom for room in rooms)
-            kept = replace(point.plan, rooms=rooms, headroom=headroom, verified=True)
-            names = sorted({item.profile.name for item in plan.bins})
-            told = outcome(point, [point], rooms, job.workload.slo, breaking=None)
-            return Option(model, " + ".join(names), kept, holds=True, told=told)
-    return None
+        self.first = len(plan.bins)
+        return self.job.put(plan.bins).plan
+
+    def judge(self, plan: Plan, number: int) -> Plan:
+        """By the hours in which plans must keep the limits, and fresh ones."""
+        kept = self.job.kept
+        holds = kept.keeps(plan.bins, self.job.spare) and not kept.broken_later(plan.bins)
+        return replace(plan, verified=holds)
+
+    def look_around(self) -> None:
+        """A mix has no points beside it."""
+
+    def prove(self, plan: Plan) -> Plan:
+        """A bound on one kind of server is none on a mix."""
+        return plan
 
 
 def _merged(

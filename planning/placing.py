@@ -10,6 +10,7 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Limits
 from packer.plan import Plan
 from packer.planning.explore import Frontier
+from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.workload import Workload
@@ -29,7 +30,7 @@ class OwnPlan:
     def place(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Cluster:
         """The cluster with the servers of the plan; servers that it leaves empty stay as they are."""
         job = self._job(workload, cluster, limits, seed)
-        point = job.explore(len(cluster) * job.size)
+        point = Deployment(job, len(cluster) * job.size).explored()
         if point is None or point.n_gpus != len(cluster):
             point = job.at(min(len(cluster), job.parts.most_gpus(None)))
         return _with_servers(cluster, point.plan)
@@ -38,7 +39,7 @@ class OwnPlan:
         self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int
     ) -> int | None:
         """Servers of the plan with the fewest GPUs that keeps the goal; None if none does."""
-        point = self._job(workload, cluster, limits, seed).explore()
+        point = Deployment(self._job(workload, cluster, limits, seed)).explored()
         return None if point is None else point.n_gpus
 
     def _job(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Frontier:

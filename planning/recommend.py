@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
+from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving
-from packer.plan import Plan, Status
-from packer.planning.band import with_band
-from packer.planning.bound import bounded
+from packer.objectives.slo import Slo
+from packer.plan import Plan
+from packer.planning.explain import breaks_later, finished, missed
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint, Progress
-from packer.planning.replicas import MOST_REPLICAS, part
-from packer.planning.shortfall import (
-    late_words,
-    latency,
-    start_words,
-    version_words,
-    weaker_goals,
-    weaker_words,
-)
-from packer.room import LEVELS, Room
-from packer.solvers.candidates import beyond_measured
-from packer.words import counted, listed
+from packer.planning.loop import confirmed, planned
+from packer.planning.prove import bounded
+from packer.predictors.twin import TwinPredictor
+from packer.room import Room
+from packer.solvers.base import Problem, limit_of
+from packer.solvers.columns.estimate import with_estimate
+from packer.solvers.evaluator import Evaluator
+from packer.solvers.headroom import MOST_GPUS
+from packer.words import counted
 from packer.workload import Workload
 
-REPLAYED = (
-    "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-log "
-    "without --replay measures rates and bursts, of which other hours can be drawn"
-)
 UNCONFIRMED = (
     "The time ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
 )
-_WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin."
-BEYOND = 64
-"""Up to how many GPUs more than those at hand are looked for to say how many would do."""
+ROUNDS = 4
+"""How often fresh hours are simulated, each time others."""
 
 
 def recommend(
@@ -65,7 +53,7 @@ def recommend(
 
     The plan's servers are simulated again on a fresh hour; its `rooms` say how far rates may grow and what limits
     each server, its `adapters` what every adapter gets.
-    `lower_bound` is how many GPUs any plan needs (`packer.planning.bound`).
+    `lower_bound` is how many GPUs any plan needs (`packer.planning.prove`).
     `details` has the "decision" in a few sentences, the "frontier" (rows of `FrontierPoint.to_dict`), the
     "weaker_goals" that fewer GPUs keep, by how many, and for estimated profiles what their error does to the answer
     ("estimate_band").
@@ -117,240 +105,126 @@ def recommend(
             )
         profiles = [kind.profile for kind in kinds]
         return recommend_kinds(fleet, profiles, frontier_of, verify=verify, **ends)
-    job = frontier_of(fleet, kinds[0].profile, **ends)
-    plan, told = recommended(job, min(at_hand, default=None), verify=verify)
-    return replace(plan, details={"decision": f"{counted(plan.n_gpus, 'GPU')}: {told}", **plan.details})
+    task = Deployment(frontier_of(fleet, kinds[0].profile, **ends), min(at_hand, default=None), verify)
+    plan = planned(task, verify=verify)
+    return replace(plan, details={"decision": f"{counted(plan.n_gpus, 'GPU')}: {task.told}", **plan.details})
 
 
-def recommended(job: Frontier, max_gpus: int | None = None, *, verify: bool = True) -> tuple[Plan, str]:
-    """The plan of `recommend` for one kind of server, and what the decision says after the servers."""
-    with ThreadPoolExecutor(2) as pool:
-        beside: list[Future[Any]] = []
+@dataclass(eq=False)
+class Deployment:
+    """The fewest GPUs of one kind on which the goal is kept.
 
-        def found(point: FrontierPoint) -> None:
-            """What does not need the points with more GPUs begins before them."""
-            beside.extend([pool.submit(job.rooms, point), pool.submit(bounded, job, point.plan)])
-
-        best = job.explore(max_gpus, verify=verify, found=found)
-        if best is None:
-            return _missed(job, max_gpus)
-        reasons = () if job.confirmed is not False else (_breaks_later(job, best),)
-        if verify and job.confirmed is None and not job.replayed:
-            reasons = (UNCONFIRMED,)
-        job.progress("room to grow", 0, 0)
-        rooms, bound = (each.result() for each in beside)
-    best, rooms = job.roomy(best, rooms)
-    plan = replace(
-        best.plan,
-        lower_bound=bound.lower_bound,
-        bound_proven=bound.bound_proven,
-        bound_source=bound.bound_source,
-        rooms=rooms,
-        headroom=tuple(room.headroom for room in rooms),
-        verified=job.confirmed,
-        reasons=reasons,
-    )
-    plan, told = _finished(job, plan, best, holds=job.confirmed is not False)
-
-    def at_rates(scaled: Workload) -> Plan:
-        found = replace(job, workload=scaled).explore(verify=False)
-        return replace(plan, status=Status.INFEASIBLE) if found is None else found.plan
-
-    return plan if job.over() else with_band(plan, job.workload, at_rates), told
-
-
-def _breaks_later(job: Frontier, point: FrontierPoint) -> str:
-    """Which adapter breaks its limits most in the fresh hours that break them, and what would help."""
-    hours = [job.kept.adapters(point.plan.bins, hour) for hour in job.broken]
-    used = np.max([np.nan_to_num(each.slo_used, nan=np.inf, posinf=np.inf) for each in hours], axis=0)
-    worst = int(used.argmax())
-    if used[worst] <= 1.0:
-        return (
-            "In another hour an adapter with few requests may wait for more than twice its limit. " + _WIDER
-        )
-    how = (
-        f"uses {used[worst]:.0%} of its limits"
-        if np.isfinite(used[worst])
-        else "is on a GPU that queues or starves"
-    )
-    return (
-        f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)} "
-        f"adapters break theirs. {_WIDER}"
-    )
-
-
-def _missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
-    """The plan on which the fewest adapters break the goal, with what would keep it."""
-
-    # All GPUs at hand are of use where more would keep the goal, and fewer cost less where no number does.
-    def shortfall(point: FrontierPoint) -> tuple[int, int]:
-        used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
-        over = int((np.nan_to_num(used, nan=np.inf) > 1.0).sum())
-        return over, point.n_gpus if job.hopeless else -point.n_gpus
-
-    nearest = min(job.points, key=shortfall)
-    reasons: tuple[str, ...] = ()
-    if job.hopeless:
-        reasons = (_unreachable(job),)
-    elif job.over():
-        reasons = ("The search ended before a plan was found that keeps the goal: a longer --time-limit.",)
-    elif max_gpus is not None and job.points[-1].n_gpus == (servers := max_gpus // job.size):
-        more = job.first_that_holds(servers + 1, servers + BEYOND)
-        reasons = () if more is None else (_enough(job, more),)
-    if job.spare and not reasons and not nearest.queueing and not nearest.starving:
-        reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or no --spare.",)
-    return _finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
-
-
-def _enough(job: Frontier, servers: int) -> str:
-    """How many GPUs would do, if that is so in fresh hours."""
-    gpus = servers * job.size
-    if not job.replayed and job.kept.broken_later(job.at(servers).plan.bins):
-        return f"{gpus} GPUs keep the goal in one hour and break it in another: leave out --gpus."
-    return f"{gpus} GPUs keep the goal: --gpus {gpus}."
-
-
-def _unreachable(job: Frontier) -> str:
-    """What the hottest adapter that breaks the goal on GPUs of its own gets there, and what would help."""
-    i = job.parts.too_hot[0]
-    adapter = job.workload.adapters[i]
-    allowed = MOST_REPLICAS if job.max_replicas is None else job.max_replicas
-    alone = part(job.workload, job.profile, i, allowed)
-    figures = job.kept.adapters([alone], (job.raised, job.seed))
-    ttft_ms, itl_ms = float(figures.p95_ttft_ms[i]), float(figures.mean_itl_ms[i])
-    where = "on a GPU of its own" if allowed == 1 else f"even in {allowed} equal parts on GPUs of their own"
-    itl = "" if math.isnan(itl_ms) else f", ITL {itl_ms:.0f} ms"
-    return (
-        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: p95 TTFT {latency(ttft_ms)}"
-        f"{itl} there. What would help: {'' if job.max_replicas is None else '--max-replicas, '}"
-        "a faster GPU, or a wider --slo."
-    )
-
-
-def _finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -> tuple[Plan, str]:
-    """The plan with its status, reasons and details, and what the decision says after the servers."""
-    which = (
-        ("starve", "or do not start", point.starving),
-        ("break", "the goal", () if holds else point.queueing),
-    )
-    broken = [_listed(gpus, verb, rest) for verb, rest, gpus in which if gpus]
-    points = [replace(each, n_gpus=each.n_gpus * job.size) for each in job.points]
-    later = job.broken if job.confirmed is False else ()
-    weaker = {goal: count * job.size for goal, count in weaker_goals(job, point).items()}
-    told = outcome(
-        replace(point, n_gpus=point.n_gpus * job.size),
-        points,
-        plan.rooms,
-        job.workload.slo,
-        breaking=None if holds else job.kept.breaking(point.plan.bins, later),
-        reachable=not job.hopeless,
-        spare=job.spare,
-        needed=(plan.lower_bound or 0.0) if plan.bound_proven else 0.0,
-        why=lambda fewer: late_words(job.kept, fewer),
-    )
-    plan = replace(
-        plan,
-        status=Status.FEASIBLE if holds else Status.INFEASIBLE,
-        objective="recommend",
-        reasons=(
-            *plan.reasons,
-            *beyond_measured(plan.workload, plan.bins)[:8],
-            *broken,
-            *(start_words(job.kept, point.plan.bins, job.number) if holds else ()),
-            *((REPLAYED,) if job.replayed else ()),
-        ),
-        runtime_s=time.monotonic() - job.started,
-        interrupted=job.stop(),
-        time_limit_reached=job.over() and not job.stop(),
-        details={
-            "weaker_goals": weaker,
-            "frontier": [each.to_dict() for each in points if not each.starving],
-        },
-    )
-    return plan, told + weaker_words(weaker) + version_words(weaker, job.profile)
-
-
-def outcome(
-    best: FrontierPoint,
-    points: Sequence[FrontierPoint],
-    rooms: Sequence[Room],
-    slo: Goal,
-    *,
-    breaking: int | None,
-    reachable: bool = True,
-    spare: int = 0,
-    needed: float = 0.0,
-    why: Callable[[FrontierPoint], str] = lambda _point: "",
-) -> str:
-    """What the servers of a plan give, and what fewer GPUs would, in a sentence or two that go on after their names.
-
-    `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
-    it; `spare`: GPUs that may be lost; `needed`: how many GPUs the load certainly needs; `why`: what breaks the goal on
-    fewer GPUs.
+    `job`: the plans by number of GPUs. `verify`: whether fresh hours are to confirm the plan.
     """
-    holds = breaking is None
-    text = "no request completed in the simulated hour"
-    if not math.isnan(best.p95_ttft_ms):
-        text = (
-            f"TTFT p95 {latency(best.p95_ttft_ms)}, worst adapter {latency(best.worst_adapter_ttft_ms)}, "
-            f"ITL {best.mean_itl_ms:.0f} ms"
+
+    job: Frontier
+    max_gpus: int | None = None
+    verify: bool = True
+    first: int | None = field(init=False, default=None)
+    """Fewest servers that keep the goal in all hours so far."""
+    widens = banded = True
+    told: str = field(init=False, default="")
+    """What the decision says after the servers."""
+
+    def __post_init__(self) -> None:
+        self.workload, self.hours, self.over = self.job.workload, self.job.hours, self.job.over
+        self.rounds = 0 if self.job.replayed else ROUNDS
+
+    def explored(self, *, verify: bool = True) -> FrontierPoint | None:
+        """The point with the fewest GPUs that holds, None if there is none, once the others are made."""
+        found = confirmed(self, verify=verify)
+        self.look_around()
+        return None if found is None or self.first is None else self.job.at(self.first)
+
+    def propose(self) -> Plan | None:
+        """From the number of GPUs on which nothing starves."""
+        most = self.job.most(self.max_gpus)
+        self.low = min(self.job.least() + self.job.spare, most)
+        return self._plan(None if self.job.hopeless else self.job.first(self.low, most))
+
+    def _plan(self, first: int | None) -> Plan | None:
+        self.first = first
+        return None if first is None else self.job.at(first).plan
+
+    def judge(self, plan: Plan, number: int) -> Plan:
+        """By up to three fresh hours, each time others."""
+        if self.over():
+            return plan
+        self.job.progress("fresh hours", number + 1, ROUNDS)
+        self.job.number, self.job.broken = number, self.job.kept.broken_later(plan.bins, number)
+        return replace(plan, verified=not self.job.broken)
+
+    def repair(self, plan: Plan, number: int) -> Plan | None:
+        """The fewest GPUs that keep the goal in the worst of these hours, too."""
+        kept, low = self.job.kept, self.first
+        self.job.keep(max(self.job.broken, key=lambda hour: max(kept.used(plan.bins, [hour]))))
+        if self.job.hopeless or low is None:
+            return self._plan(None)
+        return self._plan(self.job.first_that_holds(low, self.job.most(self.max_gpus)))
+
+    def look_around(self) -> None:
+        """Points with more GPUs, up to where one more gains little."""
+        self.job.extend(self.first or self.low, self.job.most(self.max_gpus))
+
+    def missed(self) -> Plan:
+        """The plan on which the fewest adapters break the goal, with what would keep it."""
+        self.look_around()
+        plan, self.told = missed(self.job, self.max_gpus)
+        return plan
+
+    def admits(self, item: Bin) -> bool:
+        """Whether the server keeps its limits in all hours so far."""
+        return self.job.kept.used([item])[0] <= 1.0
+
+    def changed(self, plan: Plan, bins: Sequence[Bin]) -> Plan | None:
+        """The plan with these servers if they keep the goal in all hours, fresh ones included."""
+        kept = self.job.kept
+        if not kept.keeps(bins, self.job.spare) or kept.broken_later(bins, self.job.number):
+            return None
+        point = self.job.put(bins)
+        return replace(
+            point.plan, verified=plan.verified, lower_bound=plan.lower_bound, bound_proven=plan.bound_proven,
+            bound_source=plan.bound_source,
+        )  # fmt: skip
+
+    def rooms(self, plan: Plan) -> tuple[Room, ...]:
+        """Nothing for more than `MOST_GPUS`, or where the search ended before a factor of each server was known to
+        hold."""
+        few = len(plan.bins) <= MOST_GPUS and not self.over()
+        found = self.hours.rooms(plan.bins, self.workload) if few else ()
+        return () if self.over() and any(room.headroom is None for room in found) else found
+
+    def prove(self, plan: Plan) -> Plan:
+        """By load, relative to the twin; by an estimate: a search with trained trees, for Poisson arrivals, that finds
+        no fuller servers whose median TTFT and mean ITL are within the goal."""
+        job = self.job
+        ttft_ms, itl_ms = (float(each.max()) for each in job.workload.slo.columns(job.workload))
+        goal = Slo(stable=True).within(
+            Goal.only({"server.median_ttft_ms": ttft_ms, "server.mean_itl_ms": itl_ms})
         )
-    least = min((room.headroom or 0.0 for room in rooms), default=0.0)
-    if holds and least > 1.0:
-        text += f", holds to {'more than ' if least >= LEVELS[-1] else ''}+{least - 1.0:.0%}"
-    elif holds and rooms:
-        text += f", holds to less than +{LEVELS[1] - 1.0:.0%}"
-    if best.price_per_hour is not None:
-        text += f", {best.price_per_hour:,.2f} per hour"
-    if spare and holds:
-        text += "; the goal is kept when any GPU is lost"
-    if breaking is None:
-        text += "."
-    elif not breaking:
-        text += f". This breaks the goal ({slo}) {'when a GPU is lost' if spare else 'in some hours'}."
-    else:
-        text += f". This breaks the goal ({slo}): {breaking:,} of {len(best.plan.workload):,} adapters are beyond it."
-    text += "" if reachable else " No number of GPUs keeps it."
-    fewer = [point for point in points if point.n_gpus < best.n_gpus]
-    parts = []
-    if serving := [point for point in fewer if not point.starving and point.p95_ttft_ms >= 0.0]:
-        last = serving[-1]
-        parts.append(
-            f"{counted(last.n_gpus, 'GPU')} {'serves' if last.n_gpus == 1 else 'serve'} it with "
-            f"{latency(last.p95_ttft_ms)}, worst adapter {latency(last.worst_adapter_ttft_ms)}"
-            f"{_shortcoming(last, slo, spare, why)}"
-        )
-    if starving := [point.n_gpus for point in fewer if point.starving]:
-        most = starving[-1]
-        starves = f"{most} starve{'s' if most == 1 else ''}"
-        parts.append(starves if most < needed else f"on {most} no plan was found that serves it")
-    rest = "; ".join(parts)
-    return f"{text} {rest[0].upper()}{rest[1:]}." if parts else text
+        margin = job.margin or 0.0
+        posed = Problem(
+            job.workload, (job.profile,), goal, Evaluator(TwinPredictor(seed=job.seed), goal, margin), seed=job.seed,
+            stop=job.stop, time_limit_s=limit_of(job.remaining_s()),
+        )  # fmt: skip
+        known = bounded(posed, plan, simulated=False)
+        if job.kept.required < len(job.workload) or job.over():
+            return known
+        trees = Evaluator(job.predictor, goal, margin)
+        return with_estimate(replace(posed, workload=job.parts.calm, evaluator=trees), known)
 
+    def at_rates(self, workload: Workload) -> Plan | None:
+        """The plan at other rates, without fresh hours."""
+        found = Deployment(replace(self.job, workload=workload)).explored(verify=False)
+        return None if found is None else found.plan
 
-def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[FrontierPoint], str]) -> str:
-    """Why a number of GPUs whose TTFT may look fine is not enough."""
-    adapters = point.plan.adapters
-    ttft_ms, itl_ms = slo.columns(point.plan.workload)
-    worst = point.plan.workload.names.index(point.worst_adapter)
-    seen = point.worst_adapter_ttft_ms > max(slo.limits.p95_ttft_ms, ttft_ms[worst])
-    if seen or point.holds or adapters is None:
-        return ""
-    breaks = f", and break{'s' if point.n_gpus == 1 else ''} the goal"
-    if point.broken_later:
-        return f"{breaks} in another hour{why(point)}"
-    if spare and not point.queueing:
-        return f"{breaks} when a GPU is lost"
-    late, slow = adapters.p95_ttft_ms > ttft_ms, adapters.mean_itl_ms > itl_ms
-    if late.any():
-        return f"{breaks} of {int(late.sum()):,} of {len(late):,} adapters"
-    if slow.any():
-        return f", ITL up to {adapters.mean_itl_ms[slow].max():.0f} ms{breaks}"
-    return f"{breaks} with rates raised by the margin{why(point)}"
-
-
-def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:
-    """Which GPUs do something, in one line."""
-    if len(gpus) == 1:
-        return f"GPU {gpus[0]} {verb}s {rest.replace('do not', 'does not')}"
-    return f"GPUs {listed(gpus)} {verb} {rest}"
+    def explain(self, plan: Plan) -> Plan:
+        """With its decision, and what fewer and more GPUs would give."""
+        assert self.first is not None
+        reasons = (breaks_later(self.job, plan),) if plan.verified is False else ()
+        if self.verify and plan.verified is None and not self.job.replayed:
+            reasons = (UNCONFIRMED,)
+        headroom = tuple(room.headroom for room in plan.rooms)
+        plan = replace(plan, headroom=headroom, reasons=reasons)
+        plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)
+        return plan

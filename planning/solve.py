@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,19 +14,22 @@ from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
-from packer.planning.assemble import assemble, bounded, simulated_once
-from packer.planning.band import with_band
+from packer.planning.assemble import assemble, simulated_once
+from packer.planning.loop import planned
+from packer.planning.prove import bounded
 from packer.planning.spare import with_spare
 from packer.predictors.twin import TwinPredictor
+from packer.room import Room
+from packer.seeds import fresh
 from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.columns.estimate import with_estimate
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
-from packer.solvers.headroom import MOST_GPUS, with_room, with_slots
+from packer.solvers.headroom import MOST_GPUS, with_room
 from packer.solvers.replan import Replan
 from packer.solvers.support import counts_gpus
-from packer.solvers.verify import FRESH_SEED, check, twin_failures
+from packer.solvers.verify import check, twin_failures
 from packer.strategies import Predictor
 from packer.twin.hours import Hours
 from packer.workload import Workload
@@ -140,25 +143,12 @@ def solve(
     solver = solver or _usual(problem)
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
     _check_fit(problem, search)
-    plan = _planned(problem, search, verify=verify)
-    if goal.spare and plan.status is not Status.INFEASIBLE:
-        plan = with_spare(problem, plan)
-    counts = with_headroom and goal.minimises in ("gpus", "price") and not old_bins
-    if counts and not goal.spare:  # slots that survive the loss of a server are not changed again
-        plan = _with_slots(problem, plan)
-    if verify and plan.status is not Status.INFEASIBLE:
-        plan = _on_a_fresh_seed(problem, search, plan, harden=confidence is None and margin is None)
-    plan = _with_bound(problem, plan, estimate=counts)
-    if counts and not goal.fixed_gpus and not problem.out_of_time():
-        again = partial(
-            solve, profile=profile, solver="greedy", predictor=predictor,
-            max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
-        )  # fmt: skip
-        plan = with_band(plan, workload, partial(again, objective=goal))
-        free = goal.name == "gpus" and goal.goal is None
-        if free and problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS:
-            plan = _with_goal(plan, partial(again, time_limit_s=limit_of(min(GOAL_S, problem.remaining_s()))))
-    return with_room(plan, problem.evaluator, problem.out_of_time) if with_headroom else plan
+    again = partial(
+        solve, profile=profile, solver="greedy", predictor=predictor,
+        max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
+    )  # fmt: skip
+    harden = confidence is None and margin is None
+    return planned(Search(problem, search, again, verify, harden, with_headroom), verify=verify)
 
 
 def within(objective: Objective, usual: Goal, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
@@ -169,28 +159,6 @@ def within(objective: Objective, usual: Goal, slo: GoalLike | None, old_bins: Se
         own = {} if goal is None else goal.limits.to_dict()
         goal = replace(whole, limits=whole.limits.changed(own))
     return objective.anchored(old_bins).within(goal)
-
-
-def _with_goal(plan: Plan, again: Callable[..., Plan]) -> Plan:
-    """The plan, where requests wait longer than the limits of the fleet, with `details["within_goal"]`: an objective
-    that keeps them for all requests of a server, and how many GPUs that takes.
-    """
-    ttft_ms, itl_ms = (float(each.min()) for each in plan.workload.slo.columns(plan.workload))
-    if plan.status is Status.INFEASIBLE or not (plan.evaluations.mean_ttft_ms > ttft_ms).any():
-        return plan
-    objective = f"slo:server.p99_ttft_ms={ttft_ms:g},server.mean_itl_ms={itl_ms:g}"
-    found = again(plan.workload, objective=objective)
-    if found.status is Status.INFEASIBLE or found.time_limit_reached:
-        return plan
-    within: dict[str, Any] = {"objective": objective, "gpus": found.n_gpus}
-    return replace(plan, details={**plan.details, "within_goal": within})
-
-
-def _with_bound(problem: Problem, plan: Plan, *, estimate: bool) -> Plan:
-    """The plan with a bound; with an estimate of the GPUs needed where one is wanted and takes no long search."""
-    plan = bounded(problem, plan)
-    quick = problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS
-    return with_estimate(problem, plan) if estimate and quick and counts_gpus(problem) is None else plan
 
 
 def _usual(problem: Problem) -> str:
@@ -204,73 +172,140 @@ def _usual(problem: Problem) -> str:
     return "mixed" if goal.minimises == "price" and several and workload.arrivals.trace is None else "greedy"
 
 
-def _planned(problem: Problem, search: Solver, *, verify: bool) -> Plan:
-    """One search whose bins the whole predictor admits, checked and evaluated."""
-    solution = confirmed_solution(problem, lambda posed: by_model.solved(posed, search))
-    check(problem, solution)
-    return assemble(problem, solution, search.name, problem.elapsed_s(), verify=verify)
+@dataclass(eq=False)
+class Search:
+    """A plan for an objective by one solver.
 
-
-def _on_a_fresh_seed(problem: Problem, search: Solver, plan: Plan, *, harden: bool) -> Plan:
-    """The plan that a fresh seed confirms, found with a larger margin where `harden` allows; infeasible if none is."""
-    plan = verified(plan, problem.objective, figures=simulated_once(problem, plan.bins))
-    if not plan.verified and harden:
-        plan = _hardened(problem, search, plan)
-    if not plan.verified and problem.objective.limits:  # a plan that breaks its limits is none
-        plan = replace(plan, status=Status.INFEASIBLE)
-    return plan
-
-
-def _hardened(problem: Problem, search: Solver, first: Plan) -> Plan:
-    """A plan that the twin confirms, found with a larger margin; the first one if there is none.
-
-    Only where the margin was left to packer. The bound stays that of the first margin, which is the weaker claim.
+    `again`: `solve` for other rates or objectives, by greedy alone. `verify`: fresh hours are simulated. `harden`: the
+    margin was left to packer, so that it may be raised. `with_headroom`: room to grow and estimates are looked for.
     """
-    margin = problem.evaluator.margin
-    for k in range(1, HARDENING_STEPS + 1):
-        if problem.out_of_time():
-            break
-        raised = problem.evaluator.changed(margin=margin + k * HARDENING_STEP)
-        plan = _planned(replace(problem, evaluator=raised), search, verify=True)
+
+    problem: Problem
+    solver: Solver
+    again: Callable[..., Plan]
+    verify: bool
+    harden: bool
+    with_headroom: bool
+    first: Plan = field(init=False)
+    """The plan of the first search, which is shown where none is confirmed."""
+
+    def __post_init__(self) -> None:
+        problem, goal = self.problem, self.problem.objective
+        self.workload, self.over = problem.workload, problem.out_of_time
+        self.rounds = 1 + HARDENING_STEPS * self.harden
+        counts = self.with_headroom and goal.minimises in ("gpus", "price")
+        self.counts = counts and not problem.old_bins
+        self.widens = self.counts and not goal.spare  # slots that survive the loss of a server stay
+        self.banded = self.counts and not goal.fixed_gpus
+
+    def propose(self) -> Plan | None:
+        """What the solver finds with the margin."""
+        self.first = self._found(self.problem)
+        if self.problem.objective.spare and self.first.status is not Status.INFEASIBLE:
+            self.first = with_spare(self.problem, self.first)
+        self.hours = Hours(self.problem.seed, self.over, self.first.limits)
+        return None if self.first.status is Status.INFEASIBLE else self.first
+
+    def _found(self, problem: Problem) -> Plan:
+        """One search whose bins the whole predictor admits, checked and evaluated."""
+        solution = confirmed_solution(problem, lambda posed: by_model.solved(posed, self.solver))
+        check(problem, solution)
+        return assemble(problem, solution, self.solver.name, problem.elapsed_s(), verify=self.verify)
+
+    def judge(self, plan: Plan, number: int) -> Plan:
+        """Verified by a fresh hour; at the end the first plan, whose claim of a bound is the weakest."""
+        plan = verified(plan, self.problem.objective, figures=simulated_once(self.problem, plan.bins))
+        self.first = self.first if number else plan
+        return plan if plan.verified or number + 1 < self.rounds else self.first
+
+    def repair(self, plan: Plan, number: int) -> Plan:
+        """What the solver finds with a larger margin, with the bound of the first one, which is the weaker claim; else
+        the first one."""
+        margin, first = self.problem.evaluator.margin, self.first
+        if self.over():
+            return first
+        raised = self.problem.evaluator.changed(margin=margin + number * HARDENING_STEP)
+        plan = self._found(replace(self.problem, evaluator=raised))
         if plan.status is Status.INFEASIBLE:
-            break
-        plan = verified(plan, problem.objective, figures=simulated_once(problem, plan.bins))
-        if plan.verified:
-            proven, bound = first.bound_proven, first.lower_bound
-            optimal = proven and bound is not None and problem.objective.attained(plan.objective_value, bound)
-            return replace(
-                plan,
-                lower_bound=bound,
-                bound_proven=proven,
-                bound_source=first.bound_source,
-                status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-                details={**plan.details, "margin_at_first": margin},
-            )
-    return first
+            return first
+        proven, bound = first.bound_proven, first.lower_bound
+        optimal = (
+            proven and bound is not None and self.problem.objective.attained(plan.objective_value, bound)
+        )
+        return replace(
+            plan,
+            lower_bound=bound,
+            bound_proven=proven,
+            bound_source=first.bound_source,
+            status=Status.OPTIMAL if optimal else Status.FEASIBLE,
+            details={**plan.details, "margin_at_first": margin},
+        )
 
+    def look_around(self) -> None:
+        """One plan is looked for."""
 
-def _with_slots(problem: Problem, plan: Plan) -> Plan:
-    """The plan with more slots where they give room to grow or less delay, by the twin where it confirms plans."""
-    evaluator, goal = problem.evaluator, problem.objective
-    if (
-        plan.status is Status.INFEASIBLE
-        or not 0 < len(plan.bins) <= MOST_GPUS
-        or any(evaluator.twin_of(item.profile) is None for item in plan.bins)
-    ):
-        return plan
+    def missed(self) -> Plan:
+        """The plan that leaves adapters without a place, or servers that are not admissible."""
+        plan = self.prove(self.first)
+        return self.explain(replace(plan, rooms=self.rooms(plan)))
 
-    def admits(item: Bin) -> bool:
-        return bool(goal.admissible(evaluator.confirmed(plan.workload, [item])).all())
+    def admits(self, item: Bin) -> bool:
+        """Whether the whole predictor admits the server with the margin."""
+        found = self.problem.evaluator.confirmed(self.workload, [item])
+        return bool(self.problem.objective.admissible(found).all())
 
-    hours = Hours(plan.seed, problem.out_of_time, plan.limits)
-    given = hours.rooms(plan.bins, plan.workload)
-    bins, rooms = with_slots(hours, plan.workload, plan.bins, given, admits)
-    if bins == plan.bins:
-        return replace(plan, rooms=rooms)
-    found = evaluator.report(plan.workload, bins)
-    return replace(
-        plan, bins=bins, rooms=rooms, evaluations=found, objective_value=goal.key(plan.workload, bins, found)
-    )
+    def changed(self, plan: Plan, bins: Sequence[Bin]) -> Plan | None:
+        """The plan with these servers, confirmed again where it was."""
+        goal, more = self.problem.objective, [item for item in bins if item not in plan.bins]
+        twin = TwinPredictor(seed=fresh(plan.seed))
+        if plan.verified and twin_failures(self.workload, more, twin=twin, objective=goal):
+            return None
+        evaluations = self.problem.evaluator.report(self.workload, bins)
+        key = goal.key(self.workload, bins, evaluations)
+        return replace(plan, bins=tuple(bins), evaluations=evaluations, objective_value=key)
+
+    def rooms(self, plan: Plan) -> tuple[Room, ...]:
+        """By simulated hours, where the twin confirms plans."""
+        few = self.with_headroom and not self.over() and 0 < len(plan.bins) <= MOST_GPUS
+        twins = few and all(self.problem.evaluator.twin_of(item.profile) is not None for item in plan.bins)
+        return self.hours.rooms(plan.bins, self.workload) if twins else ()
+
+    def prove(self, plan: Plan) -> Plan:
+        """By the solver or by load; by an estimate where one is wanted and takes no long search."""
+        plan = bounded(self.problem, plan)
+        quick = self.problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS
+        wanted = self.counts and quick and counts_gpus(self.problem) is None
+        return with_estimate(self.problem, plan) if wanted else plan
+
+    def at_rates(self, workload: Workload) -> Plan:
+        """The plan of greedy at other rates."""
+        return self.again(workload, objective=self.problem.objective)
+
+    def explain(self, plan: Plan) -> Plan:
+        """With the room of each server; infeasible where it breaks the limits that it was made for."""
+        goal, evaluator = self.problem.objective, self.problem.evaluator
+        if plan.verified is False and goal.limits:
+            plan = replace(plan, status=Status.INFEASIBLE)
+        usual = self.counts and goal.name == "gpus" and goal.goal is None and not self.over()
+        if usual and evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS:
+            plan = self._within_goal(plan)
+        if not self.with_headroom:
+            return plan
+        return with_room(plan, evaluator, self.over, self.hours)
+
+    def _within_goal(self, plan: Plan) -> Plan:
+        """The plan, where requests wait longer than the limits of the fleet, with `details["within_goal"]`: an
+        objective that keeps them for all requests of a server, and how many GPUs that takes."""
+        ttft_ms, itl_ms = (float(each.min()) for each in plan.workload.slo.columns(plan.workload))
+        if plan.status is Status.INFEASIBLE or not (plan.evaluations.mean_ttft_ms > ttft_ms).any():
+            return plan
+        objective = f"slo:server.p99_ttft_ms={ttft_ms:g},server.mean_itl_ms={itl_ms:g}"
+        limit_s = limit_of(min(GOAL_S, self.problem.remaining_s()))
+        found = self.again(plan.workload, objective=objective, time_limit_s=limit_s)
+        if found.status is Status.INFEASIBLE or found.time_limit_reached:
+            return plan
+        within: dict[str, Any] = {"objective": objective, "gpus": found.n_gpus}
+        return replace(plan, details={**plan.details, "within_goal": within})
 
 
 def _check_fit(problem: Problem, solver: Solver) -> None:
@@ -295,7 +330,7 @@ def verified(plan: Plan, objective: Objective | None = None, *, figures: bool = 
     A plan in a file has the name of its objective only: without the objective, starvation and memory are checked.
     `figures`: the plan takes those at the rates as given; which servers starve stays as it is.
     """
-    twin = TwinPredictor(seed=plan.seed + FRESH_SEED)
+    twin = TwinPredictor(seed=fresh(plan.seed))
     failures = twin_failures(plan.workload, plan.bins, twin=twin, objective=objective)
     if figures:
         known = {name: getattr(plan.evaluations, name) for name in ("starved", "memory_error", "stable")}

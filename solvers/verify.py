@@ -11,6 +11,7 @@ from dataclasses import asdict, fields, replace
 import numpy as np
 import numpy.typing as npt
 
+from packer import seeds
 from packer.bin import Bin, indices
 from packer.errors import ValidationError, VerificationError
 from packer.evaluation import Evaluation, Evaluations
@@ -23,13 +24,9 @@ from packer.twin.memory.policy import memory_error
 from packer.twin.stability import stability
 from packer.workload import Workload
 
-FRESH_SEED = 1_000_003
-"""Added to the plan's seed for the twin's confirmation, far from the seeds that any predictor uses."""
-
 RAISED = 1.02
 """Two hours of one fleet differ by a percent or so: a bin that holds by less is not confirmed."""
 
-_CONFIRMING_SEED = 17
 LATENCY_SLACK = 1.02
 """Latencies differ by a percent or so from seed to seed: a limit breaks where it is exceeded by more than 2 %."""
 
@@ -71,7 +68,7 @@ def check(problem: Problem, solution: Solution) -> None:
 def twin_failures(
     workload: Workload, bins: Sequence[Bin], *, twin: TwinPredictor, objective: Objective | None = None
 ) -> dict[int, str]:
-    """Why which bins fail, by the twin with a seed that no search has used (`FRESH_SEED`): bin → one sentence.
+    """Why which bins fail, by the twin with a seed that no search has used (`packer.seeds.fresh`): bin → one sentence.
 
     Every scenario of the objective is simulated, the rates as given first, without a margin; limits may be exceeded
     by `LATENCY_SLACK`. Where the objective demands stable servers, the queue of each is followed until it is clear.
@@ -104,7 +101,7 @@ def twin_failures(
 
 def confirmed(problem: Problem, bins: Sequence[Bin]) -> bool:
     """Whether the twin admits every bin, at slightly raised rates and in an hour of its own."""
-    twin = TwinPredictor(seed=problem.seed + FRESH_SEED + _CONFIRMING_SEED)
+    twin = TwinPredictor(seed=seeds.confirming(problem.seed))
     found = Evaluator(twin, problem.objective, RAISED - 1.0).evaluate(problem.workload, bins)
     return bool(keeps_limits(problem.objective, found).all())
 

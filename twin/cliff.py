@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.profile import Profile
+from packer.search import reach
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
@@ -124,7 +125,14 @@ def cliff_of(
     lowest, highest = _level(LOWEST), _level(HIGHEST)
 
     def threshold(run_seed: int, start: int) -> tuple[int, int]:
-        return _first_bad(lambda level: failed(STEP**level, run_seed), start, lowest, highest)
+        """The lowest level that fails, and the runs that it took."""
+        tried: list[int] = []
+
+        def holds(level: int) -> bool:
+            tried.append(level)
+            return not failed(STEP**level, run_seed)
+
+        return reach(holds, lowest, highest, start, 2)[1], len(tried)
 
     level, runs = threshold(seeds[0], 0)
     levels = [level]
@@ -143,27 +151,6 @@ def cliff_of(
 
 def _level(factor: float) -> int:
     return round(math.log(factor) / math.log(STEP))
-
-
-def _first_bad(bad: Callable[[int], bool], start: int, lowest: int, highest: int) -> tuple[int, int]:
-    """The lowest bad level, and the calls that it took: outwards from `start` in growing steps, then halving.
-
-    `lowest` if that one is bad, `highest` + 1 if none is; levels beyond the lowest bad one are taken to be bad.
-    """
-    good, ill, level, step, calls = lowest - 1, highest + 1, start, 2, 0
-    while ill - good > 1:
-        calls += 1
-        if bad(level):
-            ill = level
-        else:
-            good = level
-        if good < lowest:
-            level, step = max(ill - step, lowest), 2 * step
-        elif ill > highest:
-            level, step = min(good + step, highest), 2 * step
-        else:
-            level = (good + ill) // 2
-    return ill, calls
 
 
 def _quantile(thresholds: npt.NDArray[np.float64]) -> tuple[float, float, float]:

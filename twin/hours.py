@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from packer.bin import Bin
 from packer.evaluation import SIMULATED, AdapterFigures, Evaluation, Evaluations
 from packer.plan import Plan
 from packer.room import LEVELS, Room
+from packer.search import reach
 from packer.twin.limits import USED_UP, limit_of
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -98,23 +99,20 @@ class Hours:
         found: dict[int, tuple[bool, bool, bool]] = {}
         broken: tuple[int, Simulation | None] = len(LEVELS), None  # the lowest load that breaks the limits
 
-        def span(mark: int) -> tuple[int, int]:
-            high = min((k for k, each in found.items() if not each[mark]), default=len(LEVELS))
-            return max((k for k, each in found.items() if each[mark] and k < high), default=-1), high
-
-        marks: list[float | None] = []
-        for mark, hint in enumerate(hints):
-            near = None if hint is None else LEVELS.index(hint)
-            tries = [] if near is None else [near + 1, near, near + 2, near - 1]
-            low, high = span(mark)
-            while high - low > 1 and not self.stop():
-                tries = [k for k in tries if low < k < high]
-                level = tries.pop(0) if tries else (low + high) // 2
+        def holds(mark: int, level: int) -> bool:
+            nonlocal broken
+            if level not in found:
                 run = _run(item, at(LEVELS[level]), self.seed)
                 found[level] = self._keeps(run)
                 if not found[level][0] and level < broken[0]:
                     broken = level, run
-                low, high = span(mark)
+            return found[level][mark]
+
+        marks: list[float | None] = []
+        for mark, hint in enumerate(hints):
+            start, step = (len(LEVELS) // 2, 4) if hint is None else (LEVELS.index(hint) + 1, 1)
+            late = self.stop() and not found
+            low = -1 if late else reach(partial(holds, mark), 0, len(LEVELS) - 1, start, step, self.stop)[0]
             marks.append(LEVELS[low] if low >= 0 else None)
         slo, queue, starvation = marks
         level, sim = broken

@@ -15,6 +15,7 @@ import numpy as np
 
 from packer.evaluation import SIMULATED, STARVATION_THRESHOLD, Evaluation
 from packer.profile import Profile
+from packer.seeds import further
 from packer.settings import Settings
 from packer.twin.result import Simulation
 from packer.twin.simulate import simulate
@@ -152,7 +153,7 @@ def evaluate_until_clear(
     simulations = [run(whole_s, seed)]
     near = NEAR_EDGE[0] <= simulations[0].served_share <= NEAR_EDGE[1]
     if near and workload.arrivals.trace is None:
-        simulations += in_threads(lambda k: run(whole_s, seed + 7919 * k), range(1, edge_seeds), workers)
+        simulations += in_threads(lambda k: run(whole_s, further(seed, k)), range(1, edge_seeds), workers)
     found = evaluation_of(simulations)
     if len(simulations) > 1:
         starved = np.mean([sim.served_share < STARVATION_THRESHOLD for sim in simulations])

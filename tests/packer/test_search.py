@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from packer.search import fewest
+from packer.search import fewest, reach
 
 
 @pytest.mark.parametrize("low", [0, 1, 5])
@@ -27,3 +27,13 @@ def test_a_stopped_search_gives_what_it_found() -> None:
     """The smallest number so far, or none."""
     assert fewest(lambda n: n >= 10, 1, 100, lambda: True) is None
     assert fewest(lambda _n: True, 3, 100, lambda: True) == 3
+
+
+@pytest.mark.parametrize("start", [None, 0, 7, 19])
+@pytest.mark.parametrize("last", range(-1, 20))
+def test_the_reach_is_found_from_anywhere(start: int | None, last: int) -> None:
+    """The last number that holds and the first that does not are neighbours, wherever the search begins, and no number
+    is tried twice."""
+    tried: list[int] = []
+    assert reach(lambda n: tried.append(n) or n <= last, 0, 19, start) == (last, last + 1)
+    assert len(tried) == len(set(tried)) <= 10

@@ -21,6 +21,7 @@ from packer.fit.models import model_named
 from packer.io.plans import plan_to_dict
 from packer.plan import Status
 from packer.planning.explore import Frontier
+from packer.planning.recommend import Deployment
 from packer.planning.settle import settled
 from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
@@ -51,12 +52,12 @@ def test_plans_are_the_same_on_a_slow_machine(server: Profile, monkeypatch: pyte
 def test_room_to_grow_is_not_known_of_a_search_that_ended(server: Profile) -> None:
     """A server of which no factor was simulated in time has not failed at the rates as given: nothing is said of it."""
     job = Frontier(Workload([Adapter("a", 8, 0.5)]), server)
-    point = job.at(1)
+    task, plan = Deployment(job), job.at(1).plan
     calls = iter([False])
     job.stop = lambda: next(calls, True)
-    assert job.rooms(point) == ()
+    assert task.rooms(plan) == ()
     job.stop = lambda: False
-    assert [room.headroom is not None for room in job.rooms(point)] == [True]
+    assert [room.headroom is not None for room in task.rooms(plan)] == [True]
 
 
 def test_an_adapter_too_hot_for_a_gpu_is_split(server: Profile) -> None:

@@ -21,6 +21,7 @@ from packer.planning import kinds
 from packer.planning.explore import Frontier
 from packer.planning.frontier import frontier
 from packer.planning.kinds import Option
+from packer.planning.loop import confirmed
 from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.twin.simulate import simulate
@@ -163,12 +164,12 @@ def test_a_mix_is_taken_that_holds_now_and_in_a_fresh_hour(
     first, second = plan.bins
     other = replace(second, profile=replace(second.profile, name="other"))
     monkeypatch.setattr(kinds, "solve", lambda *_args, **_more: replace(plan, bins=(first, other)))
-    monkeypatch.setattr(kinds, "outcome", lambda *_args, **_more: None)
-    point = SimpleNamespace(holds=holds, plan=plan)
+    point = SimpleNamespace(plan=replace(plan, verified=None))
     job = SimpleNamespace(
         over=lambda: False, workload=plan.workload, margin=0.0, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
-        point_of=lambda _bins: point, kept=SimpleNamespace(broken_later=lambda _bins: broken),
-        roomy=lambda point, rooms: (point, rooms), rooms=lambda _point: (),
+        put=lambda _bins: point, hours=None, replayed=False, spare=0,
+        kept=SimpleNamespace(keeps=lambda *_: holds, broken_later=lambda _bins: broken),
     )  # fmt: skip
-    found = kinds._mixed(cast("Any", job), "toy", [first.profile, other.profile])
-    assert (found is not None) == (holds and not broken)
+    found = confirmed(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
+    assert found is not None
+    assert found.verified == (holds and not broken)

@@ -16,10 +16,9 @@ from packer.errors import IncompatibleError
 from packer.fit.bands import BAND_KEYS
 from packer.io.plans import plan_to_dict
 from packer.plan import Plan, Status
-from packer.planning import explore
+from packer.planning.explain import outcome
 from packer.planning.explore import Frontier
 from packer.planning.kept import FRESH_HOURS
-from packer.planning.recommend import outcome
 from packer.profile import Profile
 from packer.room import Room
 from packer.twin import hours
@@ -136,7 +135,7 @@ def test_a_plan_that_fresh_hours_break_to_the_end_is_none(
     server: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the last set of fresh hours breaks the plan, it is infeasible, and says how many adapters break theirs."""
-    monkeypatch.setattr(explore, "ROUNDS", 1)
+    monkeypatch.setattr("packer.planning.recommend.ROUNDS", 1)
     fleet = packer.read_workload("examples/workloads/azure-code-2023.csv").subset([0, 1, 2])
     found = packer.recommend(fleet, server)
     assert (found.status, found.verified) == (Status.INFEASIBLE, False)

@@ -11,7 +11,7 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError
 from packer.failover import without_server
 from packer.plan import Status
-from packer.planning import solve as api
+from packer.planning import loop
 from packer.planning.solve import solve
 from packer.predictors.twin import TwinPredictor
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -36,7 +36,7 @@ def test_any_gpu_may_be_lost() -> None:
 
 def test_slots_stay_as_they_survive_the_loss_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of a plan with a spare GPU are given no further slots: what is left of others was admitted with these."""
-    monkeypatch.setattr(api, "with_slots", _wider)
+    monkeypatch.setattr(loop, "with_slots", _wider)
     given = {"predictor": TwinPredictor(), "margin": 0.0, "verify": False}
     plan = solve(FLEET.subset(range(8)), small_profile(), "gpus:spare=1", **given)
     assert plan.status is not Status.INFEASIBLE

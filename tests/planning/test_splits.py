@@ -7,6 +7,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.planning.explore import WIDE, Frontier
+from packer.planning.recommend import Deployment
 from packer.planning.splits import SLOTS, even_splits
 from packer.profile import Profile
 from packer.solvers.candidates import most_slots_of
@@ -45,7 +46,7 @@ def test_a_wide_fleet_takes_no_more_gpus_than_its_even_splits(server: Profile) -
     """Where servers get hundreds of adapters, no even split on fewer GPUs keeps the goal in the hours of the plan."""
     fleet = wide_fleet(6 * WIDE, 0.03)
     job = Frontier(fleet, server)
-    best = job.explore()
+    best = Deployment(job).explored()
     assert best is not None
     assert best.n_gpus > 1
     for bins in even_splits(fleet, server, best.n_gpus - 1) if best.n_gpus > 2 else ():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from few_adapters import trained_up_to
 
+from packer import seeds
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
@@ -28,7 +29,6 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.confirm import admits
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
-from packer.solvers.verify import FRESH_SEED
 from packer.testing.analytic import random_fleet
 from packer.workload import Workload
 
@@ -126,7 +126,7 @@ def test_servers_of_large_plans_are_simulated_at_one_load_before_the_verificatio
     auto.low, auto.high = -1.0, 2.0  # certain of no server
     plan = solve(FLEET, profile, predictor=auto, with_headroom=False)
     assert plan.n_gpus > 1
-    fresh = TwinPredictor(seed=plan.seed + FRESH_SEED)
+    fresh = TwinPredictor(seed=seeds.fresh(plan.seed))
     assert list(plan.evaluations) == list(fresh.evaluate(FLEET, plan.bins))
     simulated = auto.twin.simulated
     own = solve(FLEET, profile, predictor=auto, with_headroom=False, verify=False)

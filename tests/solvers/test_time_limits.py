@@ -19,6 +19,7 @@ from packer.goal import Slo as FleetSlo
 from packer.io.profiles import load_profile
 from packer.objectives.base import load_objective
 from packer.plan import Plan
+from packer.planning import loop
 from packer.planning import solve as api
 from packer.room import LEVELS
 from packer.settings import Slots
@@ -148,7 +149,7 @@ def test_a_limit_that_passes_after_the_search_costs_no_plan(monkeypatch: pytest.
         late["s"] = 1e6
         return plan
 
-    monkeypatch.setattr(api, "with_band", slow)
+    monkeypatch.setattr(loop, "with_band", slow)
     fleet = Workload([Adapter(f"a{k}", 16, 0.9) for k in range(50)])
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
     waits = replace(fleet, slo=FleetSlo.of(p95_ttft_ms=1.0))

@@ -25,10 +25,11 @@ from packer.planning.solve import solve
 from packer.predictors.content import Factors
 from packer.predictors.twin import TwinPredictor
 from packer.profile import LatencySpec, Profile
+from packer.seeds import fresh
 from packer.settings import Slots
 from packer.solvers.base import Solution
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.verify import FRESH_SEED, check, keeps_limits, twin_failures
+from packer.solvers.verify import check, keeps_limits, twin_failures
 from packer.testing.analytic import small_profile
 from packer.twin.stability import stability
 from packer.workload import Workload
@@ -80,7 +81,7 @@ def test_the_twin_names_what_fails() -> None:
         Bin((1,), Slots(1, 8), PROFILE),
         Bin((2,), Slots(2000, 512), PROFILE),
     ]
-    failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=FRESH_SEED))
+    failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=fresh(0)))
     assert sorted(failures) == [1, 2]
     assert "GPU 1 starves" in failures[1]
     assert "GPU 2 does not start" in failures[2]
@@ -91,16 +92,16 @@ LIGHT = [Bin((0, 2), Slots(2, 8), PROFILE), Bin((1,), Slots(1, 16), PROFILE)]
 
 def test_latency_limits_are_checked_by_the_twin_with_a_little_slack() -> None:
     """A limit counts as kept up to 2 % beyond it, as seeds differ; beyond that it is named with its figure."""
-    figures = TwinPredictor(seed=FRESH_SEED).evaluate(FLEET, LIGHT).mean_itl_ms
+    figures = TwinPredictor(seed=fresh(0)).evaluate(FLEET, LIGHT).mean_itl_ms
     slowest = int(np.argmax(figures))
     near, far = (
         load_objective(f"slo:server.mean_itl_ms={figures.max() / 1.015}"),
         load_objective(f"slo:server.mean_itl_ms={figures.max() / 1.03}"),
     )
-    assert twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED), objective=near) == {}
+    assert twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0)), objective=near) == {}
     assert (
         "mean_itl_ms is"
-        in twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED), objective=far)[slowest]
+        in twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0)), objective=far)[slowest]
     )
     used = replace(TwinPredictor().evaluate(FLEET, LIGHT), slo_used=np.array([1.015, 1.03]))
     assert keeps_limits(Slo(), used).tolist() == [True, False]
@@ -130,12 +131,12 @@ def test_loads_of_the_objective_are_checked_by_the_twin(tmp_path: Path) -> None:
     path = tmp_path / "hours.csv"
     path.write_text("adapter,night,noon\na,0.1,0.1\nb,0.1,400\nc,0.1,0.1")
     failures = twin_failures(
-        FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED), objective=Headroom(1.0, str(path))
+        FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0)), objective=Headroom(1.0, str(path))
     )
     assert sorted(failures) == [1]
     assert "'headroom'" in failures[1]
     assert "at 'noon'" in failures[1]
-    assert twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=FRESH_SEED)) == {}
+    assert twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0))) == {}
 
 
 def test_plain_reasons_come_first() -> None:
@@ -143,7 +144,7 @@ def test_plain_reasons_come_first() -> None:
     heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0)])
     bins = [Bin((0,), Slots(1, 8), PROFILE), Bin((1,), Slots(1, 8), PROFILE)]
     for objective in (None, Gpus(), Headroom(1.1), load_objective("slo:server.mean_ttft_ms=1e9")):
-        failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=FRESH_SEED), objective=objective)
+        failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=fresh(0)), objective=objective)
         assert sorted(failures) == [1]
         assert "GPU 1 starves" in failures[1]
 
@@ -158,9 +159,7 @@ def test_an_objective_can_demand_queues_that_do_not_grow(toy_profile: Profile) -
     assert (grown.n_gpus, grown.verified) == (1, True)
     assert (
         "queue grows by"
-        in twin_failures(fleet, grown.bins, twin=TwinPredictor(seed=FRESH_SEED), objective=Gpus(stable=True))[
-            0
-        ]
+        in twin_failures(fleet, grown.bins, twin=TwinPredictor(seed=fresh(0)), objective=Gpus(stable=True))[0]
     )
     whole = solve(fleet, profile, "gpus:stable=1", predictor="twin", margin=0.0)
     assert (whole.n_gpus, whole.verified) == (2, True)

@@ -1,0 +1,23 @@
+"""Seeds of the random streams beside the one that a user gives, by name.
+
+Streams are this far apart so that none meets another for any seed that people type.
+"""
+
+from __future__ import annotations
+
+_FRESH, _CONFIRMING, _FURTHER = 1_000_003, 17, 7919
+
+
+def fresh(seed: int, number: int = 1) -> int:
+    """Of the `number`-th hour, from 1, that no search has used: plans are verified and evaluated in it."""
+    return seed + _FRESH * number
+
+
+def confirming(seed: int) -> int:
+    """Of the hour in which a solver confirms its own bins before they are verified."""
+    return fresh(seed) + _CONFIRMING
+
+
+def further(seed: int, number: int) -> int:
+    """Of the `number`-th run, from 0, of the same server or of the `number`-th period of a day."""
+    return seed + _FURTHER * number

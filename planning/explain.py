@@ -1,0 +1,233 @@
+"""What is said of a plan to deploy: what its servers give, what fewer would, and what would help where it breaks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from packer.goal import Goal
+from packer.plan import Plan, Status
+from packer.planning.explore import Frontier
+from packer.planning.frontier import FrontierPoint
+from packer.planning.replicas import MOST_REPLICAS, part
+from packer.planning.shortfall import (
+    late_words,
+    latency,
+    start_words,
+    version_words,
+    weaker_goals,
+    weaker_words,
+)
+from packer.room import LEVELS, Room
+from packer.solvers.candidates import beyond_measured
+from packer.words import counted, listed
+
+REPLAYED = (
+    "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-log "
+    "without --replay measures rates and bursts, of which other hours can be drawn"
+)
+_WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin."
+BEYOND = 64
+"""Up to how many GPUs more than those at hand are looked for to say how many would do."""
+
+
+def breaks_later(job: Frontier, plan: Plan) -> str:
+    """Which adapter breaks its limits most in the fresh hours that break them, and what would help."""
+    hours = [job.kept.adapters(plan.bins, hour) for hour in job.broken]
+    used = np.max([np.nan_to_num(each.slo_used, nan=np.inf, posinf=np.inf) for each in hours], axis=0)
+    worst = int(used.argmax())
+    if used[worst] <= 1.0:
+        return (
+            "In another hour an adapter with few requests may wait for more than twice its limit. " + _WIDER
+        )
+    how = (
+        f"uses {used[worst]:.0%} of its limits"
+        if np.isfinite(used[worst])
+        else "is on a GPU that queues or starves"
+    )
+    return (
+        f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)} "
+        f"adapters break theirs. {_WIDER}"
+    )
+
+
+def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
+    """The plan on which the fewest adapters break the goal, with what would keep it."""
+
+    # All GPUs at hand are of use where more would keep the goal, and fewer cost less where no number does.
+    def shortfall(point: FrontierPoint) -> tuple[int, int]:
+        used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
+        over = int((np.nan_to_num(used, nan=np.inf) > 1.0).sum())
+        return over, point.n_gpus if job.hopeless else -point.n_gpus
+
+    nearest = min(job.points, key=shortfall)
+    reasons: tuple[str, ...] = ()
+    if job.hopeless:
+        reasons = (_unreachable(job),)
+    elif job.over():
+        reasons = ("The search ended before a plan was found that keeps the goal: a longer --time-limit.",)
+    elif max_gpus is not None and job.points[-1].n_gpus == (servers := max_gpus // job.size):
+        more = job.first_that_holds(servers + 1, servers + BEYOND)
+        reasons = () if more is None else (_enough(job, more),)
+    if job.spare and not reasons and not nearest.queueing and not nearest.starving:
+        reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or no --spare.",)
+    return finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
+
+
+def _enough(job: Frontier, servers: int) -> str:
+    """How many GPUs would do, if that is so in fresh hours."""
+    gpus = servers * job.size
+    if not job.replayed and job.kept.broken_later(job.at(servers).plan.bins):
+        return f"{gpus} GPUs keep the goal in one hour and break it in another: leave out --gpus."
+    return f"{gpus} GPUs keep the goal: --gpus {gpus}."
+
+
+def _unreachable(job: Frontier) -> str:
+    """What the hottest adapter that breaks the goal on GPUs of its own gets there, and what would help."""
+    i = job.parts.too_hot[0]
+    adapter = job.workload.adapters[i]
+    allowed = MOST_REPLICAS if job.max_replicas is None else job.max_replicas
+    alone = part(job.workload, job.profile, i, allowed)
+    figures = job.kept.adapters([alone], (job.raised, job.seed))
+    ttft_ms, itl_ms = float(figures.p95_ttft_ms[i]), float(figures.mean_itl_ms[i])
+    where = "on a GPU of its own" if allowed == 1 else f"even in {allowed} equal parts on GPUs of their own"
+    itl = "" if math.isnan(itl_ms) else f", ITL {itl_ms:.0f} ms"
+    return (
+        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: p95 TTFT {latency(ttft_ms)}"
+        f"{itl} there. What would help: {'' if job.max_replicas is None else '--max-replicas, '}"
+        "a faster GPU, or a wider --slo."
+    )
+
+
+def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -> tuple[Plan, str]:
+    """The plan with its status, reasons and details, and what the decision says after the servers."""
+    which = (
+        ("starve", "or do not start", point.starving),
+        ("break", "the goal", () if holds else point.queueing),
+    )
+    broken = [_listed(gpus, verb, rest) for verb, rest, gpus in which if gpus]
+    points = [replace(each, n_gpus=each.n_gpus * job.size) for each in job.points]
+    later = job.broken if plan.verified is False else ()
+    weaker = {goal: count * job.size for goal, count in weaker_goals(job, point).items()}
+    told = outcome(
+        replace(point, n_gpus=point.n_gpus * job.size),
+        points,
+        plan.rooms,
+        job.workload.slo,
+        breaking=None if holds else job.kept.breaking(point.plan.bins, later),
+        reachable=not job.hopeless,
+        spare=job.spare,
+        needed=(plan.lower_bound or 0.0) if plan.bound_proven else 0.0,
+        why=lambda fewer: late_words(job.kept, fewer),
+    )
+    plan = replace(
+        plan,
+        status=Status.FEASIBLE if holds else Status.INFEASIBLE,
+        objective="recommend",
+        reasons=(
+            *plan.reasons,
+            *beyond_measured(plan.workload, plan.bins)[:8],
+            *broken,
+            *(start_words(job.kept, point.plan.bins, job.number) if holds else ()),
+            *((REPLAYED,) if job.replayed else ()),
+        ),
+        runtime_s=time.monotonic() - job.started,
+        interrupted=job.stop(),
+        time_limit_reached=job.over() and not job.stop(),
+        details={
+            **plan.details,
+            "weaker_goals": weaker,
+            "frontier": [each.to_dict() for each in points if not each.starving],
+        },
+    )
+    return plan, told + weaker_words(weaker) + version_words(weaker, job.profile)
+
+
+def outcome(
+    best: FrontierPoint,
+    points: Sequence[FrontierPoint],
+    rooms: Sequence[Room],
+    slo: Goal,
+    *,
+    breaking: int | None,
+    reachable: bool = True,
+    spare: int = 0,
+    needed: float = 0.0,
+    why: Callable[[FrontierPoint], str] = lambda _point: "",
+) -> str:
+    """What the servers of a plan give, and what fewer GPUs would, in a sentence or two that go on after their names.
+
+    `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
+    it; `spare`: GPUs that may be lost; `needed`: how many GPUs the load certainly needs; `why`: what breaks the goal on
+    fewer GPUs.
+    """
+    holds = breaking is None
+    text = "no request completed in the simulated hour"
+    if not math.isnan(best.p95_ttft_ms):
+        text = (
+            f"TTFT p95 {latency(best.p95_ttft_ms)}, worst adapter {latency(best.worst_adapter_ttft_ms)}, "
+            f"ITL {best.mean_itl_ms:.0f} ms"
+        )
+    least = min((room.headroom or 0.0 for room in rooms), default=0.0)
+    if holds and least > 1.0:
+        text += f", holds to {'more than ' if least >= LEVELS[-1] else ''}+{least - 1.0:.0%}"
+    elif holds and rooms:
+        text += f", holds to less than +{LEVELS[1] - 1.0:.0%}"
+    if best.price_per_hour is not None:
+        text += f", {best.price_per_hour:,.2f} per hour"
+    if spare and holds:
+        text += "; the goal is kept when any GPU is lost"
+    if breaking is None:
+        text += "."
+    elif not breaking:
+        text += f". This breaks the goal ({slo}) {'when a GPU is lost' if spare else 'in some hours'}."
+    else:
+        text += f". This breaks the goal ({slo}): {breaking:,} of {len(best.plan.workload):,} adapters are beyond it."
+    text += "" if reachable else " No number of GPUs keeps it."
+    fewer = [point for point in points if point.n_gpus < best.n_gpus]
+    parts = []
+    if serving := [point for point in fewer if not point.starving and point.p95_ttft_ms >= 0.0]:
+        last = serving[-1]
+        parts.append(
+            f"{counted(last.n_gpus, 'GPU')} {'serves' if last.n_gpus == 1 else 'serve'} it with "
+            f"{latency(last.p95_ttft_ms)}, worst adapter {latency(last.worst_adapter_ttft_ms)}"
+            f"{_shortcoming(last, slo, spare, why)}"
+        )
+    if starving := [point.n_gpus for point in fewer if point.starving]:
+        most = starving[-1]
+        starves = f"{most} starve{'s' if most == 1 else ''}"
+        parts.append(starves if most < needed else f"on {most} no plan was found that serves it")
+    rest = "; ".join(parts)
+    return f"{text} {rest[0].upper()}{rest[1:]}." if parts else text
+
+
+def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[FrontierPoint], str]) -> str:
+    """Why a number of GPUs whose TTFT may look fine is not enough."""
+    adapters = point.plan.adapters
+    ttft_ms, itl_ms = slo.columns(point.plan.workload)
+    worst = point.plan.workload.names.index(point.worst_adapter)
+    seen = point.worst_adapter_ttft_ms > max(slo.limits.p95_ttft_ms, ttft_ms[worst])
+    if seen or point.holds or adapters is None:
+        return ""
+    breaks = f", and break{'s' if point.n_gpus == 1 else ''} the goal"
+    if point.broken_later:
+        return f"{breaks} in another hour{why(point)}"
+    if spare and not point.queueing:
+        return f"{breaks} when a GPU is lost"
+    late, slow = adapters.p95_ttft_ms > ttft_ms, adapters.mean_itl_ms > itl_ms
+    if late.any():
+        return f"{breaks} of {int(late.sum()):,} of {len(late):,} adapters"
+    if slow.any():
+        return f", ITL up to {adapters.mean_itl_ms[slow].max():.0f} ms{breaks}"
+    return f"{breaks} with rates raised by the margin{why(point)}"
+
+
+def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:
+    """Which GPUs do something, in one line."""
+    if len(gpus) == 1:
+        return f"GPU {gpus[0]} {verb}s {rest.replace('do not', 'does not')}"
+    return f"GPUs {listed(gpus)} {verb} {rest}"

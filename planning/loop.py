@@ -1,0 +1,70 @@
+"""The loop that makes every plan: propose, judge, repair, prove, explain.
+
+`solve` (`Search`), `recommend` (`Deployment`) and mixes of kinds (`Mix`) are its tasks. A task has these stages:
+
+`propose`: the plan that a search finds; None if none serves the fleet.
+`judge`: the plan, `verified` by the n-th set of fresh hours; as it is where no time is left for that.
+`repair`: another plan in place of one that fresh hours broke; None if there is none.
+`missed`: the plan to show where none was found, with what would help.
+`rooms`, `admits`, `changed`: how far the rates of each server may grow; whether a server may be part of the plan; the
+plan with other servers, None where it breaks with them.
+`prove`: the plan with a lower bound. `look_around`: finds plans beside it.
+`at_rates`: the plan of the same task at other rates; None if there is none.
+`explain`: the plan with its status, reasons and what is said of it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from packer.plan import Plan
+from packer.planning.band import with_band
+from packer.solvers.headroom import with_slots
+
+if TYPE_CHECKING:
+    from packer.planning.recommend import Deployment
+    from packer.planning.solve import Search
+
+    Task: TypeAlias = Search | Deployment
+
+
+def confirmed(task: Task, *, verify: bool = True) -> Plan | None:
+    """The proposal that fresh hours confirm, or the last one that they broke; None if nothing was found.
+
+    `verify`: whether they are simulated.
+    """
+    plan = task.propose()
+    for number in range(task.rounds if verify else 0):
+        if plan is None or plan.verified is not None:
+            break
+        plan = task.judge(plan, number)
+        if plan.verified is False and number + 1 < task.rounds:
+            plan = task.repair(plan, number + 1)
+    return plan
+
+
+def planned(task: Task, *, verify: bool = True) -> Plan:
+    """The plan of a task, confirmed and completed."""
+    plan = confirmed(task, verify=verify)
+    return task.missed() if plan is None else completed(task, plan)
+
+
+def completed(task: Task, plan: Plan) -> Plan:
+    """The plan with its bound, its room to grow and its explanation."""
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(task.rooms, plan), pool.submit(task.prove, plan)
+        task.look_around()
+        rooms, proven = beside[0].result(), beside[1].result()
+    plan = widened(task, replace(proven, rooms=rooms)) if rooms else proven
+    return task.explain(with_band(plan, task.at_rates) if task.banded and not task.over() else plan)
+
+
+def widened(task: Task, plan: Plan) -> Plan:
+    """The plan, whose servers with little room have got more slots where it holds with them as before."""
+    if not task.widens or task.over():
+        return plan
+    bins, rooms = with_slots(task.hours, plan.workload, plan.bins, plan.rooms, task.admits)
+    other = None if bins == plan.bins else task.changed(plan, bins)
+    return plan if other is None else replace(other, rooms=rooms)
