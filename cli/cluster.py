@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from packer.cluster import Cluster
     from packer.goal import Goal
     from packer.operate.systems import SystemResult
-    from packer.twin.result import Simulation
+    from packer.twin.run import Run
     from packer.workload import Workload
 
 
@@ -53,12 +53,10 @@ def refuse_without_cluster(names: Collection[str]) -> None:
         raise click.UsageError(f"{given} needs --cluster.")
 
 
-def title_of(first: Simulation) -> str:
+def title_of(first: Run) -> str:
     """What was simulated."""
-    from packer.twin.cluster.result import ClusterSimulation
-
     fleet = f"{first.workload.name}: {counted(len(first.workload), 'adapter')} on"
-    if isinstance(first, ClusterSimulation):
+    if first.cluster is not None:
         return (
             f"{fleet} {counted(len(first.cluster), 'server')}, system {first.system}, router {first.router}"
         )

@@ -20,7 +20,7 @@ from packer.words import number
 if TYPE_CHECKING:
     from packer.operate.predict import Prediction
     from packer.profile import Profile
-    from packer.twin.result import Simulation
+    from packer.twin.run import Run
     from packer.workload import Workload
 
 
@@ -206,7 +206,7 @@ def _simulated(
     run: RunOptions,
     system: SystemArgument,
     out: Writing,
-) -> Sequence[Simulation]:
+) -> Sequence[Run]:
     """One run per seed, on one server or a cluster."""
     from packer.twin.cluster.simulate import simulate_cluster
     from packer.twin.cluster.system import judged, load_system, placed
@@ -252,7 +252,7 @@ def _simulated(
         )
 
 
-def _risk(simulations: Sequence[Simulation], run: RunOptions, out: Writing) -> dict[str, Any]:
+def _risk(simulations: Sequence[Run], run: RunOptions, out: Writing) -> dict[str, Any]:
     """The probability that a run starves or queues without end, and the load at which it reaches 5 %."""
     from packer.twin.cliff import SEEDS, chance, cliff
 
@@ -287,7 +287,7 @@ def _predict(
     out.result(found.to_dict, lambda: _predicted(found))
 
 
-def result_of(simulations: Sequence[Simulation]) -> dict[str, Any]:
+def result_of(simulations: Sequence[Run]) -> dict[str, Any]:
     """The metrics of one run and the verdict on it; of several their means, with intervals beside them."""
     from packer.twin.timeline import SUMMARY
     from packer.twin.uncertainty import intervals
@@ -342,15 +342,14 @@ def _why(explanation: dict[str, Any]) -> list[str]:
     return ["", "Features that mattered (if each were that of a typical server):", *lines] if lines else []
 
 
-def _draw(first: Simulation, path: str, out: Writing) -> None:
+def _draw(first: Run, path: str, out: Writing) -> None:
     from packer.report.figures import write_figure
     from packer.report.simulation import cluster_figure, simulation_figure
-    from packer.twin.cluster.result import ClusterSimulation
 
     if first.status != "ok":
         out.note(f"nothing to draw: the server does not start; {Path(path)} was not written.")
         return
-    if isinstance(first, ClusterSimulation):
+    if first.cluster is not None:
         write_figure(cluster_figure(first, title=title_of(first)), path)
     else:
         write_figure(simulation_figure(first, title=title_of(first)), path)

@@ -12,13 +12,13 @@ from packer.io.shipped import table
 from packer.words import number
 
 if TYPE_CHECKING:
-    from packer.twin.result import Simulation
+    from packer.twin.run import Run
 
 METRICS = table("packer.cli", "metrics.toml")
 """Rows of tables of a server, and of a cluster beside them: metric → what it is called, digits."""
 
 
-def lines_of(simulations: Sequence[Simulation], result: dict[str, Any]) -> list[Table | str]:
+def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Table | str]:
     """The metrics for people."""
     from packer.twin.arrivals import cut_words
     from packer.twin.memory.starts import what_starts
@@ -82,7 +82,7 @@ def _risk_lines(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _thrashing(sim: Simulation) -> list[str]:
+def _thrashing(sim: Run) -> list[str]:
     from packer.twin.limits import relief, thrashes
 
     if not thrashes(sim):

@@ -67,6 +67,9 @@ def api() -> str:
         if name.startswith("__"):
             continue
         value = getattr(packer, name)
+        if inspect.isclass(value) and value.__name__ != name:
+            parts += [f"## {name}\n", f"Another name of `{value.__name__}`.", ""]
+            continue
         parts += [f"## {name}\n", *_signature(name, value), _text(value), ""]
     return "\n".join(parts)
 

@@ -102,15 +102,7 @@ def estimate_profile(
     """
     sheet = datasheet(gpu)
     sizes = quantized(model if isinstance(model, ModelDimensions) else model_named(model), quantization)
-    if engine_name not in ENGINES:
-        raise UnknownNameError("engine", engine_name, ENGINES)
-    if kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise UnknownNameError("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
-    n = checks.integer("tensor_parallel_size", tensor_parallel_size, low=1, high=64)
-    if sizes.heads % n:
-        raise IncompatibleError(
-            f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}, got {n}."
-        )
+    n = _checked_gpus(sizes, tensor_parallel_size, engine_name, kv_cache_dtype)
     engine = EngineSpec(
         name=engine_name,
         version=version or ENGINES[engine_name],
@@ -149,6 +141,20 @@ def estimate_profile(
         errors=band_errors(kind_of(sizes, sheet), "experts" if sizes.experts else "dense"),
         provenance=_provenance(sizes, sheet, known),
     )
+
+
+def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_dtype: str) -> int:
+    """The GPUs of a server; raises where a name is unknown or they do not divide the model."""
+    if engine_name not in ENGINES:
+        raise UnknownNameError("engine", engine_name, ENGINES)
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise UnknownNameError("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    n = checks.integer("tensor_parallel_size", gpus, low=1, high=64)
+    if sizes.heads % n:
+        raise IncompatibleError(
+            f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}, got {n}."
+        )
+    return n
 
 
 def _name(sizes: ModelDimensions, sheet: Datasheet, n: int) -> str:

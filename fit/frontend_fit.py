@@ -15,7 +15,7 @@ from packer.fit.runs import simulate_run, stratified
 from packer.fit.step_law import non_negative
 from packer.fit.tables import MeasuredRun
 from packer.profile import FrontEndSpec, Profile
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.scores import smape
 from packer.twin.threads import in_threads
 
@@ -46,7 +46,7 @@ def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
     chosen = stratified(polled, RUNS, SEED)
     light = stratified([run for run in kept_up if run.regime == "light"], RUNS, SEED)
 
-    def simulated(some: Sequence[MeasuredRun], frontend: FrontEndSpec) -> list[Simulation]:
+    def simulated(some: Sequence[MeasuredRun], frontend: FrontEndSpec) -> list[Run]:
         server = replace(profile, frontend=frontend)
         return list(in_threads(lambda k: simulate_run(some[k], server, seed=SEED + k), range(len(some))))
 
@@ -76,7 +76,7 @@ def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
     return spec
 
 
-def _scrape_costs(sims: Sequence[Simulation], measured_s: Sequence[float]) -> dict[str, float]:
+def _scrape_costs(sims: Sequence[Run], measured_s: Sequence[float]) -> dict[str, float]:
     """Non-negative least squares of relative errors of the scrapes' durations."""
     measured = np.array(measured_s) * 1e3
     design = np.array([[1.0, sim.metric_series, sim.metric_names] for sim in sims]) / measured[:, None]

@@ -21,7 +21,7 @@ from packer.fit.tables import MeasuredRun
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.law.law import coefficient_vector
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.threads import in_threads
 
 ROUNDS = 3
@@ -39,7 +39,7 @@ CLIENT_LAGS_REQ_S = 100.0
 """Offered load beyond which a client of one process falls behind: such runs weigh half."""
 
 
-def gain_of(sim: Simulation, again: Simulation) -> float:
+def gain_of(sim: Run, again: Run) -> float:
     """Percent of TPOT per percent of step time, from 1 to `LARGEST_GAIN`, of a run simulated again with `SLOWER` steps.
 
     A server that keeps up runs more requests at once where its steps take longer, so its TPOT grows faster than its
@@ -49,7 +49,7 @@ def gain_of(sim: Simulation, again: Simulation) -> float:
     return float(np.clip(np.nan_to_num(gain, nan=1.0), 1.0, LARGEST_GAIN))
 
 
-def wanted_step_ms(run: MeasuredRun, sim: Simulation, step_ms: float, gain: float) -> float:
+def wanted_step_ms(run: MeasuredRun, sim: Run, step_ms: float, gain: float) -> float:
     """Mean step that would give the measured TPOT (and, of a starved run, throughput).
 
     `gain`: percent of TPOT per percent of step time (`gain_of`); not used for a starved run.

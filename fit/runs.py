@@ -10,7 +10,7 @@ from packer.adapter import Adapter
 from packer.fit.tables import MeasuredRun
 from packer.lengths import Lengths
 from packer.profile import Profile
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
@@ -29,9 +29,7 @@ def fleet_of(run: MeasuredRun) -> Workload:
     )
 
 
-def simulate_run(
-    run: MeasuredRun, profile: Profile, *, seed: int = 0, mean_state: bool = False
-) -> Simulation:
+def simulate_run(run: MeasuredRun, profile: Profile, *, seed: int = 0, mean_state: bool = False) -> Run:
     """The twin of a run."""
     return simulate(
         fleet_of(run), profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank, duration_s=run.duration_s,

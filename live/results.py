@@ -83,7 +83,7 @@ class LoadResult:
 
     @property
     def served_share(self) -> float:
-        """Tokens completed / tokens due, as `Simulation.served_share` of the same trace; failed requests left out."""
+        """Tokens completed / tokens due, as `Run.served_share` of the same trace; failed requests left out."""
         kept = self.state != FAILED
         columns = (self.scheduled_s, self.adapter, self.input_tokens, self.output_tokens)
         tpot_ms = float(self.tpot_ms.mean()) if len(self.tpot_ms) else float("nan")

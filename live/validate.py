@@ -22,7 +22,7 @@ from packer.live.campaign import Campaign, Outcome, Progress, Session, Task
 from packer.live.launch import Launch
 from packer.live.metrics import parse_metrics
 from packer.live.server import split_cores
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -51,7 +51,7 @@ class Repeat:
     """One repeat: what the server did and what the twin predicts for the same requests."""
 
     outcome: Outcome
-    simulation: Simulation
+    simulation: Run
     measured: Figures
     predicted: Figures
 

@@ -22,7 +22,7 @@ from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, reading, shown
 from packer.fit.bench_results import documents
 from packer.profile import Profile
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -46,7 +46,7 @@ class BenchRun:
     """
 
     measured: dict[str, float]
-    simulation: Simulation
+    simulation: Run
     assumed: tuple[str, ...]
 
     @property

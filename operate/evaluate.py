@@ -22,8 +22,8 @@ from packer.planning.kept import KeptHours
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import with_room
 from packer.strategies import Predictor
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.hours import Hours, of_hours
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
 from packer.workload import Workload
@@ -203,7 +203,7 @@ def held_to(plan: Plan, slo: GoalLike | None) -> Plan:
     return replace(plan, workload=replace(plan.workload, slo=goal), details={**plan.details, **limits})
 
 
-def routed_within(plan: Plan, run: ClusterSimulation) -> bool:
+def routed_within(plan: Plan, run: Run) -> bool:
     """Whether the plan's servers keep, in a run behind a live router, the limits that the plan was made for.
 
     Limits of adapters are held against all requests of the cluster, those of servers against each server's.

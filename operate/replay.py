@@ -20,8 +20,8 @@ from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Schedule
 from packer.seeds import further
 from packer.twin.arrivals import draw_requests
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.run import Run
 from packer.workload import Workload
 
 LATE_S = 600.0
@@ -56,29 +56,38 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Day:
-    """What a replayed day shows.
+    """The run of a replayed day, and what its changes cost.
 
     `gpu_hours`: with the time in which servers start, and end their last requests.
     `starts`, `moves`: GPUs that started; adapters that changed their server.
-    `ttft_ms`, `itl_ms`: of each request, float64 (n,), infinite if it never ended.
-    `within`: share of the requests within their limits.
     """
 
+    run: Run
     gpu_hours: float
     starts: int
     moves: int
-    ttft_ms: FloatArray
-    itl_ms: FloatArray
-    within: float
+
+    @property
+    def ttft_ms(self) -> FloatArray:
+        """Of each request, float64 (n,); infinite if it never ended."""
+        raw = self.run.raw
+        return np.where(raw.finished, 1e3 * (raw.first_s - raw.requests.time_s), math.inf)
+
+    @property
+    def within(self) -> float:
+        """Share of the requests within their limits; those that never ended are not."""
+        kept = self.run.kept_requests[0]
+        return float(kept.mean()) if len(kept) else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        p95 = float(np.quantile(self.ttft_ms, 0.95)) if len(self.ttft_ms) else 0.0
+        ttft_ms = self.ttft_ms
+        p95 = float(np.quantile(ttft_ms, 0.95)) if len(ttft_ms) else 0.0
         return {
             "gpu_hours": self.gpu_hours,
             "starts": self.starts,
             "moves": self.moves,
-            "requests": len(self.ttft_ms),
+            "requests": len(ttft_ms),
             "p95_ttft_ms": p95 if math.isfinite(p95) else None,
             "within_slo": self.within,
         }
@@ -190,40 +199,26 @@ def replay(
         end_s=end_s - begin_s + LATE_S,
     )
     run = simulate_cluster(
-        workload.with_arrivals(Arrivals("trace", trace=within_day)), cluster, router=routers.pop(),
-        duration_s=end_s - begin_s + LATE_S, seed=seed, changes=changes, startup_s=0.0,
+        workload.with_arrivals(Arrivals("trace", trace=within_day)), cluster, router=routers.pop(), seed=seed,
+        duration_s=end_s - begin_s + LATE_S, slo=workload.slo.changed_by(slo), changes=changes, startup_s=0.0,
     )  # fmt: skip
     if run.status != "ok":
         raise ValidationError(f"Expected servers that start, got: {run.status_reason}.")
-    first, finish = np.full((2, len(trace)), math.inf)
-    ended = of[run.raw.finished]
-    first[ended] = run.raw.first_s[run.raw.finished] + begin_s
-    finish[ended] = run.raw.finish_s[run.raw.finished] + begin_s
-    gaps = np.maximum(trace.output_tokens - 1, 1)
-    with np.errstate(invalid="ignore"):
-        ttft = 1e3 * (first - trace.time_s)
-        itl = np.where(np.isfinite(finish), 1e3 * (finish - first) / gaps, math.inf)
-        e2e = np.where(np.isfinite(finish), 1e3 * (finish - trace.time_s), math.inf)
-    figures = {"ttft": ttft, "itl": itl, "tpot": itl, "e2e": e2e, "normalised": e2e / trace.output_tokens}
-    kept = np.isfinite(ttft)
-    for what, column in workload.slo.changed_by(slo).of_requests(workload).items():
-        kept &= figures[what] <= column[trace.adapter]
-    within = float(np.mean(kept)) if len(trace) else 1.0
     held = [window.gpus_of for window in windows]
     starts = sum(
         gpus for t, now in enumerate(held) for number, gpus in now.items() if number not in held[t - 1]
     )
     gpu_s = _gpu_s(run, windows) + starts * startup_s
-    return Day(gpu_s / HOUR_S, starts, moves, ttft, itl, within)
+    return Day(run, gpu_s / HOUR_S, starts, moves)
 
 
-def _gpu_s(run: ClusterSimulation, windows: Sequence[Window]) -> float:
+def _gpu_s(run: Run, windows: Sequence[Window]) -> float:
     """GPU-seconds of a day that repeats, without start-up: what runs at its end goes on if it does at its start."""
-    assert run.state is not None
+    assert run.cluster is not None
     length_s, found, raw = windows[-1].end_s - windows[0].start_s, 0.0, run.raw
     for s, start_s, end_s in run.spans or [(s, 0.0, run.duration_s) for s in range(len(run.cluster))]:
         if end_s >= run.duration_s:
-            own = raw.finish_s[raw.finished & (run.state.server == s)]
+            own = raw.finish_s[raw.finished & (run.server_of_requests == s)]
             goes_on = s < len(windows[0].cluster)
             end_s = length_s if goes_on else max(length_s, float(own.max(initial=0.0)))
         found += run.cluster.kind(s).profile.engine.tensor_parallel_size * (end_s - start_s)

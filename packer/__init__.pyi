@@ -35,7 +35,8 @@ from packer.predictors.api import load_predictor as load_predictor
 from packer.profile import Profile as Profile
 from packer.sessions import Sessions as Sessions
 from packer.twin.cluster.simulate import simulate_cluster as simulate_cluster
-from packer.twin.result import Simulation as Simulation
+from packer.twin.run import Run as Run
+from packer.twin.run import Simulation as Simulation
 from packer.twin.simulate import simulate as simulate
 from packer.version import __version__ as __version__
 from packer.workload import Workload as Workload

@@ -84,7 +84,7 @@ class Evaluation(_Figures[float, bool]):
     `SIMULATED` are NaN from one that does not simulate requests: the highest
     95th percentile of an adapter's TTFT, how much of its limits (`Workload.slo`) the adapter nearest to them uses
     (infinite where the server starves or its queue grows), the share of requests within them, their throughput.
-    `stable`: its queue does not grow (`Simulation.stable`); true from a predictor that does not evaluate queues.
+    `stable`: its queue does not grow (`Run.stable`); true from a predictor that does not evaluate queues.
     """
 
     @property

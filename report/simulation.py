@@ -8,11 +8,10 @@ from packer.io.frames import pl
 from packer.report.figures import Figure, Line, Mark, Panel
 
 if TYPE_CHECKING:
-    from packer.twin.cluster.result import ClusterSimulation
-    from packer.twin.result import Simulation
+    from packer.twin.run import Run
 
 
-def simulation_figure(run: Simulation, *, title: str) -> Figure:
+def simulation_figure(run: Run, *, title: str) -> Figure:
     """Requests, KV cache, adapters and tokens of a server over time; the offered load is marked."""
     timeline = run.timeline
     minutes = (timeline["time_s"] / 60).to_list()
@@ -37,7 +36,7 @@ def simulation_figure(run: Simulation, *, title: str) -> Figure:
     return Figure(panels, title=title)
 
 
-def cluster_figure(run: ClusterSimulation, *, title: str) -> Figure:
+def cluster_figure(run: Run, *, title: str) -> Figure:
     """A cluster over time: all of it, and how far its servers are apart."""
     timeline, servers = run.timeline, run.server_timeline
     minutes = (timeline["time_s"] / 60).to_list()

@@ -20,7 +20,7 @@ from packer.predictors.features import fleet_table, length_pairs
 from packer.profile import LoadingSpec, Profile
 from packer.terms import LINEAR, LINEAR_TERMS, PAPER
 from packer.twin.memory.policy import kv_cache_tokens
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -110,7 +110,7 @@ def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
             return served
 
 
-def _second_half_tok_s(found: Simulation) -> float:
+def _second_half_tok_s(found: Run) -> float:
     sent, half_s = found.raw.requests, found.duration_s / 2
     late = found.raw.finished & (found.raw.finish_s >= half_s)
     return float((sent.input_tokens[late] + sent.output_tokens[late]).sum()) / half_s

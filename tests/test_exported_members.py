@@ -31,6 +31,7 @@ PUBLIC = [
     "Plan",
     "Profile",
     "RequestTrace",
+    "Run",
     "Sessions",
     "Simulation",
     "Slo",

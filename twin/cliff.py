@@ -22,7 +22,7 @@ import numpy.typing as npt
 from packer import checks
 from packer.profile import Profile
 from packer.search import reach
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
 from packer.workload import Workload
@@ -64,12 +64,12 @@ class Cliff:
     at_least: bool = False
 
 
-def fails(sim: Simulation) -> bool:
+def fails(sim: Run) -> bool:
     """Whether the server starves, or its queue grows for as long as requests come; a memory error is a failure."""
     return sim.starved or not sim.stable
 
 
-def chance(simulations: Sequence[Simulation]) -> Chance:
+def chance(simulations: Sequence[Run]) -> Chance:
     """The probability that a run fails, from simulations that differ by their seeds only."""
     return share(sum(map(fails, simulations)), len(simulations))
 

@@ -17,7 +17,7 @@ from packer.plan import Plan
 from packer.room import LEVELS, Room
 from packer.search import reach
 from packer.twin.limits import USED_UP, limit_of
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
 from packer.twin.until_clear import evaluation_of
@@ -34,7 +34,7 @@ SLO = {"slo_used": 1.0}
 class ServerHour:
     """What a simulated hour of one server shows.
 
-    `used`: `Simulation.slo_used`; `adapters`: figures of each of its adapters; `ttft_ms`: TTFT of every completed
+    `used`: `Run.slo_used`; `adapters`: figures of each of its adapters; `ttft_ms`: TTFT of every completed
     request, float32; `late`: when those were sent (s) that waited longer than their limit, and their TTFT (ms),
     float32 (2, late); `keeps`: whether its limits are kept, its queue does not grow, and it does not starve.
     `short_of_cache`: the KV cache is mostly in use, or too small for the server to start, so that fewer slots may help.
@@ -97,7 +97,7 @@ class Hours:
     def _room(self, item: Bin, at: Callable[[float], Workload], hints: Sequence[float | None]) -> Room:
         """`hints`: factors that are tried first."""
         found: dict[int, tuple[bool, bool, bool]] = {}
-        broken: tuple[int, Simulation | None] = len(LEVELS), None  # the lowest load that breaks the limits
+        broken: tuple[int, Run | None] = len(LEVELS), None  # the lowest load that breaks the limits
 
         def holds(mark: int, level: int) -> bool:
             nonlocal broken
@@ -122,12 +122,12 @@ class Hours:
         growth = "" if level == 0 else f" at {LEVELS[level] - 1.0:+.0%}"
         return Room(slo, queue, starvation, limit.name, limit.usage + growth, limit.advice)
 
-    def _keeps(self, sim: Simulation) -> tuple[bool, bool, bool]:
+    def _keeps(self, sim: Run) -> tuple[bool, bool, bool]:
         served = sim.status == "ok" and not sim.starved
         inside = all(getattr(sim, name) <= most for name, most in (self.limits or SLO).items())
         return inside, served and sim.stable, served
 
-    def _hour(self, sim: Simulation) -> ServerHour:
+    def _hour(self, sim: Run) -> ServerHour:
         return ServerHour(
             evaluation_of([sim]),
             sim.slo_used,
@@ -145,7 +145,7 @@ class Hours:
         )
 
 
-def _run(item: Bin, fleet: Workload, seed: int) -> Simulation:
+def _run(item: Bin, fleet: Workload, seed: int) -> Run:
     return simulate(item.workload(fleet), item.profile, **asdict(item.settings), seed=seed)
 
 

@@ -13,7 +13,7 @@ from packer.checks import slot_rank_for
 from packer.twin.engine import state as rows
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -39,7 +39,7 @@ class Limit(NamedTuple):
     advice: str
 
 
-def limit_of(sim: Simulation) -> Limit:
+def limit_of(sim: Run) -> Limit:
     """The resource of a server of which the largest part is in use while requests wait.
 
     Compared are the slots (where there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of
@@ -74,11 +74,11 @@ def starting(sent_s: npt.NDArray[np.floating[Any]], fleet: Workload) -> npt.NDAr
     return np.asarray((sent_s < START_S) & steady)
 
 
-def _of_first_uses(sim: Simulation, sent_s: FloatArray, waits_ms: FloatArray) -> bool:
+def _of_first_uses(sim: Run, sent_s: FloatArray, waits_ms: FloatArray) -> bool:
     """Whether requests that exceed their limit of TTFT would keep it, `MOSTLY`, without the time in which first uses of
     adapters, one after the other, occupied the API server while they waited.
 
-    `sent_s`, `waits_ms`: `Simulation.late`.
+    `sent_s`, `waits_ms`: `Run.late`.
     """
     use_s, requests = law_of(sim.profile).frontend[rows.PER_FIRST_USE_S], sim.raw.requests
     first_s = np.full(len(sim.workload), np.inf)
@@ -93,7 +93,7 @@ def _of_first_uses(sim: Simulation, sent_s: FloatArray, waits_ms: FloatArray) ->
     return bool((waits_ms - within_ms <= limit_ms[sim.ttft_ms > limit_ms]).mean() >= MOSTLY)
 
 
-def _limits(sim: Simulation) -> list[Limit]:
+def _limits(sim: Run) -> list[Limit]:
     engine, raw = sim.profile.engine, sim.raw
     if sim.status != "ok":
         return [Limit("memory", 1.0, sim.status_reason, _smaller_slots(sim) or "fewer or smaller slots")]
@@ -136,7 +136,7 @@ def _limits(sim: Simulation) -> list[Limit]:
     return found
 
 
-def _more_slots(sim: Simulation) -> str:
+def _more_slots(sim: Run) -> str:
     """Slots that fit, or what makes room for them."""
     slots = min(len(sim.workload), math.ceil(GROWTH * sim.max_loras))
     if slots <= sim.max_loras:
@@ -146,7 +146,7 @@ def _more_slots(sim: Simulation) -> str:
     return " or ".join(filter(None, parts)) or "fewer adapters per GPU"
 
 
-def _more_cache(sim: Simulation) -> str:
+def _more_cache(sim: Run) -> str:
     """Slots without use, or adapters of large ranks, that take memory from the KV cache."""
     fewer, peak = "", len(sim.workload)
     if peak < sim.max_loras:
@@ -155,7 +155,7 @@ def _more_cache(sim: Simulation) -> str:
     return " or ".join(filter(None, (fewer, _smaller_slots(sim)))) or "fewer requests per GPU"
 
 
-def _smaller_slots(sim: Simulation) -> str:
+def _smaller_slots(sim: Run) -> str:
     """Moving the adapters of the largest rank away, where they are the smaller part and the slots get smaller."""
     ranks = sim.workload.ranks
     largest = int(ranks.max())
@@ -169,12 +169,12 @@ def _smaller_slots(sim: Simulation) -> str:
     return f"moving the {which} of rank {largest} away (+{gained:,} KV tokens)" if gained > 0 else ""
 
 
-def thrashes(sim: Simulation) -> bool:
+def thrashes(sim: Run) -> bool:
     """Whether an average request makes the server load more than one adapter."""
     return sim.status == "ok" and sim.loads_per_request > MOST_LOADS
 
 
-def relief(sim: Simulation) -> Simulation | None:
+def relief(sim: Run) -> Run | None:
     """The same run with the fewest slots, in steps of half as many more, that do not thrash; None without any."""
     slots, n = sim.max_loras, len(sim.workload)
     while slots < n:

@@ -12,7 +12,7 @@ from packer.goal import STATISTICS
 from packer.io.frames import pl
 
 if TYPE_CHECKING:
-    from packer.twin.result import Simulation
+    from packer.twin.run import Run
     from packer.workload import Workload
 
 
@@ -40,12 +40,12 @@ def quiet_adapters(fleet: Workload) -> str:
     return f"{who} fewer than {FEW_REQUESTS} requests an hour: {p95}"
 
 
-def mean_ttft_ms(sim: Simulation) -> FloatArray:
+def mean_ttft_ms(sim: Run) -> FloatArray:
     """Mean TTFT of each adapter's completed requests, float64 (m,); NaN where nothing completed."""
     return ratio(sums(sim, sim.ttft_ms), sim.completed_of)
 
 
-def p95_ttft_ms(sim: Simulation) -> FloatArray:
+def p95_ttft_ms(sim: Run) -> FloatArray:
     """95th percentile of the TTFT of each adapter's completed requests, float64 (m,); NaN where nothing completed.
 
     Interpolated linearly between requests, as `numpy.quantile` does.
@@ -64,7 +64,7 @@ def p95_ttft_ms(sim: Simulation) -> FloatArray:
     return out
 
 
-def mean_itl_ms(sim: Simulation) -> FloatArray:
+def mean_itl_ms(sim: Run) -> FloatArray:
     """Mean gap between tokens over the tokens of each adapter's completed requests, ms, float64 (m,).
 
     NaN where no request with two tokens completed.
@@ -74,7 +74,7 @@ def mean_itl_ms(sim: Simulation) -> FloatArray:
     return ratio(sums(sim, span_ms), sums(sim, sim.raw.requests.output_tokens[done] - 1.0))
 
 
-def pooled_p95_ttft_ms(sim: Simulation) -> FloatArray:
+def pooled_p95_ttft_ms(sim: Run) -> FloatArray:
     """The 95th percentile of each adapter's TTFT, ms, float64 (m,); 0 without a completed request.
 
     An adapter with fewer than `FEW_REQUESTS` has no 95th percentile of its own: it gets that of all requests of
@@ -94,7 +94,7 @@ ENOUGH = {"mean": MEAN_FROM, "median": 10, "p90": 30, "p95": FEW_REQUESTS, "p99"
 """Completed requests from which a statistic of an adapter says more than that of its server."""
 
 
-def slo_used(sim: Simulation) -> FloatArray:
+def slo_used(sim: Run) -> FloatArray:
     """How much of its limits (`Workload.slo`) each adapter uses, float64 (m,): 1 is all of it, more breaks them.
 
     Infinite where the server does not start, starves or has a queue that grows. An adapter with fewer than
@@ -109,7 +109,7 @@ def slo_used(sim: Simulation) -> FloatArray:
     return used
 
 
-def judged_ms(sim: Simulation, key: str) -> FloatArray:
+def judged_ms(sim: Run, key: str) -> FloatArray:
     """The figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server."""
     statistic, _, what = key.removesuffix("_ms").partition("_")
     if key == "p95_ttft_ms":
@@ -141,15 +141,17 @@ def statistic_of(values: FloatArray, name: str) -> float:
     return float(values.mean() if name == "mean" else np.quantile(values, STATISTICS[name]))
 
 
-def server_used(sim: Simulation) -> float:
-    """How much of its limits of a server (`Workload.slo`) this one uses; 0 where it has none."""
+def server_used(sim: Run) -> float:
+    """How much of its limits of a server (`Workload.slo`) the one that is nearest to them uses; 0 where it has none."""
+    if sim.cluster is not None:
+        return max(server.server_slo_used for server in sim.servers)
     goal = sim.workload.slo
     limits = goal.limits.to_dict()
     figures = {key: sim.figure(key.removeprefix("server.")) for key in goal.keys("server")}
     return max((figure / limits[key] for key, figure in figures.items() if figure == figure), default=0.0)
 
 
-def requests_used(sim: Simulation) -> float:
+def requests_used(sim: Run) -> float:
     """The share of requests beyond limits of requests, of the share that may be (`Goal.request_share`)."""
     goal = sim.workload.slo
     if not goal.keys("request") or not sim.slo_attainment < 1.0:
@@ -158,7 +160,7 @@ def requests_used(sim: Simulation) -> float:
     return (1.0 - sim.slo_attainment) / allowed if allowed > 0.0 else float("inf")
 
 
-def few_used(sim: Simulation) -> float:
+def few_used(sim: Run) -> float:
     """How much of `FEW_MAY_REACH` times their limits adapters with few requests use in all hours like this one.
 
     Which of them has a request while the server is slow is chance: each one's requests are taken as drawn from those
@@ -200,7 +202,7 @@ def _more_than(k: FloatArray, n: IntArray, p: FloatArray) -> FloatArray:
     return np.where(k < 0, 1.0, np.where(j > k, chances, 0.0).sum(axis=0))
 
 
-def kept_requests(sim: Simulation) -> tuple[BoolArray, BoolArray]:
+def kept_requests(sim: Run) -> tuple[BoolArray, BoolArray]:
     """Which requests kept the limits that hold for them (`Goal.of_requests`), and which broke them, bool (n,) each.
 
     A request breaks a limit if it would be over it even if all its remaining tokens came at the end of the run; that
@@ -226,13 +228,13 @@ def kept_requests(sim: Simulation) -> tuple[BoolArray, BoolArray]:
     return raw.finished & ~broke, broke
 
 
-def late(sim: Simulation) -> FloatArray:
-    """See `Simulation.late`."""
+def late(sim: Run) -> FloatArray:
+    """See `Run.late`."""
     beyond = sim.ttft_ms > sim.workload.slo.columns(sim.workload)[0][sim.owners]
     return np.array([sim.raw.requests.time_s[sim.raw.finished][beyond], sim.ttft_ms[beyond]])
 
 
-def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:
+def slo_counts(sim: Run) -> tuple[FloatArray, FloatArray]:
     """Requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them.
 
     A refused request breaks them.
@@ -244,8 +246,8 @@ def slo_counts(sim: Simulation) -> tuple[FloatArray, FloatArray]:
     return number, number + np.bincount(owner[broke], minlength=m) + sim.raw.refused
 
 
-def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
-    """See `Simulation.per_adapter`."""
+def per_adapter_frame(sim: Run) -> pl.DataFrame:
+    """See `Run.per_adapter`."""
     m, raw = len(sim.workload), sim.raw
     sent = np.bincount(raw.requests.adapter, minlength=m) + raw.refused
     tokens = {
@@ -271,7 +273,7 @@ def per_adapter_frame(sim: Simulation) -> pl.DataFrame:
     return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$|^slo_attainment$").fill_nan(None))
 
 
-def found(sim: Simulation) -> tuple[IntArray, IntArray, IntArray]:
+def found(sim: Run) -> tuple[IntArray, IntArray, IntArray]:
     """Tokens found in the KV cache, prompt and adapter of each request admitted; empty without prefix caching."""
     requests, held = sim.raw.requests, sim.raw.found
     admitted = np.zeros(0, dtype=np.int64) if held is None else np.flatnonzero(held >= 0)
@@ -279,8 +281,8 @@ def found(sim: Simulation) -> tuple[IntArray, IntArray, IntArray]:
     return tokens, requests.input_tokens[admitted], requests.adapter[admitted]
 
 
-def prefix_hit_rate(sim: Simulation) -> float:
-    """See `Simulation.prefix_hit_rate`: `vllm:prefix_cache_hits` / `vllm:prefix_cache_queries`.
+def prefix_hit_rate(sim: Run) -> float:
+    """See `Run.prefix_hit_rate`: `vllm:prefix_cache_hits` / `vllm:prefix_cache_queries`.
 
     Both leave out requests that come back after a preemption.
     """
@@ -288,14 +290,14 @@ def prefix_hit_rate(sim: Simulation) -> float:
     return float(tokens.sum() / prompts.sum()) if len(tokens) else float("nan")
 
 
-def prefix_hit_rates(sim: Simulation) -> FloatArray:
-    """See `Simulation.adapter_prefix_hit_rate`."""
+def prefix_hit_rates(sim: Run) -> FloatArray:
+    """See `Run.adapter_prefix_hit_rate`."""
     tokens, prompts, owners = found(sim)
     m = len(sim.workload)
     return ratio(np.bincount(owners, tokens, m), np.bincount(owners, prompts, m))
 
 
-def sums(sim: Simulation, weights: npt.ArrayLike | None = None) -> FloatArray:
+def sums(sim: Run, weights: npt.ArrayLike | None = None) -> FloatArray:
     """Sums over each adapter's completed requests, float64 (m,); without weights how many they are."""
     return np.bincount(sim.owners, weights, minlength=len(sim.workload)).astype(np.float64)
 

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from packer.arrival import RequestTrace
-    from packer.twin.result import Simulation
+    from packer.twin.run import Run
 
 SETTLING_S = 1.0
 SLOW_TOKEN_MS = 100.0
 """Allowance for a request that a trace's end cuts off: its prefill, and time per token where none is known."""
 
 
-def served_share(sim: Simulation) -> float:
+def served_share(sim: Run) -> float:
     """Tokens completed / tokens sent in one simulation, in [0, 1]; 1 when nothing was sent.
 
     The requests that one run happens to draw vary by several percent in number and length, which says nothing

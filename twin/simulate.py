@@ -9,7 +9,7 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.goal import GoalLike
 from packer.profile import Profile
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.server import Raw, Server
 from packer.twin.tuning.policy import kv_tokens_of
 from packer.workload import Workload
@@ -37,7 +37,7 @@ def simulate(
     scrape_interval_s: float | None = None,
     tuning: str | None = None,
     slo: GoalLike | None = None,
-) -> Simulation:
+) -> Run:
     """Simulate one vLLM server that serves this workload.
 
     Parameters
@@ -80,11 +80,7 @@ def simulate(
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the server", profile, Profile, "packer.load_profile(NAME)")
-    if duration_s is None:
-        duration_s = workload.arrivals.whole_s(HOUR_S)
-    checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
-    checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
-    checks.integer("seed", seed, low=0)
+    duration_s = simulated_s(workload, duration_s, timeline_bin_s, seed)
     if len(workload.models) > 1:
         raise ValidationError(
             f"Expected adapters of one base model for one server, got {', '.join(workload.models)}: take those of one."
@@ -92,11 +88,7 @@ def simulate(
     if workload.n_loras:
         checks.integer("max_loras of a server with adapters", max_loras, low=1)
     settings = profile.settings(max_loras if workload.n_loras else 0, workload.slot_rank(max_lora_rank))
-    _check_client(max_outstanding, concurrency, paced)
-    if workload.has_sessions and concurrency is not None and not paced:
-        raise IncompatibleError(
-            "Turns of sessions come at their own times: expected concurrency with paced, or none, got it alone."
-        )
+    check_client(workload, max_outstanding, concurrency, paced)
     if scrape_interval_s is not None:
         frontend = replace(profile.frontend, scrape_interval_s=scrape_interval_s)
         profile = replace(profile, frontend=frontend)
@@ -113,16 +105,27 @@ def simulate(
             workload, profile, settings, kv_tokens, max_outstanding, mean_state, concurrency, paced
         )
         if server.longest_request() >= 2:
-            raw = server.run(float(duration_s), seed, float(timeline_bin_s))
+            raw = server.run(duration_s, seed, float(timeline_bin_s))
         else:
             reason = f"the KV cache of {kv_tokens} tokens can't hold the largest adapter and a request"
-    return Simulation(
+    return Run(
         "ok" if reason is None else "memory_error", reason or "", workload, profile, settings,
-        float(duration_s), seed, kv_tokens, raw, timeline_bin_s, concurrency, paced,
+        duration_s, seed, kv_tokens, raw, timeline_bin_s, concurrency, paced,
     )  # fmt: skip
 
 
-def _check_client(max_outstanding: int | None, concurrency: int | None, paced: bool) -> None:
+def simulated_s(workload: Workload, duration_s: float | None, timeline_bin_s: float, seed: int) -> float:
+    """How long to simulate; raises `ValidationError` for a time or seed out of range."""
+    duration_s = workload.arrivals.whole_s(HOUR_S) if duration_s is None else duration_s
+    checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
+    checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
+    checks.integer("seed", seed, low=0)
+    return float(duration_s)
+
+
+def check_client(
+    workload: Workload, max_outstanding: int | None, concurrency: int | None = None, paced: bool = False
+) -> None:
     """Raise where no client behaves so: `IncompatibleError`, or `ValidationError` for a number out of range."""
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
@@ -133,4 +136,8 @@ def _check_client(max_outstanding: int | None, concurrency: int | None, paced: b
     if concurrency is not None and max_outstanding is not None:
         raise IncompatibleError(
             "A client refuses requests (max_outstanding) or holds them back (concurrency)."
+        )
+    if workload.has_sessions and concurrency is not None and not paced:
+        raise IncompatibleError(
+            "Turns of sessions come at their own times: expected concurrency with paced, or none, got it alone."
         )

@@ -18,7 +18,7 @@ from packer.arrays import FloatArray
 
 if TYPE_CHECKING:
     from packer.profile import Profile
-    from packer.twin.result import Simulation
+    from packer.twin.run import Run
     from packer.workload import Workload
 
 
@@ -50,7 +50,7 @@ T_CLEAR = 2.78
 LONGEST_S = 4 * 3600.0
 
 
-def waiting_means(sim: Simulation, edges_s: FloatArray) -> FloatArray:
+def waiting_means(sim: Run, edges_s: FloatArray) -> FloatArray:
     """Mean number of requests that wait for their first token in each piece of a run, float64 (k,).
 
     `edges_s` float64 (k + 1,): ascending ends of the pieces, within the run. A preempted request does not count
@@ -69,7 +69,7 @@ def _time_since(events_s: FloatArray, at_s: FloatArray) -> FloatArray:
     return integral
 
 
-def fewest_waiting(sim: Simulation, *edges_s: float) -> list[int]:
+def fewest_waiting(sim: Run, *edges_s: float) -> list[int]:
     """Smallest number of requests that wait for their first token at any time of each piece between the edges."""
     started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)], kind="stable")
     places = np.searchsorted(started, edges_s, side="right").tolist()
@@ -95,7 +95,7 @@ class QueueGrowth:
         return self.last > FEW and self.last - self.middle > max(1.0, MATERIAL * self.middle)
 
 
-def queue_growth(sim: Simulation) -> QueueGrowth:
+def queue_growth(sim: Run) -> QueueGrowth:
     """Growth of the queue in one run.
 
     The standard error is that of means of `BATCHES` pieces around the common straight line, widened by their
@@ -114,7 +114,7 @@ def queue_growth(sim: Simulation) -> QueueGrowth:
     return QueueGrowth(middle, last, (last - middle) / error)
 
 
-def is_stable(sim: Simulation) -> bool:
+def is_stable(sim: Run) -> bool:
     """Whether the queue of one run does not grow, as far as this run shows; False where the server does not start.
 
     Refused requests are a queue that outgrew its client. Where the rate of requests changes with time (traces,

@@ -30,7 +30,7 @@ COLUMNS = (
     "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms", "kv_cache_tokens", "mean_running", "mean_waiting",
     "preemptions", "adapter_loads", "slo_used",
 )  # fmt: skip
-"""Metrics of a row, as `Simulation` names them."""
+"""Metrics of a row, as `Run` names them."""
 
 
 @dataclass(frozen=True)

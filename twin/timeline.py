@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from packer.io.frames import pl
 from packer.twin.engine import state as rows
 
 if TYPE_CHECKING:
-    from packer.twin.result import Simulation
+    from packer.twin.run import Run
 
 SUMMARY = (
     "offered_tok_s", "sent", "refused", "completed", "request_throughput", "input_throughput",
@@ -23,35 +23,49 @@ SUMMARY = (
 )  # fmt: skip
 
 
-def summary(sim: Simulation) -> dict[str, Any]:
-    """See `Simulation.to_dict`."""
+CLUSTER_SUMMARY = ("slo_attainment", "goodput_tok_s", "hit_rate", "host_hit_rate", "cold_start_share")
+"""What the summary of a cluster has beyond that of a server."""
+ONE_SERVER = ("profile", "calibrated", "max_loras", "max_lora_rank")
+"""What it does not have."""
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """See `Run.to_dict`."""
     values: dict[str, Any] = {
-        "status": sim.status,
-        "status_reason": sim.status_reason,
-        "starved": sim.starved,
-        "stable": sim.stable,
-        "profile": sim.profile.name,
-        "calibrated": sim.profile.calibrated,
-        "workload": sim.workload.name,
-        "adapters": len(sim.workload),
-        "max_loras": sim.max_loras,
-        "max_lora_rank": sim.max_lora_rank,
-        "kv_cache_tokens": sim.kv_cache_tokens,
-        "duration": sim.duration_s,
-        "seed": sim.seed,
+        "status": run.status,
+        "status_reason": run.status_reason,
+        "starved": run.starved,
+        "stable": run.stable,
+        "profile": run.profile.name,
+        "calibrated": run.profile.calibrated,
+        "workload": run.workload.name,
+        "adapters": len(run.workload),
+        "max_loras": run.max_loras,
+        "max_lora_rank": run.max_lora_rank,
+        "kv_cache_tokens": run.kv_cache_tokens,
+        "duration": run.duration_s,
+        "seed": run.seed,
     }
-    if sim.concurrency is not None:
-        values["max_concurrency"] = sim.concurrency
-    for name in SUMMARY:
-        value = getattr(sim, name)
-        values[name] = None if isinstance(value, float) and math.isnan(value) else value
-    if sim.tuning is not None:
-        values["tuning"] = sim.tuning.to_dict()
+    if run.concurrency is not None:
+        values["max_concurrency"] = run.concurrency
+    values |= _figures(run, SUMMARY)
+    if run.tuning is not None:
+        values["tuning"] = run.tuning.to_dict()
+    if run.cluster is not None:
+        values = {name: value for name, value in values.items() if name not in ONE_SERVER}
+        values |= {"system": run.system, "router": run.router, "servers": len(run.cluster)}
+        values |= {"slo": run.slo, "aborted": run.aborted, **_figures(run, CLUSTER_SUMMARY)}
     return values
 
 
-def requests_frame(sim: Simulation) -> pl.DataFrame:
-    """See `Simulation.requests`."""
+def _figures(run: Run, names: Sequence[str]) -> dict[str, Any]:
+    """Figures by name; NaN becomes None."""
+    found = {name: getattr(run, name) for name in names}
+    return {name: None if value != value else value for name, value in found.items()}
+
+
+def requests_frame(sim: Run) -> pl.DataFrame:
+    """See `Run.requests`."""
     names, raw = np.array(sim.workload.names, dtype=object), sim.raw
     columns: dict[str, Any] = {
         "request": np.arange(len(raw.requests)),
@@ -67,8 +81,8 @@ def requests_frame(sim: Simulation) -> pl.DataFrame:
     return frame.with_columns(pl.when(pl.col("server") >= 0).then("server").alias("server"))
 
 
-def timeline_frame(sim: Simulation) -> pl.DataFrame:
-    """See `Simulation.timeline`."""
+def timeline_frame(sim: Run) -> pl.DataFrame:
+    """See `Run.timeline`."""
     table = sim.raw.timeline
     # Steps belong to the bin in which they start, so a bin may hold a little more than its width.
     width = np.minimum(sim.timeline_bin_s, sim.duration_s - np.arange(len(table)) * sim.timeline_bin_s)

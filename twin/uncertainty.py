@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.io.frames import pl
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.threads import in_threads
 from packer.twin.timeline import SUMMARY
 
@@ -58,7 +58,7 @@ def interval(values: npt.NDArray[np.float64]) -> Interval:
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
-def intervals(simulations: Sequence[Simulation], metrics: Sequence[str] = SUMMARY) -> pl.DataFrame:
+def intervals(simulations: Sequence[Run], metrics: Sequence[str] = SUMMARY) -> pl.DataFrame:
     """Mean of each metric over simulations that differ by their seeds, and the interval that it lies in.
 
     Columns: metric; mean; low and high, Student's t interval of the mean; sd, the standard deviation between

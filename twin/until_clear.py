@@ -17,7 +17,7 @@ from packer.evaluation import SIMULATED, STARVATION_THRESHOLD, Evaluation
 from packer.profile import Profile
 from packer.seeds import further
 from packer.settings import Settings
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
 from packer.workload import Workload
@@ -51,7 +51,7 @@ class ClearEvaluation:
     extrapolated: bool = False
 
 
-def steady_share(sim: Simulation, whole_s: float) -> float | None:
+def steady_share(sim: Run, whole_s: float) -> float | None:
     """Share that an overloaded server serves in `whole_s`, carried on from a shorter run, or None if the run
     has not reached its pace.
 
@@ -70,7 +70,7 @@ def steady_share(sim: Simulation, whole_s: float) -> float | None:
     return float(served / (sim.sent_tokens * whole_s / sim.duration_s))
 
 
-def evaluation_of(simulations: Sequence[Simulation]) -> Evaluation:
+def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
     """One row from simulations of the same server that differ by their seeds: the mean of each figure."""
     first = simulations[0]
     offered = first.offered_tok_s
@@ -127,7 +127,7 @@ def evaluate_until_clear(
     whole_s = min(whole_s, HARD_LIMIT / rate)
     whole_s = workload.arrivals.whole_s(whole_s)
 
-    def run(duration_s: float, run_seed: int) -> Simulation:
+    def run(duration_s: float, run_seed: int) -> Run:
         return simulate(
             workload,
             profile,

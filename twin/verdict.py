@@ -12,7 +12,7 @@ import numpy as np
 from packer.goal import Limits, time_words, words_of
 from packer.twin.limits import Limit, limit_of
 from packer.twin.per_adapter import judged_ms, requests_used
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.words import counted
 
 
@@ -52,7 +52,7 @@ class RunVerdict:
         return {"holds": self.holds, "text": self.text, "limits": limits, "cause": cause}
 
 
-def verdict_of(sim: Simulation) -> RunVerdict:
+def verdict_of(sim: Run) -> RunVerdict:
     """The verdict on a run; of a cluster with what limits the server that is furthest beyond the goal.
 
     In a closed loop there is no offered load that could be served or not: limits alone count.
@@ -79,7 +79,7 @@ def verdict_of(sim: Simulation) -> RunVerdict:
     return RunVerdict(holds, text[:1].upper() + text[1:], limits, cause)
 
 
-def verdict_of_all(runs: Sequence[Simulation]) -> RunVerdict:
+def verdict_of_all(runs: Sequence[Run]) -> RunVerdict:
     """The verdict on runs with several seeds: on the one furthest beyond the goal, and how many keep it."""
     found = [verdict_of(run) for run in runs]
     if len(runs) == 1:
@@ -91,7 +91,7 @@ def verdict_of_all(runs: Sequence[Simulation]) -> RunVerdict:
     )
 
 
-def _cause(sim: Simulation) -> tuple[Limit, str]:
+def _cause(sim: Run) -> tuple[Limit, str]:
     """What limits the server, of a cluster the one that is furthest beyond the goal; that in words."""
     servers = sim.servers
     worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
@@ -100,7 +100,7 @@ def _cause(sim: Simulation) -> tuple[Limit, str]:
     return found, f": {where}{found.name}, {found.usage}"
 
 
-def _measured(sim: Simulation) -> Iterator[MeasuredLimit]:
+def _measured(sim: Run) -> Iterator[MeasuredLimit]:
     """Each limit of the goal beside its figure."""
     goal, fleet = sim.workload.slo, sim.workload
     for key in goal.keys("adapter"):

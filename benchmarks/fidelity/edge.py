@@ -25,7 +25,7 @@ from packer.fit.runs import simulate_run
 from packer.fit.tables import MeasuredRun
 from packer.io.files import write_text
 from packer.profile import Profile
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.scores import smape
 
 HERE = Path(__file__).parent
@@ -73,7 +73,7 @@ def of_model(model: str) -> dict[str, dict[str, float]]:
     } | {f"starved with {name} of {SEEDS} seeds": group for name, group in starved.items()}
 
 
-def _simulated(run: MeasuredRun, profile: Profile, seed: int) -> Simulation:
+def _simulated(run: MeasuredRun, profile: Profile, seed: int) -> Run:
     return simulate_run(run, profile, seed=seed)
 
 

@@ -38,7 +38,7 @@ from packer.fit.tables import MeasuredRun, read_rows
 from packer.io.files import write_text
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.scores import macro_f1, smape
 from packer.twin.simulate import simulate
 
@@ -70,7 +70,7 @@ VARIANTS = (
 
 def simulated(
     run: MeasuredRun, profile: Profile, variant: Variant, seed: int, *, states: bool = False
-) -> Simulation:
+) -> Run:
     """The twin of a run."""
     fleet = fleet_of(replace(run, rates=run.rates * run.metrics["sent"]) if variant.sent else run)
     return simulate(
@@ -168,7 +168,7 @@ def of_variant(model: str, variant: Variant) -> dict[str, object]:
 Figures = dict[str, float]
 
 
-def _figures(sim: Simulation) -> Figures:
+def _figures(sim: Run) -> Figures:
     """What is scored of a simulation: its requests take megabytes."""
     names = [attribute for _, attribute in score.METRICS.values()]
     return {name: float(getattr(sim, name)) for name in [*names, "starved"]}

@@ -25,7 +25,7 @@ from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.report.figures import Figure, Line, Panel, Scatter, write_figure
 from packer.twin.arrivals import draw_requests
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.scores import macro_f1, smape
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -230,7 +230,7 @@ def unpredictable_table() -> list[str]:
     return lines
 
 
-def _arriving(run: MeasuredRun, unpredictable: bool, seed: int) -> Simulation:
+def _arriving(run: MeasuredRun, unpredictable: bool, seed: int) -> Run:
     """The run under unpredictable arrivals at half its rates, or under Poisson ones of the same mean rates."""
     fleet = fleet_of(run).scaled(0.5).with_arrivals(Arrivals("unpredictable"))
     if not unpredictable:

@@ -15,10 +15,10 @@ from packer.cluster import Cluster, ServerKind
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import GpuSpec, LatencySpec, LoadingSpec, ModelSpec, Profile
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.system import load_system
 from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import linear_features
+from packer.twin.run import Run
 from packer.workload import Workload
 
 LAWS = {"BGMV": ("per_padded_rank_ms", 0.00359, 32.08), "MBGMV": ("per_request_rank_ms", 0.00234, 33.5)}
@@ -188,7 +188,7 @@ def single_fleet(
     return Workload(members, INPUT, OUTPUT, arrivals=Arrivals("trace", trace=trace))
 
 
-def single(system: str, fleet: Workload, seed: int, server: Profile | None = None) -> ClusterSimulation:
+def single(system: str, fleet: Workload, seed: int, server: Profile | None = None) -> Run:
     """One server, the A10 by default, run as this system; kernels by system, as the paper has them."""
     own = profile("MBGMV" if system == "s-lora" else "BGMV") if server is None else server
     cluster = Cluster.of(own, 1, max_loras=256, max_lora_rank=64)

@@ -7,7 +7,7 @@ from rows import Constant, Row, Section, mean, of_seeds, shown, table
 
 import packer
 from packer.cluster import Cluster
-from packer.twin.cluster.result import ClusterSimulation
+from packer.twin.run import Run
 
 SYSTEMS = {
     "vllm": "vLLM behind fewest requests",
@@ -26,7 +26,7 @@ FLEET = Scenario(LLAMA, "mixed", "8–32", (160,))
 SERVERS, SLOTS, RUN_S = 4, 32, 400.0
 
 
-def run(system: str, seed: int) -> ClusterSimulation:
+def run(system: str, seed: int) -> Run:
     """The fleet on four servers."""
     fleet = FLEET.fleet(FLEET.sizes[0], seed)
     cluster = Cluster.of(packer.load_profile(LLAMA), SERVERS, max_loras=SLOTS, max_lora_rank=32)

@@ -32,9 +32,9 @@ from packer.solvers.verify import check
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.cluster.caching import DROP, FIXED, LFU, LRU, NOTHING, CachePolicy, TickingPolicy
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import ReadingRouter, Router, ScoringRouter, StaticRouter
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.run import Run
 from packer.workload import Workload
 
 SIZES = (1, 7, 40)
@@ -166,7 +166,7 @@ class RouterContract:
         """Twelve adapters, busy enough to queue."""
         return Workload([Adapter(f"a{i}", 8 << i % 3, 1.0) for i in range(12)])
 
-    def run(self, router: Router, cluster: Cluster, traffic: Workload) -> ClusterSimulation:
+    def run(self, router: Router, cluster: Cluster, traffic: Workload) -> Run:
         """A minute, if the router takes the cluster."""
         reason = router.supports(cluster, traffic)
         if reason is not None:
@@ -200,7 +200,7 @@ class RouterContract:
 class CachePolicyContract:
     """Rules of a cache policy; give the fixture `policy`."""
 
-    def run(self, policy: CachePolicy, rate: float, servers: int = 3) -> ClusterSimulation:
+    def run(self, policy: CachePolicy, rate: float, servers: int = 3) -> Run:
         """Five minutes of adapters that do not all fit, on LightLLM's engine, placed two by two but for the first."""
         profile = small_profile()
         room = replace(profile.memory, kv_budget_bytes=300e6, policy="unified")

@@ -13,10 +13,10 @@ from packer.cluster import Cluster, ServerKind
 from packer.lengths import Lengths
 from packer.papers.jobs.engine import Jobs
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System
 from packer.twin.engine import state as rows
+from packer.twin.run import Run
 from packer.workload import Workload
 
 MEAN_S = 0.5
@@ -37,7 +37,7 @@ def _profile(load_ms: float = 0.0, cells: int = 10_000) -> Profile:
     )
 
 
-def _run(parallel: int, load: float, cv: float, noise: float = 0.0) -> ClusterSimulation:
+def _run(parallel: int, load: float, cv: float, noise: float = 0.0) -> Run:
     rate = load * parallel / MEAN_S
     lengths = Lengths.gamma(STEPS, cv) if cv else Lengths.constant(STEPS)
     fleet = Workload([Adapter("a", 8, rate)], Lengths.constant(1), lengths, length_correlation=0.0)
@@ -46,7 +46,7 @@ def _run(parallel: int, load: float, cv: float, noise: float = 0.0) -> ClusterSi
     return simulate_cluster(fleet, Cluster((kind,), ("gpu",)), system, duration_s=150_000 / rate, seed=3)
 
 
-def _waits(run: ClusterSimulation, parallel: int) -> np.ndarray:
+def _waits(run: Run, parallel: int) -> np.ndarray:
     """Time in the queue of each completed job, by first come, first served over its service time."""
     done = run.raw.finished
     service = run.raw.requests.output_tokens[done] * (MEAN_S / STEPS)

@@ -14,10 +14,10 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System
 from packer.twin.engine import state as rows
+from packer.twin.run import Run
 from packer.workload import Workload
 
 GRAIN = 1024
@@ -86,7 +86,7 @@ def _case(seed: int, mode: str, rule: str) -> tuple[Workload, Cluster, System, d
     )
 
 
-def _naive(run: ClusterSimulation, options: dict[str, Any], mode: str, rule: str) -> NaiveLightLlm:
+def _naive(run: Run, options: dict[str, Any], mode: str, rule: str) -> NaiveLightLlm:
     assert run.state is not None
     sim = run.servers[0]
     profile, ranks, state = sim.profile, sim.workload.ranks.tolist(), run.state

@@ -11,9 +11,9 @@ from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.lengths import Lengths
 from packer.profile import LoadingSpec, Profile
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System
+from packer.twin.run import Run
 from packer.workload import Workload
 
 FLEET = Workload(
@@ -21,7 +21,7 @@ FLEET = Workload(
 )
 
 
-def _run(profile: Profile, loading: str, seed: int = 0) -> ClusterSimulation:
+def _run(profile: Profile, loading: str, seed: int = 0) -> Run:
     how = System(
         "test", "", "", "most-idle", engine="lightllm:max_wait_tokens=1", cache="drop", loading=loading
     )

@@ -15,7 +15,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.lengths import Lengths
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -60,7 +60,7 @@ def make_profile() -> MakeProfile:
 
 
 @pytest.fixture(scope="session")
-def busy(make_profile: MakeProfile) -> Simulation:
+def busy(make_profile: MakeProfile) -> Run:
     """A server that queues and preempts for a hundred seconds and a half."""
     fleet = Workload(
         [Adapter(f"a{i}", 8, 0.5 + 0.1 * i) for i in range(6)], Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0)

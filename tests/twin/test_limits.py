@@ -8,10 +8,10 @@ import packer
 from packer import Adapter, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
 from packer.twin.limits import BEFORE_TRAFFIC, limit_of
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 
 
-def run(fleet: Workload, max_loras: int, rank: int | None = None) -> Simulation:
+def run(fleet: Workload, max_loras: int, rank: int | None = None) -> Run:
     """A quarter of an hour of a shipped server."""
     server = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
     return packer.simulate(fleet, server, max_loras=max_loras, max_lora_rank=rank, duration_s=900.0)

@@ -23,14 +23,14 @@ from packer.twin.per_adapter import (
     few_used,
     quiet_adapters,
 )
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 MakeProfile = Callable[..., Profile]
 
 
-def test_adapters_add_up_to_the_server(busy: Simulation) -> None:
+def test_adapters_add_up_to_the_server(busy: Run) -> None:
     """Counts and throughputs per adapter sum up to the server's, and their means weigh up to its mean."""
     frame = busy.per_adapter
     assert frame["adapter"].to_list() == [f"a{i}" for i in range(6)]
@@ -60,7 +60,7 @@ def test_refused_requests_belong_to_adapters(make_profile: MakeProfile) -> None:
     assert sim.sent_tokens == pytest.approx(60 * fleet.offered_tok_s, rel=0.1)
 
 
-def test_figures_of_each_adapter_are_those_of_its_requests(busy: Simulation) -> None:
+def test_figures_of_each_adapter_are_those_of_its_requests(busy: Run) -> None:
     """Mean and 95th percentile of TTFT and mean ITL are those of the adapter's completed requests alone."""
     raw = busy.raw
     for a in range(6):
@@ -73,7 +73,7 @@ def test_figures_of_each_adapter_are_those_of_its_requests(busy: Simulation) -> 
         assert busy.adapter_mean_itl_ms[a] == pytest.approx(span_ms / gaps)
 
 
-def _one_slot(make_profile: MakeProfile, *requests: tuple[float, int, int]) -> Simulation:
+def _one_slot(make_profile: MakeProfile, *requests: tuple[float, int, int]) -> Run:
     """(time, adapter, output tokens) of requests of 10 tokens, 10 ms a step, one adapter at a time, for 2 s."""
     time_s, owner, output = (np.array(column) for column in zip(*requests, strict=True))
     trace = RequestTrace(time_s.astype(float), owner, np.full(len(owner), 10), output)
@@ -81,7 +81,7 @@ def _one_slot(make_profile: MakeProfile, *requests: tuple[float, int, int]) -> S
     return simulate(fleet, make_profile(), max_loras=1, duration_s=2.0, max_outstanding=3)
 
 
-def _attained(sim: Simulation, slo: Slo) -> list[float]:
+def _attained(sim: Run, slo: Slo) -> list[float]:
     """Share of each adapter's requests within limits, of a run that has taken place."""
     return replace(sim, workload=replace(sim.workload, slo=slo)).adapter_slo_attainment.tolist()
 
@@ -103,7 +103,7 @@ def test_attainment_and_goodput_by_hand(make_profile: MakeProfile) -> None:
     assert tight.goodput_tok_s == (requests.input_tokens[0] + 50) / sim.duration_s
 
 
-def test_late_requests_are_those_beyond_their_own_limit(busy: Simulation) -> None:
+def test_late_requests_are_those_beyond_their_own_limit(busy: Run) -> None:
     """Each completed request is compared with the limit of its adapter, by its class."""
     limits = (Limits(float(np.quantile(busy.ttft_ms, 0.2))), Limits(float(np.quantile(busy.ttft_ms, 0.8))))
     adapters = tuple(

@@ -26,7 +26,7 @@ def test_an_idle_server_is_never_starved(toy_profile: Profile) -> None:
 
 @pytest.mark.parametrize("rate", [0.005, 40.0])
 def test_simulation_and_predictor_agree(toy_profile: Profile, rate: float) -> None:
-    """`Simulation.starved` and the evaluation made of the same run are one definition."""
+    """`Run.starved` and the evaluation made of the same run are one definition."""
     run = simulate(Workload([Adapter("a", 8, rate)]), toy_profile, max_loras=1, duration_s=600, seed=3)
     assert evaluation_of([run]).starved == run.starved
     assert evaluation_of([run]).total_token_throughput == pytest.approx(run.served_share * run.offered_tok_s)

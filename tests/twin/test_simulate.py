@@ -21,7 +21,7 @@ from packer.lengths import Lengths
 from packer.profile import LatencySpec, LoadingSpec, Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine import state as rows
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -364,7 +364,7 @@ def test_clients_that_exclude_each_other_are_refused(
 
 def test_summary_names_are_those_of_the_benchmark(make_profile: MakeProfile) -> None:
     """The summary has the keys of `vllm bench serve`, so that existing tools read it."""
-    sim: Simulation = simulate(_fleet(2, 1.0), make_profile(), max_loras=2, duration_s=60.0)
+    sim: Run = simulate(_fleet(2, 1.0), make_profile(), max_loras=2, duration_s=60.0)
     summary = sim.to_dict()
     for key in ("completed", "duration", "request_throughput", "output_throughput", "total_token_throughput"):
         assert summary[key] > 0

@@ -16,7 +16,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
 from packer.twin import stability as stability_module
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.stability import fewest_waiting, queue_growth, stability, waiting_means
 from packer.workload import Workload
@@ -126,7 +126,7 @@ def test_waiting_requests_are_counted_exactly(one_at_a_time: Profile, trace: Req
     assert fewest_waiting(sim, 2.0, 12.0) == [min([counts.min(), *at_starts])]
 
 
-def _count(sim: Simulation, at_s: np.ndarray) -> np.ndarray:
+def _count(sim: Run, at_s: np.ndarray) -> np.ndarray:
     """Requests sent, but without a first token, at each time."""
     first_s = np.where(np.isnan(sim.raw.first_s), np.inf, sim.raw.first_s)
     waits = (sim.raw.requests.time_s <= at_s[:, None]) & (at_s[:, None] < first_s)

@@ -10,7 +10,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.profile import Profile
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -35,12 +35,12 @@ def test_one_request_by_hand(make_profile: MakeProfile) -> None:
     assert sim.mean_kv_usage * 2.5 == pytest.approx(1.01 * (40 + 140) / 2 / 1600, rel=0.1)
 
 
-def test_bins_cover_the_run(busy: Simulation) -> None:
+def test_bins_cover_the_run(busy: Run) -> None:
     """There is one row for each started bin, the last one short."""
     assert busy.timeline["time_s"].to_list() == [10.0 * (k + 1) for k in range(11)]
 
 
-def test_means_agree_with_the_timeline(busy: Simulation) -> None:
+def test_means_agree_with_the_timeline(busy: Run) -> None:
     """Time-weighted means over the bins are those of the whole run."""
     table = busy.timeline
     width = np.array([10.0] * 10 + [0.5])
@@ -50,7 +50,7 @@ def test_means_agree_with_the_timeline(busy: Simulation) -> None:
     assert busy.mean_waiting > 1
 
 
-def test_little_law(busy: Simulation) -> None:
+def test_little_law(busy: Run) -> None:
     """Requests in the server on average = those sent per second × their mean stay in it."""
     raw = busy.raw
     left = np.where(raw.finished, raw.finish_s, busy.duration_s)
@@ -58,6 +58,6 @@ def test_little_law(busy: Simulation) -> None:
     assert busy.mean_running + busy.mean_waiting == pytest.approx(stay_s / busy.duration_s, rel=0.01)
 
 
-def test_preemptions_are_all_in_the_timeline(busy: Simulation) -> None:
+def test_preemptions_are_all_in_the_timeline(busy: Run) -> None:
     """The timeline's preemptions add up to the simulation's."""
     assert busy.timeline["preemptions"].sum() == busy.preemptions > 0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from packer.twin.server import Server
 from packer.twin.tuning.policy import kv_tokens_of, trains
 from packer.twin.tuning.state import Tuning, no_tuning
 from packer.workload import Workload
+
+if TYPE_CHECKING:
+    from packer.twin.cluster.dispatch import Dispatch
 
 
 @dataclass(frozen=True)
@@ -142,17 +146,16 @@ def server_setups(
 
 
 def idle_servers(
-    cluster: Cluster,
+    work: Dispatch,
     kinds: Mapping[str, Setup],
     own: Sequence[Setup],
     time_s: FloatArray,
     marks: Marks,
     rows_each: int,
-    duration_s: float,
     bin_s: float,
-    seed: int,
 ) -> tuple[Servers, Engines]:
     """The servers before the first request, and which engines they run; `rows_each`: room for so many adapters."""
+    cluster, duration_s, seed = work.cluster, work.duration_s, work.seed
     n, count = len(time_s), len(own)
     made = {
         id(setup): setup.state(duration_s, bin_s, seed) for setup in {id(each): each for each in own}.values()

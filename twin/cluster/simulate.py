@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from packer import checks, registry
+from packer.arrays import FloatArray
 from packer.change import Change, Controller
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
-from packer.twin.arrivals import draw_marks, draw_times, replaying
+from packer.twin.arrivals import Marks, draw_marks, draw_times, replaying
 from packer.twin.cluster.caching import CachePolicy
 from packer.twin.cluster.ahead import schedules_ahead
 from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.dispatch import Dispatch
-from packer.twin.cluster.result import ClusterSimulation
+from packer.twin.cluster.result import raw_of
 from packer.twin.cluster.routers.base import Router
 from packer.twin.cluster.serving import Serving, ever_placed
-from packer.twin.cluster.setup import idle_servers, kernels_of, kind_setup, server_setups
+from packer.twin.cluster.setup import Setup, idle_servers, kernels_of, kind_setup, server_setups
+from packer.twin.cluster.state import Servers
 from packer.twin.cluster.system import System, judged, load_system, placed
 from packer.twin.cluster.transit import transit_of
-from packer.twin.simulate import HOUR_S, MAX_BINS
+from packer.twin.run import Run
+from packer.twin.server import Raw
+from packer.twin.simulate import check_client, simulated_s
 from packer.workload import Workload
 
 
@@ -42,7 +46,7 @@ def simulate_cluster(
     changes: Sequence[Change] = (),
     controller: Controller | None = None,
     startup_s: float | None = None,
-) -> ClusterSimulation:
+) -> Run:
     """Simulate servers behind a router that serve this workload.
 
     Parameters
@@ -54,19 +58,15 @@ def simulate_cluster(
         places the adapters; the placement of the cluster stands only where the system serves any plan.
     router
         A registered name, with parameters as in "affinity:slack=8", or an object; None: the system's.
-    duration_s
+    duration_s, timeline_bin_s
         As for `packer.simulate`.
     seed
         Of arrivals, lengths and routers: the same seed sends the same requests to every cluster.
     slo
-        The latency goal: a `packer.Goal`, its text ("p95_ttft_ms=500", which changes the workload's), or a mapping of
-        limits ({"ttft_ms": 2000, "tpot_ms": 100}: these of each request and no others); None: the cluster's, else the
-        workload's.
+        As for `packer.simulate`; None: the cluster's, else the workload's. {"ttft_ms": 2000} limits each request.
     stats_interval_s
         How old the counts of requests and KV blocks that a router with a compiled score reads may be; 0: up to date;
         None: the system's.
-    timeline_bin_s
-        Resolution of the timelines.
     max_outstanding
         Requests that the client keeps open in the whole cluster; it refuses those beyond.
     cache
@@ -90,61 +90,71 @@ def simulate_cluster(
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the cluster", cluster, Cluster, "packer.read_cluster(FILE)")
-    duration_s = workload.arrivals.whole_s(HOUR_S) if duration_s is None else duration_s
-    checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
-    checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
-    checks.integer("seed", seed, low=0)
-    if max_outstanding is not None:
-        checks.integer("max_outstanding", max_outstanding, low=1)
+    duration_s = simulated_s(workload, duration_s, timeline_bin_s, seed)
+    check_client(workload, max_outstanding)
     goal, planned, limits = judged(workload, cluster, slo)
     how = system if isinstance(system, System) else load_system(system)
     stats_interval_s = how.stats_age_s if stats_interval_s is None else stats_interval_s
     checks.real("stats_interval_s", stats_interval_s, low=0.0)
-    workload = replace(workload, slo=goal)
-    if workload.fine_tuning is None and cluster.fine_tuning is not None:
-        workload = replace(workload, fine_tuning=cluster.fine_tuning)
-    if how.tuning is not None:
-        workload = workload.tuned_by(how.tuning)
+    workload = _with_job(replace(workload, slo=goal), cluster, how)
     cluster = placed(planned, cluster, how, limits, seed)
     chosen = _router(how.router if router is None else router, cluster, workload)
-    named = how.cache or "lru" if cache is None else cache
-    policy: CachePolicy = registry.make("cache", named) if isinstance(named, str) else named
+    policy = _cache(how.cache or "lru" if cache is None else cache)
     kinds = {kind.name: kind_setup(workload, kind, how, policy) for kind in cluster.kinds}
     slot_ranks = [kinds[kind].server.settings.max_lora_rank for kind in cluster.servers]
-    relocates = getattr(chosen, "relocates", False)
-    serving = None
-    if changes or controller is not None:
-        serving = Serving(cluster, workload, slot_ranks, changes, startup_s)
-    held = ever_placed(cluster, changes)
-    # A controller may load any adapter anywhere.
-    anywhere = relocates or (controller is not None and cluster.placement is not None)
-    candidates = candidates_of(replace(held, placement=None) if anywhere else held, workload, slot_ranks)
+    serving = Serving(cluster, workload, slot_ranks, changes, startup_s) if changes or controller else None
+    loads = controller is not None and cluster.placement is not None  # any adapter, anywhere
+    anywhere = loads or getattr(chosen, "relocates", False)
+    held = replace(cluster, placement=None) if anywhere else ever_placed(cluster, changes)
+    candidates = candidates_of(held, workload, slot_ranks)
     own = server_setups(workload, cluster, kinds, candidates)
     failed = next(filter(None, (setup.error() for setup in {id(each): each for each in own}.values())), None)
     servers, way = None, None
     if failed is None:
-        drawn = replaying(workload, float(duration_s), seed)
-        time_s, owner = draw_times(drawn, float(duration_s), seed)
+        drawn = replaying(workload, duration_s, seed)
+        time_s, owner = draw_times(drawn, duration_s, seed)
         marks = draw_marks(drawn, owner, len(time_s), seed)
         way = transit_of(workload, cluster, len(time_s))
         work = Dispatch(
-            chosen, cluster, workload, candidates, float(duration_s), stats_interval_s, seed, max_outstanding, way,
-            policy, kernels_of(own), serving, controller,
-            schedules_ahead([setup.server for setup in own]),
+            chosen, cluster, workload, candidates, duration_s, stats_interval_s, seed, max_outstanding, way, policy,
+            kernels_of(own), serving, controller, schedules_ahead([setup.server for setup in own]),
         )  # fmt: skip
-        assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
-        servers, engines = idle_servers(
-            cluster, kinds, own, time_s, marks, work.adapter_rows(marks.adapter, None if serving else assigned),
-            float(duration_s), timeline_bin_s, seed,
-        )  # fmt: skip
-        if serving is not None:
-            serving.begin(servers)
-        servers = work.run(servers, engines, assigned)
-    return ClusterSimulation.of(
-        workload, [setup.server for setup in own], servers, failed or "", transit=way, duration_s=float(duration_s),
-        cluster=cluster, system=how.name, router=chosen.name, seed=seed, timeline_bin_s=timeline_bin_s,
-        spans=None if serving is None or servers is None else serving.finished(servers, float(duration_s)),
+        servers = _served(work, kinds, own, time_s, marks, timeline_bin_s)
+    first = own[0].server
+    return Run(
+        "ok" if failed is None else "memory_error", failed or "", workload, first.profile, first.settings,
+        duration_s, seed, sum(setup.server.kv_cache_tokens for setup in own),
+        Raw.nothing(len(workload)) if servers is None else raw_of(servers, way, duration_s),
+        timeline_bin_s, cluster=cluster, system=how.name, router=chosen.name,
+        setups=[setup.server for setup in own], state=servers, transit=way,
+        spans=None if serving is None or servers is None else serving.finished(servers, duration_s),
     )  # fmt: skip
+
+
+def _with_job(workload: Workload, cluster: Cluster, system: System) -> Workload:
+    """The workload with what its servers train: its own job, or the cluster's, by the system's policy."""
+    if workload.fine_tuning is None and cluster.fine_tuning is not None:
+        workload = replace(workload, fine_tuning=cluster.fine_tuning)
+    return workload if system.tuning is None else workload.tuned_by(system.tuning)
+
+
+def _served(
+    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks, bin_s: float
+) -> Servers:  # fmt: skip
+    """The servers when the requests of these times were served."""
+    serving = work.serving
+    assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
+    rows_each = work.adapter_rows(marks.adapter, None if serving else assigned)
+    servers, engines = idle_servers(work, kinds, own, time_s, marks, rows_each, bin_s)
+    if serving is not None:
+        serving.begin(servers)
+    return work.run(servers, engines, assigned)
+
+
+def _cache(cache: str | CachePolicy) -> CachePolicy:
+    """The cache policy, by its name or as it is."""
+    policy: CachePolicy = registry.make("cache", cache) if isinstance(cache, str) else cache
+    return policy
 
 
 def _router(router: str | Router, cluster: Cluster, workload: Workload) -> Router:

@@ -9,7 +9,7 @@ from typing import Any
 from packer.goal import GoalLike
 from packer.twin.threads import in_threads
 from packer.profile import Profile
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.tuning.policy import load_policy
 from packer.workload import Workload
@@ -28,7 +28,7 @@ class Tuned:
 
     policy: str
     best: str | None
-    simulation: Simulation
+    simulation: Run
     tried: tuple[tuple[str, float, bool], ...]
 
     @property
@@ -70,7 +70,7 @@ def most_training(
     """
     specs = candidates(policy)
 
-    def run(spec: str) -> Simulation:
+    def run(spec: str) -> Run:
         return simulate(
             workload, profile, max_loras=max_loras, max_lora_rank=max_lora_rank, duration_s=duration_s,
             seed=seed, tuning=spec, slo=slo,
@@ -88,7 +88,7 @@ def most_training(
     )
 
 
-def _keeps(sim: Simulation) -> bool:
+def _keeps(sim: Run) -> bool:
     """Whether a server starts, does not starve and keeps the goal; one without requests keeps all."""
     return not sim.starved and (not sim.sent or sim.slo_used <= 1.0)
 

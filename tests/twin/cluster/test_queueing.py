@@ -23,8 +23,8 @@ from packer.profile import (
     ModelSpec,
     Profile,
 )  # fmt: skip
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.run import Run
 from packer.workload import Workload
 
 FloatArray = npt.NDArray[np.float64]
@@ -47,7 +47,7 @@ def one_at_a_time() -> Profile:
     )
 
 
-def _run(profile: Profile, servers: int, load: float, router: str, prompts: Lengths) -> ClusterSimulation:
+def _run(profile: Profile, servers: int, load: float, router: str, prompts: Lengths) -> Run:
     """About 200,000 requests at this load of each server."""
     rate = load * servers / MEAN_S
     fleet = Workload([Adapter("a", 8, rate)], prompts, Lengths.constant(1), length_correlation=0.0)
@@ -55,7 +55,7 @@ def _run(profile: Profile, servers: int, load: float, router: str, prompts: Leng
     return simulate_cluster(fleet, cluster, router=router, duration_s=200_000 / rate, seed=1)
 
 
-def _waits(run: ClusterSimulation) -> FloatArray:
+def _waits(run: Run) -> FloatArray:
     """Time in the queue of each completed request, s."""
     done = run.raw.finished
     service = run.raw.requests.input_tokens[done] * (MEAN_S / TOKENS)
@@ -63,7 +63,7 @@ def _waits(run: ClusterSimulation) -> FloatArray:
     return found
 
 
-def _agrees(run: ClusterSimulation, expected_s: float) -> None:
+def _agrees(run: Run, expected_s: float) -> None:
     """The mean wait is the expected one within four standard errors, estimated from means of batches."""
     waits = _waits(run)
     assert waits.min() > -1e-9

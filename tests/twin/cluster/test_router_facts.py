@@ -11,8 +11,8 @@ from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.run import Run
 from packer.workload import Workload
 
 # Multiples of powers of two: scores are exact, so that ties are ties.
@@ -29,7 +29,7 @@ def profile(toy_profile: Profile) -> Profile:
     return replace(toy_profile, latency=LatencySpec("linear", MBGMV), memory=memory)
 
 
-def _run(profile: Profile, router: str, servers: int = 4) -> ClusterSimulation:
+def _run(profile: Profile, router: str, servers: int = 4) -> Run:
     cluster = Cluster.of(profile, servers, max_loras=12, max_lora_rank=64)
     return simulate_cluster(FLEET, cluster, "vllm", router, duration_s=120.0, seed=3)
 

@@ -15,12 +15,11 @@ from naive_twin import Server as NaiveSettings
 from packer import registry
 from packer.cluster import Cluster, ServerKind
 from packer.twin.cluster.candidates import candidates_of
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine import state as rows
 from packer.twin.engine.state import HASH, sizes_of
 from packer.twin.memory.policy import memory_policy
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.timeline import SUMMARY
 from packer.workload import Workload
@@ -29,7 +28,7 @@ ROUTERS = [name for name in registry.names("router") if name != "plan"]
 SEEDS = range(25)
 
 
-def _same(one: Simulation, other: Simulation) -> None:
+def _same(one: Run, other: Run) -> None:
     """Every time and count is the same, bit for bit."""
     for name in ("first_s", "finish_s", "finished", "histogram", "timeline"):
         np.testing.assert_array_equal(getattr(one.raw, name), getattr(other.raw, name), err_msg=name)
@@ -44,21 +43,22 @@ FIGURES = (
     *SUMMARY, "starved", "stable", "served_share", "sent_tokens", "slo_used", "server_slo_used", "tuning_tok_s",
     "engine_mean_ttft_ms", "engine_mean_tpot_ms", "metric_series", "metric_names", "ttft_ms", "tpot_ms", "e2e_ms",
     "adapter_mean_ttft_ms", "adapter_p95_ttft_ms", "adapter_pooled_p95_ttft_ms", "adapter_mean_itl_ms",
-    "adapter_slo_attainment", "adapter_slo_used", "late",
+    "adapter_slo_attainment", "adapter_slo_used", "late", "hit_rate", "host_hit_rate", "cold_start_share", "aborted",
+    "gpu_hours", "server_of_requests",
 )  # fmt: skip
 """Figures that a run of one server and of a cluster have in common."""
 
 
-def _agree(run: ClusterSimulation, alone: Simulation) -> None:
+def _agree(run: Run, alone: Run) -> None:
     """All figures, frames and requests of a cluster of one are those of its server, bit for bit."""
     for name in FIGURES:
         found, expected = (np.asarray(getattr(sim, name), dtype=np.float64) for sim in (run, alone))
         np.testing.assert_array_equal(found, expected, err_msg=name)
-    for name in ("requests", "per_adapter", "timeline"):
+    for name in ("requests", "per_adapter", "timeline", "server_timeline"):
         assert getattr(run, name).equals(getattr(alone, name)), name
 
 
-def _single(sim: Simulation, of: ClusterSimulation) -> Simulation:
+def _single(sim: Run, of: Run) -> Run:
     """A server's requests, replayed on the single twin."""
     return simulate(
         sim.workload, sim.profile, max_loras=sim.settings.max_loras, max_lora_rank=sim.settings.max_lora_rank,
@@ -101,7 +101,7 @@ def test_servers_replayed_alone_give_the_same_times(
             _same(sim, _single(sim, run))
 
 
-def _hashes(served: Workload, run: ClusterSimulation) -> list[int]:
+def _hashes(served: Workload, run: Run) -> list[int]:
     """Hashes of the adapters' names on a server, in the order of the fleet; 0 for those that it does not serve."""
     own = dict(
         zip(served.names, sizes_of(served.ranks, served.ranks, run.seed)[0][1:, HASH].tolist(), strict=True)
@@ -109,7 +109,7 @@ def _hashes(served: Workload, run: ClusterSimulation) -> list[int]:
     return [own.get(name, 0) for name in run.workload.names]
 
 
-def _naive_server(sim: Simulation, served: Workload, run: ClusterSimulation) -> NaiveServer:
+def _naive_server(sim: Run, served: Workload, run: Run) -> NaiveServer:
     profile = sim.profile
     engine, loading = profile.engine, profile.loading
     ranks = run.workload.ranks

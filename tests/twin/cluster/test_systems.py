@@ -23,13 +23,13 @@ from packer.papers.lightllm.engine import LightLlm
 from packer.papers.routers.rock import Rock
 from packer.registry import make
 from packer.terms import LINEAR
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.routers.base import Request
 from packer.twin.cluster.setup import kind_setup
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System, load_system, system_names
 from packer.twin.engine import state as rows
 from packer.twin.law.kernels import with_kernel
+from packer.twin.run import Run
 from packer.workload import Workload
 
 PROFILE = load_profile("h100-64gb/llama-3.1-8b-instruct")
@@ -42,9 +42,7 @@ def fleet() -> Workload:
     return Workload([Adapter(f"a{i}", 8 << i % 3, float(r)) for i, r in enumerate(rates / rates.sum() * 4)])
 
 
-def _run(
-    fleet: Workload, system: str | System, router: str | None = None, seed: int = 0
-) -> ClusterSimulation:
+def _run(fleet: Workload, system: str | System, router: str | None = None, seed: int = 0) -> Run:
     cluster = Cluster.of(PROFILE, 2, max_loras=16)
     return simulate_cluster(fleet, cluster, system, router, duration_s=60.0, seed=seed)
 

@@ -29,7 +29,7 @@ from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.twin.arrivals import draw_marks, draw_times
 from packer.twin.engine import state as rows
 from packer.twin.engine_rules import rules_of
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -61,7 +61,7 @@ class Case:
     concurrency: int | None = None
     paced: bool = False
 
-    def simulate(self, seed: int = 0) -> Simulation:
+    def simulate(self, seed: int = 0) -> Run:
         """The twin's answer."""
         return simulate(
             self.workload,
@@ -75,7 +75,7 @@ class Case:
             seed=seed,
         )
 
-    def naive(self, sim: Simulation, seed: int = 0) -> NaiveTwin:
+    def naive(self, sim: Run, seed: int = 0) -> NaiveTwin:
         """The oracle's."""
         engine, loading, memory = self.profile.engine, self.profile.loading, self.profile.memory
         adapter_blocks = [0] * len(self.workload)

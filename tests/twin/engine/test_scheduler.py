@@ -16,7 +16,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.blocks import Blocks
 from packer.profile import FrontEndSpec, LatencySpec, LoadingSpec, MemorySpec, Profile
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -54,7 +54,7 @@ def _profile(case: dict[str, Any], base: Profile) -> Profile:
     )
 
 
-def _run(case: dict[str, Any], base: Profile) -> Simulation:
+def _run(case: dict[str, Any], base: Profile) -> Run:
     adapter = np.unique(case["adapter"], return_inverse=True)[1].ravel().astype(np.int64)
     columns = (np.array(case[side], dtype=np.int64) for side in ("prompt", "output"))
     blocks = None

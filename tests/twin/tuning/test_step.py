@@ -21,7 +21,7 @@ from packer.twin.arrivals import draw_marks, draw_times
 from packer.twin.engine import state as engine
 from packer.twin.engine.advance import advance
 from packer.twin.law.law import law_of
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.server import Server, fill_inbox
 from packer.twin.simulate import simulate
 from packer.twin.tuning import state as rows
@@ -58,7 +58,7 @@ def _fleet(rate: float) -> Workload:
     )
 
 
-def _naive(workload: Workload, profile: Profile, sim: Simulation, job: FineTuning, seed: int) -> NaiveTuning:
+def _naive(workload: Workload, profile: Profile, sim: Run, job: FineTuning, seed: int) -> NaiveTuning:
     server = NaiveServer(
         ranks=[8] * 3, adapter_blocks=[0] * 3, coefficients=LAW, form="linear", graph_max=10**6,
         host_ms=(0.0, 0.0), disk_ms=(0.0, 0.0), cold_start=False, slots=2, slot_rank=8,

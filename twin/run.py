@@ -1,11 +1,12 @@
-"""What a simulation of one server found."""
+"""What a simulation found: the requests, the registers, and every figure that is made of them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,19 @@ from packer.goal import STATISTICS
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin import per_adapter as figures
+from packer.twin import per_server as by_server
 from packer.twin.engine import state as rows
 from packer.twin.served import served_share
-from packer.twin.server import Raw
+from packer.twin.server import Raw, Server
 from packer.twin.stability import is_stable
 from packer.twin.timeline import requests_frame, summary, timeline_frame
 from packer.twin.tuning.policy import Trained
 from packer.workload import Workload
+
+if TYPE_CHECKING:
+    from packer.cluster import Cluster
+    from packer.twin.cluster.state import Servers
+    from packer.twin.cluster.transit import Transit
 
 
 def _register(number: int) -> cached_property[int]:
@@ -30,10 +37,14 @@ def _register(number: int) -> cached_property[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Simulation:
-    """Result of a simulation. Names follow `vllm bench serve`; latencies in ms over completed requests.
+class Run:
+    """Result of a simulation of servers: one is a cluster of one.
 
-    With `status` "memory_error" the server does not start: nothing is served and latencies are NaN.
+    Names follow `vllm bench serve`; latencies in ms over completed requests of all servers. Counts and throughput are
+    sums over servers, `busy_share` is their mean, `max_running` the largest of them; `profile` and `settings` are those
+    of the first server. With `status` "memory_error" a server does not start: nothing is served and latencies are NaN.
+    `cluster`, `system`, `router`, `setups`, `state`, `transit`: of `simulate_cluster`. `spans`: (server, start, end) of
+    the times in which servers ran, s, where changes were made.
     """
 
     status: Literal["ok", "memory_error"]
@@ -48,6 +59,13 @@ class Simulation:
     timeline_bin_s: float = 10.0
     concurrency: int | None = None
     paced: bool = False
+    cluster: Cluster | None = field(default=None, repr=False)
+    system: str = "vllm"
+    router: str = ""
+    setups: Sequence[Server] = field(default=(), repr=False)
+    state: Servers | None = field(default=None, repr=False)
+    transit: Transit | None = field(default=None, repr=False)
+    spans: tuple[tuple[int, float, float], ...] | None = field(default=None, repr=False)
 
     max_loras = cached_property(lambda self: int(self.settings.max_loras))
     """Adapters on the GPU at once."""
@@ -78,18 +96,17 @@ class Simulation:
     sent_tokens = cached_property(lambda self: float(self.raw.sent_tokens))
     """Input + output tokens of all requests sent; refused ones at the mean if none were drawn."""
 
-    @property
-    def refused(self) -> int:
-        """Requests that the client could not send because too many were outstanding."""
-        return self.sent - self._count(rows.TAKEN)
-
+    refused = cached_property(by_server.refused)
+    """Requests that the client could not send because too many were outstanding."""
     completed = cached_property(lambda self: len(self._completed))
     """Requests that got all their tokens."""
     request_throughput = cached_property(lambda self: float(self.completed / self.duration_s))
     """Completed requests / duration, req/s."""
-    input_throughput = cached_property(lambda self: _tokens(self, "input_tokens") / self.duration_s)
+    input_throughput = cached_property(lambda self: by_server.tokens(self, "input_tokens") / self.duration_s)
     """Input tokens of completed requests / duration, tok/s."""
-    output_throughput = cached_property(lambda self: _tokens(self, "output_tokens") / self.duration_s)
+    output_throughput = cached_property(
+        lambda self: by_server.tokens(self, "output_tokens") / self.duration_s
+    )
     """Output tokens of completed requests / duration, tok/s."""
     total_token_throughput = cached_property(
         lambda self: float(self.input_throughput + self.output_throughput)
@@ -130,14 +147,11 @@ class Simulation:
     """Time series of `vllm:lora_requests_info` at the end; 0 where /metrics is not scraped."""
     metric_names = _register(rows.NAMES)
     """Adapters named in the labels of these series."""
-    engine_mean_ttft_ms = cached_property(lambda self: _mean(_engine_ms(self, 0, 1)))
+    engine_mean_ttft_ms = cached_property(lambda self: by_server.mean(by_server.engine_ms(self, 0, 1)))
     """Mean TTFT within the engine, ms: without the front end, over completed requests."""
 
-    @cached_property
-    def engine_mean_tpot_ms(self) -> float:
-        """Mean TPOT within the engine, ms, over completed requests with at least two tokens."""
-        tokens = self.raw.requests.output_tokens[self._completed]
-        return _mean((_engine_ms(self, 1, 2) / np.maximum(tokens - 1, 1))[tokens > 1])
+    engine_mean_tpot_ms = cached_property(by_server.engine_mean_tpot_ms)
+    """Mean TPOT within the engine, ms, over completed requests with at least two tokens."""
 
     engine_steps = cached_property(lambda self: int(self.raw.ints[[rows.STEP, rows.IN_FLIGHT]].sum()))
     """Engine steps."""
@@ -154,9 +168,6 @@ class Simulation:
 
     tuning_tok_s = cached_property(lambda self: float(self.tuning.tok_s if self.tuning else 0.0))
     """Tokens of samples on which training was complete, per second; 0 if the server does not train."""
-
-    def _count(self, register: int) -> int:
-        return int(self.raw.ints[register])
 
     # ---- latency
     @cached_property
@@ -192,41 +203,35 @@ class Simulation:
             return found
         statistic, _, what = key.removesuffix("_ms").partition("_")
         if what == "itl":
-            return _itl_quantile(self, STATISTICS[statistic])
+            return by_server.itl_quantile(self, STATISTICS[statistic])
         return figures.statistic_of(self.requests_ms(what)[0], statistic)
 
-    mean_ttft_ms = cached_property(lambda self: _mean(self.ttft_ms))
+    mean_ttft_ms = cached_property(lambda self: by_server.mean(self.ttft_ms))
     """Mean TTFT."""
     ttft_order = cached_property(lambda self: np.argsort(self.ttft_ms))
     """Completed requests by rising TTFT, int64 (completed,)."""
     ttft_quantiles_ms = cached_property(
-        lambda self: _quantiles(self.ttft_ms[self.ttft_order], 0.5, 0.95, 0.99)  # sorted: three times as fast
+        lambda self: by_server.quantiles(
+            self.ttft_ms[self.ttft_order], 0.5, 0.95, 0.99
+        )  # sorted: three times as fast
     )
     """Median, 95th and 99th percentile of TTFT."""
     median_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[0]))
     """Median TTFT."""
     p99_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[2]))
     """99th percentile of TTFT."""
-    mean_tpot_ms = cached_property(lambda self: _mean(self.tpot_ms))
+    mean_tpot_ms = cached_property(lambda self: by_server.mean(self.tpot_ms))
     """Mean TPOT, over requests."""
-    median_tpot_ms = cached_property(lambda self: _quantiles(self.tpot_ms, 0.5)[0])
+    median_tpot_ms = cached_property(lambda self: by_server.quantiles(self.tpot_ms, 0.5)[0])
     """Median TPOT."""
-    p99_tpot_ms = cached_property(lambda self: _quantiles(self.tpot_ms, 0.99)[0])
+    p99_tpot_ms = cached_property(lambda self: by_server.quantiles(self.tpot_ms, 0.99)[0])
     """99th percentile of TPOT."""
 
-    @cached_property
-    def mean_itl_ms(self) -> float:
-        """Mean gap between chunks of completed requests: tokens, or several that left the front end together."""
-        done = self._completed
-        gaps = int((self.raw.requests.output_tokens[done] - 1).sum())
-        span_s = float((self.raw.finish_s[done] - self.raw.first_s[done]).sum())
-        merged = self._count(rows.MERGED) / max(self._count(rows.GAPS), 1)
-        seen = gaps * (1.0 - merged)  # 0 where the front end stands still for longer than every request runs
-        return span_s * 1e3 / seen if seen else math.nan
-
-    median_itl_ms = cached_property(lambda self: _itl_quantile(self, 0.5))
+    mean_itl_ms = cached_property(by_server.mean_itl_ms)
+    """Mean gap between chunks of completed requests: tokens, or several that left the front end together."""
+    median_itl_ms = cached_property(lambda self: by_server.itl_quantile(self, 0.5))
     """Median gap, over all tokens that came out; from a histogram with bins of 0.7 %."""
-    p99_itl_ms = cached_property(lambda self: _itl_quantile(self, 0.99))
+    p99_itl_ms = cached_property(lambda self: by_server.itl_quantile(self, 0.99))
     """99th percentile of the gaps, likewise."""
 
     @cached_property
@@ -238,17 +243,13 @@ class Simulation:
         return float((self.ttft_ms.sum() + unfinished * self.duration_s * 1e3) / self.sent)
 
     # ---- frames
-    mean_running = cached_property(lambda self: _mean_state(self, rows.T_RUNNING))
+    mean_running = cached_property(lambda self: by_server.mean_state(self, rows.T_RUNNING))
     """Time-weighted mean of running requests."""
-    mean_waiting = cached_property(lambda self: _mean_state(self, rows.T_WAITING))
+    mean_waiting = cached_property(lambda self: by_server.mean_state(self, rows.T_WAITING))
     """Time-weighted mean of waiting requests."""
 
-    @cached_property
-    def mean_kv_usage(self) -> float:
-        """Time-weighted mean share of the KV blocks in use."""
-        blocks = self.kv_cache_tokens // self.profile.engine.block_size
-        return _mean_state(self, rows.T_KV) / blocks if blocks > 0 else math.nan
-
+    mean_kv_usage = cached_property(by_server.mean_kv_usage)
+    """Time-weighted mean share of the KV blocks in use."""
     max_running = _register(rows.PEAK_RUNNING)
     """Largest batch."""
 
@@ -271,15 +272,39 @@ class Simulation:
     adapter_mean_itl_ms = cached_property(figures.mean_itl_ms)
     """Mean gap between tokens of each adapter, ms, float64 (adapters,); NaN where no gap completed."""
 
-    @property
-    def servers(self) -> tuple[Simulation, ...]:
-        """One simulation for each server: here this one."""
-        return (self,)
+    # ---- servers
+    def server(self, k: int) -> Run:
+        """The run of one server; in a cluster its workload is the requests that it got, as a trace."""
+        if self.cluster is None:
+            return self
+        from packer.twin.cluster.result import server_view
+
+        return server_view(self, k)
+
+    @cached_property
+    def servers(self) -> tuple[Run, ...]:
+        """One run for each server."""
+        return tuple(self.server(k) for k in range(len(self.cluster or "1")))
 
     @property
     def server_of_requests(self) -> IntArray:
         """The server of each request, int64 (requests,); negative where it has none."""
-        return np.zeros(len(self.raw.requests), dtype=np.int64)
+        return np.zeros(len(self.raw.requests), dtype=np.int64) if self.state is None else self.state.server
+
+    server_timeline = cached_property(by_server.server_timeline)
+    """The timeline of each server: server, then the columns of `timeline`, and busy_share."""
+    per_server = cached_property(by_server.per_server_frame)
+    """One row per server: server, kind, the figures of `to_dict` that are numbers."""
+    hit_rate = cached_property(by_server.hit_rate)
+    """Admissions whose adapter lay on the GPU / admissions; NaN without admissions."""
+    host_hit_rate = cached_property(by_server.host_hit_rate)
+    """Requests whose adapter lay in the host memory of their node / requests; NaN where it holds everything."""
+    aborted = _register(rows.ABORTED)
+    """Requests that a server gave up while they waited (early abort)."""
+    cold_start_share = cached_property(by_server.cold_start_share)
+    """Time that requests in a batch waited for loads, of their own adapter or another / latency; NaN: none."""
+    gpu_hours = cached_property(by_server.gpu_hours)
+    """GPUs × hours in which they ran, with the start-up of servers and the end of their last requests."""
 
     requests = cached_property(requests_frame)
     """One row per request in order of arrival: request, adapter, server, sent_s, first_s, finish_s,
@@ -318,10 +343,10 @@ class Simulation:
         share = self.workload.slo.adapter_share
         return max(float(np.sort(used)[math.ceil(share * len(used) - 1e-9) - 1]), others)
 
-    @cached_property
-    def server_slo_used(self) -> float:
-        """How much of the limits of servers it uses; 0 without any."""
-        return figures.server_used(self)
+    server_slo_used = cached_property(figures.server_used)
+    """How much of the limits of servers the one that is nearest to them uses; 0 without any."""
+    slo = cached_property(lambda self: dict(self.workload.slo.limits.to_dict()))
+    """The limits that it is judged by."""
 
     worst_adapter_ttft_ms = cached_property(lambda self: float(self.adapter_pooled_p95_ttft_ms.max()))
     """The highest of `adapter_pooled_p95_ttft_ms`."""
@@ -349,31 +374,5 @@ class Simulation:
         return summary(self)
 
 
-def _mean(values: FloatArray) -> float:
-    return float(values.mean()) if len(values) else math.nan
-
-
-def _quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
-    return tuple(np.quantile(values, shares).tolist()) if len(values) else (math.nan,) * len(shares)
-
-
-def _tokens(sim: Simulation, side: str) -> float:
-    return float(getattr(sim.raw.requests, side)[sim.raw.finished].sum())
-
-
-def _engine_ms(sim: Simulation, start: int, end: int) -> FloatArray:
-    span_s = sim.raw.engine_s[sim.raw.finished]
-    return (span_s[:, end] - span_s[:, start]) * 1e3
-
-
-def _itl_quantile(sim: Simulation, q: float) -> float:
-    total = int(sim.raw.histogram.sum())
-    if not total:
-        return math.nan
-    k = int(np.searchsorted(np.cumsum(sim.raw.histogram), q * total))
-    return float(rows.HISTOGRAM_FLOOR_MS * math.exp((k + 0.5) / rows.HISTOGRAM_PER_E))
-
-
-def _mean_state(sim: Simulation, column: int) -> float:
-    mean = float(sim.raw.timeline[:, column].sum() / sim.duration_s)
-    return mean if sim.status == "ok" else math.nan
+Simulation = Run
+"""The name that scripts know."""

@@ -1,0 +1,150 @@
+"""What servers did in a simulation: times of the engine, gaps between tokens, adapters, GPU-hours, frames."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from packer.arrays import FloatArray
+from packer.io.frames import pl
+from packer.twin.engine import state as rows
+
+if TYPE_CHECKING:
+    from packer.twin.run import Run
+
+SHOWN = (
+    "sent", "completed", "total_token_throughput", "starved", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions", "adapter_loads",
+    "busy_share",
+)  # fmt: skip
+"""Figures of a server in the frame of all servers."""
+
+
+def mean(values: FloatArray) -> float:
+    """Their mean; NaN without values."""
+    return float(values.mean()) if len(values) else math.nan
+
+
+def quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
+    """Their quantiles at these shares; NaN without values."""
+    return tuple(np.quantile(values, shares).tolist()) if len(values) else (math.nan,) * len(shares)
+
+
+def tokens(run: Run, side: str) -> float:
+    """Input or output tokens of completed requests."""
+    return float(getattr(run.raw.requests, side)[run.raw.finished].sum())
+
+
+def engine_ms(run: Run, start: int, end: int) -> FloatArray:
+    """Time of completed requests within the engine between two of `Raw.engine_s`, ms, float64 (completed,)."""
+    span_s = run.raw.engine_s[run.raw.finished]
+    return (span_s[:, end] - span_s[:, start]) * 1e3
+
+
+def engine_mean_tpot_ms(run: Run) -> float:
+    """See `Run.engine_mean_tpot_ms`."""
+    count = run.raw.requests.output_tokens[run.raw.finished]
+    return mean((engine_ms(run, 1, 2) / np.maximum(count - 1, 1))[count > 1])
+
+
+def mean_itl_ms(run: Run) -> float:
+    """See `Run.mean_itl_ms`."""
+    raw = run.raw
+    done = np.flatnonzero(raw.finished)
+    gaps = int((raw.requests.output_tokens[done] - 1).sum())
+    span_s = float((raw.finish_s[done] - raw.first_s[done]).sum())
+    merged = int(raw.ints[rows.MERGED]) / max(int(raw.ints[rows.GAPS]), 1)
+    seen = gaps * (1.0 - merged)  # 0 where the front end stands still for longer than every request runs
+    return span_s * 1e3 / seen if seen else math.nan
+
+
+def itl_quantile(run: Run, q: float) -> float:
+    """A quantile of the gaps between tokens, ms; from a histogram with bins of 0.7 %."""
+    total = int(run.raw.histogram.sum())
+    if not total:
+        return math.nan
+    k = int(np.searchsorted(np.cumsum(run.raw.histogram), q * total))
+    return float(rows.HISTOGRAM_FLOOR_MS * math.exp((k + 0.5) / rows.HISTOGRAM_PER_E))
+
+
+def mean_state(run: Run, column: int) -> float:
+    """Time-weighted mean of a column of the timeline."""
+    found = float(run.raw.timeline[:, column].sum() / run.duration_s)
+    return found if run.status == "ok" else math.nan
+
+
+def mean_kv_usage(run: Run) -> float:
+    """See `Run.mean_kv_usage`."""
+    blocks = run.kv_cache_tokens // run.profile.engine.block_size
+    return mean_state(run, rows.T_KV) / blocks if blocks > 0 else math.nan
+
+
+def refused(run: Run) -> int:
+    """See `Run.refused`. In a cluster, requests that are on their way at the end are sent but not taken."""
+    if run.state is None:
+        return run.sent - int(run.raw.ints[rows.TAKEN])
+    from packer.twin.cluster.state import REFUSED
+
+    return int((run.state.server == REFUSED).sum())
+
+
+def hit_rate(run: Run) -> float:
+    """See `Run.hit_rate`."""
+    ints = run.raw.ints
+    admissions = int(ints[rows.TAKEN]) - int(ints[rows.WAITING]) - run.aborted + run.preemptions
+    misses = run.adapter_loads - int(ints[rows.UNAWAITED])
+    return 1.0 - misses / admissions if admissions else math.nan
+
+
+def host_hit_rate(run: Run) -> float:
+    """See `Run.host_hit_rate`."""
+    if run.transit is None or not np.isfinite(run.transit.room).any():
+        return math.nan
+    from packer.twin.cluster.transit import HITS, MISSES
+
+    hits, misses = run.transit.counts[HITS], run.transit.counts[MISSES]
+    return float(hits / (hits + misses)) if hits + misses else math.nan
+
+
+def cold_start_share(run: Run) -> float:
+    """See `Run.cold_start_share`."""
+    done = np.flatnonzero(run.raw.finished)
+    latency_s = float((run.raw.finish_s[done] - run.raw.requests.time_s[done]).sum())
+    return float(run.raw.floats[rows.STALL_S]) / latency_s if latency_s else math.nan
+
+
+def gpu_hours(run: Run) -> float:
+    """See `Run.gpu_hours`."""
+    profiles = [run.profile]
+    if run.cluster is not None:
+        profiles = [run.cluster.kind(s).profile for s in range(len(run.cluster))]
+    spans = run.spans or tuple((s, 0.0, run.duration_s) for s in range(len(profiles)))
+    return (
+        sum(profiles[s].engine.tensor_parallel_size * (end_s - start_s) for s, start_s, end_s in spans)
+        / 3600.0
+    )
+
+
+def server_timeline(run: Run) -> pl.DataFrame:
+    """See `Run.server_timeline`."""
+    found = []
+    for s, server in enumerate(run.servers):
+        frame = server.timeline
+        busy = server.raw.timeline[:, rows.T_BUSY]
+        left_s = run.duration_s - np.arange(len(busy)) * run.timeline_bin_s
+        share = np.minimum(1.0, busy / np.minimum(run.timeline_bin_s, np.maximum(left_s, 1e-9)))
+        number = pl.Series("server", np.full(len(frame), s))
+        found.append(frame.with_columns(pl.Series("busy_share", share)).insert_column(0, number))
+    return pl.concat(found)
+
+
+def per_server_frame(run: Run) -> pl.DataFrame:
+    """See `Run.per_server`."""
+    kinds = (run.profile.name,) if run.cluster is None else run.cluster.servers
+    found = []
+    for s, server in enumerate(run.servers):
+        shown = {key: value for key, value in server.to_dict().items() if key in SHOWN}
+        found.append({"server": s, "kind": kinds[s], **shown})
+    return pl.DataFrame(found, infer_schema_length=None)
