@@ -36,7 +36,7 @@ class Behind:
 
     def goal(self, fleet: Workload) -> Goal | None:
         """The goal that was given; None: the cluster's, or the fleet's."""
-        return fleet.slo.parsed(self.slo) if self.slo else None
+        return fleet.held_to(self.slo).slo if self.slo else None
 
     def read(self) -> Cluster:
         """The cluster in the file."""

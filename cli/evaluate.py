@@ -144,7 +144,7 @@ def evaluate(
         raise ValidationError("--listen serves what is measured again and again: give --every too.")
     plan = file.plan(changed=changes.rewrite)
     if changes.slo:
-        plan = held_to(plan, plan.workload.slo.parsed(changes.slo))
+        plan = held_to(plan, changes.slo)
     out.note_profiles(*(item.profile for item in plan.bins))
     if changes.router is not None:
         return _routed(plan, changes, out)

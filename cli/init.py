@@ -98,7 +98,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     fleet, observed = fleet_for(
         given.traffic_path, ranks.read(), view=View(given.at), fields=fields, named=reading.named(given.seed)
     )
-    slo = fleet.slo.parsed(given.slo)
+    slo = fleet.held_to(given.slo).slo
     for text in () if observed is None else observed.notes:
         out.note(text)
     out.note_profiles(profile)

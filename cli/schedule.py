@@ -99,7 +99,6 @@ def schedule(
       packer schedule fleet.csv --trace week.csv.gz --period 1800
       packer schedule fleet.csv --rates day.csv --replay --servers servers.json --keda keda.yaml -o schedule.json
     """
-    from dataclasses import replace
 
     from packer.cli.output import write_json
     from packer.export.formats import export_plan
@@ -118,8 +117,7 @@ def schedule(
     where = Options(prefix=results.prefix, address=results.address)
     kinds = servers.kinds()
     out.note_profiles(*(kind.profile for kind in kinds))
-    fleet = file.fleet()
-    fleet = replace(fleet, slo=fleet.slo.parsed(hours.slo))
+    fleet = file.fleet().held_to(hours.slo)
     rates = hours.rates(fleet)
     with out.progress() as progress:
         found = find(

@@ -301,7 +301,7 @@ def solve(
     out.note_profiles(*profiles)
     fleet = file.fleet()
     slo = fleet.slo if old is None or fleet.slo != Goal() else old.workload.slo
-    fleet = planning.changed(replace(fleet, slo=slo.parsed(planning.slo)))
+    fleet = planning.changed(replace(fleet, slo=slo).held_to(planning.slo))
     with interruptible() as stop, out.progress() as progress:
         plan = planning.planned(fleet, kinds, old, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())

@@ -90,8 +90,7 @@ def sweep(
     targets = replace(out, force=out.force or files.resume)
     targets.check_tables(files.output)
     targets.check_picture(files.plot)
-    profile, workload = kind.profile(out), file.fleet()
-    workload = replace(workload, slo=workload.slo.parsed(axes.slo))
+    profile, workload = kind.profile(out), file.fleet().held_to(axes.slo)
     if training.tuning:
         _tune(workload, profile, axes, training, files, out)
         return

@@ -28,6 +28,9 @@ GRID = np.unique(np.r_[1:17, 2.0 ** np.arange(4.0, 14.25, 0.25)].round())
 _SHARP = 3.0
 """Exponent of the smooth maximum of reading and multiplying: (read^3 + multiply^3)^(1/3)."""
 
+_ALIKE = 2.0 ** -np.arange(0.0, 4.0)
+"""Factors of the experts of a token that are tried for tokens that choose alike."""
+
 _BITS = {"fp8": "8", "int8": "8", "nvfp4": "4"}
 _ARITHMETIC = {"8": "fp8_flops", "4": "fp4_flops"}
 
@@ -75,10 +78,14 @@ class Roofline:
         return larger(read_ms, multiply_ms)
 
     def _experts_ms(self, tokens: FloatArray) -> FloatArray:
-        """The experts of one layer: those that the batch touches are read, each token is multiplied with its own."""
+        """The experts of one layer: those that the batch touches are read, each token is multiplied with its own.
+
+        Tokens choose alike, so that a batch touches as many as `tokens ** routing` independent ones. Reading and
+        multiplying add up: experts with few tokens wait for their weights, those with many for the arithmetic.
+        """
         model, shares = self.model, self.shares
         share = model.experts_per_token / model.experts
-        touched = model.experts * (1.0 - (1.0 - share) ** tokens)
+        touched = model.experts * (1.0 - (1.0 - share) ** tokens ** shares["routing"])
         kind, bits = self._expert_kernel()
         stored = model.weight_bits if model.quantization else 8.0 * BYTES
         each = model.expert_weights / self.gpus
@@ -87,7 +94,7 @@ class Roofline:
         )
         flops = 2e3 * tokens * model.experts_per_token * each
         multiply_ms = flops / (self._peak(bits) * shares[f"multiply_{kind}"])
-        return larger(read_ms, multiply_ms) + shares["expert_layer_ms"]
+        return read_ms + multiply_ms + shares["expert_layer_ms"]
 
     def _expert_kernel(self) -> tuple[str, str]:
         """Name of the experts' kernel in the shares, and the width of its arithmetic."""
@@ -172,21 +179,23 @@ def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:
     """Coefficients of the terms of `packer.terms` that belong to the model, ridge_tokens and expert_share.
 
     The roofline over the tokens of a step becomes a constant, a slope, a second slope beyond the ridge and the share
-    of the experts that are touched: non-negative least squares of the relative error on `GRID`.
+    of the experts that are touched: non-negative least squares of the relative error on `GRID`. The law's tokens choose
+    experts independently: a smaller share of them for each stands for tokens that choose alike.
     """
     model, shares = roofline.model, roofline.shares
     wanted = roofline.tokens_ms(GRID)
     share = model.experts_per_token / model.experts if model.experts else 0.0
-    best: tuple[float, float, FloatArray] | None = None
+    best: tuple[float, float, float, FloatArray] | None = None
     for ridge in GRID[(GRID >= 16) & (GRID <= 4096)]:
-        columns = [np.ones(len(GRID)), GRID, np.maximum(0.0, GRID - ridge)]
-        if share:
-            columns.append(1.0 - (1.0 - share) ** GRID)
-        found, error = nnls(np.column_stack(columns) / wanted[:, None], np.ones(len(GRID)))
-        if best is None or error < best[0]:
-            best = (error, float(ridge), found)
+        slopes = np.column_stack([np.ones(len(GRID)), GRID, np.maximum(0.0, GRID - ridge)])
+        for of_token in share * _ALIKE if share else (0.0,):
+            touched = 1.0 - (1.0 - of_token) ** GRID
+            columns = np.column_stack([slopes, touched]) if share else slopes
+            found, error = nnls(columns / wanted[:, None], np.ones(len(GRID)))
+            if best is None or error < best[0]:
+                best = (error, float(ridge), float(of_token), found)
     assert best is not None
-    _, ridge, found = best
+    _, ridge, share, found = best
     whole, windowed = roofline.context_ms()
     attended, attended_windowed = roofline.attended_ms()
     terms = {

@@ -12,6 +12,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from packer import checks
 from packer.errors import FileFormatError, reader, shown
 from packer.io.files import read_text
 from packer.io.tables import csv_rows
@@ -60,7 +61,7 @@ def number(row: Row, column: str, *, default: float | None = None) -> float:
     if not text:
         return math.nan if default is None else default
     try:
-        value = float(text)
+        value = checks.decimal(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
@@ -223,10 +224,11 @@ def _expand(row: Row, column: str) -> npt.NDArray[np.float64]:
     values: list[float] = []
     try:
         for item in row[column].split(";"):
-            value, count = item.split(":")
-            if not (0 <= int(count) <= MOST_ADAPTERS - len(values) and 0.0 <= float(value) < math.inf):
+            value, count = map(checks.decimal, item.split(":"))
+            room = MOST_ADAPTERS - len(values)
+            if not (0 <= count <= room and count.is_integer() and 0.0 <= value < math.inf):
                 raise ValueError
-            values += [float(value)] * int(count)
+            values += [value] * int(count)
     except ValueError:
         _fail(row, column, f"expected value:count;value:count… of at most {MOST_ADAPTERS:,} adapters")
     return np.array(values)

@@ -194,13 +194,12 @@ def evaluate_plan(
     return PlanEvaluation(evaluated, before, changed.gpus)
 
 
-def held_to(plan: Plan, slo: GoalLike | None) -> Plan:
+def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None) -> Plan:
     """The plan, held to a latency goal instead of what it was made for; None: as it is."""
     if slo is None:
         return plan
-    goal = plan.workload.slo.changed_by(slo)
-    limits = {"limits": limits_of(goal)}
-    return replace(plan, workload=replace(plan.workload, slo=goal), details={**plan.details, **limits})
+    fleet = plan.workload.held_to(slo)
+    return replace(plan, workload=fleet, details={**plan.details, "limits": limits_of(fleet.slo)})
 
 
 def routed_within(plan: Plan, run: Run) -> bool:

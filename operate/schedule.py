@@ -114,7 +114,7 @@ def schedule(
         raise ValidationError("Expected the rates of at least one period, got none.")
     checks.real("period_s", period_s, low=1.0)
     checks.integer("max_replicas", max_replicas, low=1)
-    within = server_goal(workload.slo.changed_by(slo))
+    within = server_goal(workload.held_to(slo).slo)
     profiles = tuple(dict.fromkeys(kind.profile for kind in kinds_of(profile)))
     raised = rate_margin_for(profiles, margin=margin)
     workload = workload.with_arrivals(bursts_within(workload.arrivals, period_s))

@@ -37,6 +37,16 @@ def instance(what: str, value: object, kind: type, made_by: str) -> None:
         )
 
 
+def decimal(text: str) -> float:
+    """The number in a text; float() alone would also take "1_000" and digits of other scripts.
+
+    Raises `ValueError`: there is none.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return float(text)
+
+
 def integer(name: str, value: object, *, low: int, high: int | None = None) -> int:
     """`value` as int, if it is a whole number in [low, high]."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

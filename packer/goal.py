@@ -333,7 +333,7 @@ def assignments(text: str, known: Iterable[str] = KEYS) -> dict[str, float]:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return checks.decimal(text)
     except ValueError:
         return text  # type: ignore[return-value]
 

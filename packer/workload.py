@@ -15,7 +15,7 @@ from packer.adapter import A_LENGTH, Adapter
 from packer.arrival import Arrivals
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
-from packer.goal import Goal
+from packer.goal import Goal, GoalLike
 from packer.job import FineTuning
 from packer.lengths import Lengths, expected_of
 from packer.sessions import Sessions
@@ -283,6 +283,23 @@ class Workload:
     def tuned_by(self, policy: str) -> Workload:
         """The same fleet, whose servers train by this policy: its own job, or one of the default kind."""
         return replace(self, fine_tuning=replace(self.fine_tuning or FineTuning(), policy=policy))
+
+    def held_to(self, slo: GoalLike | tuple[str, ...] | None) -> Workload:
+        """The workload with its goal changed by that (`Goal.changed_by`), or by texts; None: itself.
+
+        Raises `ValidationError`: it has limits for an slo_class that no adapter has.
+        """
+        if slo is None:
+            return self
+        goal = self.slo.parsed(slo) if isinstance(slo, tuple) else self.slo.changed_by(slo)
+        unused = dict(goal.classes).keys() - dict(self.slo.classes) - {a.slo_class for a in self.adapters}
+        if unused:
+            known = sorted({adapter.slo_class for adapter in self.adapters if adapter.slo_class is not None})
+            have = ", ".join(map(shown, known[:10])) or "none"
+            raise ValidationError(
+                f"Expected limits for an slo_class of the fleet ({have}), got {shown(min(unused))}."
+            )
+        return replace(self, slo=goal)
 
     def with_arrivals(self, arrivals: Arrivals) -> Workload:
         """The same fleet with another arrival process."""

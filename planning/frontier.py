@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ def frontier(
     from packer.planning.explore import Frontier
     from packer.planning.recommend import Deployment
 
-    fleet = workload if slo is None else replace(workload, slo=workload.slo.changed_by(slo))
+    fleet = workload.held_to(slo)
     served = serving(fleet, [kind.profile for kind in kinds_of(profile)])
     if len(served) > 1:
         raise IncompatibleError("Expected a fleet of one base model: the frontier of each model is its own.")

@@ -90,7 +90,7 @@ def recommend(
     """
     kinds = kinds_of(profile)
     serving(workload, [kind.profile for kind in kinds])
-    fleet = workload if slo is None else replace(workload, slo=workload.slo.changed_by(slo))
+    fleet = workload.held_to(slo)
     frontier_of = partial(
         Frontier, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress
     )

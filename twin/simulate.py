@@ -94,8 +94,7 @@ def simulate(
         profile = replace(profile, frontend=frontend)
     if tuning is not None:
         workload = workload.tuned_by(tuning)
-    if slo is not None:
-        workload = replace(workload, slo=workload.slo.changed_by(slo))
+    workload = workload.held_to(slo)
     reserved = kv_tokens_of(workload.fine_tuning, profile)
     kv_tokens = kv_cache_tokens(profile, settings) - reserved
     reason = memory_error(profile, settings, reserved)

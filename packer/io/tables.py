@@ -72,10 +72,9 @@ class Row:
         if self.is_blank(column):
             self.fail(column, "expected a number, got an empty cell.")
         try:
-            # float() alone would also take "1_000".
-            if isinstance(cell, bool) or (isinstance(cell, str) and "_" in cell):
+            if isinstance(cell, bool):
                 raise ValueError
-            return float(cell)
+            return checks.decimal(cell) if isinstance(cell, str) else float(cell)
         except (TypeError, ValueError, OverflowError):
             self.fail(column, f"expected a number, got {shown(cell)}.")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from packer import checks
 from packer.adapter import MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, reader, shown
@@ -104,8 +105,8 @@ def _bursts(row: Row, column: str) -> Bursts:
     """Bursts as a cell: cv;time scale in s:weight;…"""
     cv, *parts = row.text(column).split(";")
     try:
-        scales = [tuple(float(number) for number in part.split(":")) for part in parts]
-        return Bursts(float(cv), tuple((time_s, weight) for time_s, weight in scales))
+        scales = [tuple(map(checks.decimal, part.split(":"))) for part in parts]
+        return Bursts(checks.decimal(cv), tuple((time_s, weight) for time_s, weight in scales))
     except ValueError:
         rule = "Expected cv;time scale:weight;… such as 2.1;8:0.8;24:0.2"
         row.fail(column, f"{rule}, got {shown(row.text(column))}.")

@@ -156,7 +156,7 @@ def _time(row: Row, key: str) -> float:
 def _seconds(text: str) -> float:
     """A time in s; NaN where the text is none."""
     with suppress(ValueError, OverflowError):
-        number = float(text)
+        number = checks.decimal(text)
         return number * next((unit for limit, unit in _UNITS if number > limit), 1.0)
     for form in (None, *_TIME_FORMATS):
         with suppress(ValueError, OverflowError):

@@ -90,6 +90,19 @@ def test_limits_of_each_adapter() -> None:
     assert itl_ms.tolist() == [40.0, 40.0]
 
 
+def test_limits_of_a_class_that_no_adapter_has_are_refused() -> None:
+    """A fleet takes limits for the classes of its adapters, and keeps those that it was made with."""
+    fleet = Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0, slo_class="batch")])
+    with pytest.raises(ValidationError, match=r"slo_class of the fleet \('batch'\), got 'zz'"):
+        fleet.held_to(("batch:mean_itl_ms=50", "zz:mean_itl_ms=50"))
+    held = fleet.held_to("batch:mean_itl_ms=50")
+    assert dict(held.slo.classes)["batch"].mean_itl_ms == 50.0
+    assert held.subset([0]).held_to("p95_ttft_ms=300").slo.limits.p95_ttft_ms == 300.0
+    assert fleet.held_to(None) is fleet
+    with pytest.raises(ValidationError, match=r"\(none\)"):
+        Workload([Adapter("a", 8, 1.0)]).held_to("zz:mean_itl_ms=50")
+
+
 def test_a_workload_keeps_its_limits() -> None:
     """Parts and scaled versions of a fleet have its limits; so has the fingerprint, and the default changes nothing."""
     fleet = Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 2.0)])

@@ -72,7 +72,7 @@ def judged(
     workload: Workload, cluster: Cluster, slo: GoalLike | None
 ) -> tuple[Goal, Workload, dict[str, float]]:
     """The goal that a cluster is judged by, and what a placement is made for: the fleet, and limits of requests."""
-    goal = workload.slo.changed_by(slo if slo is not None else cluster.slo or None)
+    goal = workload.held_to(slo if slo is not None else cluster.slo or None).slo
     limits = goal.limits.at("request")
     return goal, workload if limits else replace(workload, slo=goal), limits
 
