@@ -10,7 +10,7 @@ from typing import Any
 from packer import checks, registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.goal import Goal, GoalLike
+from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
@@ -123,7 +123,7 @@ def solve(
     served = serving(workload, tuple(kind.profile for kind in kinds)).values()
     profiles = tuple(kind.profile for kind in kinds if any(kind.profile in each for each in served))
     old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
-    goal = within(load_objective(objective), workload.slo, slo, old_bins)
+    goal = within(load_objective(objective), workload, slo, old_bins)
     workload = goal.fleet(workload)
     raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
     problem = Problem(
@@ -151,11 +151,11 @@ def solve(
     return planned(Search(problem, search, again, verify, harden, with_headroom), verify=verify)
 
 
-def within(objective: Objective, usual: Goal, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
+def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
     """The objective on these running bins within a goal, which its own limits change; None: within its own alone."""
     goal = objective.goal
     if slo is not None:
-        whole = usual.changed_by(slo)
+        whole = fleet.held_to(slo).slo
         own = {} if goal is None else goal.limits.to_dict()
         goal = replace(whole, limits=whole.limits.changed(own))
     return objective.anchored(old_bins).within(goal)
