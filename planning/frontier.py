@@ -80,7 +80,7 @@ def frontier(
     from packer.planning.explore import Frontier
     from packer.planning.recommend import Deployment
 
-    fleet = workload.held_to(slo)
+    fleet = workload if slo is None else workload.held_to(slo)
     served = serving(fleet, [kind.profile for kind in kinds_of(profile)])
     if len(served) > 1:
         raise IncompatibleError("Expected a fleet of one base model: the frontier of each model is its own.")
