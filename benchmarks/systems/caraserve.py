@@ -99,8 +99,10 @@ def router_rows(kernel: str, fleets: Sequence[Workload], uniform: Sequence[Workl
             f"Fig. 19, {kernel}: time per token below MostIdle / Random / FirstFit, %",
             "16.1 / 18.8 / 36.4" if kernel == "MBGMV" else "up to 36.0",
             " / ".join(f"{value:.1f}" for value in gains.values()),
-            "within 6 / 6 / 12 points" if kernel == "MBGMV" else "–",
-            all(abs(gains[n] - p) <= room for n, (p, room) in ALLOWED.items()) if kernel == "MBGMV" else None,
+            "within 6 / 6 / 12 points" if kernel == "MBGMV" else "the largest within 12 points",
+            all(abs(gains[n] - p) <= room for n, (p, room) in ALLOWED.items())
+            if kernel == "MBGMV"
+            else abs(max(gains.values()) - 36.0) <= 12.0,
         ),
         Row(
             f"Fig. 19, {kernel}, PrePerf linear in tokens: the same",
@@ -152,7 +154,7 @@ def section(seeds: int) -> Section:
         rows,
         (
             "TTFT at 9 req/s is an effect of near saturation: with 13,000 instead of 12,700 cells OnDmd has three "
-            "quarters of the overhead, so that only its order is claimed.",
+            "quarters of the overhead.",
             "Under MBGMV each server adds the same for a request, so that the rank-aware router is 'fewest requests' "
             "but for the prefill's fixed part and the penalty: most of the published gain comes from prefills that "
             "share a step, little of it from ranks.",

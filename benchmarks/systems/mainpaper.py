@@ -171,8 +171,16 @@ def scenario_rows(found: Found, scenario: Scenario) -> list[Row]:
                 compared += 1
                 fewest += not below
                 fewer.update(below)
-    kept = [each for n in scenario.sizes for each in found[scenario.name, "Proposed", n] if not each.refused]
+    every = [each for n in scenario.sizes for each in found[scenario.name, "Proposed", n]]
+    kept = [each for each in every if not each.refused]
     held = sum(each.gpus is not None for each in kept)
+    others_hold = [
+        any(found[scenario.name, method.name, n][k].gpus is not None for method in METHODS)
+        for n in scenario.sizes
+        for k in range(len(found[scenario.name, "Proposed", n]))
+    ]
+    possible = [each for each, possible in zip(every, others_hold, strict=True) if possible]
+    served = sum(each.gpus is not None for each in possible)
     lost = {
         method.name: sum(
             each.gpus is None for n in scenario.sizes for each in found[scenario.name, method.name, n]
@@ -200,11 +208,18 @@ def scenario_rows(found: Found, scenario: Scenario) -> list[Row]:
             else "a forest's error near the edge, as the paper has for its tree",
         ),
         Row(
+            f"Fig. 11, {scenario.name}: Proposed serves what any of the methods serves on four GPUs",
+            "the most adapters of all",
+            f"{served} of {len(possible)} fleets; {sum(each.refused for each in every)} refused",
+            "at least 0.9",
+            served >= 0.9 * len(possible),
+        ),
+        Row(
             f"Fig. 11, {scenario.name}: MaxBase and MaxBase* starve or fail",
             "frequently",
             f"{fails} of {2 * sum(len(found[scenario.name, 'MaxBase', n]) for n in scenario.sizes)} allocations",
-            "at least one",
-            fails > 0,
+            "at least a quarter",
+            4 * fails >= 2 * sum(len(found[scenario.name, "MaxBase", n]) for n in scenario.sizes),
         ),
     ]
 
@@ -247,6 +262,8 @@ def latency_rows(found: Found) -> list[Row]:
                 f"{min(gpus, default=0)} to {max(gpus, default=0)}",
                 "always 4",
                 min(gpus, default=0) == GPUS,
+                "it is given all GPUs",
+                "fitted",
             ),
         ]
     return rows
@@ -297,6 +314,7 @@ def time_rows(found: Found) -> list[Row]:
                 f"Table 5: CPU time of {method.name}, s (Llama / Qwen), median",
                 " / ".join(PUBLISHED_S.get(method.name, ("not in the paper",))),
                 " / ".join(f"{value:.2g}" for value in by_model),
+                basis="untestable" if method.name in PUBLISHED_S else "claim",
             )
         )
     fast, slow = medians["ProposedFast"], medians["Proposed"]
@@ -314,8 +332,8 @@ def time_rows(found: Found) -> list[Row]:
             "Table 5: Proposed over ProposedFast, with Table 4's time of scikit-learn's forest (Llama / Qwen)",
             "995 / 2,268",
             f"{with_forest[0] / fast[0]:.0f} / {with_forest[1] / fast[1]:.0f}",
-            "at least 5 times",
-            min(with_forest[0] / fast[0], with_forest[1] / fast[1]) >= 5.0,
+            "within a factor of 3",
+            with_forest[0] / fast[0] >= 995 / 3 and with_forest[1] / fast[1] >= 2268 / 3,
             f"{slow[0] / fast[0]:.1f} / {slow[1] / fast[1]:.1f} with packer's compiled forest; the paper's "
             f"seconds are of 5,300 / 5,100 predictions, its algorithms to the letter make {counts[0]} / {counts[1]}",
         )
@@ -334,7 +352,9 @@ def section(seeds: int) -> Section:
             "time limit of one hour",
             shown([e.seconds for (_, m, n), es in found.items() if m == "dLoRA" and n == 1280 for e in es], 3)
             + " s at 1,280 adapters",
-            note="a property of its authors' implementation: ours evaluates a trial in constant time",
+            "more than an hour",
+            False,
+            "a property of its authors' implementation: ours evaluates a trial in constant time",
         )
     )
     return Section(

@@ -37,7 +37,9 @@ class Constant:
 class Row:
     """A published result beside ours.
 
-    `kept`: whether `rule` holds; None: shown only, nothing is claimed.
+    `kept`: whether `rule` holds; None: the row is shown, nothing is compared. `basis`: "claim", "fitted" (a constant
+    was fitted to this result, or it is true by construction: whether it is kept says nothing), or "untestable" (the
+    text gives no figure, or it depends on something that is not simulated).
     """
 
     what: str
@@ -46,6 +48,12 @@ class Row:
     rule: str = ""
     kept: bool | None = None
     note: str = ""
+    basis: str = "claim"
+
+    @property
+    def counted(self) -> bool:
+        """Whether the rule could have failed, so that it counts."""
+        return self.basis == "claim" and self.kept is not None
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,11 @@ def mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
+def near(ours: float, published: float, share: float) -> bool:
+    """Whether a figure lies within this share of the published one."""
+    return abs(ours / published - 1.0) <= share
+
+
 def below(smaller: Sequence[float], larger: Sequence[float]) -> bool:
     """Whether the first are smaller in the mean of the seeds, by more than the 95 % interval of the differences."""
     low = interval(np.array(larger) - np.array(smaller)).low
@@ -115,7 +128,8 @@ def markdown(section: Section) -> str:
     words = {True: "yes", False: "**no**", None: "–"}
     for row in section.rows:
         ours = row.ours + (f" ({row.note})" if row.note else "")
-        lines.append(f"| {row.what} | {row.published} | {ours} | {row.rule or '–'} | {words[row.kept]} |")
+        kept = words[row.kept] if row.basis == "claim" else row.basis
+        lines.append(f"| {row.what} | {row.published} | {ours} | {row.rule or '–'} | {kept} |")
     for table in section.tables:
         lines += ["", table.rstrip("\n")]
     lines += ["", "| constant | value | from | remark |", "|---|---|---|---|"]

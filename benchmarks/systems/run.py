@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -55,26 +56,47 @@ def measured(name: str, seeds: int) -> dict[str, Any]:
 
 
 def summary(results: dict[str, Any]) -> str:
-    """How many rules hold, for each paper."""
-    lines = ["| paper | rules | kept | shown without a claim | CPU s | run on |", "|---" * 6 + "|"]
+    """One line of counts, and the same for each paper."""
+    lines, totals = [], Counter[str]()
     for name in PAPERS:
         if name in results:
-            rows = results[name]["rows"]
-            decided = [row["kept"] for row in rows if row["kept"] is not None]
+            counts = Counter(_status(row) for row in results[name]["rows"])
+            totals += counts
+            cells = " | ".join(str(counts[status]) for status in STATUS)
             lines.append(
-                f"| {results[name]['title']} | {len(decided)} | {sum(decided)} | {len(rows) - len(decided)} | "
-                f"{results[name]['cpu_s']:.0f} | {results[name]['date']} |"
+                f"| {results[name]['title']} | {cells} | {results[name]['cpu_s']:.0f} | {results[name]['date']} |"
             )
-    return "\n".join(lines) + "\n"
+    first = (
+        f"Of {totals['kept'] + totals['contradicted']} published claims that a run could contradict "
+        f"{totals['kept']} are kept and {totals['contradicted']} contradicted; {totals['untestable']} can't be tested, "
+        f"and {totals['fitted']} are fitted or true by construction and count for nothing."
+    )
+    heads = "| paper | " + " | ".join(STATUS) + " | CPU s | run on |"
+    return "\n".join([first, "", heads, "|---" * (len(STATUS) + 3) + "|", *lines]) + "\n"
+
+
+STATUS = ("kept", "contradicted", "untestable", "fitted", "shown")
+
+
+def _status(row: dict[str, Any]) -> str:
+    """How a row counts."""
+    if row["basis"] != "claim":
+        return str(row["basis"])
+    return "shown" if row["kept"] is None else "kept" if row["kept"] else "contradicted"
 
 
 def missed(results: dict[str, Any]) -> str:
-    """The rows that are not kept."""
+    """The claims that are contradicted."""
     rows = [
         (results[name]["title"], row) for name in PAPERS if name in results for row in results[name]["rows"]
     ]
-    lines = [f"- {title}: {row['what']} ({row['note']})" for title, row in rows if row["kept"] is False]
-    return "\n".join(["Not kept:", "", *lines]) + "\n"
+    lines = [
+        f"- {title}: {row['what']}: published {row['published']}; simulated {row['ours']}"
+        + (f" ({row['note']})" if row["note"] else "")
+        for title, row in rows
+        if _status(row) == "contradicted"
+    ]
+    return "\n".join(["Contradicted:", "", *lines]) + "\n"
 
 
 def document(results: dict[str, Any]) -> str:
