@@ -57,8 +57,8 @@ class RankOptions:
 class LogOptions:
     """How a log of requests is read.
 
-    keys: Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…, rank=…; dots go into
-        nested objects; repeatable.
+    keys: Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…, rank=…, session=…,
+        cached=… (tokens found in the KV cache); dots go into nested objects; repeatable.
     skip: A model that is no adapter, as the base model; repeatable.
     strip_prefix: What stands before adapters' names, as hosted_vllm/.
     adapters: Give the requests to this many adapters, by a power law of popularity. [default: those of the log; of a

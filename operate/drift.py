@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.operate.evaluate import PlanEvaluation, evaluate_plan
 from packer.plan import Plan
@@ -82,9 +83,7 @@ def drift(
     adapters = [
         replace(old, rate=SILENT_RATE)
         if (met := now.get(old.name)) is None
-        else replace(old, rate=met.rate)
-        if own is not None  # what was measured are the prompts of all turns
-        else replace(old, rate=met.rate, input_tokens=met.input_tokens, output_tokens=met.output_tokens)
+        else _as_met(old, met, in_sessions=own is not None)
         for old, own in zip(planned.adapters, planned.sessions_by_adapter, strict=True)
     ]
     # The requests of a replayed trace would come at the trace's rates, whatever was measured.
@@ -108,3 +107,12 @@ def drift(
         planned.offered_tok_s,
         seen.offered_tok_s,
     )
+
+
+def _as_met(old: Adapter, met: Adapter, *, in_sessions: bool) -> Adapter:
+    """The adapter as measured; a log without sessions has prompts of all turns, which say nothing of first ones."""
+    if in_sessions and met.sessions is None:
+        return replace(old, rate=met.rate)
+    shared = met.shared_prefix_tokens or old.shared_prefix_tokens
+    found = replace(old, rate=met.rate, input_tokens=met.input_tokens, output_tokens=met.output_tokens)
+    return replace(found, shared_prefix_tokens=shared, sessions=met.sessions)

@@ -19,6 +19,7 @@ from packer.traces.assign import DEFAULT_EXPONENT, assign_adapters
 from packer.traces.bursts import bursts_within
 from packer.traces.measure import measure_workload
 from packer.traces.pattern import RateTable, clock, latest_rates, rates_of
+from packer.traces.prefixes import with_hit_rate
 from packer.traces.prometheus import Metrics
 from packer.traces.ranks import Ranks
 from packer.traces.read import read_trace
@@ -165,11 +166,22 @@ def observe_log(
     table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))
     if view.at != "mean" and not replay and len(table.rates) > 1:
         fleet = with_rates(fleet, next(iter(loads.values())))
+    if fleet.has_sessions or fleet.shared_prefix_tokens.any():
+        notes.append(shared_words(fleet))
     if trace.step_s:
         notes.append(stepped(trace.step_s))
     if trace.dropped or trace.other:
         notes.append(f"left out {trace.dropped} requests without tokens and {trace.other} other lines")
     return Observed(fleet, table, loads, tuple(notes), trace.span_s)
+
+
+def shared_words(fleet: Workload) -> str:
+    """What is said of requests that belong together."""
+    share = float(fleet.rates @ fleet.shared_prefix_tokens) / fleet.rate
+    means = [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter]
+    turns = float(np.average(means, weights=fleet.rates))
+    said = f"requests come in sessions of {turns:.3g} turns in the mean, and " if fleet.has_sessions else ""
+    return f"{said}prompts of an adapter share {share:,.0f} tokens in the mean"
 
 
 def stepped(step_s: float) -> str:
@@ -188,6 +200,11 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
     if metrics.load_ms is not None:
         notes.append(
             f"loading an adapter took {metrics.load_ms:,.0f} ms in the mean (vllm:lora_adapter_load_seconds)"
+        )
+    if metrics.hit_rate is not None:
+        notes.append(
+            f"vLLM found {metrics.hit_rate:.1%} of the prompt tokens in its KV cache: prompts of each adapter share "
+            "a prefix that gives this rate, because the metrics do not say whose prompts share what"
         )
     return Observed(fleet, table, loads, tuple(notes))
 
@@ -239,7 +256,7 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
     ranks = tuple(fleet.adapters[i].rank for i in seen.tolist())
     trace = Trace(
         replayed.time_s, replayed.input_tokens, replayed.output_tokens, np.searchsorted(seen, replayed.adapter),
-        names, ranks, source=fleet.name,
+        names, ranks, source=fleet.name, blocks=replayed.blocks, sessions=replayed.sessions,
     )  # fmt: skip
     view = View(load, ())
     _, loads = view.loads(rates_of(trace, HOUR_S))
@@ -262,4 +279,5 @@ def _of_metrics(metrics: Metrics, rates: Sequence[float], ranks: Sequence[int]) 
         for name, rank, rate, inputs, outputs in zip(*columns, strict=True)
         if rate > 0
     ]
-    return Workload(adapters, name="metrics")
+    fleet = Workload(adapters, name="metrics")
+    return fleet if metrics.hit_rate is None else with_hit_rate(fleet, metrics.hit_rate)

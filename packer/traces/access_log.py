@@ -29,7 +29,8 @@ _LATEST_S = 7_258_118_400.0  # 2200-01-01
 class Fields:
     """Where a log has what.
 
-    `keys`: names of the columns "time", "model", "input", "output" and "rank", for a log with other names than `KEYS`.
+    `keys`: names of the columns "time", "model", "input", "output", "rank", "session" and
+        "cached", for a log with other names than `KEYS`.
     `skip`: names of models that are not adapters.
     `strip_prefix`: what the gateway puts before adapters' names ("hosted_vllm/").
     """
@@ -56,6 +57,8 @@ class _LogRow:
     inputs: int
     outputs: int
     rank: int | None
+    session: str = ""
+    cached: int | None = None
 
 
 def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
@@ -94,6 +97,10 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
     }
     ranks = [each.rank for each in requests]
     columns["rank"] = ranks if named and None not in ranks else None
+    if any(each.session for each in requests):
+        columns["session"] = [each.session for each in requests]
+    if all(each.cached is not None for each in requests):
+        columns["cached_tokens"] = np.array([each.cached for each in requests], dtype=np.int64)
     return {**columns, "dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
 
 
@@ -141,7 +148,9 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) ->
     if not inputs or not outputs:
         return "failed"
     rank = None if where["rank"] is None else row.integer(where["rank"], low=0, high=MAX_RANK)
-    return _LogRow(_time(row, where["time"]), model, inputs, outputs, rank)
+    session = "" if where["session"] is None else str(row.cells[where["session"]]).strip()
+    cached = None if where["cached"] is None else row.integer(where["cached"], low=0, high=inputs)
+    return _LogRow(_time(row, where["time"]), model, inputs, outputs, rank, session, cached)
 
 
 def _time(row: Row, key: str) -> float:

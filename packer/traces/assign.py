@@ -11,6 +11,7 @@ import numpy.typing as npt
 from packer import checks
 from packer.adapter import MAX_RANK
 from packer.errors import ValidationError
+from packer.traces.prefixes import common_groups
 from packer.traces.trace import Trace
 
 DEFAULT_EXPONENT = 1.2
@@ -49,12 +50,17 @@ def assign_adapters(
 ) -> Trace:
     """The trace with each request given to one of `n_adapters` at random by a power law of popularity.
 
+    Requests of a session, or whose prompts begin alike beyond what most prompts share, go to one adapter together.
     Adapters that get no request are left out. `ranks` are drawn uniformly, without them adapters have none; a
     trace that has its own adapters loses them.
     """
     checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
     rng = np.random.default_rng(checks.integer("seed", seed, low=0))
-    drawn = rng.choice(n_adapters, size=len(trace), p=popularity(n_adapters, exponent))
+    group = trace.sessions
+    if group is None and trace.blocks is not None:
+        group = common_groups(trace.blocks)
+    number = np.arange(len(trace)) if group is None else np.unique(group, return_inverse=True)[1]
+    drawn = rng.choice(n_adapters, size=int(number.max()) + 1, p=popularity(n_adapters, exponent))[number]
     of_adapter = None if ranks is None else draw_ranks(n_adapters, ranks, rng)
     used, adapter = np.unique(drawn, return_inverse=True)
     names = adapter_names(n_adapters)

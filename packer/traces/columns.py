@@ -22,6 +22,7 @@ class TraceFormat:
     adapter: str = "adapter"
     rank: str = "rank"
     unit_s: float = 1.0
+    session: str = "session"
     blocks: str = ""
     block_tokens: int = 0
     ignored: tuple[str, ...] = ()
@@ -38,6 +39,7 @@ class TraceFormat:
             *self.required,
             self.adapter,
             self.rank,
+            self.session,
             *([self.blocks] if self.blocks else []),
             *self.ignored,
         )

@@ -13,6 +13,7 @@ from packer.arrival import Arrivals
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.traces.bursts import measure_arrivals
+from packer.traces.prefixes import Shared, first_turns, measured_prefixes
 from packer.traces.trace import Trace
 from packer.workload import Workload
 
@@ -32,7 +33,8 @@ def measure_workload(
 
     Each adapter's rate is its requests / span and its mean lengths are those of its requests, so the offered
     load is the trace's. Arrivals are bursty where the trace's are. Lengths are gamma. The correlation is that
-    of the normal scores of length / the adapter's mean length.
+    of the normal scores of length / the adapter's mean length. Sessions and shared prefixes are those of the trace's
+    sessions, blocks and cached tokens, if it has them; bursts are then those of first turns.
 
     `trace`: its requests must have adapters, and the adapters ranks.
     `replay`: keep the requests as they were instead of random arrivals.
@@ -50,14 +52,20 @@ def measure_workload(
     counts = np.bincount(trace.adapter, minlength=n)
     inputs = _lengths(trace.adapter, trace.input_tokens, counts)
     outputs = _lengths(trace.adapter, trace.output_tokens, counts)
+    shared = None if replay else measured_prefixes(trace, inputs)
+    met = trace if shared is None else first_turns(trace)
+    shared = shared or [Shared(lengths, 0, None) for lengths in inputs]
     adapters = [
-        Adapter(trace.names[k], trace.ranks[k], float(counts[k]) / span, inputs[k], outputs[k])
+        Adapter(
+            trace.names[k], trace.ranks[k], float(counts[k]) / span, shared[k].input_tokens, outputs[k],
+            shared_prefix_tokens=shared[k].prefix_tokens, sessions=shared[k].sessions,
+        )
         for k in range(n)
-    ]
+    ]  # fmt: skip
     return Workload(
         adapters,
         length_correlation=_correlation(trace, trace.adapter, counts),
-        arrivals=Arrivals("trace", trace=trace.requests()) if replay else measure_arrivals(trace, window_s),
+        arrivals=Arrivals("trace", trace=trace.requests()) if replay else measure_arrivals(met, window_s),
         name=name or trace.source,
     )
 

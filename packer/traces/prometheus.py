@@ -45,6 +45,8 @@ class CounterNames:
     running: str = ""
     loaded: str = ""
     load_seconds: str = ""
+    prefix_hits: str = "vllm:prefix_cache_hits_total"
+    prefix_queries: str = "vllm:prefix_cache_queries_total"
 
 
 SOURCES = {name: CounterNames(**row) for name, row in table("packer.traces", "prometheus.toml").items()}
@@ -55,6 +57,9 @@ _COUNTED = ("requests", "input_tokens", "output_tokens")
 
 _GAUGES = ("running", "loaded")
 """Names of what is sampled finely; fields of `CounterNames`."""
+
+_OF_PREFIXES = ("prefix_hits", "prefix_queries")
+"""Names of vLLM's counters of prompt tokens that were in the KV cache, and of those looked up there."""
 
 
 def source_named(gateway: str, **names: str | None) -> CounterNames:
@@ -78,7 +83,8 @@ class Metrics:
     """Figures of a server.
 
     `mean_input`, `mean_output`: tokens of a request, float64 (adapters,). `estimated`: the shares are estimates.
-    `ranks`: adapter → rank and `load_ms`: mean time to load one, where the metrics have them.
+    `ranks`: adapter → rank and `load_ms`: mean time to load one, where the metrics have them. `hit_rate`: share of the
+    prompt tokens that were in vLLM's KV cache; None where nothing was looked up there.
     """
 
     table: RateTable
@@ -87,6 +93,7 @@ class Metrics:
     estimated: bool
     ranks: Mapping[str, int] = field(default_factory=dict)
     load_ms: float | None = None
+    hit_rate: float | None = None
 
 
 def queries(source: CounterNames, window_s: float) -> dict[str, str]:
@@ -95,6 +102,7 @@ def queries(source: CounterNames, window_s: float) -> dict[str, str]:
     by = f"sum by ({source.label}) " if source.label else "sum "
     found = {name: f"{by}(increase({getattr(source, name)}[{window}]))" for name in _COUNTED}
     found |= {name: query for name in _GAUGES if (query := getattr(source, name))}
+    found |= {name: f"sum (increase({getattr(source, name)}[{window}]))" for name in _OF_PREFIXES}
     if source.load_seconds:
         for part in ("sum", "count"):
             found[f"load_{part}"] = f"sum (increase({source.load_seconds}_{part}[{window}]))"
@@ -190,7 +198,12 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
         sums = {kind: total.sum() * weights for kind, total in sums.items()}
     metrics = _metrics(names, counts, sums, np.array(times), float(window_s), estimated=shares is not None)
     load_ms = mean_load_ms(_optional(answers, "load_sum"), _optional(answers, "load_count"))
-    return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms)
+    hits, looked_up = (
+        sum(value for _, points in _optional(answers, name) for _, value in points if 0.0 < value < math.inf)
+        for name in _OF_PREFIXES
+    )
+    hit_rate = min(1.0, hits / looked_up) if looked_up else None
+    return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms, hit_rate=hit_rate)
 
 
 def _optional(answers: Mapping[str, Any], name: str) -> Series:

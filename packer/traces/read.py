@@ -83,6 +83,7 @@ def _without_skipped(columns: dict[str, Any], fields: Fields) -> dict[str, Any]:
     found = {**columns, "adapter": [names[k] for k in kept], "other": len(names) - len(kept)}
     for name in ("time_s", "input_tokens", "output_tokens"):
         found[name] = columns[name][kept]
+    found["session"] = columns.get("session") and [columns["session"][k] for k in kept]
     found["rank"] = columns.get("rank") and [columns["rank"][k] for k in kept]
     found["blocks"] = columns.get("blocks") and columns["blocks"].take(kept)
     if not len(kept):
@@ -114,7 +115,7 @@ def _read_frame(frame: pl.DataFrame, fields: Fields) -> tuple[TraceFormat | None
     if kind is None:
         return None, requests_of(frame_rows(frame)[1], fields)
     frame = frame.select(
-        [name for name in (*kind.required, kind.adapter, kind.rank) if name in frame.columns]
+        [name for name in (*kind.required, kind.adapter, kind.rank, kind.session) if name in frame.columns]
     )
     check_plain(frame)
     columns = None
@@ -169,7 +170,8 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
             return None
     inputs, outputs = (column.cast(pl.Int64).to_numpy() for column in tokens)
     found = {"time_s": times, "start_s": start_s, "input_tokens": inputs, "output_tokens": outputs}
-    more = {"adapter": adapter, "rank": rank}
+    session = frame[kind.session].fill_null("").str.strip_chars() if kind.session in frame.columns else None
+    more = {"adapter": adapter, "rank": rank, "session": session}
     return {**found, **{name: column.to_list() for name, column in more.items() if column is not None}}
 
 
@@ -196,6 +198,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
     adapters: list[str] = []
     ranks: list[int] = []
     ids: list[list[int]] = []
+    sessions: list[str] = []
     for row in rows:
         times.append(_time(row, kind))
         sides = (kind.input_tokens, kind.output_tokens)
@@ -204,6 +207,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
             adapters.append(row.name(kind.adapter))
         if kind.rank in row.cells:
             ranks.append(row.integer(kind.rank, low=0, high=MAX_RANK))
+        sessions.append("" if row.is_blank(kind.session) else row.text(kind.session))
         if isinstance(row.cells.get(kind.blocks), list):
             ids.append(_block_ids(row, kind, tokens[-1][0]))
         if len(adapters) not in (0, len(times)) or len(ranks) not in (0, len(times)):
@@ -216,7 +220,12 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
         blocks = Blocks(
             starts, np.array([i for each in ids for i in each], dtype=np.int64), kind.block_tokens
         )
-    return {**found, "adapter": adapters or None, "rank": ranks or None, "blocks": blocks}
+    more = {
+        "adapter": adapters or None,
+        "rank": ranks or None,
+        "session": sessions if any(sessions) else None,
+    }
+    return {**found, **more, "blocks": blocks}
 
 
 def _block_ids(row: Row, kind: TraceFormat, input_tokens: int) -> list[int]:

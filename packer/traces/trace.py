@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class Trace:
     `step_s`: the recorded times were multiples of this, s, and requests are spread over each step; 0: they were not.
     `blocks`: which prompts begin alike; None if the trace does not say it.
     `sessions`: int64 (n,), which session each request belongs to; None if the trace does not say it.
+    `cached_tokens`: int64 (n,), tokens of each prompt that the server had in its KV cache; None if it does not say it.
     `dropped`: requests left out because they had no tokens, which is how traces record failures.
     `other`: lines left out because they are no requests to adapters.
     `start_s`: time of the first request, s since 1970 (UTC), or since the start of a trace without dates.
@@ -50,6 +52,7 @@ class Trace:
     other: int = 0
     start_s: float = 0.0
     sessions: IntArray | None = None
+    cached_tokens: IntArray | None = None
 
     def __post_init__(self) -> None:
         if len(self.time_s) == 0:
@@ -64,6 +67,14 @@ class Trace:
     def span_s(self) -> float:
         """Seconds from the first request to the last."""
         return float(self.time_s[-1] - self.time_s[0])
+
+    def take(self, rows: IntArray) -> Trace:
+        """Some of the requests, in order of time, at least one of each adapter."""
+        kept: dict[str, Any] = {"blocks": None if self.blocks is None else self.blocks.take(rows)}
+        for key in ("time_s", "input_tokens", "output_tokens", "adapter", "sessions", "cached_tokens"):
+            column = getattr(self, key)
+            kept[key] = None if column is None else column[rows]
+        return replace(self, **kept)
 
     def requests(self) -> RequestTrace:
         """The requests for replay; every one must have its adapter."""
@@ -112,6 +123,8 @@ def trace_of_rows(
     adapter: Sequence[str] | None = None,
     rank: Sequence[int] | None = None,
     blocks: Blocks | None = None,
+    session: Sequence[str] | None = None,
+    cached_tokens: IntArray | None = None,
     dropped: int = 0,
     other: int = 0,
     start_s: float = 0.0,
@@ -119,7 +132,8 @@ def trace_of_rows(
 ) -> Trace:
     """The requests of a file, in any order, by time: those without tokens are left out and counted in `dropped`.
 
-    `adapter` and `rank`: name and rank of the adapter of each request. `blocks`: of the prompts.
+    `adapter` and `rank`: name and rank of the adapter of each request. `blocks`: of the prompts. `session`: names, ""
+    where a request is alone. `cached_tokens` int64 (n,): of each prompt.
     `start_s`: what the times count from.
 
     Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
@@ -132,6 +146,9 @@ def trace_of_rows(
     columns = (spread(times, step_s), input_tokens[order], output_tokens[order])
     more: dict[str, Any] = {"dropped": dropped + lost, "other": other, "source": source, "step_s": step_s}
     more["blocks"] = None if blocks is None else blocks.take(order)
+    more["cached_tokens"] = None if cached_tokens is None else cached_tokens[order]
+    if session is not None:
+        more["sessions"] = _numbers([session[k] for k in order.tolist()])
     more["start_s"] = start_s + float(time_s[order[:1]].sum())
     if adapter is None:
         return Trace(*columns, **more)
@@ -150,3 +167,10 @@ def trace_of_rows(
             raise ValidationError(f"Expected one rank for each adapter, got several for {name}.")
         ranks = tuple(table.tolist())
     return Trace(*columns, owner, tuple(names), ranks, **more)
+
+
+def _numbers(session: Sequence[str]) -> IntArray:
+    """Sessions by number; each without a name is one of its own."""
+    known: dict[str, int] = {}
+    alone = itertools.count(len(session))
+    return np.array([known.setdefault(s, len(known)) if s else next(alone) for s in session], dtype=np.int64)

@@ -19,7 +19,9 @@ import pytest
 
 from packer.cli import run
 from packer.errors import FileFormatError, PackerError, SourceError, ValidationError
+from packer.operate.observe import observe_metrics
 from packer.traces.prometheus import SOURCES, CounterNames, fetch, parse, queries, read_export
+from packer.traces.ranks import Ranks
 
 CUSTOM = CounterNames("requests_total", "prompt_tokens_total", "generated_tokens_total", "adapter")
 
@@ -52,6 +54,22 @@ def test_rates_and_lengths_per_adapter() -> None:
     np.testing.assert_allclose(metrics.mean_output, [10, 10])
     assert metrics.table.start_s.tolist() == [0.0, 60.0]
     assert not metrics.estimated
+
+
+def test_hit_rates_become_shared_prefixes() -> None:
+    """Hits over queries are those of all windows, and the fleet's prompts share what gives this rate."""
+    counted = {
+        "prefix_hits": matrix({"": [(60, 3000), (120, 6000)]}),
+        "prefix_queries": matrix({"": [(60, 7200), (120, 12000)]}),
+    }
+    metrics = parse(answers(**counted), CUSTOM)
+    assert metrics.hit_rate == pytest.approx(9000 / 19200)
+    found = observe_metrics(metrics, Ranks({}, (8,)))
+    assert found.fleet.shared_prefix_tokens.all()
+    assert any("46.9% of the prompt tokens" in note for note in found.notes)
+    none = observe_metrics(parse(answers(), CUSTOM), Ranks({}, (8,)))
+    assert not none.fleet.shared_prefix_tokens.any()
+    assert "sum (increase(vllm:prefix_cache_hits_total[60s]))" in queries(CUSTOM, 60.0).values()
 
 
 def test_vllm_shares_come_from_who_runs() -> None:

@@ -1,0 +1,240 @@
+"""What requests of a trace share: sessions, and the prefix of each adapter's prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from packer import checks
+from packer.arrays import FloatArray, IntArray
+from packer.blocks import Blocks
+from packer.lengths import MAX_TOKENS, Lengths, normal_grid
+from packer.sessions import FIRST_TOKEN_S, MAX_THINK_S, MAX_TURNS, PER_TOKEN_S, Sessions
+from packer.traces.trace import Trace
+from packer.workload import Workload
+
+BLOCK_TOKENS = 16
+"""Tokens of a block of vLLM's KV cache, of which prefixes are whole multiples."""
+MOST_WAYS = 3
+"""A block that is followed in more ways is one of a system prompt or a document, and no turn of one conversation."""
+FEWEST_TURNS = 1.05
+"""Requests for each session below which there are none to speak of."""
+OWN_FROM = 100
+"""Sessions from which on an adapter's own turns and think time are measured; below, the fleet's are used."""
+
+
+def common_groups(blocks: Blocks) -> IntArray:
+    """Which requests begin alike beyond what more than half of all begin with, int64 (n,): numbers of groups.
+
+    A request that has nothing beyond it is a group of its own.
+    """
+    counts, n = blocks.counts, len(blocks)
+    place = blocks.starts[:-1].copy()
+    inside = counts > 0  # those that have followed the common path so far
+    while True:
+        found, number = np.unique(blocks.ids[place[inside]], return_counts=True)
+        if not len(found) or 2 * int(number.max()) <= n:
+            break
+        following = inside.copy()
+        following[inside] = blocks.ids[place[inside]] == found[number.argmax()]
+        place[following] += 1
+        inside = following & (place < blocks.starts[1:])
+    left = place < blocks.starts[1:]
+    group = -1 - np.arange(n)
+    group[left] = blocks.ids[place[left]]
+    return np.unique(group, return_inverse=True)[1].astype(np.int64)
+
+
+def conversations(trace: Trace) -> tuple[IntArray, IntArray]:
+    """The session of each request, from its blocks, and how many of its first tokens an adapter's request had before.
+
+    A request continues the latest one before it whose whole prompt it begins with. Both int64 (n,).
+    """
+    blocks = trace.blocks
+    assert blocks is not None
+    n, size = len(trace), blocks.tokens
+    of = np.repeat(np.arange(n), blocks.counts)
+    place = np.arange(len(blocks.ids)) - blocks.starts[:-1][of]
+    owner = np.zeros(n, dtype=np.int64) if trace.adapter is None else trace.adapter
+    order = np.lexsort((of, blocks.ids, owner[of]))
+    same = np.zeros(len(order), dtype=bool)
+    same[1:] = (blocks.ids[order[1:]] == blocks.ids[order[:-1]]) & (
+        owner[of[order[1:]]] == owner[of[order[:-1]]]
+    )
+    before = np.full(len(order), -1)  # the latest request before that has the block, too
+    before[order[1:]] = np.where(same[1:], of[order[:-1]], -1)
+    hits = np.bincount(of[before >= 0], minlength=n)
+    full = trace.input_tokens // size
+    popular = _popular(blocks, of, place)
+    last = blocks.starts[:-1] + np.maximum(hits, 1) - 1
+    session = np.arange(n)
+    for r in np.flatnonzero(hits > 0).tolist():
+        parent, at = int(before[last[r]]), last[r]
+        if not popular[at] and place[at] >= full[parent] - 1:
+            session[r] = session[parent]
+    return session, np.minimum(hits * size, trace.input_tokens - 1)
+
+
+def _popular(blocks: Blocks, of: IntArray, place: IntArray) -> npt.NDArray[np.bool_]:
+    """Which blocks of requests lead to one behind which more than `MOST_WAYS` requests differ: no part of one session.
+
+    `of`, `place` int64 (ids,): the request of each block, and where it stands there.
+    """
+    _, kind = np.unique(blocks.ids, return_inverse=True)
+    final = np.ones(len(kind), dtype=bool)
+    final[:-1] = of[1:] != of[:-1]
+    following = np.where(
+        final, -1 - of, np.append(kind[1:], 0)
+    )  # what a request ends with is like no other's
+    ways = np.bincount(np.unique(np.stack([kind, following]), axis=1)[0], minlength=len(kind))
+    branching = np.where(ways[kind] > MOST_WAYS, place, -1)
+    deepest = np.full(len(blocks), -1)
+    np.maximum.at(deepest, of, branching)
+    reach = np.full(len(kind), -1)
+    np.maximum.at(reach, kind, deepest[of])
+    return reach[kind] >= place
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the requests of an adapter share: lengths of first prompts, tokens that these begin with, sessions."""
+
+    input_tokens: Lengths
+    prefix_tokens: int
+    sessions: Sessions | None
+
+
+def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> list[Shared] | None:
+    """What requests share by the sessions, blocks and cached tokens of a trace; None if it has none of them.
+
+    `inputs`: lengths of all prompts of each adapter. The mean prompt stays that of the trace.
+    """
+    cached, session = trace.cached_tokens, trace.sessions
+    assert trace.adapter is not None
+    if trace.blocks is not None:
+        found, hits = conversations(trace)
+        session = found if session is None else session
+        cached = hits if cached is None else cached
+    if session is None and cached is None:
+        return None
+    session = np.arange(len(trace)) if session is None else session
+    turns = _turns(trace, session)
+    whole = turns.of(np.arange(len(trace)))
+    order = np.argsort(trace.adapter, kind="stable")
+    rows = np.split(order, np.searchsorted(trace.adapter[order], np.arange(1, len(inputs))))
+    spread = _spread(trace, rows, turns.first)
+    shared = []
+    for mine, lengths in zip(rows, inputs, strict=True):
+        first, sessions = mine[turns.first[mine]], None
+        known = turns.of(mine) if len(first) >= OWN_FROM else whole
+        if known is not None and len(mine) > len(first):
+            prompt = float(trace.input_tokens[first].mean())
+            lengths = Lengths.gamma(lengths.mean, spread) if spread > 0 else Lengths.constant(lengths.mean)
+            lengths, sessions = _grown(lengths, prompt, float(trace.output_tokens[mine].mean()), known)
+        chosen = first if sessions is not None else mine
+        prefix = 0 if cached is None else _prefix(lengths, float(cached[chosen].mean()))
+        shared.append(Shared(lengths, prefix, sessions))
+    return shared
+
+
+def first_turns(trace: Trace) -> Trace:
+    """The first requests of sessions, whose times are those at which users come; all requests without sessions."""
+    session = trace.sessions
+    if session is None and trace.blocks is not None:
+        session = conversations(trace)[0]
+    return trace if session is None else trace.take(np.flatnonzero(_turns(trace, session).first))
+
+
+def _spread(trace: Trace, rows: Sequence[IntArray], first: npt.NDArray[np.bool_]) -> float:
+    """Coefficient of variation of first prompts within adapters."""
+    own = [trace.input_tokens[mine[first[mine]]] for mine in rows]
+    parts = np.concatenate([each / each.mean() - 1.0 for each in own])
+    return round(min(float(np.sqrt((parts**2).sum() / max(1, len(parts) - len(own)))), 100.0), 4)
+
+
+@dataclass(frozen=True, eq=False)
+class _Turns:
+    """Turns of sessions: which requests are first ones (n,), and the time to each later one after the answer (n,)."""
+
+    first: npt.NDArray[np.bool_]
+    thought_s: FloatArray
+
+    def of(self, rows: IntArray) -> Sessions | None:
+        """Sessions of some requests; None if hardly any has a later turn."""
+        first = self.first[rows]
+        turns = len(rows) / max(1, int(first.sum()))
+        if turns < FEWEST_TURNS:
+            return None
+        thought_s = float(np.clip(self.thought_s[rows][~first].mean(), 0.0, MAX_THINK_S))
+        return Sessions(min(round(turns, 4), MAX_TURNS), round(thought_s, 3))
+
+
+def _turns(trace: Trace, session: IntArray) -> _Turns:
+    """Turns by session; a request whose prompt is shorter than what was said before begins a session anew."""
+    owner = np.zeros(len(trace), dtype=np.int64) if trace.adapter is None else trace.adapter
+    n = len(trace)
+    order = np.lexsort((np.arange(n), session, owner))
+    earlier, later = order[:-1], order[1:]
+    goes_on = (session[later] == session[earlier]) & (owner[later] == owner[earlier])
+    goes_on &= trace.input_tokens[later] > trace.input_tokens[earlier]
+    first, thought_s = np.ones(n, dtype=bool), np.zeros(n)
+    first[later[goes_on]] = False
+    expected_s = FIRST_TOKEN_S + PER_TOKEN_S * trace.output_tokens[earlier]
+    thought_s[later] = np.maximum(trace.time_s[later] - trace.time_s[earlier] - expected_s, 0.0)
+    return _Turns(first, thought_s)
+
+
+def _grown(lengths: Lengths, first: float, output: float, known: Sessions) -> tuple[Lengths, Sessions]:
+    """First prompts and sessions whose mean prompt over all turns is that of `lengths`."""
+    later = known.turns - 1.0
+    added = (lengths.mean - first) / later - output
+    if added < 1.0:  # histories without all that was answered, as of models that reason
+        added, first = 1.0, max(1.0, lengths.mean - later * (output + 1.0))
+        later = min(later, (lengths.mean - first) / (output + 1.0))
+    sessions = replace(known, turns=max(1.0, 1.0 + later), turn_tokens=float(f"{min(added, MAX_TOKENS):.6g}"))
+    return lengths.scaled(first), sessions
+
+
+def _prefix(lengths: Lengths, cached: float) -> int:
+    """The shared tokens, in whole blocks, of which prompts of these lengths hit so many in the mean."""
+    return BLOCK_TOKENS * _nearest(_own_blocks(lengths), cached / BLOCK_TOKENS)
+
+
+def _own_blocks(lengths: Lengths) -> FloatArray:
+    """Shares of the prompts by the number of their whole blocks before the last token, float64 (most + 1,)."""
+    z, weight = normal_grid(801)
+    counted = np.bincount((lengths.at_normal(z) - 1) // BLOCK_TOKENS, weights=weight)
+    return counted.astype(np.float64)
+
+
+def _nearest(shares: FloatArray, wanted: float) -> int:
+    """Shared blocks k for which E[min(k, own blocks)] is nearest to `wanted`; `shares` (most + 1,) of own blocks."""
+    at_least = shares[::-1].cumsum()[::-1]
+    means = np.concatenate([np.zeros(1), np.cumsum(at_least[1:])])
+    return int(np.abs(means - wanted).argmin())
+
+
+def with_hit_rate(workload: Workload, hit_rate: float) -> Workload:
+    """The fleet with shared prefixes of which a KV cache that keeps them hits this share of all prompt tokens.
+
+    As `prefix_cache_hits / prefix_cache_queries` of vLLM's metrics, which do not say whose prompts share what: each
+    adapter gets the same share, in whole blocks, and what is left over from one is made up for by the next.
+    """
+    checks.real("the hit rate of the prefix cache", hit_rate, low=0.0, high=1.0)
+    shares: dict[int, FloatArray] = {}
+    adapters, owed = list(workload.adapters), 0.0
+    for k in np.argsort(-workload.rates, kind="stable").tolist():
+        adapter = adapters[k]
+        lengths = adapter.input_tokens or workload.input_tokens
+        if id(lengths) not in shares:
+            shares[id(lengths)] = _own_blocks(lengths)
+        own = shares[id(lengths)]
+        wanted = adapter.rate * hit_rate * lengths.expected + owed
+        count = _nearest(own, wanted / (BLOCK_TOKENS * adapter.rate))
+        reached = float(own @ np.minimum(np.arange(len(own)), count))
+        owed = wanted - adapter.rate * BLOCK_TOKENS * reached
+        adapters[k] = replace(adapter, shared_prefix_tokens=BLOCK_TOKENS * count)
+    return replace(workload, adapters=tuple(adapters))
