@@ -8,51 +8,77 @@ from dataclasses import replace
 from packer.plan import Plan, Status
 from packer.solvers.backbone import load_bound, mixed_bound
 from packer.solvers.base import Problem
+from packer.solvers.bound import Bound
 from packer.solvers.by_model import parts
+from packer.solvers.columns.estimate import estimated
 
 ONE_GPU = "at least one GPU"
 
 
-def bounded(problem: Problem, plan: Plan, *, simulated: bool = True) -> Plan:
-    """The plan with a bound by load alone, where its solver gave none or an unproven one that it attains.
+def prove(
+    problem: Problem,
+    most: float,
+    *,
+    known: Bound | None = None,
+    verified: bool | None = None,
+    simulated: bool = True,
+    search: Problem | None = None,
+) -> Bound | None:
+    """The best bound on GPUs, or on their price per hour: of a solver, by load alone, or by a search.
 
-    The bound is the twin's: it holds for plans that the twin evaluated or confirmed (the latter at the rates as
-    given), for those of a predictor that imitates it it is an estimate, and it says nothing about other
-    predictors. `simulated`: also by an overloaded twin, where that does not take longer than the plan.
+    That by load is the twin's: it holds for plans that the twin evaluated or confirmed (the latter at the rates as
+    given), for those of a predictor that imitates it it is an estimate, and it says nothing about other predictors.
+    None where the objective counts neither GPUs nor prices, or nothing is known.
+
+    `most`: what a plan at hand takes, which refutes all that is above.
+    `known`: what a solver found. `verified`: whether the twin confirmed that plan; None: it was not asked.
+    `simulated`: also by an overloaded twin, where that does not take longer than the plan.
+    `search`: the problem in which fuller servers are looked for, for an estimate; None: no search.
     """
-    minimises = problem.objective.minimises
-    counts = minimises in ("gpus", "price") and not problem.objective.fixed_gpus
-    own, value = plan.lower_bound, next(iter(plan.objective_value), 0.0)
-    settled = own is not None and minimises == "gpus" and (plan.bound_proven or own != value)
-    if not counts or not plan.bins or settled:
-        return plan
-    if plan.n_gpus == 1 and minimises == "gpus":
-        return _with(problem, plan, 1.0, ONE_GPU, proven=True)
-    found = [_by_load(part.problem, plan, simulated) for part in parts(problem)]
-    bound = float(sum(value for value, _, _ in found))
-    source = " + ".join(dict.fromkeys(source for _, source, _ in found))
-    # Beyond the plan: trained predictors can be more optimistic than the twin, or adapters are unplaced.
-    if bound > value + 1e-9 or (own is not None and bound < own):
-        return plan
-    return _with(problem, plan, bound, source, proven=all(proven for _, _, proven in found))
+    counts = problem.objective.minimises == "gpus"
+    if problem.objective.fixed_gpus or not (counts or problem.objective.minimises == "price"):
+        return known
+    best = known
+    if known is None or not counts or (not known.proven and known.value == most):
+        found = [_by_load(part.problem, most, verified, simulated) for part in parts(problem)]
+        source = " + ".join(dict.fromkeys(each.source for each in found))
+        proven = all(each.proven for each in found)
+        load = Bound(float(sum(each.value for each in found)), source, proven)
+        # Beyond the plan: trained predictors can be more optimistic than the twin, or adapters are unplaced.
+        if load.value <= most + 1e-9 and (known is None or load.value >= known.value):
+            best = load
+    low = 0.0 if best is None else best.value
+    return (None if search is None else estimated(search, low, most)) or best
 
 
-def _by_load(problem: Problem, plan: Plan, simulated: bool) -> tuple[float, str, bool]:
-    """A bound by load or by number of adapters for one base model, why, and whether it is proven."""
+def bounded(problem: Problem, plan: Plan, *, simulated: bool = True, search: Problem | None = None) -> Plan:
+    """The plan with the bound that `prove` finds, "optimal" if it attains a proven one."""
+    if not plan.bins:
+        return plan
+    own = plan.lower_bound
+    known = None if own is None else Bound(own, plan.bound_source, plan.bound_proven)
+    most = next(iter(plan.objective_value), 0.0)
+    found = prove(problem, most, known=known, verified=plan.verified, simulated=simulated, search=search)
+    if found is None or found == known:
+        return plan
+    told = replace(plan, lower_bound=found.value, bound_source=found.source, bound_proven=found.proven)
+    return closed(problem, told)
+
+
+def _by_load(problem: Problem, most: float, verified: bool | None, simulated: bool) -> Bound:
+    """A bound by load or by number of adapters for one base model."""
     evaluator = problem.evaluator
     proven = not evaluator.imitates_twin
-    trivial = min(map(problem.objective.weight, problem.profiles)), ONE_GPU, True
-    if not evaluator.twin_based:
+    trivial = Bound(min(map(problem.objective.weight, problem.profiles)), ONE_GPU, proven=True)
+    if not evaluator.twin_based or most <= trivial.value:
         return trivial
-    bound = _load_bound(
-        problem, evaluator.margin, simulated=simulated and (plan.verified is not None or proven)
-    )
-    if bound <= trivial[0]:
+    value = _load_bound(problem, evaluator.margin, simulated=simulated and (verified is not None or proven))
+    if value <= trivial.value:
         return trivial
-    if plan.verified and not proven:  # without the margin, which the twin did not simulate
-        proven = _load_bound(problem, 0.0) >= bound
+    if verified and not proven:  # without the margin, which the twin did not simulate
+        proven = _load_bound(problem, 0.0) >= value
     source = "load alone, by the twin"
-    return bound, source if proven else f"estimate: {source}", proven
+    return Bound(value, source if proven else f"estimate: {source}", proven)
 
 
 def _load_bound(problem: Problem, margin: float, *, simulated: bool = True) -> float:
@@ -63,10 +89,6 @@ def _load_bound(problem: Problem, margin: float, *, simulated: bool = True) -> f
         servers = load_bound(problem.workload, problem.profile, margin, simulated=simulated, stable=stable)
         return servers * weights[problem.profile]
     return rounded(problem, mixed_bound(problem.workload, weights, margin))
-
-
-def _with(problem: Problem, plan: Plan, bound: float, source: str, *, proven: bool) -> Plan:
-    return closed(problem, replace(plan, lower_bound=bound, bound_source=source, bound_proven=proven))
 
 
 def rounded(problem: Problem, bound: float) -> float:

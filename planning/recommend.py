@@ -21,7 +21,6 @@ from packer.planning.prove import bounded
 from packer.predictors.twin import TwinPredictor
 from packer.room import Room
 from packer.solvers.base import Problem, limit_of
-from packer.solvers.columns.estimate import with_estimate
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import MOST_GPUS
 from packer.words import counted
@@ -207,11 +206,10 @@ class Deployment:
             job.workload, (job.profile,), goal, Evaluator(TwinPredictor(seed=job.seed), goal, margin), seed=job.seed,
             stop=job.stop, time_limit_s=limit_of(job.remaining_s()),
         )  # fmt: skip
-        known = bounded(posed, plan, simulated=False)
-        if job.kept.required < len(job.workload) or job.over():
-            return known
-        trees = Evaluator(job.predictor, goal, margin)
-        return with_estimate(replace(posed, workload=job.parts.calm, evaluator=trees), known)
+        search = None
+        if job.kept.required == len(job.workload) and not job.over():
+            search = replace(posed, workload=job.parts.calm, evaluator=Evaluator(job.predictor, goal, margin))
+        return bounded(posed, plan, simulated=False, search=search)
 
     def at_rates(self, workload: Workload) -> Plan | None:
         """The plan at other rates, without fresh hours."""

@@ -23,7 +23,6 @@ from packer.room import Room
 from packer.seeds import fresh
 from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
-from packer.solvers.columns.estimate import with_estimate
 from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.solvers.headroom import MOST_GPUS, with_room
@@ -272,10 +271,9 @@ class Search:
 
     def prove(self, plan: Plan) -> Plan:
         """By the solver or by load; by an estimate where one is wanted and takes no long search."""
-        plan = bounded(self.problem, plan)
         quick = self.problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS
         wanted = self.counts and quick and counts_gpus(self.problem) is None
-        return with_estimate(self.problem, plan) if wanted else plan
+        return bounded(self.problem, plan, search=self.problem if wanted else None)
 
     def at_rates(self, workload: Workload) -> Plan:
         """The plan of greedy at other rates."""

@@ -25,7 +25,7 @@ def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, 
     weight = problem.objective.weight(problem.profile)
     # A bound of one GPU is trivial, and a plan at hand refutes a search that missed a bin.
     known = bound.value > weight or len(first.bins) <= 1
-    known &= bound.value <= len(first.bins) * weight or bool(first.unplaced)
+    known &= bound.value <= len(first.bins) * weight
     found = replace(
         first,
         lower_bound=bound.value if known else None,

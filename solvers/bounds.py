@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.columns.exact import ExactSearch
+from packer.solvers.limit import within_limit
 from packer.solvers.support import counts_gpus
 
 
@@ -22,6 +23,8 @@ class Bounds:
     def solve(self, problem: Problem) -> Solution:
         """The start's bins, or fewer, and the bound: proven where every bin could be evaluated."""
         first = start(problem)
+        if first.unplaced:
+            return within_limit(problem, first)
         search = ExactSearch(problem, first.bins)
         search.run(bound_alone=True)
         return search.solution(first)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from packer.plan import Plan
 from packer.solvers.base import Problem
+from packer.solvers.bound import Bound
 from packer.solvers.classes import aggregate
 from packer.solvers.columns.generation import Columns
 from packer.solvers.columns.source import Source
@@ -21,16 +21,15 @@ SECONDS = 30.0
 """It ends after so long on a machine that is much too slow for that."""
 
 
-def with_estimate(problem: Problem, plan: Plan) -> Plan:
-    """The plan with an estimate of the GPUs needed where that is above its bound and no more than it has.
+def estimated(problem: Problem, known: float, most: float) -> Bound | None:
+    """An estimate of the GPUs needed, None where it is not above what is `known`, or above the `most` that are needed.
 
     Nothing is proven: a search found no bins that refute it. It uses the limits of the problem's objective, and ends
-    where its bound can't exceed the plan's. None is made where the search simulates what trees were not trained on.
+    where it can't exceed what is known. None is made where the search simulates what trees were not trained on.
     """
     size = problem.profile.engine.tensor_parallel_size
-    known = plan.lower_bound or 0.0
-    if known >= plan.n_gpus or problem.out_of_time() or problem.evaluator.simulates:
-        return plan
+    if known >= most or problem.out_of_time() or problem.evaluator.simulates:
+        return None
     limit_s = problem.elapsed_s() + min(SECONDS, problem.remaining_s())
     unlimited = replace(problem, max_gpus=None, time_limit_s=limit_s).learned()
     classes = aggregate(problem.workload)
@@ -43,9 +42,9 @@ def with_estimate(problem: Problem, plan: Plan) -> Plan:
         if columns.start([classes.rows(())]):
             columns.warm(int(known) // size)
     gpus = float(columns.promised * size) if columns.priced else 0.0
-    if not known < gpus <= plan.n_gpus:
-        return plan
+    if not known < gpus <= most:
+        return None
     source = "estimate: trained trees find no fuller servers"
     if unlimited.most_adapters < len(problem.workload):
         source += f" of at most {unlimited.most_adapters:,} adapters"
-    return replace(plan, lower_bound=gpus, bound_proven=False, bound_source=source)
+    return Bound(gpus, source)
