@@ -19,6 +19,7 @@ from packer.lengths import MAX_TOKENS, Lengths, each_at_normal
 from packer.profile import Profile
 from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
 from packer.twin.bursts import in_bursts, integrated, own_streams
+from packer.twin.engine.content import Content, content_of_blocks, content_of_prefixes
 from packer.workload import Workload
 
 MAX_REQUESTS = 100_000_000
@@ -35,13 +36,21 @@ BLOCK_TOKENS = 16
 class Marks:
     """What requests are besides when they come, int64 (n,) each: adapter, input and output tokens.
 
-    `blocks`: which of them begin alike; None: no two.
+    Which of them begin alike: `blocks` of a trace, or the first `prefix_ids` (n,) blocks of BLOCK_TOKENS tokens, which
+    requests of one adapter share; both None: no two.
     """
 
     adapter: IntArray
     input_tokens: IntArray
     output_tokens: IntArray
     blocks: Blocks | None = None
+    prefix_ids: IntArray | None = None
+
+    def content(self) -> Content | None:
+        """Which of them begin alike, as prefix caching takes it; None: no two."""
+        if self.prefix_ids is not None:
+            return content_of_prefixes(self.adapter, self.prefix_ids, BLOCK_TOKENS)
+        return None if self.blocks is None else content_of_blocks(self.adapter, self.blocks)
 
 
 def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
@@ -50,7 +59,8 @@ def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTr
         return _draw_sessions(workload, duration_s, seed)
     time_s, adapter = draw_times(workload, duration_s, seed)
     marks = draw_marks(workload, adapter, len(time_s), seed)
-    return RequestTrace(time_s, marks.adapter, marks.input_tokens, marks.output_tokens, blocks=marks.blocks)
+    blocks = marks.blocks if marks.prefix_ids is None else blocks_of_prefixes(marks, marks.prefix_ids)
+    return RequestTrace(time_s, marks.adapter, marks.input_tokens, marks.output_tokens, blocks=blocks)
 
 
 def replaying(workload: Workload, duration_s: float, seed: int) -> Workload:
@@ -99,16 +109,13 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
     marks = _lengths_of(workload, adapter, n, seed)
     if workload.arrivals.trace is not None or not workload.shared_prefix_tokens.any():
         return marks
-    return replace(marks, blocks=blocks_of_prefixes(workload.shared_prefix_tokens[marks.adapter], marks))
+    prefix = np.minimum(workload.shared_prefix_tokens[marks.adapter], marks.input_tokens - 1)
+    return replace(marks, prefix_ids=prefix // BLOCK_TOKENS)
 
 
-def blocks_of_prefixes(prefix_tokens: IntArray, marks: Marks) -> Blocks:
-    """Blocks of requests whose first tokens are those of their adapter, and all others like no other request's.
-
-    `prefix_tokens` int64 (n,): shared tokens of each request's adapter; at least one token of a prompt is its own.
-    """
+def blocks_of_prefixes(marks: Marks, shared: IntArray) -> Blocks:
+    """Blocks of requests whose first `shared` (n,) ones are those of their adapter, and all others like no other's."""
     counts = marks.input_tokens // BLOCK_TOKENS
-    shared = np.minimum(prefix_tokens, marks.input_tokens - 1) // BLOCK_TOKENS
     return _chained(marks.adapter, shared, counts, np.cumsum(counts) - counts)
 
 

@@ -21,6 +21,7 @@ from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
 from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.compile import prepare
+from packer.twin.engine.content import Content
 from packer.twin.engine.pipeline import new_pipeline
 from packer.twin.engine.pool import Pool, new_pool, no_pool
 from packer.twin.engine_rules import EngineRules, rules_of
@@ -161,7 +162,8 @@ class Server:
         rules, law = self.rules(), law_of(self.profile)
         pipeline = partial(new_pipeline, 2 if rules.async_scheduling else 1)
         state, n = ready(), len(marks.adapter)
-        if not rules.prefix_caching or marks.blocks is None:
+        content = marks.content() if rules.prefix_caching else None
+        if content is None:
             if rules.async_scheduling:
                 advance_ahead(state, law, no_pool(n), pipeline(), duration_s)
             else:
@@ -172,8 +174,9 @@ class Server:
                 return state, None
             state = ready()
         engine = self.profile.engine
-        longest = int((marks.input_tokens + marks.output_tokens).max()) if n else 1
-        pool = new_pool(n, self.kv_blocks, engine.block_size, engine.max_num_seqs, longest, marks.blocks)
+        if content is None:
+            content = Content.none(n)
+        pool = new_pool(n, self.kv_blocks, engine.block_size, engine.max_num_seqs, content)
         pool.all["unhashed_first"] = rules.unhashed_first
         advance_ahead(state, law, pool, pipeline(), duration_s)
         return state, pool

@@ -15,7 +15,7 @@ from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.testing.analytic import small_profile
 from packer.twin import arrivals as drawing
-from packer.twin.arrivals import cut_words, draw_marks, draw_requests, draw_times
+from packer.twin.arrivals import blocks_of_prefixes, cut_words, draw_marks, draw_requests, draw_times
 from packer.workload import Workload
 
 KINDS = {
@@ -190,9 +190,9 @@ def test_prompts_share_the_prefix_of_their_adapter_alone() -> None:
     fleet = replace(FLEET, adapters=tuple(adapters))
     plain, marks = draw_marks(FLEET, None, 300, 5), draw_marks(fleet, None, 300, 5)
     assert marks.input_tokens.tolist() == plain.input_tokens.tolist()
-    assert plain.blocks is None
-    blocks = marks.blocks
-    assert blocks is not None
+    assert plain.prefix_ids is None
+    assert marks.prefix_ids is not None
+    blocks = blocks_of_prefixes(marks, marks.prefix_ids)
     seen: dict[int, set[tuple[int, int]]] = {}
     for k in range(300):
         ids = blocks.ids[blocks.starts[k] : blocks.starts[k + 1]].tolist()

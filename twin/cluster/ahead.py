@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from packer.twin.arrivals import Marks
+from packer.twin.engine.content import Content
 from packer.twin.engine.pipeline import new_pipeline
 from packer.twin.engine.pool import Pool, Records, new_pool, no_pool
 from packer.twin.flags import ENGINE_FLAGS
@@ -30,7 +31,8 @@ def ahead_of(c: Ahead, s: int) -> tuple[Pool, Records]:
     """One server's, as views."""
     p = c.pool
     pool = Pool(
-        p.all[s : s + 1], p.blocks[s], p.table[s], p.seats[s], p.held[s], p.seat, p.starts, p.ids, p.found, p.after,
+        p.all[s : s + 1], p.entries[s], p.blocks[s], p.table[s], p.seats[s], p.held[s], p.seat, p.run, p.first,
+        p.shared, p.numbers, p.found, p.after,
     )  # fmt: skip
     return pool, c.pipeline[s : s + 1]
 
@@ -47,15 +49,13 @@ def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
         return None
     rules = [server.rules() for server in servers]
     n = len(marks.adapter)
-    longest = int((marks.input_tokens + marks.output_tokens).max()) if n else 1
+    content = marks.content() or Content.none(n)
     pools = []
     for server, each in zip(servers, rules, strict=True):
         engine = server.profile.engine
         pool = no_pool(n)
         if each.prefix_caching:
-            pool = new_pool(
-                n, server.kv_blocks, engine.block_size, engine.max_num_seqs, longest, marks.blocks
-            )
+            pool = new_pool(n, server.kv_blocks, engine.block_size, engine.max_num_seqs, content)
             pool.all["unhashed_first"] = each.unhashed_first
         pools.append(pool)
     largest = {key: np.max([getattr(pool, key).shape for pool in pools], axis=0) for key in _OWN}
@@ -66,7 +66,7 @@ def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
     return Ahead(first._replace(all=whole, **own), np.concatenate([new_pipeline(depth) for depth in depths]))
 
 
-_OWN = ("blocks", "table", "seats", "held")
+_OWN = ("entries", "blocks", "table", "seats", "held")
 """Fields of a pool that each server has for itself."""
 
 

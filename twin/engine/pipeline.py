@@ -21,7 +21,8 @@ from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.emit import MIN_GAP_S, gap_bin
 from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, RUNS, WAITS, change, count_series, stream
 from packer.twin.engine.plan import phase_of_start, plan, planned_ms
-from packer.twin.engine.pool import Pool, Records, enter_phase, hash_full, leave_phase, stand_up
+from packer.twin.engine.holding import enter_phase, hash_full, leave_phase, stand_up
+from packer.twin.engine.pool import Pool, Records
 from packer.twin.engine.schedule import blocks_of
 from packer.twin.engine.slots import leave
 from packer.twin.engine.state import (
@@ -68,7 +69,6 @@ def turn(state: ServerState, pool: Pool) -> None:
     As `AsyncScheduler._update_after_schedule` does by counting tokens that are not there yet.
     """
     ints, requests, links = state.ints, state.requests, state.links
-    caching = pool.all[0].caching == 1
     number = ints[ENDED]
     while number > 0:
         r = number - 1
@@ -77,10 +77,10 @@ def turn(state: ServerState, pool: Pool) -> None:
         requests[r, START] = ints[STEP]
         ints[DECODES] += 1
         ints[CONTEXT_TOKENS] += requests[r, CONTEXT]
-        if caching:
-            enter_phase(pool, pool.seat[r], phase_of_start(state, r))
-        else:
-            state.phase[phase_of_start(state, r)] += 1
+        phase = phase_of_start(state, r)
+        state.phase[phase] += 1
+        if pool.seat[r] > 0:
+            enter_phase(pool, pool.seat[r], phase, ints[BLOCK_SIZE])
         due = ints[BUCKET] + requests[r, OUTPUT] - requests[r, GENERATED] - 1
         if due >= ints[RING]:
             due -= ints[RING]
@@ -90,10 +90,9 @@ def turn(state: ServerState, pool: Pool) -> None:
     while r != bucket:
         ints[DECODES] -= 1
         ints[CONTEXT_TOKENS] -= requests[r, CONTEXT] + ints[STEP] - requests[r, START]
-        if caching:
+        state.phase[phase_of_start(state, r)] -= 1
+        if pool.seat[r] > 0:
             leave_phase(pool, pool.seat[r])
-        else:
-            state.phase[phase_of_start(state, r)] -= 1
         a = requests[r, OWNER] + 1
         leave(ints, state.adapters, state.sizes, state.classes, state.sets, a, ints[STEP])
         place(ints, state.adapters, state.heaps, a)
@@ -120,8 +119,9 @@ def finish(state: ServerState, pool: Pool, r: int) -> None:
         return
     size = requests[r, CONTEXT] + requests[r, OUTPUT] - requests[r, GENERATED] - 1
     if pool.all[0].caching == 1:
-        hash_full(state, pool, pool.seat[r], size // ints[BLOCK_SIZE])
-        stand_up(state, pool, r)
+        full = size // ints[BLOCK_SIZE]
+        hash_full(state, pool, r, full)
+        stand_up(state, pool, r, blocks_of(size, ints[BLOCK_SIZE]), full, False)
     else:
         ints[USED] -= blocks_of(size, ints[BLOCK_SIZE])
     unlink(state.links, OLDER, r)

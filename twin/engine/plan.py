@@ -10,9 +10,8 @@ from numba import njit
 from packer.twin.engine.admit import next_adapter
 from packer.twin.engine.charge import step_ms
 from packer.twin.engine.containers import link_last, unlink
-from packer.twin.engine.pool import (
-    Pool, find, free_blocks, hash_full, hold_new, leave_phase, sit_down, stand_up,
-)  # fmt: skip
+from packer.twin.engine.holding import find, hash_full, idle_blocks, leave_phase, sit_down, stand_up
+from packer.twin.engine.pool import Pool, free_blocks, take_blocks
 from packer.twin.engine.schedule import blocks_of, end_prefill, phase_of
 from packer.twin.engine.slots import join, leave, walk
 from packer.twin.engine.state import (
@@ -29,9 +28,9 @@ from packer.twin.law.linear import AT
 
 
 @njit(**CALLED)
-def preempt_last(state: ServerState, pool: Pool) -> int:
-    """Preempt the request admitted last, as `schedule.preempt` does; the request."""
-    ints, requests, times = state.ints, state.requests, state.times
+def preempt_last(state: ServerState, pool: Pool, ahead: bool) -> None:
+    """Preempt the request admitted last, as `schedule.preempt` does; `ahead` as in `grow_hashed`."""
+    ints, requests, times, size = state.ints, state.requests, state.times, state.ints[BLOCK_SIZE]
     r = state.links[ints[SENTINEL], OLDER]
     a = requests[r, OWNER] + 1
     unlink(state.links, OLDER, r)
@@ -41,9 +40,11 @@ def preempt_last(state: ServerState, pool: Pool) -> int:
     done = False
     if r + 1 == ints[PARTIAL]:
         held = ints[PARTIAL_DONE]
+        full = held // size
         ints[PARTIAL] = 0
     else:
-        held = requests[r, CONTEXT] + ints[STEP] - 1 - requests[r, START]
+        held = context_of(state, r)
+        full = max(requests[r, CONTEXT] // size, (held - ahead) // size)
         if requests[r, START] != ints[STEP] - 1:  # else `deliver` says when its token came
             times[r, LAST] = state.floats[END_S] if ints[IN_FLIGHT] == 1 else state.floats[NOW]
         requests[r, GENERATED] += ints[STEP] - requests[r, START]
@@ -52,24 +53,29 @@ def preempt_last(state: ServerState, pool: Pool) -> int:
             ints[CONTEXT_TOKENS] -= held
             ints[DECODES] -= 1
             unlink(state.links, DUE_BEFORE, r)
-            if pool.all[0].caching == 1:
+            state.phase[phase_of_start(state, r)] -= 1  # of the step in which it was scheduled last
+            if pool.seat[r] > 0:
                 leave_phase(pool, pool.seat[r])
-            else:  # of the step in which it was scheduled last
-                state.phase[phase_of_start(state, r)] -= 1
     if pool.all[0].caching == 1:
-        stand_up(state, pool, r)
+        stand_up(state, pool, r, blocks_of(held, size), full, not done)
     else:
-        ints[USED] -= blocks_of(held, ints[BLOCK_SIZE])
+        ints[USED] -= blocks_of(held, size)
     if done:
         ints[WAITING] += 1
-        return int(r)
+        return
     if ints[SKIPPED_FIRST] == 1:
         put_behind_skipped(ints, requests, state.adapters, state.heaps, r, a)
     else:
         put_first(ints, requests, state.adapters, r, a)
     leave(ints, state.adapters, state.sizes, state.classes, state.sets, a, ints[STEP] - 1)
     place(ints, state.adapters, state.heaps, a)
-    return int(r)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def context_of(state: ServerState, r: int) -> int:
+    """Tokens of decode `r` that were computed, or scheduled, before the step that is being scheduled."""
+    tokens: int = state.requests[r, CONTEXT] + state.ints[STEP] - 1 - state.requests[r, START]
+    return tokens
 
 
 @njit(inline="always", **ENGINE_FLAGS)
@@ -89,7 +95,7 @@ def grow_counted(state: ServerState, pool: Pool) -> int:
         if ints[USED] + needed <= ints[KV_BLOCKS]:
             ints[USED] += needed
             return int(chunk)
-        preempt_last(state, pool)
+        preempt_last(state, pool, False)
 
 
 @njit(inline="always", **ENGINE_FLAGS)
@@ -104,39 +110,41 @@ def chunk_of(state: ServerState) -> tuple[int, int]:
 
 
 @njit(**INLINED)
-def grow_hashed(state: ServerState, pool: Pool, ahead: bool) -> int:
-    """As `grow_counted`, with the blocks themselves, in the order of `self.running`.
-
-    A block that a decode fills is hashed when the step that fills it is scheduled; with a token on its way
-    (`ahead`) when the next one is, because `request.num_tokens` does not count that token yet (`allocate_slots`).
-    """
-    ints, phase = state.ints, state.ints[PHASE]
+def hash_phase(state: ServerState, pool: Pool, phase: int, new: int) -> None:
+    """What decodes of this phase have filled, with `new` tokens of the step that is being scheduled, can be found."""
     s = pool.seats[phase].after
     while s != phase:
-        while free_blocks(state) == 0:
-            if preempt_last(state, pool) == pool.seats[s].request:
-                s = phase  # it was the last one
-                break
-        if s == phase:
-            break
-        hold_new(state, pool, s, 1)
-        if ahead:
-            hash_full(state, pool, s, pool.seats[s].held - 1)
+        r = pool.seats[s].request
+        hash_full(state, pool, r, (context_of(state, r) + new) // state.ints[BLOCK_SIZE])
         s = pool.seats[s].after
-    if not ahead:
-        filling = phase + 1 if phase + 1 < ints[BLOCK_SIZE] else 0
-        s = pool.seats[filling].after
-        while s != filling:
-            hash_full(state, pool, s, pool.seats[s].held)
-            s = pool.seats[s].after
+
+
+@njit(**INLINED)
+def grow_hashed(state: ServerState, pool: Pool, ahead: bool) -> int:
+    """As `grow_counted`, where blocks that are taken are found no more, in the order of `self.running`.
+
+    Requests take theirs one by one, until none is free: then the last of them is preempted. A block that a decode
+    fills is hashed when the step that fills it is scheduled; with a token on its way (`ahead`) when the next one is,
+    because `request.num_tokens` does not count that token yet (`allocate_slots`).
+    """
+    ints, phase, taken = state.ints, state.ints[PHASE], 0
+    while taken < state.phase[phase]:
+        count = min(free_blocks(state), state.phase[phase] - taken)
+        if count == 0:
+            preempt_last(state, pool, ahead)
+        take_blocks(state, pool, count)
+        taken += count
+    if ahead:
+        hash_phase(state, pool, phase, 0)
+    else:
+        hash_phase(state, pool, phase + 1 if phase + 1 < ints[BLOCK_SIZE] else 0, 1)
     chunk, growth = chunk_of(state)
     if growth > free_blocks(state):
-        preempt_last(state, pool)  # itself
+        preempt_last(state, pool, ahead)  # itself
         return 0
     if chunk > 0:
-        s = pool.seat[ints[PARTIAL] - 1]
-        hold_new(state, pool, s, growth)
-        hash_full(state, pool, s, (ints[PARTIAL_DONE] + chunk) // ints[BLOCK_SIZE])
+        take_blocks(state, pool, growth)
+        hash_full(state, pool, ints[PARTIAL] - 1, (ints[PARTIAL_DONE] + chunk) // ints[BLOCK_SIZE])
     return int(chunk)
 
 
@@ -144,13 +152,14 @@ def grow_hashed(state: ServerState, pool: Pool, ahead: bool) -> int:
 def room_for(state: ServerState, pool: Pool, r: int, tokens: int, budget: int) -> tuple[int, int]:
     """Tokens of request `r` that are in the cache, and those of the rest that this step computes; -1: no room."""
     ints, size = state.ints, state.ints[BLOCK_SIZE]
-    hits = idle = 0
-    if pool.all[0].caching == 1:
-        hits, idle = find(state, pool, r)
+    hits = find(state, pool, r) if pool.all[0].caching == 1 else 0
     take = min(tokens - hits * size, budget)
     last = tokens if ints[WHOLE_SEQUENCE] == 1 else hits * size + take
-    if blocks_of(last, size) - hits + idle > free_blocks(state):
-        return -1, 0
+    needed = blocks_of(last, size)
+    if needed > free_blocks(state):  # even if all that was found is free
+        held = hits - idle_blocks(pool, r, hits, size) if hits > 0 else 0
+        if needed - held > free_blocks(state):
+            return -1, 0
     return hits * size, take
 
 
@@ -161,9 +170,9 @@ def admit_one(state: ServerState, law: Law, pool: Pool, a: int, cached: int, tak
     r = state.adapters[a, HEAD] - 1
     size, tokens = ints[BLOCK_SIZE], requests[r, PROMPT] + requests[r, GENERATED]
     if pool.all[0].caching == 1:
-        s = sit_down(state, pool, r, cached // size)
-        hold_new(state, pool, s, blocks_of(cached + take, size) - cached // size)
-        hash_full(state, pool, s, (cached + take) // size)
+        sit_down(state, pool, r, cached // size)
+        take_blocks(state, pool, blocks_of(cached + take, size) - cached // size)
+        hash_full(state, pool, r, (cached + take) // size)
         if pool.found[r] < 0:
             pool.found[r] = cached
     else:

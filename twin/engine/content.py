@@ -1,0 +1,92 @@
+"""Which blocks of a server's requests others have, too: the others are never looked for by anybody else."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from packer.arrays import IntArray
+from packer.blocks import COMPACT, Blocks
+from packer.twin.flags import ENGINE_FLAGS
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class Content(NamedTuple):
+    """What several requests begin with, in ids of `tokens` tokens; vLLM shares it within one adapter only.
+
+    first, shared (n,): request `r` begins with the contents `numbers[first[r]:first[r] + shared[r]]`, and no other
+    request has what follows. `count`: distinct numbers.
+    """
+
+    first: IntArray
+    shared: IntArray
+    numbers: Int32Array
+    count: int
+    tokens: int
+
+    @classmethod
+    def none(cls, n: int) -> Content:
+        """Of n requests no two of which begin alike."""
+        nothing = np.zeros(n, dtype=np.int64)
+        return cls(nothing, nothing, np.zeros(0, dtype=np.int32), 0, 1)
+
+
+def content_of_prefixes(adapter: IntArray, ids: IntArray, tokens: int) -> Content:
+    """Of requests that share their first `ids` (n,) ids with the others of their adapter (n,)."""
+    longest = int(ids.max(initial=0))
+    count = (int(adapter.max(initial=-1)) + 1) * longest
+    return Content(adapter * longest, ids, np.arange(count, dtype=np.int32), count, tokens)
+
+
+def content_of_blocks(adapter: IntArray, blocks: Blocks) -> Content:
+    """Of requests of these adapters (n,) with these ids."""
+    ids, n = blocks.ids, len(adapter)
+    if len(ids) and int(ids.max()) >= COMPACT * len(ids):
+        ids = np.unique(ids, return_inverse=True)[1].ravel()
+    known = np.zeros((2, int(ids.max(initial=-1)) + 1), dtype=np.int32)
+    first, shared = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    numbers = np.empty(len(ids), dtype=np.int32)
+    order = np.argsort(adapter, kind="stable")
+    count = number_shared(order, adapter, blocks.starts, ids, known, (first, shared, numbers))
+    return Content(first, shared, numbers, int(count), blocks.tokens)
+
+
+@njit(**ENGINE_FLAGS)
+def number_shared(
+    order: IntArray, adapter: IntArray, starts: IntArray, ids: IntArray, known: Int32Array,
+    out: tuple[IntArray, IntArray, Int32Array],
+) -> int:  # fmt: skip
+    """Fill `Content`'s first, shared and numbers; returns `count`.
+
+    `order`: requests by adapter. `known` (2, ids): adapter + 1 that an id was seen with last, and how many of its
+    requests have it; then - 1 - the number that it got.
+    """
+    first, shared, numbers = out
+    count = end = begin = 0
+    while begin < order.size:
+        a, last = adapter[order[begin]], begin
+        while last < order.size and adapter[order[last]] == a:
+            r = order[last]
+            for i in range(starts[r], starts[r + 1]):
+                if known[0, ids[i]] != a + 1:
+                    known[0, ids[i]], known[1, ids[i]] = a + 1, 0
+                known[1, ids[i]] += 1
+            last += 1
+        for j in range(begin, last):
+            r = order[j]
+            first[r] = end
+            for i in range(starts[r], starts[r + 1]):
+                if known[1, ids[i]] == 1:
+                    break
+                if known[1, ids[i]] > 1:
+                    known[1, ids[i]] = -1 - count
+                    count += 1
+                numbers[end] = -1 - known[1, ids[i]]
+                end += 1
+            shared[r] = end - first[r]
+        begin = last
+    return count

@@ -1,0 +1,239 @@
+"""What a request does with the pool: it finds blocks, holds them, hashes those that it fills, and gives them up."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from packer.twin.engine.pool import (
+    LONE, Pool, RUN, block_of, drop_entry, free_run, into_queue, new_entry, out_of_queue, shared_blocks, slot_of,
+)  # fmt: skip
+from packer.twin.engine.state import BLOCK_SIZE, GENERATED, PROMPT, USED, ServerState
+from packer.twin.flags import CALLED, INLINED
+
+
+@njit(**INLINED)
+def find(state: ServerState, pool: Pool, r: int) -> int:
+    """Blocks with which request `r` begins that are in the cache.
+
+    The last token is computed in any case, to sample from (`KVCacheManager.get_computed_blocks`).
+    """
+    size = state.ints[BLOCK_SIZE]
+    most = (state.requests[r, PROMPT] + state.requests[r, GENERATED] - 1) // size
+    shared, hits = shared_blocks(pool, r, size), 0
+    if shared > 0:
+        hits = find_shared(pool, r, min(shared, most), size)
+    if hits == shared and pool.run[r] > 0:
+        hits += min(most - hits, pool.blocks[pool.run[r]].count)
+    return hits
+
+
+@njit(**INLINED)
+def find_shared(pool: Pool, r: int, most: int, size: int) -> int:
+    """`find`, of blocks that others may have, too: a chain by bisection, then entries one by one.
+
+    They are left in the first free seat.
+    """
+    s = pool.all[0].free_seat
+    seat, row = pool.seats[s], pool.held[s - size]
+    leaf = low = 0
+    high = middle = most
+    while low < high:
+        e = pool.table[slot_of(pool, block_of(pool, r, middle - 1, size))]
+        if e > 0 and pool.entries[e].parent != LONE:
+            leaf, low = e, middle
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    seat.leaf, seat.chained, seat.lone = leaf, low, 0
+    for place in range(low, most):
+        e = pool.table[slot_of(pool, block_of(pool, r, place, size))]
+        if e == 0:
+            break
+        row[seat.lone] = e
+        seat.lone += 1
+    return int(seat.chained + seat.lone)
+
+
+@njit(**CALLED)
+def idle_blocks(pool: Pool, r: int, hits: int, size: int) -> int:
+    """How many of the blocks that `find` found are in the free queue."""
+    idle = 0
+    if shared_blocks(pool, r, size) > 0:
+        s = pool.all[0].free_seat
+        seat = pool.seats[s]
+        e = seat.leaf
+        while e > 0 and pool.entries[e].refs == 0:
+            idle += 1
+            e = pool.entries[e].parent
+        for i in range(seat.lone):
+            idle += pool.entries[pool.held[s - size, i]].refs == 0
+        hits -= seat.chained + seat.lone
+    return idle + hits
+
+
+@njit(**INLINED)
+def hold_chain(state: ServerState, pool: Pool, leaf: int) -> None:
+    """Hold an entry, which holds those before it; entries that lie in the queue side by side leave it together."""
+    e = leaf
+    while e > 0:
+        entry = pool.entries[e]
+        entry.refs += 1
+        if entry.refs > 1:
+            return
+        state.ints[USED] += 1
+        parent = entry.parent
+        if entry.after != parent or parent == 0 or pool.entries[parent].refs > 0:
+            before, after = pool.entries[leaf].before, entry.after
+            pool.entries[before].after, pool.entries[after].before = after, before
+            leaf = parent
+        e = parent
+
+
+@njit(**INLINED)
+def let_go_chain(state: ServerState, pool: Pool, leaf: int) -> None:
+    """Hold an entry no more: it joins the end of the queue if nobody else does, and those before it behind it."""
+    e, last = leaf, 0
+    while e > 0:
+        entry = pool.entries[e]
+        entry.refs -= 1
+        if entry.refs > 0:
+            break
+        state.ints[USED] -= 1
+        if last > 0:
+            pool.entries[last].after, entry.before = e, last
+        last = e
+        e = entry.parent
+    if last > 0:
+        tail = pool.entries[0].before
+        pool.entries[tail].after, pool.entries[leaf].before = leaf, tail
+        pool.entries[last].after, pool.entries[0].before = 0, last
+
+
+@njit(**INLINED)
+def hold(state: ServerState, pool: Pool, e: int) -> None:
+    """Hold an entry that is in no chain."""
+    entry = pool.entries[e]
+    entry.refs += 1
+    if entry.refs == 1:
+        out_of_queue(pool, e)
+        state.ints[USED] += 1
+
+
+@njit(**INLINED)
+def let_go(state: ServerState, pool: Pool, e: int) -> None:
+    """Hold such an entry no more: it joins the end of the queue if nobody else does."""
+    entry = pool.entries[e]
+    entry.refs -= 1
+    if entry.refs == 0:
+        into_queue(pool, e, pool.entries[0].before)
+        state.ints[USED] -= 1
+
+
+@njit(**INLINED)
+def sit_down(state: ServerState, pool: Pool, r: int, hits: int) -> None:
+    """Request `r` holds the blocks that `find` found."""
+    s, size = pool.all[0].free_seat, state.ints[BLOCK_SIZE]
+    pool.seat[r] = 0
+    if shared_blocks(pool, r, size) > 0:
+        pool.seat[r] = s
+        seat = pool.seats[s]
+        pool.all[0].free_seat = seat.after
+        seat.request, seat.before, seat.after = r, s, s
+        hold_chain(state, pool, seat.leaf)
+        for i in range(seat.lone):
+            hold(state, pool, pool.held[s - size, i])
+        hits -= seat.chained + seat.lone
+    e = pool.run[r]
+    if e > 0:  # more than it finds is never left: it had at most so many blocks
+        pool.run[r] = 0
+        entry = pool.blocks[e]
+        entry.count -= hits
+        entry.block = RUN
+        state.ints[USED] += hits
+        if entry.count == 0:
+            drop_entry(pool, e)
+
+
+@njit(**INLINED)
+def hash_full(state: ServerState, pool: Pool, r: int, full: int) -> None:
+    """The first `full` blocks of request `r` can be found (`cache_full_blocks`)."""
+    s, size = pool.seat[r], state.ints[BLOCK_SIZE]
+    if s == 0:
+        return
+    seat = pool.seats[s]
+    known = seat.chained + seat.lone
+    if known < full:
+        for place in range(known, min(full, shared_blocks(pool, r, size))):
+            give_hash(pool, s, block_of(pool, r, place, size), size)
+
+
+@njit(**CALLED)
+def give_hash(pool: Pool, s: int, block: int, size: int) -> None:
+    """The next block of the request in seat `s` can be found, behind others with its content."""
+    seat, k = pool.seats[s], slot_of(pool, block)
+    other, e = pool.table[k], new_entry(pool, block, 1)
+    entry, content = pool.entries[e], pool.blocks[e]
+    entry.refs = 1
+    if other == 0 and seat.lone == 0:
+        entry.parent, seat.leaf = seat.leaf, e  # it holds what the request held
+        seat.chained += 1
+    else:
+        entry.parent = LONE
+        pool.held[s - size, seat.lone] = e
+        seat.lone += 1
+    if other == 0:
+        pool.table[k] = content.older = content.newer = e
+    else:
+        last = pool.blocks[other].older
+        content.older, content.newer = last, other
+        pool.blocks[last].newer = e
+        pool.blocks[other].older = e
+
+
+@njit(**INLINED)
+def stand_up(state: ServerState, pool: Pool, r: int, held: int, full: int, again: bool) -> None:
+    """Request `r` gives up its `held` blocks, the last one first (`free_blocks`), of which `full` were hashed.
+
+    `again`: it was preempted, and will look for them.
+    """
+    s, size, entries = pool.seat[r], state.ints[BLOCK_SIZE], 0
+    if s > 0:
+        entries = pool.seats[s].chained + pool.seats[s].lone
+    own = max(full - entries, 0)
+    state.ints[USED] -= held - entries
+    free_run(pool, held - entries - own, pool.all[0].unhashed_first == 1)
+    if own > 0 and again:
+        pool.run[r] = new_entry(pool, RUN - 1 - r, own)
+        into_queue(pool, pool.run[r], pool.entries[0].before)
+    else:
+        free_run(pool, own, False)
+    if s == 0:
+        return
+    seat = pool.seats[s]
+    for i in range(seat.lone - 1, -1, -1):
+        let_go(state, pool, pool.held[s - size, i])
+    let_go_chain(state, pool, seat.leaf)
+    seat.after = pool.all[0].free_seat
+    pool.all[0].free_seat = s
+    pool.seat[r] = 0
+
+
+@njit(**INLINED)
+def enter_phase(pool: Pool, s: int, phase: int, size: int) -> None:
+    """The request in seat `s` takes its next block in this phase, after those that do already, if it may hash it."""
+    seat = pool.seats[s]
+    if seat.chained + seat.lone == shared_blocks(pool, seat.request, size):
+        return
+    last = pool.seats[phase].before
+    pool.seats[s].before, pool.seats[s].after = last, phase
+    pool.seats[last].after = s
+    pool.seats[phase].before = s
+
+
+@njit(**INLINED)
+def leave_phase(pool: Pool, s: int) -> None:
+    """The request in seat `s` takes no further block."""
+    seat = pool.seats[s]
+    pool.seats[seat.before].after = seat.after
+    pool.seats[seat.after].before = seat.before
+    seat.before = seat.after = s
