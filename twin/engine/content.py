@@ -19,13 +19,13 @@ class Content(NamedTuple):
     """What several requests begin with, in ids of `tokens` tokens; vLLM shares it within one adapter only.
 
     first, shared (n,): request `r` begins with the contents `numbers[first[r]:first[r] + shared[r]]`, and no other
-    request has what follows. `count`: distinct numbers.
+    request has what follows. `total`: distinct numbers.
     """
 
     first: IntArray
     shared: IntArray
     numbers: Int32Array
-    count: int
+    total: int
     tokens: int
 
     @classmethod
@@ -60,7 +60,7 @@ def number_shared(
     order: IntArray, adapter: IntArray, starts: IntArray, ids: IntArray, known: Int32Array,
     out: tuple[IntArray, IntArray, Int32Array],
 ) -> int:  # fmt: skip
-    """Fill `Content`'s first, shared and numbers; returns `count`.
+    """Fill `Content`'s first, shared and numbers; returns `total`.
 
     `order`: requests by adapter. `known` (2, ids): adapter + 1 that an id was seen with last, and how many of its
     requests have it; then - 1 - the number that it got.

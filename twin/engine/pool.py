@@ -107,7 +107,7 @@ def new_pool(n: int, kv_blocks: int, block_size: int, max_seqs: int, content: Co
     whole = np.zeros(1, dtype=POOL)
     whole["caching"], whole["tokens"] = 1, content.tokens
     whole["per_id"] = -(-content.tokens // block_size)
-    contents = int(content.count * whole["per_id"][0])
+    contents = int(content.total * whole["per_id"][0])
     table = np.zeros(1 << max(4, (2 * min(kv_blocks, contents)).bit_length()), dtype=np.int32)
     whole["factor"], whole["shift"] = (1, 0) if contents <= len(table) else (0x9E3779B97F4A7C1, 29)
     entries, blocks = np.zeros(kv_blocks + 2, dtype=ENTRY), np.zeros(kv_blocks + 2, dtype=BLOCKS)

@@ -42,7 +42,7 @@ def test_shared_ids_are_those_of_two_requests_of_an_adapter(case: tuple[Requests
         first = content.first[r]
         numbers = content.numbers[first : first + content.shared[r]].tolist()
         for number, i in zip(numbers, ids, strict=False):
-            assert 0 <= number < content.count
+            assert 0 <= number < content.total
             assert pairs.setdefault(number, (a, i)) == (a, i)
     assert len(set(pairs.values())) == len(pairs)
 
