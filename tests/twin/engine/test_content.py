@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packer.blocks import Blocks
@@ -27,6 +27,7 @@ def _requests(draw: st.DrawFn) -> tuple[Requests, int]:
     return found, draw(st.sampled_from([1, 1_000_003]))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_requests())
 def test_shared_ids_are_those_of_two_requests_of_an_adapter(case: tuple[Requests, int]) -> None:
     """A request shares its first k ids if another of its adapter has the k-th; equal ids have equal numbers there."""
