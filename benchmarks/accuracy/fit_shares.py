@@ -1,6 +1,6 @@
 """Fit the shares of `fit/shares.toml` to the public rows, and say the errors with servers, GPUs and models left out.
 
-uv run python benchmarks/accuracy/fit_shares.py [--write]
+uv run python benchmarks/accuracy/fit_shares.py [--simulated] [--write]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from rows import Server, proxy_tpot_ms, servers
+from run import simulated_tpot_ms
 from scipy.optimize import least_squares
 
 from packer.arrays import FloatArray
@@ -34,6 +35,9 @@ EXPERTS = {
 }  # fmt: skip
 FIXED = {"reduce_ms": 0.0038, "reduce_gpu_ms": 0.00095, "reduce_pcie": 3.0}
 """All-reduces of a few tokens, from the kernel tables: 4.7, 5.7 and 6.6 µs among 2, 4 and 8 GPUs."""
+
+ROWS = 15
+"""Rows of a server that `--simulated` takes at most."""
 
 LEVEL = {"dense": 1.027, "experts": 1.02}
 """The twin in closed loop is faster by this than `proxy_tpot_ms`: the bias of run.py without it."""
@@ -77,14 +81,30 @@ def told(error: FloatArray) -> str:
     return f"{len(off):4d} rows: median {half:5.1f}, p90 {nine:5.1f}, bias {off.mean():+5.1f}"
 
 
-def left_out(kind: str, found: list[Server], group: Callable[[Server], str]) -> FloatArray:
+def simulated_errors(shares: dict[str, float], kind: str, found: Sequence[Server]) -> list[FloatArray]:
+    """The same by the twin in closed loop, for at most `ROWS` rows of each server without expert parallelism."""
+    roofline.SHARES[kind] = shares | FIXED | {"level": LEVEL[kind]}
+    every = []
+    for server in found:
+        if not server.experts_split:
+            rows = np.arange(len(server.tpot_ms))[:: -(-len(server.tpot_ms) // ROWS)]
+            every.append(np.log(simulated_tpot_ms(server, rows) / server.tpot_ms[rows]))
+    return [error[np.isfinite(error)] for error in every]
+
+
+def left_out(
+    kind: str, found: list[Server], group: Callable[[Server], str], errors_of: Callable[..., list[FloatArray]]
+) -> FloatArray:
     """Errors of each group's rows by the shares fitted to the other groups."""
     every = []
     for name in sorted({group(each) for each in found}):
         rest = [each for each in found if group(each) != name]
         if rest:
             own = [each for each in found if group(each) == name]
-            every.append(np.concatenate(errors(fitted(kind, rest), kind, own)))
+            each = errors_of(fitted(kind, rest), kind, own)
+            if not each:
+                continue
+            every.append(np.concatenate(each))
             print(f"    without {name:45s} {told(every[-1])}", flush=True)
     return np.concatenate(every)
 
@@ -94,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--quick", action="store_true", help="no errors left out")
+    parser.add_argument("--simulated", action="store_true", help="errors left out are those of the twin")
     given = parser.parse_args()
     everything = servers()
     lines = []
@@ -104,6 +125,7 @@ def main() -> None:
         print(f"{kind}: fitted to all, {told(np.concatenate(each))}")
         for server, error in zip(found, each, strict=True):
             print(f"    {server.name:50s} {told(error)}")
+        errors_of = simulated_errors if given.simulated else errors
         if not given.quick:
             groups: dict[str, Callable[[Server], str]] = {
                 "server": lambda server: server.name,
@@ -113,7 +135,7 @@ def main() -> None:
                 "precision": lambda server: server.precision,
             }
             for what, group in groups.items():
-                print(f"  {kind}, {what} left out: {told(left_out(kind, found, group))}")
+                print(f"  {kind}, {what} left out: {told(left_out(kind, found, group, errors_of))}")
         rows = sum(len(server.tpot_ms) for server in found)
         lines += [
             f"[{kind}]",

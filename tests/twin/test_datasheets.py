@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from packer.errors import UnknownNameError, ValidationError
@@ -36,8 +38,9 @@ def test_unknown_gpus_are_refused() -> None:
 
 
 def test_sheets_make_sense() -> None:
-    """Peaks are ordered by width, every GPU has a power, and a price with a source says when."""
+    """Peaks are ordered by width, every GPU has a power, and each price has a source that says when."""
     for sheet in GPUS.values():
         assert sheet.bf16_flops <= (sheet.fp8_flops or sheet.bf16_flops) <= (sheet.fp4_flops or 1e18)
         assert min(sheet.watts, sheet.sms, sheet.clock_mhz) > 10
-        assert sheet.price_source is None or "20" in sheet.price_source
+        assert (sheet.price_per_hour is None) == (sheet.price_source is None)
+        assert sheet.price_source is None or re.search(r"\b20[0-9]{2}-[0-9]{2}\b", sheet.price_source)

@@ -1,0 +1,43 @@
+"""Servers from a GPU and a model: as many GPUs each as were asked for, at the price of all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.errors import IncompatibleError
+from packer.lengths import Lengths
+from packer.operate.project import profiles_for
+from packer.planning.recommend import recommend
+from packer.twin.datasheets import datasheet
+from packer.workload import Workload
+
+MODEL, SETTINGS = "Qwen/Qwen3-32B", {"max_model_len": 4096}
+
+
+def test_a_server_costs_what_its_gpus_cost() -> None:
+    """Each size that starts is one profile, its price the GPUs times that of one; others are left out."""
+    found = profiles_for(MODEL, "h100-80gb", [1, 2, 4, 8, 2], {**SETTINGS, "quantization": "fp8"})
+    one = datasheet("h100-80gb").price_per_hour or 0.0
+    assert [each.engine.tensor_parallel_size for each in found] == [1, 2, 4, 8]
+    assert [each.gpu.price_per_hour for each in found] == [pytest.approx(n * one) for n in (1, 2, 4, 8)]
+    sizes = [
+        each.engine.tensor_parallel_size for each in profiles_for(MODEL, "rtx4090", [1, 2, 4, 8], SETTINGS)
+    ]
+    assert sizes == [4, 8]
+    with pytest.raises(IncompatibleError, match="leaves no memory"):
+        profiles_for(MODEL, "rtx4090", [1, 2], SETTINGS)
+
+
+@pytest.mark.parametrize(("mean_itl_ms", "best"), [(100.0, 1), (15.0, 2)])
+def test_the_cheapest_size_that_keeps_the_goal_is_planned(mean_itl_ms: float, best: int) -> None:
+    """A wide limit is kept by the smallest server, a tight one by as many GPUs as it takes and no more."""
+    fleet = Workload(
+        [Adapter("a", 16, 0.2), Adapter("b", 16, 0.2)],
+        input_tokens=Lengths.constant(500),
+        output_tokens=Lengths.constant(100),
+    )
+    kinds = profiles_for(MODEL, "h200", [1, 2, 4], SETTINGS)
+    plan = recommend(fleet, kinds, slo=f"mean_itl_ms={mean_itl_ms}", seed=0)
+    assert {item.profile.engine.tensor_parallel_size for item in plan.bins} == {best}
+    assert len(plan.bins) == 1
