@@ -9,7 +9,7 @@ import click
 
 from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
 from packer.cli.declare import bundle, command, flag, option
-from packer.cli.options import ENGINE_SETTINGS, LENGTH, FleetFile, OneProfile, Writing, common, numbers
+from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.traffic import refuse_unused
 from packer.words import counted, number
@@ -179,7 +179,7 @@ def _compare_systems(
     from packer.twin.cluster.system import judged
 
     of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "launch", "plot", "profile_name")
-    refuse_unused("--cluster", (*of_plans, *ENGINE_SETTINGS))
+    refuse_unused("--cluster", (*of_plans, "settings"))
     out.check_tables(files.output, endings=(".json",))
     cluster = systems.read()
     out.note_profiles(*(each.profile for each in cluster.kinds))

@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 
-from packer.cli.declare import LazyGroup
+from packer.cli.declare import LazyGroup, Pairs
 from packer.errors import FileFormatError, reading
 
 VARIABLE = "PACKER_CONFIG"
@@ -80,7 +80,7 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
 
     known = option_names(command)
     params = {each.name: each for each in every_option(command)}
-    found = {}
+    found: dict[str, Any] = {}
     with reading(path):
         for place, value in sorted(_leaves(cli, _read(path)), key=lambda leaf: len(leaf[0])):
             *table, key = place
@@ -89,7 +89,11 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
             if not table and key not in known and key not in _all_options():
                 raise _wrong(place, f"no command has an option --{key[:80]}.", _all_options())
             if key in known and tuple(table) in ((), words):  # the command's own table comes last
-                found[known[key]] = _default(params[known[key]], value, place)
+                param, value = params[known[key]], _default(params[known[key]], value, place)
+                if isinstance(param, Pairs):
+                    named = [f"{key}={','.join(value)}"] if key in param.names else value
+                    value = [*found.get(known[key], ()), *named]
+                found[known[key]] = value
     return found
 
 
@@ -151,7 +155,7 @@ def option_names(command: click.Command) -> dict[str, str]:
     return {
         text[2:]: each.name or ""
         for each in every_option(command)
-        for text in each.opts
+        for text in (*each.opts, *(f"--{name}" for name in getattr(each, "names", ())))
         if text.startswith("--")
     }
 

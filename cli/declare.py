@@ -23,7 +23,7 @@ import difflib
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, wraps
 from importlib import import_module
@@ -54,6 +54,59 @@ def flag(*flags: str, everywhere: bool = False) -> Any:
     return field(default=found.default, metadata={**found.metadata, "everywhere": everywhere})
 
 
+def pairs(*flags: str, names: Mapping[str, Callable[[str], Any]], **attributes: Any) -> Any:
+    """A field that is a repeatable option NAME=VALUE, whose names are also options of their own: `--NAME VALUE`.
+
+    `names`: what reads each value; raises `ValueError` or `click.BadParameter`. The field is a dict by parameter name.
+    """
+    found = option(*flags, multiple=True, metavar="NAME=VALUE", **attributes)
+    given = {**found.metadata["attributes"], "names": names}
+    return field(default_factory=dict, metadata={**found.metadata, "kind": Pairs, "attributes": given})
+
+
+class Pairs(click.Option):
+    """See `pairs`."""
+
+    def __init__(self, *args: Any, names: Mapping[str, Callable[[str], Any]], **kwargs: Any) -> None:
+        super().__init__(*args, shell_complete=self._completed, **kwargs)
+        self.names = names
+
+    def _completed(self, _ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+        return [f"{name}=" for name in self.names if name.startswith(incomplete)]
+
+    def spelled(self, args: Sequence[str]) -> list[str]:
+        """Arguments in which each `--NAME VALUE` is this option with NAME=VALUE."""
+        found: list[str] = []
+        rest = iter(args)
+        for each in rest:
+            flag, equals, value = each.partition("=")
+            if each == "--":
+                return [*found, each, *rest]
+            if flag[:2] != "--" or flag[2:] not in self.names:
+                found.append(each)
+                continue
+            given = value if equals else next(rest, None)
+            if given is None:
+                raise click.BadOptionUsage(flag, f"Option {flag!r} requires an argument.")
+            found += [self.opts[-1], f"{flag[2:]}={given}"]
+        return found
+
+    def process_value(self, ctx: click.Context, value: Any) -> dict[str, Any]:
+        """The values by name; of one that is given again, the last."""
+        found = {}
+        for text in super().process_value(ctx, value) or ():
+            name, equals, given = text.partition("=")
+            name = name.replace("_", "-")
+            if not equals or name not in self.names:
+                rule = f"expected NAME=VALUE with one of {', '.join(self.names)}, got {text[:80]!r}."
+                raise click.BadParameter(rule, ctx, self)
+            try:
+                found[name.replace("-", "_")] = self.names[name](given)
+            except (KeyError, ValueError):
+                raise click.BadParameter(f"no value of {name}: {given[:80]!r}.", ctx, self) from None
+        return found
+
+
 def argument(metavar: str, **attributes: Any) -> Any:
     """A field that is a positional argument."""
     given = {"metavar": metavar, **attributes}
@@ -61,7 +114,9 @@ def argument(metavar: str, **attributes: Any) -> Any:
     return field(default=default, metadata={"kind": click.Argument, "flags": (), "attributes": given})
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, flag, argument))
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(option, flag, pairs, argument)
+)
 def bundle(cls: type[T]) -> type[T]:
     """A frozen dataclass whose fields are parameters of a command."""
     return dataclass(frozen=True, kw_only=True)(cls)
@@ -72,7 +127,7 @@ def parameters(cls: type) -> list[click.Parameter]:
     texts, found = _texts(cls), []
     for each in fields(cls):
         kind, flags, given = (each.metadata[key] for key in ("kind", "flags", "attributes"))
-        if kind is click.Option:
+        if kind is not click.Argument:
             given = {"help": texts.pop(each.name, None), **given}
             if not any(text.startswith("--") for text in flags):
                 flags = (*flags, f"--{each.name.replace('_', '-')}")
@@ -98,7 +153,8 @@ def typed(names: Collection[str]) -> Iterator[str]:
     for each in context.command.params:
         name = each.name or ""
         if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            yield each.opts[-1]
+            several = context.params.get(name) if isinstance(each, Pairs) else None
+            yield f"--{next(iter(several)).replace('_', '-')}" if several else each.opts[-1]
 
 
 def values(given: object, *without: str) -> dict[str, Any]:
@@ -142,6 +198,13 @@ class Command(click.Command):
         """Every parameter."""
         own = super().get_params(ctx)
         return [*own[: len(self.params)], *self.everywhere, *own[len(self.params) :]]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, once the names of `pairs` are spelled out."""
+        for each in self.params:
+            if isinstance(each, Pairs):
+                args = each.spelled(args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options in sections; a command with few of them has one section."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import argument, bundle, flag, option
+from packer.cli.declare import argument, bundle, flag, option, pairs
 from packer.cli.output import Progress, Table, check_distinct, note, print_json, progress_bar, show
 
 if TYPE_CHECKING:
@@ -238,29 +238,41 @@ class FleetFile:
         return read_workload(self.workload_path)
 
 
-ENGINE_SETTINGS = ("max_num_seqs", "max_model_len", "gpu_memory_utilization", "vllm_version")
+def switch(text: str) -> bool:
+    """Type of a value: true or false."""
+    return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[text.lower()]
+
+
+ENGINE_SETTINGS: dict[str, Callable[[str], Any]] = {
+    "max-num-seqs": numbers(int),
+    "max-model-len": numbers(int),
+    "gpu-memory-utilization": numbers(float),
+    "vllm-version": lambda text: (text,),
+    "block-size": numbers(int),
+    "prefix-caching": lambda text: (switch(text),),
+    "async-scheduling": lambda text: (switch(text),),
+}
+"""Settings that replace those of a profile, each read as one or several values (`packer.twin.override.variants`)."""
 
 
 @bundle
 class EngineSettings:
     """Settings of one server that replace those of its profile.
 
-    max_num_seqs: Start the server with this --max-num-seqs. [default: the profile's]
-    max_model_len: The same for --max-model-len. [default: the profile's]
-    gpu_memory_utilization: The same for --gpu-memory-utilization. [default: the profile's]
-    vllm_version: Simulate the rules of this version of vLLM. [default: the profile's]
+    settings: An engine setting in place of the profile's: max-num-seqs, max-model-len, gpu-memory-utilization,
+        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling; --max-num-seqs 64 is the
+        same; repeatable.
     """
 
-    max_num_seqs: int | None = option(type=int, metavar="N")
-    max_model_len: int | None = option(type=int, metavar="N")
-    gpu_memory_utilization: float | None = option(type=float, metavar="X")
-    vllm_version: str | None = option(metavar="0.N")
+    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=ENGINE_SETTINGS)
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Those that were given."""
-        found = {name: getattr(self, name) for name in ENGINE_SETTINGS}
-        return {name: value for name, value in found.items() if value is not None}
+        """Those that were given, one value each."""
+        for name, values in self.settings.items():
+            if len(values) != 1:
+                raise click.UsageError(f"Expected one {name.replace('_', '-')}, got {len(values)}.")
+        return {name: values[0] for name, values in self.settings.items()}
 
 
 @bundle

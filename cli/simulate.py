@@ -11,7 +11,7 @@ import click
 
 from packer.cli.cluster import Behind, refuse_without_cluster, title_of
 from packer.cli.declare import bundle, command, flag, option
-from packer.cli.options import ENGINE_SETTINGS, LENGTH, FleetFile, OneProfile, Writing, common, numbers
+from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, write_frame, write_json
 from packer.cli.simulation_table import METRICS, lines_of
 from packer.cli.traffic import refuse_unused
@@ -237,7 +237,7 @@ def _simulated(
                 "scrape_interval_s",
                 "concurrency",
                 "paced",
-                *ENGINE_SETTINGS,
+                "settings",
             ),
         )
         cluster = system.read()

@@ -13,7 +13,7 @@ from packer.cli.declare import bundle, command, option
 from packer.cli.interrupt import interruptible
 from packer.cli.options import (
     DEFAULT_PROFILE,
-    ENGINE_SETTINGS,
+    EngineSettings,
     FleetFile,
     Writing,
     common,
@@ -37,7 +37,7 @@ DEFAULT_PREDICTOR = "auto"
 
 
 @bundle
-class KindArguments:
+class KindArguments(EngineSettings):
     """The kinds of server to plan with.
 
     gpu: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …
@@ -45,12 +45,10 @@ class KindArguments:
     tensor_parallel_size: With --gpu: GPUs of one server; of several the plan takes the best. [default: as few as it
         starts on]
     quantization: With --gpu: fp8, int8, awq, gptq or nvfp4. [default: as the model's config says]
+    settings: An engine setting in place of the profile's: max-num-seqs, max-model-len, gpu-memory-utilization,
+        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling; of several values
+        (max-num-seqs=64,256) the plan takes the best; --max-num-seqs 64 is the same; repeatable.
     prices: Price of a GPU per hour, for the objective cost; repeatable. [default: the profile's]
-    max_num_seqs: Start servers with this --max-num-seqs; of several the plan takes the best. [default: the
-        profile's]
-    max_model_len: The same for --max-model-len. [default: the profile's]
-    gpu_memory_utilization: The same for --gpu-memory-utilization. [default: the profile's]
-    vllm_version: Simulate the rules of this version of vLLM. [default: the profile's]
     available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.
         [default: any number]
     """
@@ -65,11 +63,6 @@ class KindArguments:
         help=f"The server: a shipped profile or a profile file; repeatable.  [default: {DEFAULT_PROFILE}]",
     )
     prices: tuple[str, ...] = option("--price", multiple=True, metavar="PROFILE=PRICE")
-
-    max_num_seqs: tuple[int, ...] | None = option(type=numbers(int), metavar="N,…")
-    max_model_len: tuple[int, ...] | None = option(type=numbers(int), metavar="N,…")
-    gpu_memory_utilization: tuple[float, ...] | None = option(type=numbers(float), metavar="X,…")
-    vllm_version: str | None = option(metavar="0.N")
     available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
     def kinds(self) -> list[GpuKind]:
@@ -83,14 +76,12 @@ class KindArguments:
         if self.tensor_parallel_size or self.quantization:
             raise click.UsageError("--tensor-parallel-size and --quantization go with --gpu and --model.")
         names = self.profile_names or (DEFAULT_PROFILE,)
-        settings = {name: getattr(self, name) or () for name in ENGINE_SETTINGS}
-        settings["vllm_version"] = (self.vllm_version,)
         prices = _by_profile("--price", "PRICE", self.prices, names)
         counts = _by_profile("--available", "N", self.available, names)
         return [
             GpuKind(profile, prices.get(name), None if (n := counts.get(name)) is None else int(n))
             for name in names
-            for profile in variants(load_profile(name), **settings)
+            for profile in variants(load_profile(name), **self.settings)
         ]
 
     def _of_gpu(self) -> list[GpuKind]:
@@ -103,12 +94,9 @@ class KindArguments:
             raise click.UsageError(
                 "Expected --gpu NAME --model NAME, without --profile, --price and --available."
             )
-        given: dict[str, list[Any]] = {
-            name: list(getattr(self, name) or ()) for name in ENGINE_SETTINGS if name != "vllm_version"
-        }
-        single = {name: values[0] for name, values in given.items() if len(values) == 1}
-        several = {name: values for name, values in given.items() if len(values) > 1}
-        own = single | {"vllm_version": self.vllm_version, "quantization": self.quantization}
+        single = {name: values[0] for name, values in self.settings.items() if len(values) == 1}
+        several = {name: values for name, values in self.settings.items() if len(values) > 1}
+        own = single | {"quantization": self.quantization}
         found = profiles_for(self.model, self.gpu, self.tensor_parallel_size or (), own)
         profiles = [each for profile in found for each in variants(profile, **several)]
         if len(found) > 1 and any(each.gpu.price_per_hour is None for each in profiles):
@@ -287,8 +275,7 @@ def solve(
     out.check(path)
     out.check_tables(result.per_adapter)
     old = None if planning.old_path is None else load_plan(planning.old_path)
-    settings = (getattr(servers, name) for name in ENGINE_SETTINGS)
-    if old is not None and any((servers.profile_names, servers.gpu, servers.model, *settings)):
+    if old is not None and any((servers.profile_names, servers.gpu, servers.model, servers.settings)):
         raise IncompatibleError(
             "--from plans with the servers of the running plan: leave out --profile and engine settings."
         )

@@ -31,6 +31,9 @@ def with_engine(
     max_model_len: int | None = None,
     gpu_memory_utilization: float | None = None,
     vllm_version: str | None = None,
+    block_size: int | None = None,
+    prefix_caching: bool | None = None,
+    async_scheduling: bool | None = None,
 ) -> Profile:
     """The profile with these settings; None keeps one.
 
@@ -47,6 +50,9 @@ def with_engine(
         "max_model_len": max_model_len,
         "gpu_memory_utilization": gpu_memory_utilization,
         "version": vllm_version,
+        "block_size": block_size,
+        "prefix_caching": prefix_caching,
+        "async_scheduling": async_scheduling,
     }
     given: dict[str, Any] = {
         name: value

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
-from packer.cli.declare import argument, bundle, command, flag, option, values
+from packer.cli.declare import argument, bundle, command, flag, option, pairs
 from packer.cli.live.setup_cpu import FOLDER, place_of, ready
 from packer.cli.options import Writing, numbers
+
+SETTINGS = {"max-model-len": 4096, "max-num-seqs": 256, "max-num-batched-tokens": 2048}
+"""What vLLM is given, by default."""
 
 
 @bundle
@@ -20,9 +21,8 @@ class GpuSetup:
     python: Interpreter of vLLM's environment.
     ranks: Ranks of the adapters.
     real_weights: Load the model's weights instead of making them up.
-    max_model_len: As given to vLLM.
-    max_num_seqs: As given to vLLM.
-    max_num_batched_tokens: As given to vLLM.
+    settings: A setting that vLLM is given: max-model-len, max-num-seqs, max-num-batched-tokens; --max-num-seqs 64 is
+        the same; repeatable. [default: 4096, 256, 2048]
     """
 
     folder: str = argument("FOLDER", type=FOLDER)
@@ -31,9 +31,7 @@ class GpuSetup:
     python: str = option(required=True, metavar="PATH")
     ranks: tuple[int, ...] = option(type=numbers(int), default="8,16,32,64", metavar="LIST")
     real_weights: bool = flag()
-    max_model_len: int = option(type=click.IntRange(1), default=4096)
-    max_num_seqs: int = option(type=click.IntRange(1), default=256)
-    max_num_batched_tokens: int = option(type=click.IntRange(1), default=2048)
+    settings: dict[str, int] = pairs("--set", names=dict.fromkeys(SETTINGS, int))
 
 
 @command
@@ -54,6 +52,6 @@ def setup_gpu(given: GpuSetup, out: Writing) -> None:
         python=given.python,
         ranks=list(given.ranks),
         dummy_weights=not given.real_weights,
-        engine=values(given, "folder", "model", "gpu", "python", "ranks", "real_weights"),
+        engine={name.replace("-", "_"): value for name, value in SETTINGS.items()} | given.settings,
     )
     ready(launch, out)

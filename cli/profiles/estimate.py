@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
-from packer.cli.declare import bundle, command, option, values
+from packer.cli.declare import bundle, command, option, pairs, values
 from packer.cli.options import Writing, common, complete
+
+SETTINGS: dict[str, Callable[[str], Any]] = {
+    "max-model-len": int,
+    "max-num-seqs": int,
+    "max-num-batched-tokens": int,
+    "gpu-memory-utilization": float,
+    "kv-cache-dtype": str,
+    "vllm-version": str,
+}
 
 
 @bundle
@@ -16,13 +28,10 @@ class EstimateOptions:
     gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
     tensor_parallel_size: GPUs of one server.
     quantization: fp8, int8, awq, gptq or nvfp4. [default: as the model's config says]
-    kv_cache_dtype: As vLLM's.
     name: What the profile is called. [default: GPU/model]
-    max_model_len: As given to vLLM. [default: the model's]
-    max_num_seqs: As vLLM's. [default: vLLM's for the GPU]
-    max_num_batched_tokens: As given to vLLM. [default: vLLM's for the GPU]
-    gpu_memory_utilization: As given to vLLM.
-    version: Version of vLLM, whose rules and defaults hold. [default: the newest that is known]
+    settings: A setting of the engine, by default vLLM's for the GPU: max-model-len, max-num-seqs,
+        max-num-batched-tokens, gpu-memory-utilization, kv-cache-dtype (auto, bfloat16, fp8), vllm-version (whose rules
+        and defaults hold; the newest that is known); --max-model-len 8192 is the same; repeatable.
     engine_name: The engine: its memory for slots and its eviction; the step law is vLLM's.
     price_per_hour: Price of the server's GPUs per hour. [default: the data sheet's]
     """
@@ -33,13 +42,8 @@ class EstimateOptions:
     gpu: str = option(required=True, metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
     tensor_parallel_size: int = option(type=click.IntRange(min=1, max=64), default=1, metavar="N")
     quantization: str | None = option(metavar="NAME")
-    kv_cache_dtype: str = option(type=click.Choice(("auto", "bfloat16", "fp8")), default="auto")
     name: str | None = option()
-    max_model_len: int | None = option(type=click.IntRange(min=1))
-    max_num_seqs: int | None = option(type=click.IntRange(min=1))
-    max_num_batched_tokens: int | None = option(type=click.IntRange(min=1))
-    gpu_memory_utilization: float = option(type=click.FloatRange(0.0, 1.0, min_open=True), default=0.9)
-    version: str | None = option("--vllm-version", metavar="0.N")
+    settings: dict[str, Any] = pairs("--set", names=SETTINGS)
     engine_name: str = option("--engine", type=click.Choice(("vllm", "sglang")), default="vllm")
     price_per_hour: float | None = option("--price", type=float)
     output: str = common("output", help="Where to write the profile (.toml).", required=True)
@@ -69,8 +73,8 @@ def estimate(given: EstimateOptions, out: Writing) -> None:
     if not output.endswith(".toml"):
         raise IncompatibleError(f"Expected the output's name to end in .toml, got {output[:80]!r}.")
     out.check(output)
-    settings = values(given, "model", "gpu", "output")
-    profile = estimate_profile(given.model, given.gpu, **settings)
+    settings = values(given, "model", "gpu", "output", "settings") | given.settings
+    profile = estimate_profile(given.model, given.gpu, version=settings.pop("vllm_version", None), **settings)
     write_profile(profile, output, force=out.force)
     tokens = kv_cache_tokens(profile, profile.settings(1, 8))
     told = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}
