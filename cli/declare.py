@@ -28,7 +28,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform, get_type_hints
+from typing import Any, TypeAlias, TypeVar, dataclass_transform, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -36,6 +36,7 @@ from click.core import ParameterSource
 from packer.cli.streams import only_results
 
 T = TypeVar("T")
+Readers: TypeAlias = "Mapping[str, click.ParamType[Any] | Callable[[str], Any]]"
 FEW_OPTIONS = 12
 """Up to so many options stand in one section of a help page."""
 
@@ -54,12 +55,13 @@ def flag(*flags: str, everywhere: bool = False) -> Any:
     return field(default=found.default, metadata={**found.metadata, "everywhere": everywhere})
 
 
-def pairs(*flags: str, names: Mapping[str, Callable[[str], Any]], **attributes: Any) -> Any:
+def pairs(*flags: str, names: Readers, **attributes: Any) -> Any:
     """A field that is a repeatable option NAME=VALUE, whose names are also options of their own: `--NAME VALUE`.
 
-    `names`: what reads each value; raises `ValueError` or `click.BadParameter`. The field is a dict by parameter name.
+    `names`: what reads each value: a click type, or a function that raises `ValueError`. The field is a dict by
+    parameter name.
     """
-    found = option(*flags, multiple=True, metavar="NAME=VALUE", **attributes)
+    found = option(*flags, multiple=True, **{"metavar": "NAME=VALUE", **attributes})
     given = {**found.metadata["attributes"], "names": names}
     return field(default_factory=dict, metadata={**found.metadata, "kind": Pairs, "attributes": given})
 
@@ -67,7 +69,7 @@ def pairs(*flags: str, names: Mapping[str, Callable[[str], Any]], **attributes: 
 class Pairs(click.Option):
     """See `pairs`."""
 
-    def __init__(self, *args: Any, names: Mapping[str, Callable[[str], Any]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, names: Readers, **kwargs: Any) -> None:
         super().__init__(*args, shell_complete=self._completed, **kwargs)
         self.names = names
 
@@ -101,7 +103,9 @@ class Pairs(click.Option):
                 rule = f"expected NAME=VALUE with one of {', '.join(self.names)}, got {text[:80]!r}."
                 raise click.BadParameter(rule, ctx, self)
             try:
-                found[name.replace("-", "_")] = self.names[name](given)
+                read = self.names[name]
+                value = read.convert(given, self, ctx) if isinstance(read, click.ParamType) else read(given)
+                found[name.replace("-", "_")] = value
             except (KeyError, ValueError):
                 raise click.BadParameter(f"no value of {name}: {given[:80]!r}.", ctx, self) from None
         return found

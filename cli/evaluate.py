@@ -28,10 +28,7 @@ _CHANGED = ("add_path", "remove", "lose")
 _OF_METRICS = (
     "api_key_env",
     "gateway",
-    "requests_metric",
-    "input_tokens_metric",
-    "output_tokens_metric",
-    "label",
+    "names",
     "end_s",
 )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, option, values
+from packer.cli.declare import Readers, bundle, command, option, pairs
 from packer.cli.options import PlanArgument, Writing
 from packer.cli.output import note
 from packer.cli.streams import results
@@ -22,14 +22,19 @@ class ExportTarget:
     """What is written, and where.
 
     format_name: What to write: start commands, manifests, chart values, routing tables, or a dashboard.
-    stack_version: Version of the stack that you run: refused if the format does not fit it.
     output: Where to write: a folder for every file of the format, or a path that ends as one of them does.
         [default: the main file to standard output]
     """
 
     format_name: str = option("--format", type=click.Choice(tuple(FORMATS)), default="vllm")
-    stack_version: str | None = option(metavar="VERSION")
     output: str | None = option("-o", "--output", metavar="FOLDER|FILE")
+
+
+SETTINGS: Readers = {
+    **dict.fromkeys(("adapters-dir", "image", "prefix", "address"), str),
+    "port": click.IntRange(1, 65_535),
+    **dict.fromkeys(("namespace", "adapters-claim", "token-secret", "stack-version"), str),
+}
 
 
 @bundle
@@ -38,29 +43,20 @@ class Deployment:
 
     sources_path: Table adapter → path, Hugging Face repository or, for aibrix and helm, address: CSV with the
         columns adapter,source, or JSON or YAML.
-    adapters_dir: Where adapters lie on the servers, for those without a source.
     model: Base model. [default: the repository in the profile]
-    image: Container image. [default: vLLM's, of the profile's version]
-    prefix: Start of the servers' names; its own start is a letter.
-    namespace: Kubernetes namespace.
-    port: Port of a server; on a shared host, of the first one, and the others' follow.
-    address: Where routers find a server, with {name}, {index} and {port}. [default: {name}:8000]
-    adapters_claim: Kubernetes volume claim with the adapters.
-    token_secret: Kubernetes Secret with the key 'token'.
+    settings: A name or place: adapters-dir (where adapters without a source lie on the servers, /adapters), image (of
+        the containers), prefix (start of the servers' names, gpu), port (of a server, 8000; on a shared host of the
+        first one), address (where routers find a server, {name}:8000, with {name}, {index} and {port}); of Kubernetes:
+        namespace, adapters-claim (volume claim with the adapters), token-secret (Secret with the key 'token');
+        stack-version (of the stack that you run: refused if the format does not fit it); --port 9000 is the same;
+        repeatable.
     node_labels: Label of the nodes, or of those with one kind of GPU; repeatable. [default: with several kinds of GPU
         the product that NVIDIA's or AMD's node labels name]
     """
 
     sources_path: str | None = option("--sources", metavar="FILE")
-    adapters_dir: str = option(default="/adapters", metavar="FOLDER")
     model: str | None = option(metavar="NAME|PATH")
-    image: str | None = option(metavar="IMAGE")
-    prefix: str = option(default="gpu", metavar="NAME")
-    namespace: str | None = option(metavar="NAME")
-    port: int = option(type=click.IntRange(1, 65_535), default=8000)
-    address: str | None = option(metavar="TEMPLATE")
-    adapters_claim: str | None = option(metavar="NAME")
-    token_secret: str | None = option(metavar="NAME")
+    settings: dict[str, Any] = pairs("--set", names=SETTINGS)
     node_labels: tuple[str, ...] = option("--node-label", multiple=True, metavar="[GPU:]KEY=VALUE")
 
     def options(self) -> Options:
@@ -70,8 +66,9 @@ class Deployment:
         from packer.export.sources import read_sources
 
         sources = read_sources(self.sources_path) if self.sources_path else {}
-        given = values(self, "sources_path", "node_labels")
-        return Options(sources=sources, node_labels=parse_labels(self.node_labels), **given)
+        labels = parse_labels(self.node_labels)
+        given = {name: value for name, value in self.settings.items() if name != "stack_version"}
+        return Options(sources=sources, node_labels=labels, model=self.model, **given)
 
 
 @command
@@ -100,7 +97,9 @@ def export(file: PlanArgument, target: ExportTarget, deployment: Deployment, out
         without = counted(len(plan.unplaced), "adapter")
         note(f"the plan is infeasible ({without} without a server): nothing to run")
         return 3
-    files = export_plan(plan, target.format_name, deployment.options(), stack_version=target.stack_version)
+    files = export_plan(
+        plan, target.format_name, deployment.options(), stack_version=deployment.settings.get("stack_version")
+    )
     paths = {} if target.output is None else output_paths(list(files), target.output, force=out.force)
     for path in paths:
         check_distinct(path)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from packer.cli.declare import argument, bundle, command, option
+from packer.cli.declare import argument, bundle, command, option, pairs
 from packer.cli.interrupt import interruptible
-from packer.cli.options import EngineSettings, Writing, common
+from packer.cli.options import SERVER_SETTINGS, EngineSettings, Writing, common
 from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CLEARLY_BUSIER = 1.1
 """From this load over the mean on, the GPUs for the mean are given beside the plan."""
 
-LOG_ONLY = ("ranks", "rank", "keys", "skip", "strip_prefix", "adapters", "exponent")
+LOG_ONLY = ("ranks", "keys", "skip", "strip_prefix", "adapters", "exponent")
 """Options that say how a log is read."""
 
 FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
@@ -34,8 +34,9 @@ class ProjectOptions(EngineSettings):
 
     model: Base model: a Hugging Face repository known to packer, or the model's config.json.
     gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
-    tensor_parallel_size: GPUs of one server. [default: as few as it starts on]
-    quantization: fp8, int8, awq, gptq or nvfp4. [default: as the model's config says]
+    settings: A setting of the server: tensor-parallel-size (GPUs of one server; as few as it starts on), quantization
+        (fp8, int8, awq, gptq, nvfp4; as the model's config says), max-num-seqs, max-model-len, gpu-memory-utilization,
+        vllm-version, block-size, prefix-caching, async-scheduling; --max-num-seqs 64 is the same; repeatable.
     folder: Where the project is written.
     at: Rates of a log that the plan serves: those of its busiest hour, the mean, those of every adapter's own busiest
         hour, or of the hour at a percentile of the load.
@@ -44,8 +45,7 @@ class ProjectOptions(EngineSettings):
     traffic_path: str = argument("LOG|WORKLOAD")
     model: str = option(required=True, metavar="NAME|CONFIG.json")
     gpu: str = option(required=True, metavar="NAME")
-    tensor_parallel_size: int | None = option(type=int, metavar="N")
-    quantization: str | None = option(metavar="NAME")
+    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=SERVER_SETTINGS)
     folder: str = option("-o", "--output", default=".", metavar="FOLDER")
     at: str = option(default="peak", metavar="peak|mean|each-peak|pNN")
     slo: tuple[str, ...] = common("slo")
@@ -55,8 +55,7 @@ class ProjectOptions(EngineSettings):
         """The profile of the model on the GPU."""
         from packer.operate.project import profile_for
 
-        own = {"tensor_parallel_size": self.tensor_parallel_size, "quantization": self.quantization}
-        return profile_for(self.model, self.gpu, {**self.engine, **own})
+        return profile_for(self.model, self.gpu, self.engine)
 
 
 @command

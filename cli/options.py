@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import argument, bundle, flag, option, pairs
+from packer.cli.declare import Readers, argument, bundle, flag, option, pairs
 from packer.cli.output import Progress, Table, check_distinct, note, print_json, progress_bar, show
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def switch(text: str) -> bool:
     return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[text.lower()]
 
 
-ENGINE_SETTINGS: dict[str, Callable[[str], Any]] = {
+ENGINE_SETTINGS: Readers = {
     "max-num-seqs": numbers(int),
     "max-model-len": numbers(int),
     "gpu-memory-utilization": numbers(float),
@@ -252,6 +252,12 @@ ENGINE_SETTINGS: dict[str, Callable[[str], Any]] = {
     "prefix-caching": lambda text: (switch(text),),
     "async-scheduling": lambda text: (switch(text),),
 }
+SERVER_SETTINGS: Readers = {
+    "tensor-parallel-size": numbers(int),
+    "quantization": lambda text: (text,),
+    **ENGINE_SETTINGS,
+}
+"""With those of a server that is named by its GPU and model."""
 """Settings that replace those of a profile, each read as one or several values (`packer.twin.override.variants`)."""
 
 

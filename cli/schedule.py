@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, flag, option, values
+from packer.cli.declare import bundle, command, flag, option, pairs, values
 from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table
 from packer.cli.solve import KindArguments
@@ -58,15 +58,17 @@ class DayOptions:
         return rates_of_trace(read_trace(str(self.trace_path)), fleet, self.period_s)
 
 
+PARTS = ("static", "servers", "keda", "routes")
+
+
 @bundle
 class Results:
     """Where the schedule goes, and its check.
 
     output: The schedule as JSON.
-    static_path: The plan that holds all day.
-    servers_path: Every server of the day, for packer export --format k8s.
-    keda_path: Cron triggers of KEDA for the Deployments of --servers.
-    routes_path: Routing tables of each period, in a folder of their own: nginx, Envoy, LiteLLM and JSON.
+    files: Write a part: static (the plan that holds all day), servers (every server of the day, for packer export
+        --format k8s), keda (cron triggers of KEDA for the Deployments of servers), routes (a folder with the routing
+        tables of each period: nginx, Envoy, LiteLLM and JSON); --static plan.json is the same; repeatable.
     address: Where routers find a server, with {name}, {index} and {port}. [default: {name}:8000]
     prefix: Start of the servers' names.
     timezone: Time zone of the cron triggers.
@@ -74,10 +76,7 @@ class Results:
     """
 
     output: str | None = option("-o", "--output", metavar="FILE")
-    static_path: str | None = option("--static", metavar="PLAN")
-    servers_path: str | None = option("--servers", metavar="PLAN")
-    keda_path: str | None = option("--keda", metavar="FILE")
-    routes_path: str | None = option("--routes", metavar="FOLDER")
+    files: dict[str, str] = pairs("--write", names=dict.fromkeys(PARTS, str), metavar="NAME=FILE")
     address: str | None = option(metavar="TEMPLATE")
     prefix: str = option(default="gpu", metavar="NAME")
     timezone: str = option(default="UTC", metavar="NAME")
@@ -108,12 +107,13 @@ def schedule(
     from packer.io.plans import write_plan
     from packer.operate.schedule import schedule as find
 
-    files = (results.static_path, results.servers_path, results.keda_path, results.output)
+    static_path, servers_path, keda_path, routes_path = map(results.files.get, PARTS)
+    files = (static_path, servers_path, keda_path, results.output)
     out.check(*files)
-    if results.routes_path is not None:
-        make_folder(results.routes_path)
-        there = ("0000-routing.json", *os.listdir(results.routes_path))
-        out.check(*(os.path.join(results.routes_path, name) for name in there))
+    if routes_path is not None:
+        make_folder(routes_path)
+        there = ("0000-routing.json", *os.listdir(routes_path))
+        out.check(*(os.path.join(routes_path, name) for name in there))
     where = Options(prefix=results.prefix, address=results.address)
     kinds = servers.kinds()
     out.note_profiles(*(kind.profile for kind in kinds))
@@ -130,23 +130,23 @@ def schedule(
     data = found.to_dict()
     if results.replay:
         data["replay"] = _replayed(found, rates, hours)
-    if results.static_path is not None:
-        write_plan(found.static, results.static_path, force=out.force)
-    if results.servers_path is not None:
-        write_plan(found.deployed, results.servers_path, force=out.force)
-    if results.keda_path is not None:
+    if static_path is not None:
+        write_plan(found.static, static_path, force=out.force)
+    if servers_path is not None:
+        write_plan(found.deployed, servers_path, force=out.force)
+    if keda_path is not None:
         names = {f"{results.prefix}-{k}": found.running(k) for k in range(len(found.servers))}
         times: dict[str, Any] = {"day_s": found.periods[-1].end_s, "startup_s": found.startup_s}
         text = scaled_objects(names, **times, timezone=results.timezone)
-        write_text(results.keda_path, text, force=out.force)
-    if results.routes_path is not None:
+        write_text(keda_path, text, force=out.force)
+    if routes_path is not None:
         for each in found.periods:
             begin = f"{int(each.start_s // 3600):02d}{int(each.start_s // 60) % 60:02d}"
             for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
-                write_text(os.path.join(results.routes_path, f"{begin}-{name}"), text, force=out.force)
+                write_text(os.path.join(routes_path, f"{begin}-{name}"), text, force=out.force)
     write_json(data, results.output)
     out.result(data, lambda: _lines(found, data, fleet.slo))
-    for path in filter(None, (*files, results.routes_path)):
+    for path in filter(None, (*files, routes_path)):
         out.note(f"wrote {path}")
     return 0
 

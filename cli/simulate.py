@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.cluster import Behind, refuse_without_cluster, title_of
-from packer.cli.declare import bundle, command, flag, option
+from packer.cli.declare import Readers, bundle, command, flag, option, pairs
 from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, write_frame, write_json
 from packer.cli.simulation_table import METRICS, lines_of
@@ -74,44 +74,51 @@ class RunOptions:
     tuning: str | None = common("tuning")
 
 
+PROCESS: Readers = {
+    "arrivals": click.Choice(("poisson", "lognormal", "unpredictable", "piecewise")),
+    "arrivals-cv": click.FloatRange(min=0.0, max=100.0),
+    "period": click.FloatRange(min=0.0, min_open=True),
+    "factors": numbers(float),
+}
+
+
 @bundle
 class ArrivalOptions:
     """The arrival process, if not the workload's own.
 
-    arrivals: Arrival process of every adapter. [default: the workload's own]
-    arrivals_cv: Coefficient of variation of log-normal gaps (lognormal, unpredictable). [default: 1]
-    period_s: How long a rate holds (unpredictable, piecewise). [default: 300]
-    factors: What the rates are multiplied by, period after period (piecewise), e.g. 0.5,1,2.
+    process: The arrival process of every adapter, if not the workload's own: arrivals (poisson, lognormal,
+        unpredictable, piecewise), arrivals-cv (coefficient of variation of log-normal gaps, 1), period (how long a rate
+        holds, 300 s), factors (what the rates are multiplied by, period after period); --arrivals lognormal is the
+        same; repeatable.
     """
 
-    arrivals: str | None = option(type=click.Choice(("poisson", "lognormal", "unpredictable", "piecewise")))
-    arrivals_cv: float | None = option(type=click.FloatRange(min=0.0, max=100.0), metavar="CV")
-    period_s: float | None = option(
-        "--period", type=click.FloatRange(min=0.0, min_open=True), metavar="SECONDS"
-    )
-    factors: tuple[float, ...] | None = option(type=numbers(float), metavar="LIST")
+    process: dict[str, Any] = pairs("--process", names=PROCESS)
 
     def apply(self, workload: Workload) -> Workload:
         """The workload with the arrival process of the command line, if it names one."""
         from packer.arrival import Arrivals
         from packer.errors import IncompatibleError
 
-        for name, value, kinds in (
-            ("--factors", self.factors, ("piecewise",)),
-            ("--period", self.period_s, ("unpredictable", "piecewise")),
-            ("--arrivals-cv", self.arrivals_cv, ("lognormal", "unpredictable")),
+        given = dict(self.process)
+        arrivals = given.pop("arrivals", None)
+        for name, kinds in (
+            ("factors", ("piecewise",)),
+            ("period", ("unpredictable", "piecewise")),
+            ("arrivals_cv", ("lognormal", "unpredictable")),
         ):
-            if value is not None and self.arrivals not in kinds:
-                raise IncompatibleError(f"{name} goes with --arrivals {' or '.join(kinds)} only.")
-        if self.arrivals is None:
+            if name in given and arrivals not in kinds:
+                option = name.replace("_", "-")
+                raise IncompatibleError(f"--{option} goes with --arrivals {' or '.join(kinds)} only.")
+        if arrivals is None:
             return workload
-        if self.arrivals == "piecewise" and self.factors is None:
+        if arrivals == "piecewise" and "factors" not in given:
             raise IncompatibleError(
                 "--arrivals piecewise needs --factors: what rates are multiplied by, e.g. 0.5,1,2."
             )
-        pairs = (("cv", self.arrivals_cv), ("period_s", self.period_s))
-        given: dict[str, Any] = {name: value for name, value in pairs if value is not None}
-        return workload.with_arrivals(Arrivals(self.arrivals, factors=self.factors or (), **given))  # type: ignore[arg-type]
+        named = {"arrivals_cv": "cv", "period": "period_s"}
+        return workload.with_arrivals(
+            Arrivals(arrivals, **{named.get(name, name): value for name, value in given.items()})
+        )
 
 
 @bundle
@@ -124,21 +131,19 @@ class SystemArgument(Behind):
     system: str = option(default="vllm", metavar="NAME|FILE.toml")
 
 
+TABLES = ("per-adapter", "per-server", "requests", "timeline")
+
+
 @bundle
 class SimulationFiles:
     """What is written.
 
-    per_server: Write one row per server: .csv or .parquet.
-    requests: Write one row per request: .csv or .parquet.
-    timeline: Write the state over time: .csv or .parquet.
-    per_adapter: Write one row per adapter: .csv or .parquet.
+    tables: Write a table, .csv or .parquet: per-adapter, per-server, requests, or timeline, the state over time;
+        --per-adapter FILE is the same; repeatable.
     output: Write the metrics as JSON, with the keys of `vllm bench serve`.
     """
 
-    per_server: str | None = option(metavar="FILE")
-    requests: str | None = option(metavar="FILE")
-    timeline: str | None = option(metavar="FILE")
-    per_adapter: str | None = option(metavar="FILE")
+    tables: dict[str, str] = pairs("--table", names=dict.fromkeys(TABLES, str), metavar="NAME=FILE")
     plot: str | None = common("plot", help="Draw the state over time (.html, .png or .svg).")
     output: str | None = common("output")
 
@@ -171,13 +176,15 @@ def simulate(
       packer simulate fleet.csv --max-loras 32 --tuning llmstation:slo_decode_ms=45
       packer simulate fleet.csv --cluster cluster.toml --router affinity --slo ttft_ms=2000,tpot_ms=100
     """
-    out.check_tables(files.timeline, files.per_adapter, files.per_server, files.requests)
+    out.check_tables(*files.tables.values())
     out.check_picture(files.plot)
     out.check(files.output)
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
     workload = process.apply(workload if run.tuning is None else workload.tuned_by(run.tuning))
     if system.cluster is None:
-        refuse_without_cluster(("router", "stats_age_s", "system", "per_server"))
+        refuse_without_cluster(("router", "stats_age_s", "system"))
+        if "per_server" in files.tables:
+            raise click.UsageError("--per-server needs --cluster.")
     elif server.predictor != "twin":
         raise click.UsageError("--cluster is simulated by the twin: leave out --predictor.")
     if server.max_loras is None and system.cluster is None and workload.n_loras:
@@ -187,9 +194,8 @@ def simulate(
         return
     simulations = _simulated(workload, kind, server, run, system, out)
     first = simulations[0]
-    for frame in ("timeline", "per_adapter", "per_server", "requests"):
-        path = getattr(files, frame)
-        write_frame(getattr(first, frame) if path else None, path)
+    for frame, path in files.tables.items():
+        write_frame(getattr(first, frame), path)
     if files.plot is not None:
         _draw(first, files.plot, out)
     result = result_of(simulations)
@@ -277,8 +283,8 @@ def _predict(
     from packer.operate.predict import predict
 
     unused = (
-        "duration_s", "seeds", "max_outstanding", "concurrency", "paced", "scrape_interval_s", "timeline",
-        "per_adapter", "plot",
+        "duration_s", "seeds", "max_outstanding", "concurrency", "paced", "scrape_interval_s", "tables",
+        "plot",
     )  # fmt: skip
     refuse_unused(f"--predictor {server.predictor}", unused)
     slots: dict[str, Any] = {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}

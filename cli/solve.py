@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer import checks
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import bundle, command, option, pairs
 from packer.cli.interrupt import interruptible
 from packer.cli.options import (
     DEFAULT_PROFILE,
+    SERVER_SETTINGS,
     EngineSettings,
     FleetFile,
     Writing,
     common,
     complete,
     complete_registered,
-    numbers,
     waited_s,
 )
 from packer.cli.output import write_frame
@@ -42,12 +42,11 @@ class KindArguments(EngineSettings):
 
     gpu: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …
     model: The base model: a Hugging Face repository, or its config.json.
-    tensor_parallel_size: With --gpu: GPUs of one server; of several the plan takes the best. [default: as few as it
-        starts on]
-    quantization: With --gpu: fp8, int8, awq, gptq or nvfp4. [default: as the model's config says]
     settings: An engine setting in place of the profile's: max-num-seqs, max-model-len, gpu-memory-utilization,
-        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling; of several values
-        (max-num-seqs=64,256) the plan takes the best; --max-num-seqs 64 is the same; repeatable.
+        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling; with --gpu also
+        tensor-parallel-size (GPUs of one server; as few as it starts on) and quantization (fp8, int8, awq, gptq, nvfp4;
+        as the model's config says); of several values (max-num-seqs=64,256) the plan takes the best; --max-num-seqs 64
+        is the same; repeatable.
     prices: Price of a GPU per hour, for the objective cost; repeatable. [default: the profile's]
     available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.
         [default: any number]
@@ -55,8 +54,7 @@ class KindArguments(EngineSettings):
 
     gpu: str | None = option(metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
     model: str | None = option(metavar="NAME|PATH", shell_complete=complete("packer.fit.models:MODELS"))
-    tensor_parallel_size: tuple[int, ...] | None = option(type=numbers(int), metavar="N,…")
-    quantization: str | None = option(metavar="NAME")
+    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=SERVER_SETTINGS)
     profile_names: tuple[str, ...] = common(
         "profile",
         multiple=True,
@@ -73,7 +71,7 @@ class KindArguments(EngineSettings):
 
         if self.gpu is not None or self.model is not None:
             return self._of_gpu()
-        if self.tensor_parallel_size or self.quantization:
+        if {"tensor_parallel_size", "quantization"} & set(self.settings):
             raise click.UsageError("--tensor-parallel-size and --quantization go with --gpu and --model.")
         names = self.profile_names or (DEFAULT_PROFILE,)
         prices = _by_profile("--price", "PRICE", self.prices, names)
@@ -94,10 +92,11 @@ class KindArguments(EngineSettings):
             raise click.UsageError(
                 "Expected --gpu NAME --model NAME, without --profile, --price and --available."
             )
-        single = {name: values[0] for name, values in self.settings.items() if len(values) == 1}
-        several = {name: values for name, values in self.settings.items() if len(values) > 1}
-        own = single | {"quantization": self.quantization}
-        found = profiles_for(self.model, self.gpu, self.tensor_parallel_size or (), own)
+        settings = dict(self.settings)
+        sizes = settings.pop("tensor_parallel_size", ())
+        own = {name: values[0] for name, values in settings.items() if len(values) == 1}
+        several = {name: values for name, values in settings.items() if len(values) > 1}
+        found = profiles_for(self.model, self.gpu, sizes, own)
         profiles = [each for profile in found for each in variants(profile, **several)]
         if len(found) > 1 and any(each.gpu.price_per_hour is None for each in profiles):
             return [GpuKind(each, float(each.engine.tensor_parallel_size)) for each in profiles]  # by GPUs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from packer.cli.declare import bundle, option, typed
+from packer.cli.declare import bundle, option, pairs, typed
 from packer.errors import IncompatibleError, ValidationError, reading
 
 if TYPE_CHECKING:
@@ -31,26 +31,28 @@ def ranks_or_file(text: str) -> str | tuple[int, ...]:
 class RankOptions:
     """Ranks of the adapters, with the same meaning in every command.
 
-    ranks: Ranks: a table with the columns adapter,rank, or ranks that are drawn uniformly.
-    rank: Rank of every adapter without one in the table.
+    ranks: Ranks: a table with the columns adapter,rank; or a number, of which several are drawn uniformly, for every
+        adapter without one in the table; repeatable.
     base: A model of the traffic that is the base model itself: its requests have no adapter (rank 0); repeatable.
     """
 
-    ranks: str | tuple[int, ...] | None = option(type=ranks_or_file, metavar="FILE.csv|R,R,…")
-    rank: int | None = option(type=click.IntRange(1, 512), metavar="R")
+    ranks: tuple[str | tuple[int, ...], ...] = option(
+        "--rank", "--ranks", type=ranks_or_file, multiple=True, metavar="FILE.csv|R,R,…"
+    )
     base: tuple[str, ...] = option(multiple=True, metavar="MODEL")
 
     def read(self) -> Ranks:
         """The ranks; a table is read now."""
         from packer.traces.ranks import Ranks, read_ranks
 
-        others = () if self.rank is None else (self.rank,)
-        if isinstance(self.ranks, tuple):
-            if others:
-                raise IncompatibleError("--rank goes with a table of --ranks, not with a list of ranks.")
-            return Ranks(dict.fromkeys(self.base, 0), others=self.ranks)
-        table = {} if self.ranks is None else read_ranks(self.ranks)
-        return Ranks({**table, **dict.fromkeys(self.base, 0)}, others)
+        table: dict[str, int] = {}
+        others: list[int] = []
+        for each in self.ranks:
+            if isinstance(each, str):
+                table |= read_ranks(each)
+            else:
+                others += each
+        return Ranks({**table, **dict.fromkeys(self.base, 0)}, tuple(others))
 
 
 @bundle
@@ -115,6 +117,9 @@ class ViewOptions:
         return View(self.at, by_time_of_day=self.by_time_of_day)
 
 
+METRIC_NAMES = ("requests-metric", "input-tokens-metric", "output-tokens-metric", "label")
+
+
 @bundle
 class PrometheusOptions:
     """Which counters of which Prometheus server.
@@ -123,10 +128,8 @@ class PrometheusOptions:
     api_key_env: Environment variable with the key of the server, or a file of it as @FILE: a token, or USER:PASSWORD.
     export_path: A file that packer workload from-metrics --save wrote, instead.
     gateway: Whose counters: vllm's own carry no adapter and give estimates only.
-    requests_metric: Counter of requests (custom).
-    input_tokens_metric: Counter of input tokens (custom).
-    output_tokens_metric: Counter of output tokens (custom).
-    label: Label that holds the adapter's name.
+    names: With --gateway custom the name of a counter, requests-metric, input-tokens-metric or output-tokens-metric, or
+        of the label with the adapter; --label model is the same; repeatable.
     end_s: End of the observed time. [default: now]
     """
 
@@ -136,10 +139,7 @@ class PrometheusOptions:
     gateway: str = option(
         type=click.Choice(("litellm", "envoy-ai-gateway", "vllm", "custom")), default="litellm"
     )
-    requests_metric: str | None = option(metavar="NAME")
-    input_tokens_metric: str | None = option(metavar="NAME")
-    output_tokens_metric: str | None = option(metavar="NAME")
-    label: str | None = option(metavar="NAME")
+    names: dict[str, str] = pairs("--metric", names=dict.fromkeys(METRIC_NAMES, str))
     end_s: float | None = option("--end", type=click.FloatRange(min=0.0, max=1e11), metavar="UNIX-TIME")
 
     def check(self) -> None:
@@ -168,11 +168,7 @@ class PrometheusOptions:
         from packer.traces.prometheus import source_named
 
         return source_named(
-            self.gateway,
-            requests=self.requests_metric,
-            input_tokens=self.input_tokens_metric,
-            output_tokens=self.output_tokens_metric,
-            label=self.label,
+            self.gateway, **{name.removesuffix("_metric"): to for name, to in self.names.items()}
         )
 
     def read(

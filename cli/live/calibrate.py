@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, option
+from packer.cli.declare import Readers, bundle, command, option, pairs
 from packer.cli.options import Writing, common
 from packer.cli.output import Table
 from packer.settings import Settings, Slots
@@ -38,6 +38,9 @@ def slots_of_servers(text: str) -> tuple[Settings, ...]:
         raise click.BadParameter(f"expected SLOTSxRANK pairs like 8x16,32x8, got {text[:40]!r}") from None
 
 
+RUNNING: Readers = {"profile": str, "max-loras": click.IntRange(1), "max-lora-rank": int}
+
+
 @bundle
 class Measured:
     """What is measured.
@@ -45,9 +48,8 @@ class Measured:
     launch_path: How to start the servers.
     url: A running server instead.
     api_key_env: Environment variable with its key, or a file of it as @FILE.
-    known: With --url: its settings.
-    max_loras: With --url: its slots.
-    max_lora_rank: With --url: their rank.
+    running: With --url what runs there: profile (its settings), max-loras, max-lora-rank; --max-loras 8 is the same;
+        repeatable.
     servers: max_loras x max_lora_rank of each.
     budget: Start no measurement after this.
     folder: Where measurements are kept; the same folder goes on where the last run stopped.
@@ -56,9 +58,7 @@ class Measured:
     launch_path: str | None = option("--launch", metavar="FILE.toml")
     url: str | None = option(metavar="URL")
     api_key_env: str | None = option(metavar="NAME|@FILE")
-    known: str | None = option("--profile", metavar="NAME|FILE.toml")
-    max_loras: int | None = option(type=click.IntRange(1), metavar="N")
-    max_lora_rank: int | None = option(type=int, metavar="RANK")
+    running: dict[str, Any] = pairs("--running", names=RUNNING)
     servers: tuple[Settings, ...] | None = option(type=slots_of_servers, metavar="8x16,…")
     budget: float | None = option(type=duration, metavar="10m")
     folder: str = option(default="live-results", metavar="DIR")
@@ -87,7 +87,7 @@ def calibrate(given: Measured, out: Writing) -> None:
 
     if (given.launch_path is None) == (given.url is None):
         raise click.UsageError("Give either --launch or --url.")
-    if given.url is not None and None in (given.known, given.max_loras, given.max_lora_rank):
+    if given.url is not None and len(given.running) < len(RUNNING):
         raise click.UsageError("--url needs --profile, --max-loras and --max-lora-rank.")
     out.check(given.output)
     with out.progress() as progress:
@@ -97,8 +97,8 @@ def calibrate(given: Measured, out: Writing) -> None:
             launch = read_launch(given.launch_path)
             found = calibration.calibrate(launch, Path(given.folder), servers=servers, **common)
         else:
-            known = load_profile(given.known or "")
-            settings = known.settings(given.max_loras or 0, given.max_lora_rank or 0)
+            known = load_profile(given.running["profile"])
+            settings = known.settings(given.running["max_loras"], given.running["max_lora_rank"])
             where = address_of(given.url or "", key_of(given.api_key_env))
             found = calibration.calibrate_url(where, known, Path(given.folder), settings=settings, **common)
     profile, outcomes, late = found

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
-from packer.cli.declare import bundle, command, option, pairs, values
+from packer.cli.declare import Readers, bundle, command, option, pairs, values
 from packer.cli.options import Writing, common, complete
 
-SETTINGS: dict[str, Callable[[str], Any]] = {
-    "max-model-len": int,
-    "max-num-seqs": int,
-    "max-num-batched-tokens": int,
-    "gpu-memory-utilization": float,
+SETTINGS: Readers = {
+    "tensor-parallel-size": click.IntRange(min=1, max=64),
+    "quantization": str,
+    **dict.fromkeys(("max-model-len", "max-num-seqs", "max-num-batched-tokens"), click.IntRange(min=1)),
+    "gpu-memory-utilization": click.FloatRange(0.0, 1.0, min_open=True),
     "kv-cache-dtype": str,
     "vllm-version": str,
+    "engine": click.Choice(("vllm", "sglang")),
 }
 
 
@@ -26,13 +26,12 @@ class EstimateOptions:
 
     model: A Hugging Face repository known to packer or in this machine's cache, or the model's config.json.
     gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
-    tensor_parallel_size: GPUs of one server.
-    quantization: fp8, int8, awq, gptq or nvfp4. [default: as the model's config says]
     name: What the profile is called. [default: GPU/model]
-    settings: A setting of the engine, by default vLLM's for the GPU: max-model-len, max-num-seqs,
+    settings: A setting of the server: tensor-parallel-size (its GPUs, 1), quantization (fp8, int8, awq, gptq, nvfp4; as
+        the model's config says), and by default as vLLM has it for the GPU max-model-len, max-num-seqs,
         max-num-batched-tokens, gpu-memory-utilization, kv-cache-dtype (auto, bfloat16, fp8), vllm-version (whose rules
-        and defaults hold; the newest that is known); --max-model-len 8192 is the same; repeatable.
-    engine_name: The engine: its memory for slots and its eviction; the step law is vLLM's.
+        and defaults hold; the newest that is known), engine (vllm or sglang: its memory for slots and its eviction; the
+        step law is vLLM's); --max-model-len 8192 is the same; repeatable.
     price_per_hour: Price of the server's GPUs per hour. [default: the data sheet's]
     """
 
@@ -40,11 +39,8 @@ class EstimateOptions:
         required=True, metavar="NAME|PATH", shell_complete=complete("packer.fit.models:MODELS")
     )
     gpu: str = option(required=True, metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
-    tensor_parallel_size: int = option(type=click.IntRange(min=1, max=64), default=1, metavar="N")
-    quantization: str | None = option(metavar="NAME")
     name: str | None = option()
     settings: dict[str, Any] = pairs("--set", names=SETTINGS)
-    engine_name: str = option("--engine", type=click.Choice(("vllm", "sglang")), default="vllm")
     price_per_hour: float | None = option("--price", type=float)
     output: str = common("output", help="Where to write the profile (.toml).", required=True)
 
@@ -74,7 +70,9 @@ def estimate(given: EstimateOptions, out: Writing) -> None:
         raise IncompatibleError(f"Expected the output's name to end in .toml, got {output[:80]!r}.")
     out.check(output)
     settings = values(given, "model", "gpu", "output", "settings") | given.settings
-    profile = estimate_profile(given.model, given.gpu, version=settings.pop("vllm_version", None), **settings)
+    named = {"vllm_version": "version", "engine": "engine_name"}
+    settings = {named.get(name, name): value for name, value in settings.items()}
+    profile = estimate_profile(given.model, given.gpu, **settings)
     write_profile(profile, output, force=out.force)
     tokens = kv_cache_tokens(profile, profile.settings(1, 8))
     told = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}

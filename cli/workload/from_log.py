@@ -11,7 +11,7 @@ from packer.cli.options import Writing, common
 from packer.cli.traffic import LogOptions, RankOptions, ViewOptions
 from packer.cli.workload.observed import ObservedFiles
 
-UNRECORDED = ("output", "loads_path", "day_path", "force", "as_json", "quiet")
+UNRECORDED = ("output", "tables", "force", "as_json", "quiet")
 """Options that don't change what the file says."""
 
 
@@ -62,7 +62,7 @@ def from_log(
     from packer.operate.summary import summary_of
     from packer.traces.read import read_trace
 
-    out.check(files.output, files.loads_path, files.day_path)
+    out.check(files.output, *files.tables.values())
     if given.replay:
         refuse_unused("--replay", ("at",))
     known = ranks.read()
@@ -91,9 +91,7 @@ def _command(log_path: str, output: str) -> str:
         if default or not isinstance(each, click.Option) or name in UNRECORDED:
             continue
         value = context.params[name]
-        if each.multiple:
-            words += [f"{each.opts[-1]} {item}" for item in value]
-            continue
-        text = ",".join(f"{item:g}" for item in value) if isinstance(value, tuple) else str(value)
-        words.append(each.opts[-1] if each.is_flag else f"{each.opts[-1]} {text}")
+        for item in value if each.multiple else (value,):
+            text = ",".join(f"{number:g}" for number in item) if isinstance(item, tuple) else str(item)
+            words.append(each.opts[-1] if each.is_flag else f"{each.opts[-1]} {text}")
     return " ".join([*words, "-o", Path(output).name])

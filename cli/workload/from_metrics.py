@@ -50,7 +50,7 @@ def from_metrics(
     """
     from packer.operate.observe import observe_metrics
 
-    out.check(files.output, files.loads_path, files.day_path, span.save_path)
+    out.check(files.output, *files.tables.values(), span.save_path)
     metrics.check()
     known = ranks.read()
     read = metrics.read(
@@ -58,7 +58,7 @@ def from_metrics(
         window_s=view.window_s,
         save_path=span.save_path,
         skip=span.skip,
-        by_clock=files.day_path is not None or view.by_time_of_day,
+        by_clock="day" in files.tables or view.by_time_of_day,
     )
     found = observe_metrics(read, known, view.view())
     files.write(found, out, source=f"packer workload from-metrics --gateway {metrics.gateway}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from packer.cli.declare import bundle, command, option, values
+from packer.cli.declare import bundle, command, option, pairs, values
 from packer.cli.options import Writing, common, numbers
 
 
@@ -20,9 +20,9 @@ class Made:
     input_tokens: Mean input length, tokens.
     output_tokens: Mean output length, tokens.
     shared_prefix_tokens: Tokens that all prompts of an adapter begin with, as a system prompt.
-    turns: Mean requests of a session; each begins with all that was said before.
-    think_s: With --turns: mean time from an answer to the next turn, s.
-    turn_tokens: With --turns: mean tokens that the user adds in a later turn. [default: as the first, less the prefix]
+    sessions: Sessions: turns (mean requests of one; each begins with all that was said before), think-s (mean time from
+        an answer to the next turn, s), turn-tokens (mean tokens that the user adds in a later turn; as in the first,
+        less the prefix); --turns 4 is the same; repeatable.
     output: Where to write the workload: .csv, .json, .yaml or .parquet.
     """
 
@@ -36,9 +36,9 @@ class Made:
     shared_prefix_tokens: int = option(
         "--shared-prefix", type=click.IntRange(min=0), default=0, metavar="TOKENS"
     )
-    turns: float | None = option(type=float, metavar="MEAN")
-    think_s: float | None = option(type=float, metavar="S")
-    turn_tokens: float | None = option(type=float, metavar="MEAN")
+    sessions: dict[str, float] = pairs(
+        "--session", names=dict.fromkeys(("turns", "think-s", "turn-tokens"), float)
+    )
     seed: int = common("seed")
     output: str = common("output", required=True)
 
@@ -68,8 +68,8 @@ def generate(made: Made, out: Writing) -> None:
     given["rates"] = () if made.total_rate is not None else made.rates or (0.1, 0.05, 0.025)
     for name, shape in (("input_tokens", SHAREGPT_INPUT), ("output_tokens", SHAREGPT_OUTPUT)):
         given[name] = shape if given[name] is None else shape.scaled(checked_mean(given[name]))
-    about = {key: value for key in ("think_s", "turn_tokens") if (value := given.pop(key)) is not None}
-    turns = given.pop("turns")
+    about = dict(given.pop("sessions"))
+    turns = about.pop("turns", None)
     if turns is None and about:
         raise IncompatibleError("--think-s and --turn-tokens describe sessions: expected --turns with them.")
     sessions = None if turns is None else Sessions(turns, **about)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from packer.cli.declare import bundle, option
+from packer.cli.declare import bundle, pairs
 from packer.cli.options import Writing, common
 from packer.cli.output import Table
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 class ObservedFiles:
     """What is written.
 
-    loads_path: Also write the rates at each load, for --objective headroom:rates=FILE.csv.
-    day_path: Also write the rates of each window of the mean day (UTC), for packer schedule --rates FILE.csv.
+    tables: Also write rates, .csv: loads (at each load, for --objective headroom:rates=FILE.csv), day (in each window
+        of the mean day, UTC, for packer schedule --rates FILE.csv); --day FILE.csv is the same; repeatable.
     output: Where to write the workload: .csv, .json, .yaml or .parquet.
     """
 
-    loads_path: str | None = option("--loads", metavar="FILE.csv")
-    day_path: str | None = option("--day", metavar="FILE.csv")
+    tables: dict[str, str] = pairs("--table", names={"loads": str, "day": str}, metavar="NAME=FILE")
     output: str = common("output", required=True)
 
     def write(
@@ -38,14 +37,13 @@ class ObservedFiles:
 
         fleet = found.fleet if found.fleet.arrivals.trace is not None else rounded(found.fleet)
         rates = found.table
-        day = rates.day() if self.day_path is not None else {}
+        written = {"loads": found.loads, "day": rates.day() if "day" in self.tables else {}}
         write_workload(fleet, self.output, force=out.force, comments=[source])
         for each in (f"traffic of {found.span}; rates: {found.planned_for}", *found.notes):
             out.note(each)
-        for path, loads in ((self.loads_path, found.loads), (self.day_path, day)):
-            if path is not None:
-                write_text(path, loads_text(rates.names, loads), force=out.force)
-                out.note(f"wrote {path}")
+        for name, path in self.tables.items():
+            write_text(path, loads_text(rates.names, written[name]), force=out.force)
+            out.note(f"wrote {path}")
         totals = {
             name: {"requests_s": float(vector.sum()), "offered_tok_s": float(vector @ rates.tokens)}
             for name, vector in found.loads.items()

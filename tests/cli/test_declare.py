@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from packer.cli.declare import bundle, flag, option, parameters
+from packer.cli.declare import Command, bundle, flag, option, pairs, parameters
 
 
 def test_help_is_the_line_of_the_docstring() -> None:
@@ -48,3 +48,27 @@ def test_a_line_about_no_option_is_refused() -> None:
 
     with pytest.raises(TypeError, match="sise"):
         parameters(Given)
+
+
+def test_a_name_of_pairs_is_an_option_of_its_own() -> None:
+    """`--size 8`, `--size=8` and `--set size=8` are the same; what is no name or no value is refused."""
+
+    @bundle
+    class Given:
+        """Own.
+
+        settings: Sizes.
+        """
+
+        settings: dict[str, int] = pairs("--set", names={"size": int, "max-size": click.IntRange(max=9)})
+
+    seen: list[dict[str, int]] = []
+    found = Command("x", params=parameters(Given), callback=lambda settings: seen.append(settings))
+    for words in ("--size 8", "--size=8", "--set size=8", "--set size=1 --size 8"):
+        found.main(words.split(), standalone_mode=False)
+    found.main(["--set", "max_size=9", "--max-size", "3"], standalone_mode=False)
+    found.main([], standalone_mode=False)
+    assert seen == [*[{"size": 8}] * 4, {"max_size": 3}, {}]
+    for words in ("--size", "--size x", "--set size", "--set other=3", "--max-size 10"):
+        with pytest.raises(click.UsageError):
+            found.main(words.split(), standalone_mode=False)
