@@ -273,26 +273,25 @@ def _totals(plan: Plan) -> list[str]:
 
 def _engine(plan: Plan) -> list[str]:
     """What the plan assumes of the engine: the version whose rules it follows, and prefixes that requests share."""
-    from packer.twin.engine_rules import followed, rules_of
+    from packer.report.prefixes import prefix_words
+    from packer.twin.engine_rules import followed
 
     lines = []
     for profile in dict.fromkeys(item.profile for item in plan.bins):
+        settings = profile.provenance.get("settings", "")
         other = re.fullmatch(
-            r"those of (.+), but for (.*\b)?version .*", profile.provenance.get("settings", "")
+            r"those of (.+), but for (?:.*\b)?version \S+(?: instead of (\S+?))?(,.*)?", settings
         )
         if other is not None:
-            version = profile.engine.version
-            lines.append(f"Version     rules of vLLM {version}; step times are those measured for {other[1]}")
+            measured = f"vLLM {other[2]} ({other[1]})" if other[2] else other[1]
+            lines.append(
+                f"Version     rules of vLLM {profile.engine.version}: scheduling, KV cache and slots are its own; "
+                f"step times are those measured on {measured}"
+            )
         if said := followed(profile.engine):
             lines.append(f"Version     {said}")
-    cached = any(rules_of(item.profile.engine).prefix_caching for item in plan.bins)
-    shared = plan.workload.has_sessions or plan.workload.shared_prefix_tokens.any()
-    trace = plan.workload.arrivals.trace
-    if cached and not shared and (trace is None or trace.blocks is None):
-        lines.append(
-            "Prefixes    none are assumed to be shared, so that prefix caching saves nothing; the column "
-            "shared_prefix_tokens gives the length of an adapter's system prompt"
-        )
+    if (shared := prefix_words(plan)) is not None:
+        lines.append(f"Prefixes    {shared}")
     return lines
 
 

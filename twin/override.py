@@ -71,12 +71,13 @@ def with_engine(
     further = max(0, engine.max_num_seqs - profile.engine.max_num_seqs)
     extra_bytes = share * profile.gpu.memory_bytes - further * each * LARGEST_VOCABULARY
     told = ", ".join(f"{name} {value}" for name, value in given.items())
+    because = told + (f" instead of {profile.engine.version}" if "version" in given else "")
     return replace(
         profile,
         name=f"{profile.name} ({told})",
         engine=engine,
         memory=_memory(profile, extra_bytes, engine.max_model_len),
-        provenance={**profile.provenance, "settings": f"those of {profile.name}, but for {told}"},
+        provenance={**profile.provenance, "settings": f"those of {profile.name}, but for {because}"},
     )
 
 

@@ -1,0 +1,53 @@
+"""A plan says that it assumes no shared prefixes, and what they would change; with shared prefixes it says nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.io.profiles import load_profile
+from packer.plan import Plan
+from packer.planning.solve import solve
+from packer.report.prefixes import prefix_words
+from packer.sessions import Sessions
+from packer.twin.override import with_engine
+from packer.workload import Workload
+
+FLEET = Workload([Adapter(f"a{i}", 8, 0.6) for i in range(12)])
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """A plan for servers that cache prefixes."""
+    profile = with_engine(load_profile("h100-64gb/llama-3.1-8b-instruct"), vllm_version="0.32.0")
+    return solve(FLEET, profile, objective="gpus", seed=1)
+
+
+def test_the_busiest_server_is_faster_with_half_of_its_prompts_cached(plan: Plan) -> None:
+    """The sentence names the hit rate and two figures of a server, of which the cached ones are lower."""
+    said = prefix_words(plan)
+    assert said is not None
+    assert said.startswith("none are assumed to be shared")
+    found = re.search(
+        r"with (\d+)% .* TTFT of ([\d,]+) instead of ([\d,]+) ms .* ITL of ([\d.]+) instead of ([\d.]+)", said
+    )
+    assert found is not None
+    share, *times = (float(text.replace(",", "")) for text in found.groups())
+    assert share == pytest.approx(50, abs=2)
+    assert times[0] < times[1]
+    assert times[2] < times[3]
+
+
+def test_nothing_is_said_where_prefixes_are_given_or_not_cached(plan: Plan) -> None:
+    """Sessions and prefixes of the fleet are assumed; a server without prefix caching has no use for them."""
+    for given in (
+        {"sessions": Sessions(3.0)},
+        {"adapters": (Adapter("a", 8, 1.0, shared_prefix_tokens=99),)},
+    ):
+        assert prefix_words(replace(plan, workload=replace(FLEET, **given))) is None
+    old = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    bins = tuple(replace(item, profile=old) for item in plan.bins)
+    assert prefix_words(replace(plan, bins=bins)) is None
