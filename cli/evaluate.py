@@ -62,25 +62,21 @@ class Changes:
 
 
 @bundle
-class ObservedTraffic:
-    """Observed traffic to evaluate the plan with.
+class MeasuredTraffic:
+    """Where traffic is measured, and how often.
 
     log_path: An access log: evaluate at the rates of its busiest window; with --every, of its last one.
     window_s: Rates are measured in windows of this length; those of Prometheus are of the last one.
-    tolerance: A measured rate that differs by more than this share counts as drifted.
     every_s: Repeat the measurement until interrupted. [default: once]
     listen: With --every: serve the predicted figures and the advice to Prometheus, at /metrics.
-    seen_path: Write the measured workload here each time, for packer solve --from.
     """
 
     log_path: str | None = option("--log", metavar="LOG.jsonl")
     window_s: float = option(
         "--window", type=click.FloatRange(min=1.0, max=1e8), default=3600.0, metavar="SECONDS"
     )
-    tolerance: float = option(type=click.FloatRange(min=0.0, max=100.0), default=0.25, metavar="X")
     every_s: float | None = option("--every", type=click.FloatRange(min=1.0, max=1e7), metavar="SECONDS")
     listen: str | None = option(metavar="HOST:PORT")
-    seen_path: str | None = option("--seen", metavar="FILE")
 
     def reader(self, metrics: PrometheusOptions) -> Callable[[], Workload] | None:
         """Measures the fleet at each call; None where no traffic was given."""
@@ -99,6 +95,18 @@ class ObservedTraffic:
             return latest_of_metrics(found, metrics.place)
 
         return read
+
+
+@bundle
+class ObservedTraffic(MeasuredTraffic):
+    """Observed traffic to evaluate the plan with.
+
+    tolerance: A measured rate that differs by more than this share counts as drifted.
+    seen_path: Write the measured workload here each time, for packer solve --from.
+    """
+
+    tolerance: float = option(type=click.FloatRange(min=0.0, max=100.0), default=0.25, metavar="X")
+    seen_path: str | None = option("--seen", metavar="FILE")
 
 
 @command

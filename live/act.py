@@ -69,11 +69,10 @@ class Acting:
         with ThreadPoolExecutor(min(AT_ONCE, len(self.servers))) as pool:
             return list(pool.map(one, self.servers))
 
-    def placement(self, seen: Sequence[Models | str]) -> list[dict[str, float]]:
+    def placement(self, seen: Sequence[Models | str], *, whole: bool = True) -> list[dict[str, float]]:
         """What the servers hold, as they say themselves, with the shares of the state; none of those away.
 
-        An adapter that a server holds and the state does not know has a share only if no other server is known to
-        have one.
+        `whole`: an adapter whose requests the state sends nowhere, or to a server that is away, has equal shares.
         """
         known = self.state.routes(self.numbers)
         found: list[dict[str, float]] = []
@@ -83,7 +82,7 @@ class Acting:
             if not isinstance(models, str):
                 base = (name for name, rank in self.ranks.items() if not rank)
                 found[s] |= {name: known.get(name, {}).get(s, 0.0) for name in base}
-        for name in {name for placed in found for name in placed}:
+        for name in {name for placed in found for name in placed} if whole else ():
             holding = [placed for placed in found if name in placed]
             if not any(placed[name] for placed in holding) and self.ranks.get(name, 1):
                 for placed in holding:

@@ -34,11 +34,11 @@ def metrics_text(plan: Plan, drift: Mapping[str, Any], read_at_s: float) -> str:
         of_servers=of_servers,
         headroom=headroom,
         read_at_s=read_at_s,
-        sample=_sample,
+        sample=sample,
     )
 
 
-def _sample(name: str, labels: str, value: float | None) -> Markup:
+def sample(name: str, labels: str, value: float | None) -> Markup:
     """A line of a gauge; nothing for a figure that does not exist."""
     if value is None or math.isnan(value):
         return Markup("")

@@ -35,7 +35,7 @@ class StandIn:
         self.headers: list[dict[str, str]] = []
         self.counts: Counter[str] = Counter()
         self.victim = 0
-        self.counters = ""
+        self.counters, self.longest = "", 256
         stand_in = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -115,7 +115,7 @@ class StandIn:
         if path == "/health":
             return 200, ""
         if path == "/v1/models":
-            cards = [{"id": self.base, "max_model_len": 256}]
+            cards = [{"id": self.base, "max_model_len": self.longest}]
             cards += [{"id": n, "root": p, "parent": self.base} for n, p in self.adapters.items()]
             return 200, json.dumps({"data": cards})
         if path == "/metrics":

@@ -30,6 +30,8 @@ from packer.twin.engine.state import NO_LIMIT
 from packer.workload import Workload
 
 Ticking = TickingPolicy | TickingRouter
+ASSIGNED_S = 3600.0
+"""For so long a static router assigns requests at a time where a controller may change the servers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +168,8 @@ class Dispatch:
                 if clock.changed:
                     before, c = c, self.current
                     clock.view.allow(c)
-                    if before.same(c) and self.serving is not None and not self.serving.orphans:
+                    same = before.same(c) and self.serving is not None and not self.serving.orphans
+                    if same and now_s < clock.assigned_s:
                         continue
                     again = self._again(clock, given, r)
                     servers = self._resend(clock, c, p, again, given, now_s)
@@ -177,7 +180,11 @@ class Dispatch:
         servers, lost = clock.servers, sorted(self.serving.orphans)
         self.serving.orphans.clear()
         if isinstance(self.router, StaticRouter):
-            left = np.concatenate([np.array(lost, dtype=np.int64), np.arange(r, len(given))])
+            end = len(given)
+            if self.controller is not None:  # which changes again soon
+                clock.assigned_s = float(servers.sent_s[r] if r < end else math.inf) + ASSIGNED_S
+                end = int(np.searchsorted(servers.sent_s, clock.assigned_s))
+            left = np.concatenate([np.array(lost, dtype=np.int64), np.arange(r, end)])
             found = self.assign(servers.adapter[left], servers.sent_s[left], self.current)
             assert found is not None
             given[left] = found
@@ -245,13 +252,15 @@ class _Clock:
 
     def __init__(self, work: Dispatch, servers: Servers, engines: Engines, ticks: list[Ticking]) -> None:
         self.work, self.servers, self.engines, self.ticks = work, servers, engines, ticks
-        self.view = ClusterView(work.cluster, work.workload, work.current, servers)
+        on = None if work.serving is None else work.serving.on
+        self.view = ClusterView(work.cluster, work.workload, work.current, servers, on)
         for each in ticks:
             if isinstance(each, TickingPolicy):
                 each.start(self.view, work.seed)
         self._due_s = [float(each.period_s) for each in ticks]
         self.serving, self.controller, self.changed = work.serving, work.controller, False
         self._control_s = 0.0 if self.controller is not None else math.inf
+        self.assigned_s = math.inf  # until when a static router has assigned requests
 
     @property
     def acts(self) -> bool:
@@ -262,7 +271,7 @@ class _Clock:
     def next_s(self) -> float:
         """When the next one acts; infinite if none does."""
         changes_s = math.inf if self.serving is None else self.serving.next_s
-        return min(*self._due_s, changes_s, self._control_s, math.inf)
+        return min(*self._due_s, changes_s, self._control_s, self.assigned_s, math.inf)
 
     def follow(self, servers: Servers) -> None:
         """The event loop got larger arrays."""
@@ -292,6 +301,7 @@ class _Clock:
             with plugged(f"The controller, at {now_s:.6g} s,"):
                 changes = list(self.controller.act(now_s, self.view) or ())
             serving.add(changes, now_s)
+        self.changed = now_s >= self.assigned_s
         if serving.next_s <= now_s:
             serving.apply(self.servers, now_s)
             self.changed = True

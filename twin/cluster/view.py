@@ -29,9 +29,12 @@ class ClusterView:
     """
 
     def __init__(
-        self, cluster: Cluster, workload: Workload, candidates: Candidates, servers: Servers
-    ) -> None:
+        self, cluster: Cluster, workload: Workload, candidates: Candidates, servers: Servers,
+        on: BoolArray | None = None,
+    ) -> None:  # fmt: skip
         self.cluster, self.workload = cluster, workload
+        self.on = np.ones(len(cluster), dtype=np.bool_) if on is None else on
+        """Servers that get requests now, bool (S,)."""
         self._candidates, self._servers = candidates, servers
 
     def follow(self, servers: Servers) -> None:

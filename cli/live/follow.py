@@ -1,0 +1,181 @@
+"""`packer live follow`: keep a plan true on running servers, or rehearse that on a trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packer.cli.declare import bundle, command, flag, option
+from packer.cli.evaluate import MeasuredTraffic
+from packer.cli.live.calibrate import duration
+from packer.cli.options import PlanArgument, Writing, common
+from packer.cli.output import Table, write_json
+from packer.cli.traffic import PrometheusOptions
+from packer.errors import IncompatibleError
+from packer.words import counted
+
+if TYPE_CHECKING:
+    from packer.operate.follow import Following
+    from packer.operate.keeper import Decision
+    from packer.operate.rehearse import Rehearsal
+    from packer.plan import Plan
+    from packer.workload import Workload
+
+
+@bundle
+class Followed:
+    """What is followed.
+
+    servers: The servers, the router in front of them, and limits.
+    simulate: Rehearse with this trace, a fleet that replays requests of the plan's adapters, on simulated servers.
+    fleet: A fleet that is read at each look: its new adapters get a server, those that it lacks leave theirs.
+    dry_run: Say what would be done, and do nothing.
+    most_servers: With --simulate: most servers at once. [default: twice those of the plan]
+    failures: With --simulate: servers that are lost on a day.
+    alone: With --simulate: leave out fixed servers, a schedule and autoscalers.
+    html: Write a page with the servers and the changes after each look.
+    output: With --simulate: write the result as JSON.
+    """
+
+    servers: str | None = option(metavar="FILE.toml")
+    simulate: str | None = option(metavar="TRACE")
+    fleet: str | None = option(metavar="FILE")
+    dry_run: bool = flag()
+    most_servers: int | None = option(type=click.IntRange(1), metavar="N")
+    failures: float = option(type=click.FloatRange(min=0.0, max=1e4), default=1.0, metavar="N")
+    alone: bool = flag()
+    slo: tuple[str, ...] = common("slo")
+    html: str | None = option(metavar="FILE.html")
+    output: str | None = option("-o", "--output", metavar="FILE.json")
+    seed: int = common("seed")
+
+
+@bundle
+class Looks(MeasuredTraffic):
+    """How often the servers are looked at, and where their traffic is measured.
+
+    every_s: Time between two looks.
+    log_path: Measure the rates in the last window of this access log, not from the servers' metrics.
+    listen: Serve the state, the load of each server and its latencies, predicted and measured, at /metrics.
+    """
+
+    every_s: float | None = option("--every", type=duration, default="60s", metavar="60s")
+
+
+@command
+def follow(
+    file: PlanArgument, given: Followed, looks: Looks, metrics: PrometheusOptions, out: Writing
+) -> int:
+    """Keep a plan true on running servers: adapters follow the load, servers start and stop.
+
+    At each look the load is measured (from the servers' own metrics, or --log, or --url) and the twin says what each
+    server holds within the goal. A server that has too much gives adapters to others; one that is lost leaves its
+    adapters to those that answer; a server more or less runs where it is worth its cost. Each change is said with its
+    reason. Ctrl-C leaves everything serving.
+
+    \b
+    Examples:
+      packer live follow plan.json --servers servers.toml --dry-run --html follow.html
+      packer live follow plan.json --servers servers.toml --every 60s --listen 0.0.0.0:9878
+      packer live follow plan.json --simulate week.csv
+    """
+    if (given.servers is None) == (given.simulate is None):
+        raise click.UsageError("Give either --servers or --simulate.")
+    plan = file.plan()
+    if not plan.bins or plan.unplaced:
+        raise IncompatibleError("Expected a plan with a server for each adapter, got an infeasible one.")
+    out.check(given.output)
+    out.check(given.html, what="page", endings=(".html", ".htm"))
+    goal = plan.workload.slo.parsed(given.slo) if given.slo else plan.workload.slo
+    fleet = replace(plan.workload, slo=goal)
+    if given.simulate is not None:
+        return _rehearsed(plan, fleet, given, looks, out)
+    return _followed(plan, fleet, given, looks, metrics, out)
+
+
+def _rehearsed(plan: Plan, fleet: Workload, given: Followed, looks: Looks, out: Writing) -> int:
+    from packer.io.workloads import read_workload
+    from packer.operate.rehearse import rehearse
+
+    replayed = read_workload(given.simulate or "")
+    unknown = set(replayed.names) - set(fleet.names)
+    if replayed.arrivals.trace is None or unknown:
+        raise IncompatibleError(
+            f"Expected {given.simulate} to replay requests of the plan's adapters"
+            + (f", got {sorted(unknown)[0]!r}." if unknown else ", got a fleet without a trace.")
+        )
+    traced = replace(replayed, slo=fleet.slo)
+    with out.progress() as progress:
+        found = rehearse(
+            plan, traced, servers=given.most_servers, failures_per_day=given.failures, beside=not given.alone,
+            period_s=looks.every_s or 60.0, seed=given.seed, progress=progress,
+        )  # fmt: skip
+    write_json(found.to_dict(), given.output)
+    out.result(found.to_dict, lambda: _lines(found))
+    return 0
+
+
+def _lines(found: Rehearsal) -> list[Table | str]:
+    rows = [
+        (
+            each.name, f"{each.gpu_hours:.1f}", f"{each.gpu_hours / found.hindsight_gpu_hours - 1:+.0%}",
+            f"{each.within:.2%}", each.starts, each.loads, each.failures,
+        )
+        for each in found.outcomes
+    ]  # fmt: skip
+    columns = ("servers", "GPU-hours", "hindsight", "within limits", "starts", "loads", "failures")
+    return [
+        Table(f"{counted(found.hours, 'hour')} of requests", columns, rows),
+        f"Hindsight, each hour alone: {found.hindsight_gpu_hours:.0f} GPU-hours; at least {found.fewest_loads} loads.",
+    ]
+
+
+def _followed(
+    plan: Plan, fleet: Workload, given: Followed, looks: Looks, metrics: PrometheusOptions, out: Writing
+) -> int:
+    from contextlib import ExitStack
+
+    from packer.io.files import write_text
+    from packer.io.workloads import read_workload
+    from packer.live.act import Acting
+    from packer.live.fleet_file import read_live_fleet
+    from packer.operate.follow import Following
+    from packer.operate.watch import Exporter
+    from packer.report.following import live_metrics, live_page, rows_of
+
+    source = looks.reader(metrics)
+    acting = Acting(plan, read_live_fleet(given.servers or ""), out.note)
+    following = Following(acting, fleet, looks.every_s or 60.0, source, given.dry_run)
+    exporter = Exporter()
+
+    def after(made: list[Decision]) -> None:
+        rows = rows_of(following)
+        exporter.text = live_metrics(following, rows)
+        if given.html is not None:
+            write_text(given.html, live_page(following, rows))
+        for each in following.log[-len(made) :] if made else ():
+            out.result(each, lambda each=each: _said(each, following))  # type: ignore[misc]
+        if following.keeper.missing:
+            out.note(f"{counted(following.keeper.missing, 'more server')} needed")
+
+    path = given.fleet
+    again = None if path is None else lambda: read_workload(path)
+    with ExitStack() as stack:
+        if looks.listen:
+            port = stack.enter_context(exporter.listen(looks.listen))
+            out.note(f"serving metrics at http://{looks.listen.rpartition(':')[0]}:{port}/metrics")
+        if not given.dry_run:
+            stack.enter_context(acting.held())
+        following.run(after, again)
+    return 0
+
+
+def _said(entry: dict[str, Any], following: Following) -> list[Table | str]:
+    done = "would be done" if following.dry_run else "done"
+    return [
+        f"{entry['why']}: {counted(len(entry['steps']), 'step')} {done}",
+        *entry["steps"],
+        *entry.get("failed", []),
+    ]

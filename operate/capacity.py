@@ -1,0 +1,84 @@
+"""What a server holds within the goal, by the twin: the largest load of its adapters' mix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from packer.adapter import Adapter
+from packer.checks import slot_rank_for
+from packer.cluster import ServerKind
+from packer.solvers.candidates import max_loras_candidates
+from packer.twin.result import Simulation
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+STEP = 1.05
+"""Loads that are tried differ by this factor."""
+SPAN_S = 1200.0
+"""Simulated time of a server."""
+MOST_STEPS = 60
+
+
+@dataclass(eq=False)
+class Capacity:
+    """Asks the twin for each server, beginning at the load that it held the last time."""
+
+    workload: Workload
+    kinds: Sequence[ServerKind]
+    seed: int = 0
+    _last: dict[str, int] = field(default_factory=dict)
+    simulated: int = 0
+
+    def of(self, server: int, load: Mapping[int, float]) -> float:
+        """Load that the server keeps the goal at, tok/s; `load`: of its adapters, tok/s, whose mix counts."""
+        return self.of_kind(self.kinds[server], load)
+
+    def of_kind(self, kind: ServerKind, load: Mapping[int, float]) -> float:
+        """The same of a kind of server."""
+        k = self._last.get(kind.name, round(math.log(sum(load.values())) / math.log(STEP)))
+        step = 1 if kind.name in self._last else 8
+        holds = self._holds(kind, load, k)
+        way = step if holds else -step
+        for _ in range(MOST_STEPS):
+            if self._holds(kind, load, k + way) != holds:
+                break
+            k += way
+        else:
+            return STEP**k
+        low, high = sorted((k, k + way))
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._holds(kind, load, middle) else (low, middle)
+        self._last[kind.name] = low
+        return STEP**low
+
+    def best(self, kind: ServerKind) -> ServerKind:
+        """The same kind with the slots, of the fleet's largest rank, that hold most of the whole fleet's mix."""
+        fleet, most = self.workload, 0.0
+        rank, found = slot_rank_for(int(fleet.ranks.max())), kind
+        load = dict(enumerate(fleet.offered_tok_s_by_adapter.tolist()))
+        for slots in max_loras_candidates(len(fleet), kind.profile, rank):
+            name = f"{kind.profile.name}, {slots} slots of rank {rank}"
+            like = replace(kind, name=name, max_loras=slots, max_lora_rank=rank)
+            held = self.of_kind(like, load)
+            if held > most:
+                most, found = held, like
+        return found
+
+    def _holds(self, kind: ServerKind, load: Mapping[int, float], k: int) -> bool:
+        return self.run(kind, load, STEP**k / sum(load.values())).slo_used <= 1.0
+
+    def run(self, kind: ServerKind, load: Mapping[int, float], factor: float = 1.0) -> Simulation:
+        """The server with this load, times a factor."""
+        self.simulated += 1
+        fleet = self.workload
+        adapters: list[Adapter] = [
+            replace(fleet.adapters[a], rate=max(factor * tok_s / float(fleet.mean_tokens[a]), 1e-6))
+            for a, tok_s in load.items()
+        ]
+        rank = int(fleet.ranks.max()) if kind.max_lora_rank is None else kind.max_lora_rank
+        settings = kind.profile.settings(kind.max_loras, rank)
+        given = replace(fleet, adapters=tuple(adapters))
+        return simulate(given, kind.profile, **asdict(settings), duration_s=SPAN_S, seed=self.seed)

@@ -1,0 +1,349 @@
+"""The controller that keeps a plan true while it runs: how many servers, which adapters where, and why.
+
+One object decides for the cluster twin (`act`) and for real servers (`decide`): a server is used up to a share of what
+the twin says that it holds within the goal, and a change must be worth what it costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from packer.arrays import BoolArray, FloatArray
+from packer.change import Change
+from packer.cluster import ServerKind
+from packer.operate.capacity import Capacity
+from packer.operate.schedule import MOVE_COST_S
+from packer.operate.spread import spread
+from packer.words import counted
+from packer.workload import Workload
+
+LOWER = 0.07
+"""A server with too much load gives away so much more that it need not soon again."""
+FULL, ENOUGH = 0.98, 0.9
+"""Shares of the servers' capacity: above the first one a server more is needed, and one less must leave the second."""
+LONG_S, SHORT_S = 1800.0, 600.0
+"""Windows in which the adapters' shares of the load, and the load of all, are measured."""
+STEEPEST = 0.25
+"""Most that the trend adds to the load."""
+STAY_S = 600.0
+"""A server less is run only after the others have had enough for so long, at least."""
+AGAIN_S = 4 * 3600.0
+"""Capacities are asked again after so long, because the mix of requests changes."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was measured, at one time.
+
+    `load_tok_s`: offered load of each adapter over a long window, float64 (m,).
+    `recent_tok_s`, `before_tok_s`: offered load of all in the last short window, and in the one before it.
+    `ready`: servers that answer, bool (S,).
+    `held`: adapters on each server with their shares, where that is observed; None: what was decided stands.
+    """
+
+    load_tok_s: FloatArray
+    recent_tok_s: float
+    before_tok_s: float
+    ready: BoolArray
+    held: Sequence[Mapping[int, float]] | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A change with what it costs, and why it is made.
+
+    `loads`: of adapters; `forced` of them had no server. `starts`: of servers.
+    """
+
+    change: Change
+    why: str
+    loads: int = 0
+    starts: int = 0
+    forced: int = 0
+
+
+@dataclass(eq=False)
+class Keeper:
+    """Servers of a cluster, of which some are on.
+
+    `kinds`: of each server, with its settings. `held`: its adapters, by their index, with the share of their requests;
+    0 for a copy that waits. `on`: servers that are to serve. `rooms`: most adapters of each; None: any number.
+    `startup_s`: from the start of a server until it serves. `loads_per_hour`: more are not made, but for adapters
+    without a server. `may_start`: whether servers may be started and stopped; else only `missing` says what is needed.
+    """
+
+    workload: Workload
+    kinds: Sequence[ServerKind]
+    held: list[dict[int, float]]
+    on: BoolArray
+    rooms: Sequence[int | None] = ()
+    period_s: float = 60.0
+    startup_s: float = 120.0
+    loads_per_hour: int = 600
+    may_start: bool = True
+    seed: int = 0
+    log: list[Decision] = field(default_factory=list)
+    missing: int = 0
+    level: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.tokens = self.workload.mean_tokens
+        self.expected = self.on.copy()  # servers that were seen ready since their start
+        self.starting: dict[int, float] = {}
+        self.capacity = Capacity(self.workload, self.kinds, self.seed)
+        self._asked_s: dict[int, float] = {}
+        self._caps = np.zeros(len(self.kinds))
+        self._spare_since_s = math.inf
+        self._made: list[tuple[float, int]] = []
+
+    # ---- the twin
+    def act(self, now_s: float, view: Any) -> Iterable[Change]:
+        """As `packer.change.Controller`; nothing before a short window has passed."""
+        if now_s < SHORT_S:
+            return []
+        since_s = max(0.0, now_s - LONG_S)
+        load = view.requests_since(since_s, now_s) * self.tokens / (now_s - since_s)
+        recent = float(view.requests_since(now_s - SHORT_S, now_s) @ self.tokens) / SHORT_S
+        start_s = max(0.0, now_s - 2 * SHORT_S)
+        before = float(view.requests_since(start_s, now_s - SHORT_S) @ self.tokens)
+        span_s = now_s - SHORT_S - start_s
+        seen = Observed(load, recent, before / span_s if span_s > 0 else recent, view.on.copy())
+        return [each.change for each in self.decide(now_s, seen)]
+
+    # ---- decisions
+    def decide(self, now_s: float, seen: Observed) -> list[Decision]:
+        """What is to be changed now, in this order."""
+        if seen.held is not None:
+            self.held = [dict(own) for own in seen.held]
+        made = self._lost_and_found(now_s, seen.ready)
+        load = self._expected_load(seen)
+        made += self._without_server(now_s, load)
+        self._ask(now_s, load)
+        made += self._evened(now_s, load)
+        made += self._sized(now_s, load)
+        self.log += made
+        self._made = [(at_s, n) for at_s, n in self._made if at_s > now_s - 3600.0]
+        self._made += [(now_s, each.loads) for each in made if each.loads]
+        return made
+
+    def _expected_load(self, seen: Observed) -> FloatArray:
+        """Load of each adapter when a server that is started now would serve: the trend goes on until then."""
+        total = float(seen.load_tok_s.sum())
+        if total <= 0.0:
+            return np.full(len(self.workload), 1e-6)
+        horizon = (self.startup_s + self.period_s + 0.5 * SHORT_S) / SHORT_S
+        rise = (seen.recent_tok_s - seen.before_tok_s) * horizon
+        ahead = seen.recent_tok_s + min(max(rise, 0.0), STEEPEST * seen.recent_tok_s)
+        found: FloatArray = np.maximum(seen.load_tok_s * ahead / total, 1e-6)
+        return found
+
+    def _lost_and_found(self, now_s: float, ready: BoolArray) -> list[Decision]:
+        """Servers that are away hold nothing; those that answer again, or for the first time, serve."""
+        for s in np.flatnonzero(self.on & ready & ~self.expected).tolist():
+            self.expected[s] = True
+            self.starting.pop(s, None)
+            self._spare_since_s = math.inf
+        for s in np.flatnonzero(self.on & ~ready & self.expected).tolist():
+            self.expected[s] = self.on[s] = False
+            self.held[s] = {}
+        for s, until_s in list(self.starting.items()):
+            if now_s > until_s:  # it never came
+                self.on[s] = False
+                del self.starting[s]
+        return []
+
+    @property
+    def serving(self) -> list[int]:
+        """Servers that serve now."""
+        return np.flatnonzero(self.on & self.expected).tolist()
+
+    def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
+        """Adapters that no server serves go to those with the least load; shares of lost ones to the other copies."""
+        serving = self.serving
+        if not serving:
+            return []
+        used = dict.fromkeys(serving, 0.0)
+        lost, route = [], dict[int, dict[int, float]]()
+        for a in range(len(self.workload)):
+            own = {s: self.held[s][a] for s in serving if a in self.held[s]}
+            total = sum(own.values())
+            if not own:
+                lost.append(a)
+            elif abs(total - 1.0) > 1e-9:
+                shares = {s: share / total if total else 1.0 / len(own) for s, share in own.items()}
+                route[a] = {s: share for s, share in shares.items() if share}
+            for s, share in own.items():
+                used[s] += load[a] * (share / total if total else 1.0 / len(own))
+        fresh: list[tuple[int, int]] = []
+        for a in sorted(lost, key=lambda a: -load[a]):
+            fit = [
+                s for s in serving if self._rank(s) >= self.workload.adapters[a].rank and self._room(s, fresh)
+            ]
+            if not fit:
+                continue
+            s = min(fit, key=lambda s: used[s])
+            used[s] += load[a]
+            fresh.append((s, a))
+            route[a] = {s: 1.0}
+        if not route:
+            return []
+        why = f"{counted(len(fresh), 'adapter')} without a server, {counted(len(route) - len(fresh), 'route')} renewed"
+        return [replace(self._decided(now_s, fresh, route, why), forced=len(fresh))]
+
+    def _room(self, s: int, more: Sequence[tuple[int, int]] = ()) -> bool:
+        room = self.rooms[s] if self.rooms else None
+        return room is None or len(self.held[s]) + sum(t == s for t, _ in more) < room
+
+    def _rank(self, s: int) -> int:
+        rank = self.kinds[s].max_lora_rank
+        return int(self.workload.ranks.max()) if rank is None else rank
+
+    def _ask(self, now_s: float, load: FloatArray) -> None:
+        """Capacities of servers whose adapters changed, or that were asked long ago."""
+        for s in self.serving:
+            if now_s - self._asked_s.get(s, -math.inf) >= AGAIN_S:
+                own = {a: load[a] * share for a, share in self.held[s].items() if share}
+                if own:
+                    self._caps[s] = self.capacity.of(s, own)
+                    self._asked_s[s] = now_s
+        known = self._caps[self._caps > 0.0]
+        usual = float(known.mean()) if len(known) else math.inf
+        self._caps[self._caps <= 0.0] = usual
+
+    def caps(self, servers: Sequence[int]) -> FloatArray:
+        """What these servers hold, tok/s, corrected by what was measured, float64 (n,)."""
+        found: FloatArray = self._caps[list(servers)] * self.level
+        return found
+
+    def used(self, load: FloatArray) -> FloatArray:
+        """Offered load of each server, tok/s, float64 (S,)."""
+        return np.array([sum(load[a] * share for a, share in own.items()) for own in self.held])
+
+    def _evened(self, now_s: float, load: FloatArray) -> list[Decision]:
+        """Load goes from servers that have too much to those that have less, by routes if they do, else by loads."""
+        serving = self.serving
+        if len(serving) < 2:
+            return []
+        used = self.used(load)[serving] / self.caps(serving)
+        # At the total's own share an even load is what is left to reach.
+        mean = float(self.used(load)[serving].sum() / self.caps(serving).sum())
+        if used.max() <= max(FULL, 1.05 * mean):
+            return []
+        most = max(FULL - LOWER, 1.02 * mean)
+        left = self.loads_per_hour - sum(n for _, n in self._made)
+        own = [self.held[s] for s in serving]
+        fits = [[self._rank(s) >= adapter.rank for adapter in self.workload.adapters] for s in serving]
+        rooms = [self.rooms[s] if self.rooms else None for s in serving]
+        loads, shares = spread(load, self.caps(serving), own, fits, rooms, most, max(0, left))
+        if not shares:
+            return []
+        route = {a: {serving[k]: share for k, share in parts.items()} for a, parts in shares.items()}
+        why = f"a server has {used.max():.0%} of what it holds"
+        return [self._decided(now_s, [(serving[k], a) for k, a in loads], route, why)]
+
+    def _sized(self, now_s: float, load: FloatArray) -> list[Decision]:
+        """One server more or less, if the load asks for it and the change is worth it."""
+        serving = self.serving
+        total = float(load.sum())
+        caps = self.caps(serving)
+        usual = float(caps.mean()) if len(caps) else float(self._caps.max()) * self.level
+        if not math.isfinite(usual) or usual <= 0.0:
+            usual = max(total, 1.0)
+        at_hand = float(caps.sum()) + usual * len(self.starting)
+        needed = max(
+            1 if not serving and not self.starting else 0, math.ceil((total / FULL - at_hand) / usual)
+        )
+        self.missing = max(0, needed)
+        if needed > 0:
+            self._spare_since_s = math.inf
+            off = [s for s in range(len(self.kinds)) if not self.on[s]]
+            starts = tuple(off[:needed]) if self.may_start else ()
+            if not starts:
+                return []
+            for s in starts:
+                self.on[s], self.expected[s], self.held[s] = True, False, {}
+                self.starting[s] = now_s + 3.0 * self.startup_s + self.period_s
+                self._asked_s.pop(s, None)
+                self._caps[s] = usual / self.level
+            self.missing -= len(starts)
+            why = f"{total:,.0f} tok/s are expected, {at_hand:,.0f} is what the servers hold"
+            return [Decision(Change(now_s, start=starts), why, starts=len(starts))]
+        return self._one_less(now_s, load, serving)
+
+    def _one_less(self, now_s: float, load: FloatArray, serving: list[int]) -> list[Decision]:
+        """Stop a server whose load the others have held in reserve for longer than the change costs."""
+        total, caps = float(load.sum()), self.caps(serving)
+        if len(serving) < 2 or self.starting or not self.may_start:
+            return []
+        alone = [
+            sum(not any(a in self.held[t] for t in serving if t != s) for a in self.held[s]) for s in serving
+        ]
+        k = min(range(len(serving)), key=lambda k: (alone[k], self.used(load)[serving[k]], -serving[k]))
+        s, others = serving[k], [t for t in serving if t != serving[k]]
+        if total > ENOUGH * (float(caps.sum()) - float(caps[k])):
+            self._spare_since_s = math.inf
+            return []
+        self._spare_since_s = min(self._spare_since_s, now_s)
+        cost_s = max(STAY_S, 2.0 * self.startup_s + MOVE_COST_S * alone[k])
+        if now_s - self._spare_since_s < cost_s:
+            return []
+        self._spare_since_s = math.inf
+        used = dict(zip(others, self.used(load)[others], strict=True))
+        fresh: list[tuple[int, int]] = []
+        route: dict[int, dict[int, float]] = {}
+        for a, share in sorted(self.held[s].items(), key=lambda item: -load[item[0]] * item[1]):
+            rank = self.workload.adapters[a].rank
+            parts = {t: self.held[t][a] for t in others if a in self.held[t]}
+            fit = list(parts) or [t for t in others if self._rank(t) >= rank and self._room(t, fresh)]
+            if not fit:
+                return []
+            t = min(fit, key=lambda t: used[t] / self._caps[t])
+            fresh += [] if parts else [(t, a)]
+            if share or not parts:
+                parts[t] = parts.get(t, 0.0) + share
+                used[t] += load[a] * share
+                whole = sum(parts.values())
+                route[a] = {t: part / whole for t, part in parts.items() if part}
+        reserve = 1.0 - total / float(self.caps(others).sum())
+        why = f"the other servers have had {reserve:.0%} in reserve for {cost_s:.0f} s, which is what a stop costs"
+        made = self._decided(now_s, fresh, route, why, stop=(s,))
+        self.on[s] = self.expected[s] = False
+        self.held[s] = {}
+        return [made, *self._evened(now_s, load)]
+
+    def _decided(
+        self, now_s: float, loads: Sequence[tuple[int, int]], route: Mapping[int, Mapping[int, float]], why: str,
+        stop: tuple[int, ...] = (),
+    ) -> Decision:  # fmt: skip
+        """A change of adapters; what is held follows it."""
+        names = self.workload.names
+        for s, a in loads:
+            self.held[s][a] = 0.0
+        touched = {s for s, _ in loads}
+        for a, shares in route.items():
+            for s, own in enumerate(self.held):
+                if a in own and own[a] != shares.get(s, 0.0):
+                    own[a] = shares.get(s, 0.0)
+                    touched.add(s)
+        for s in touched:  # another mix has another capacity
+            self._asked_s.pop(s, None)
+        change = Change(
+            now_s, load=tuple((s, names[a]) for s, a in loads), stop=stop,
+            route={names[a]: dict(shares) for a, shares in route.items()},
+        )  # fmt: skip
+        return Decision(change, why, len(loads))
+
+    def corrected(self, predicted: float, measured: float) -> float:
+        """The level moves a tenth towards what was measured, within 0.7 to 1.3; returns it.
+
+        `predicted`, `measured`: a time per token of the same load, in the same unit.
+        """
+        if predicted > 0.0 and measured > 0.0:
+            step = min(max(predicted / measured, 0.5), 2.0) ** 0.1
+            self.level = min(max(self.level * step, 0.7), 1.3)
+        return self.level

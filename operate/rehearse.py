@@ -1,0 +1,336 @@
+"""The controller on the cluster twin: a trace with failures, beside fixed servers, a schedule, rules and hindsight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from packer.arrays import FloatArray
+from packer.arrival import Arrivals
+from packer.change import Change, Controller
+from packer.cluster import Cluster, ServerKind
+from packer.errors import IncompatibleError
+from packer.objectives.headroom import with_rates
+from packer.operate.autoscalers import Autoscaler
+from packer.operate.capacity import Capacity
+from packer.operate.day import HOUR_S
+from packer.operate.keeper import Keeper
+from packer.operate.replay import changes_of, windows_of
+from packer.operate.schedule import schedule
+from packer.plan import Plan, Status
+from packer.planning.solve import solve
+from packer.traces.pattern import DAY_S
+from packer.twin.cluster.result import ClusterSimulation
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.workload import Workload
+
+MARGIN = 0.0
+"""Of hindsight, which knows the rates of each hour."""
+MOST_REPLICAS = 4
+CONCURRENCY = 64.0
+"""Requests of each server that the rule on concurrency aims at."""
+RULES = {
+    "KEDA, queue length 5": ("queue", 5.0),
+    "concurrency": ("concurrency", CONCURRENCY),
+    "Dynamo, KV usage": ("kv", 1.0),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One way to run the servers.
+
+    `gpu_hours`: with start-up and last requests. `within`: share of all requests within the limits; those that no
+    server took broke them. `starts`, `loads`: of servers, and of adapters on running servers; `failures` injected.
+    """
+
+    name: str
+    gpu_hours: float
+    within: float
+    starts: int
+    loads: int
+    failures: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {name: None if value != value else value for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """What the trace shows.
+
+    `outcomes`: the controller first. `hindsight_gpu_hours`: the fewest GPUs of each hour alone, without starts and
+    failures. `fewest_loads`: adapters that must be loaded with these numbers of servers, and those that failures left
+    without a server. `log`: the controller's changes.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    hindsight_gpu_hours: float
+    fewest_loads: int
+    hours: int
+    log: tuple[Mapping[str, Any], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "hours": self.hours,
+            "hindsight_gpu_hours": self.hindsight_gpu_hours,
+            "fewest_loads": self.fewest_loads,
+            "outcomes": [each.to_dict() for each in self.outcomes],
+            "changes": list(self.log),
+        }
+
+
+@dataclass(eq=False)
+class Failing:
+    """A controller on servers that fail at these times, one of those that serve; without a controller inside, a lost
+    server is started again as it was.
+    """
+
+    times_s: Sequence[float]
+    seed: int
+    inside: Controller | None = None
+    period_s: float = 60.0
+    failed: int = 0
+    changes: list[Change] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+        self._left = sorted(self.times_s)
+        self.period_s = self.period_s if self.inside is None else self.inside.period_s
+        self._lost: list[int] = []
+
+    def act(self, now_s: float, view: Any) -> Iterable[Change]:
+        """The controller's changes, then the failures of this time."""
+        made = list(self.inside.act(now_s, view)) if self.inside is not None else []
+        if self.inside is None and self._lost:
+            made.append(Change(now_s, start=tuple(self._lost)))
+            self._lost = []
+        stopping = {s for change in made for s in change.stop}
+        while self._left and self._left[0] <= now_s:
+            self._left.pop(0)
+            on = [s for s in np.flatnonzero(view.on).tolist() if s not in stopping]
+            if on:
+                s = int(self._rng.choice(on))
+                self._lost.append(s)
+                self.failed += 1
+                made.append(Change(now_s, fail=(s,)))
+        self.changes += made
+        return made
+
+
+def uniform(plan: Plan, fleet: Workload, seed: int = 0) -> Plan:
+    """The plan with one kind of server, which can take any adapter: its slots hold most of the fleet's mix."""
+    item = plan.bins[0]
+    kind = ServerKind(item.profile.name, item.profile, item.max_loras, item.max_lora_rank)
+    best = Capacity(fleet, [kind], seed).best(kind)
+    settings = item.profile.settings(best.max_loras, best.max_lora_rank or item.max_lora_rank)
+    return replace(plan, bins=tuple(replace(each, settings=settings) for each in plan.bins))
+
+
+def keeper_of(plan: Plan, fleet: Workload, servers: int, **given: Any) -> tuple[Keeper, Cluster]:
+    """A controller for up to so many servers, of which those of the plan run, and the cluster of all of them."""
+    base = plan.cluster()
+    first = {base.servers[k]: base.kind(k) for k in range(len(base))}
+    most = max(first.values(), key=lambda kind: (kind.max_lora_rank or 0, kind.max_loras))
+    names = (*base.servers, *(most.name for _ in range(servers - len(base))))
+    number = {name: i for i, name in enumerate(fleet.names)}
+    placed = [*(dict(own) for own in base.placement or ()), *({} for _ in range(servers - len(base)))]
+    held = [{number[name]: share for name, share in own.items() if name in number} for own in placed]
+    on = np.arange(servers) < len(base)
+    kinds = [first[name] for name in names]
+    cluster = Cluster(base.kinds, names, tuple({fleet.names[a]: s for a, s in own.items()} for own in held))
+    return Keeper(fleet, kinds, held, on, **given), cluster
+
+
+def _outcome(name: str, run: ClusterSimulation, failing: Failing, changes: Sequence[Change] = ()) -> Outcome:
+    if run.status != "ok":
+        raise IncompatibleError(f"The servers of {name!r} do not start: {run.status_reason}.")
+    every = [*changes, *failing.changes]
+    kept, _ = run.slo_counts
+    n = len(run.raw.requests)
+    return Outcome(
+        name, run.gpu_hours, float(kept.sum()) / n if n else math.nan, sum(len(each.start) for each in every),
+        sum(len(each.load) for each in every), failing.failed,
+    )  # fmt: skip
+
+
+def hourly_rates(fleet: Workload, hours: int) -> FloatArray:
+    """Requests per second of each adapter in each hour of the trace, float64 (hours, adapters)."""
+    trace = fleet.arrivals.trace
+    assert trace is not None
+    hour = np.minimum((trace.time_s // HOUR_S).astype(np.int64), hours - 1)
+    flat = np.bincount(hour * len(fleet) + trace.adapter, minlength=hours * len(fleet))
+    found: FloatArray = flat.reshape(hours, len(fleet)) / HOUR_S
+    return found
+
+
+def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int) -> list[int]:
+    """The fewest GPUs of each hour alone, found for hours in the order of their load: a heavier one needs no fewer."""
+    steady = fleet.with_arrivals(Arrivals())
+    order = np.argsort(rates @ fleet.mean_tokens)
+    found: dict[int, int] = {}
+
+    def gpus(place: int) -> int:
+        if place not in found:
+            vector = rates[order[place]]
+            plan = solve(
+                with_rates(steady, vector), kind.profile, slo=steady.slo, margin=MARGIN, verify=False,
+                with_headroom=False, max_replicas=MOST_REPLICAS, seed=seed,
+            )  # fmt: skip
+            found[place] = plan.n_gpus if plan.status is not Status.INFEASIBLE else 10**6
+        return found[place]
+
+    def fill(low: int, high: int) -> None:
+        if high - low < 2:
+            return
+        if gpus(low) == gpus(high):
+            for k in range(low + 1, high):
+                found[k] = found[low]
+            return
+        middle = (low + high) // 2
+        gpus(middle)
+        fill(low, middle)
+        fill(middle, high)
+
+    gpus(0)
+    gpus(len(order) - 1)
+    fill(0, len(order) - 1)
+    result = [0] * len(order)
+    for place, hour in enumerate(order.tolist()):
+        result[hour] = found[place]
+    return result
+
+
+def fewest_loads(rates: FloatArray, tokens: FloatArray, gpus: Sequence[int]) -> int:
+    """Loads without which these numbers of servers do not serve each hour: a server that starts takes at least the
+    busiest adapters that make up what the others can't hold, which is taken as an even part of the load.
+    """
+    total = 0
+    for before, now, vector in zip(gpus, gpus[1:], rates[1:], strict=False):
+        load = np.sort(vector * tokens)[::-1]
+        if now > before and load.sum() > 0:
+            part = load.sum() * (now - before) / now
+            total += int(np.searchsorted(np.cumsum(load), part - 1e-9)) + 1
+    return total
+
+
+def rehearse(
+    plan: Plan,
+    fleet: Workload,
+    *,
+    servers: int | None = None,
+    failures_per_day: float = 1.0,
+    beside: bool = True,
+    period_s: float = 60.0,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+) -> Rehearsal:
+    """Run a trace through the controller, and through what it is compared with, with the same failures.
+
+    Parameters
+    ----------
+    plan
+        The servers that run at the start; its first profile's kind is started further.
+    fleet
+        The plan's adapters with the trace as its arrivals, and the goal by which requests are counted.
+    servers
+        Most servers at once; None: twice as many as the plan has.
+    failures_per_day
+        Servers that are lost on a day, at random times; the next look of a controller, or of what restarts
+        servers, is up to `period_s` later.
+    beside
+        Also run fixed servers, a schedule and rules.
+    seed
+        Of failures and routers.
+
+    Raises
+    ------
+    IncompatibleError
+        The fleet replays no trace, or lacks an adapter of the plan.
+    """
+    trace = fleet.arrivals.trace
+    if trace is None:
+        raise IncompatibleError("Expected a trace of requests to rehearse with, got a fleet without one.")
+    startup_s = max(item.profile.startup_s for item in plan.bins)
+    count = servers or 2 * len(plan.bins)
+    hours = max(1, math.ceil(trace.span_s / HOUR_S))
+    length_s = hours * HOUR_S
+    rng = np.random.default_rng((seed, 34))
+    times = np.sort(rng.uniform(HOUR_S, length_s, rng.poisson(failures_per_day * length_s / DAY_S))).tolist()
+    steady = fleet.with_arrivals(Arrivals())
+    given: dict[str, Any] = {"duration_s": length_s, "seed": seed, "timeline_bin_s": 3600.0}
+
+    def run(name: str, cluster: Cluster, inside: Controller | None, **more: Any) -> Outcome:
+        progress(name, 0, 0)
+        failing = Failing(times, seed, inside, period_s)
+        found = simulate_cluster(
+            fleet, cluster, controller=failing, **{"startup_s": startup_s, **given, **more}
+        )
+        return _outcome(name, found, failing, more.get("changes", ()))
+
+    keeper, cluster = keeper_of(plan, steady, count, period_s=period_s, startup_s=startup_s, seed=seed)
+    extra = tuple(range(len(plan.bins), count))
+    off = [Change(0.0, stop=extra)] if extra else []
+    outcomes = [run("follow", cluster, keeper, router="plan", changes=off)]
+    kind = keeper.kinds[-1]
+    rates = hourly_rates(fleet, hours)
+    progress("hindsight", 0, 0)
+    fewest = hindsight(fleet, kind, rates, seed)
+    if beside:
+        outcomes += _beside(steady, plan, kind, rates, run, count)
+    log = [
+        {
+            "time_s": each.change.time_s, "why": each.why, "loads": each.loads, "start": list(each.change.start),
+            "stop": list(each.change.stop),
+        }
+        for each in keeper.log
+    ]  # fmt: skip
+    gpus = kind.profile.engine.tensor_parallel_size
+    needed = fewest_loads(rates, fleet.mean_tokens, [n // gpus for n in fewest])
+    needed += sum(each.forced for each in keeper.log)
+    return Rehearsal(tuple(outcomes), float(sum(fewest)), needed, hours, tuple(log))
+
+
+def _beside(
+    fleet: Workload, plan: Plan, kind: ServerKind, rates: FloatArray, run: Callable[..., Outcome], count: int
+) -> list[Outcome]:
+    """Fixed servers for the peak, a schedule by the hour, and autoscalers."""
+    peak = rates[int(np.argmax(rates @ fleet.mean_tokens))]
+    static = solve(
+        with_rates(fleet, peak), kind.profile, slo=fleet.slo, max_replicas=MOST_REPLICAS, with_headroom=False
+    )
+    found = [run("static, for the peak", static.cluster(), None, router="plan")] if static.bins else []
+    days = len(rates) // 24
+    if days:
+        mean = rates[: 24 * days].reshape(days, 24, -1).max(axis=0)
+        by_hour = {f"{hour:02d}:00": vector for hour, vector in enumerate(mean)}
+        day = schedule(fleet, kind.profile, by_hour, slo=_of_servers(fleet), max_replicas=MOST_REPLICAS)
+        windows = [
+            replace(each, start_s=each.start_s + k * DAY_S, end_s=each.end_s + k * DAY_S)
+            for k in range(days + (len(rates) % 24 > 0))
+            for each in windows_of(day)
+        ]
+        cluster, changes = changes_of(windows)
+        early = [Change(max(0.0, c.time_s - day.startup_s), start=c.start) for c in changes if c.start]
+        then = [replace(c, start=()) for c in changes]
+        found.append(run("schedule", cluster, None, router="plan", changes=[*early, *then]))
+    on = max(1, len(plan.bins))
+    everywhere = Cluster((kind,), (kind.name,) * count)
+    off = [Change(0.0, stop=tuple(range(on, count)))] if on < count else []
+    for name, (rule, target) in RULES.items():
+        scaler = Autoscaler(rule, target, on)  # type: ignore[arg-type]
+        found.append(run(name, everywhere, scaler, router="affinity", changes=off))
+    return found
+
+
+def _of_servers(fleet: Workload) -> dict[str, float]:
+    """The goal as a schedule takes it: limits of each request become those of a server, for 99 % of its requests."""
+    limits = fleet.slo.limits.to_dict()
+    names = {"ttft_ms": "server.p99_ttft_ms", "itl_ms": "server.mean_itl_ms", "tpot_ms": "server.mean_tpot_ms"}
+    return {names[key]: most for key, most in limits.items() if key in names} or limits

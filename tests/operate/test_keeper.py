@@ -1,0 +1,156 @@
+"""The controller on simulated servers: losses, rising and falling load, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import packer
+from packer.change import Change, Controller
+from packer.cluster import ServerKind
+from packer.operate.autoscalers import Autoscaler
+from packer.operate.keeper import Keeper, Observed
+from packer.operate.rehearse import Failing, fewest_loads, rehearse, uniform
+
+PROFILE = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+FLEET = packer.Workload(
+    [packer.Adapter(f"a{k}", 8, 0.5) for k in range(8)],
+    packer.Lengths.gamma(200.0, 1.0), packer.Lengths.gamma(100.0, 1.0), 0.0,
+)  # fmt: skip
+KIND = ServerKind("h100", PROFILE, 8, 8)
+
+
+def keeper(servers: int, on: int, **given: object) -> Keeper:
+    """A controller whose first servers run, with the adapters dealt to them; each holds 1,000 tok/s."""
+    held: list[dict[int, float]] = [{} for _ in range(servers)]
+    for a in range(len(FLEET)):
+        held[a % on][a] = 1.0
+    made = Keeper(FLEET, [KIND] * servers, held, np.arange(servers) < on, **given)  # type: ignore[arg-type]
+    made.capacity.of = lambda server, load: 1000.0  # type: ignore[method-assign]
+    return made
+
+
+def seen(load: float, ready: list[bool]) -> Observed:
+    """The same load of every adapter."""
+    return Observed(np.full(8, load / 8), load, load, np.array(ready))
+
+
+def test_adapters_of_a_lost_server_go_elsewhere_at_the_next_look() -> None:
+    """They are loaded where they are not, routed there, and nothing else moves."""
+    control = keeper(2, 2)
+    assert control.decide(0.0, seen(800.0, [True, True])) == []
+    first, *_ = control.decide(60.0, seen(800.0, [True, False]))
+    assert {name for s, name in first.change.load if s == 0} == {f"a{k}" for k in (1, 3, 5, 7)}
+    assert all(shares == {0: 1.0} for shares in first.change.route.values())
+    assert first.forced == 4
+
+
+def test_a_server_more_is_started_before_the_others_are_full() -> None:
+    """Beyond its share of the capacity another server starts; it gets load when it answers, with few loads."""
+    control = keeper(3, 2)
+    (made,) = control.decide(0.0, seen(1970.0, [True, True, False]))
+    assert made.change.start == (2,)
+    assert "expected" in made.why
+    assert control.decide(60.0, seen(1970.0, [True, True, False])) == []
+    (made,) = control.decide(180.0, seen(1970.0, [True, True, True]))
+    assert 1 <= made.loads <= 3
+    assert {s for s, _ in made.change.load} == {2}
+
+
+def test_what_packer_cannot_start_is_said() -> None:
+    """Without commands the number of servers that are needed is a figure."""
+    control = keeper(2, 1, may_start=False)
+    control.decide(0.0, seen(2500.0, [True, False]))
+    assert control.missing == 2
+
+
+def test_a_server_less_waits_until_it_is_worth_it() -> None:
+    """It stops after the others have had enough for a while, and its adapters go to them first."""
+    control = keeper(2, 2)
+    assert control.decide(0.0, seen(500.0, [True, True])) == []
+    assert control.decide(300.0, seen(500.0, [True, True])) == []
+    made, *_ = control.decide(700.0, seen(500.0, [True, True]))
+    assert len(made.change.stop) == 1
+    assert made.loads == 4
+    assert (
+        control.decide(
+            760.0, seen(500.0, [s == 1 - made.change.stop[0] or s != made.change.stop[0] for s in (0, 1)])
+        )
+        == []
+    )
+
+
+def test_noise_changes_nothing() -> None:
+    """A load that varies by some percent between the marks makes no change for a day."""
+    control = keeper(3, 2)
+    rng = np.random.default_rng(0)
+    for minute in range(24 * 60):
+        load = 1880.0 * (1.0 + 0.01 * rng.standard_normal())
+        assert control.decide(60.0 * minute, seen(load, [True, True, False])) == [], minute
+
+
+def test_loads_in_an_hour_are_bounded() -> None:
+    """A server that has too much gives no more adapters away than the limit allows."""
+    control = keeper(2, 2, loads_per_hour=0)
+    skewed = Observed(np.array([300.0, 1.0] * 4), 1204.0, 1204.0, np.array([True, True]))
+    assert all(each.loads == 0 for each in control.decide(0.0, skewed))
+
+
+def test_the_level_follows_what_was_measured_within_bounds() -> None:
+    """Slower servers than predicted hold less; the correction is small at a time, and bounded."""
+    control = keeper(1, 1)
+    assert control.corrected(20.0, 40.0) == pytest.approx(0.5**0.1)
+    for _ in range(100):
+        control.corrected(20.0, 100.0)
+    assert control.level == 0.7
+
+
+def test_controllers_are_controllers() -> None:
+    """The twin takes each of them."""
+    assert isinstance(keeper(1, 1), Controller)
+    assert isinstance(Autoscaler("queue", 5.0, 1), Controller)
+    assert isinstance(Failing([], 0), Controller)
+
+
+def test_an_autoscaler_follows_its_metric() -> None:
+    """More waiting requests start servers at once; fewer stop them after the stable window."""
+
+    class View:
+        on = np.array([True, False, False])
+        waiting, running, used_share = np.array([12, 0, 0]), np.zeros(3, int), np.zeros(3)
+
+    scaler = Autoscaler("queue", 5.0, 1)
+    assert list(scaler.act(0.0, View())) == [Change(0.0, start=(1, 2))]
+    View.on, View.waiting = np.array([True, True, True]), np.zeros(3, int)
+    assert list(scaler.act(30.0, View())) == []
+    assert list(scaler.act(600.0, View())) == [Change(600.0, stop=(1, 2))]
+
+
+def test_the_fewest_loads_count_what_a_start_takes_over() -> None:
+    """A second server for two equal adapters takes one of them; no start takes none."""
+    rates = np.array([[1.0, 1.0], [2.0, 2.0]])
+    assert fewest_loads(rates, np.ones(2), [1, 2]) == 1
+    assert fewest_loads(rates, np.ones(2), [2, 2]) == 0
+
+
+def test_a_rehearsal_keeps_requests_served() -> None:
+    """Three hours with a peak and failures: nearly all requests within limits, and the same seed gives the same."""
+    goal = packer.Goal.parse("ttft_ms=4000,itl_ms=150,request_share=0.99")
+    fleet = replace(FLEET, slo=FLEET.slo.changed_by(goal))
+    rng = np.random.default_rng(1)
+    hours = [rng.uniform(3600.0 * k, 3600.0 * (k + 1), int(n)) for k, n in enumerate((9000, 40000, 9000))]
+    times = np.sort(np.concatenate(hours))
+    n = len(times)
+    trace = packer.RequestTrace(times, rng.integers(0, 8, n), np.full(n, 200), np.full(n, 100), end_s=10800.0)
+    plan = uniform(packer.solve(fleet, PROFILE, slo=goal, with_headroom=False), fleet)
+    traced = fleet.with_arrivals(packer.Arrivals("trace", trace=trace))
+    found = rehearse(plan, traced, servers=4, failures_per_day=8.0, beside=False, seed=3)
+    (ours,) = found.outcomes
+    assert ours.failures >= 1
+    assert ours.within > 0.95
+    assert ours.gpu_hours < 12.0
+    assert found.hindsight_gpu_hours <= ours.gpu_hours * 1.01
+    again = rehearse(plan, traced, servers=4, failures_per_day=8.0, beside=False, seed=3)
+    assert again.to_dict() == found.to_dict()
