@@ -10,7 +10,7 @@ from packer.adapter import Adapter
 from packer.checks import slot_rank_for
 from packer.cluster import ServerKind
 from packer.solvers.candidates import max_loras_candidates
-from packer.twin.result import Simulation
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -70,7 +70,7 @@ class Capacity:
     def _holds(self, kind: ServerKind, load: Mapping[int, float], k: int) -> bool:
         return self.run(kind, load, STEP**k / sum(load.values())).slo_used <= 1.0
 
-    def run(self, kind: ServerKind, load: Mapping[int, float], factor: float = 1.0) -> Simulation:
+    def run(self, kind: ServerKind, load: Mapping[int, float], factor: float = 1.0) -> Run:
         """The server with this load, times a factor."""
         self.simulated += 1
         fleet = self.workload

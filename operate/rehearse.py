@@ -24,8 +24,8 @@ from packer.operate.schedule import schedule
 from packer.plan import Plan, Status
 from packer.planning.solve import solve
 from packer.traces.pattern import DAY_S
-from packer.twin.cluster.result import ClusterSimulation
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.run import Run
 from packer.workload import Workload
 
 MARGIN = 0.0
@@ -148,7 +148,7 @@ def keeper_of(plan: Plan, fleet: Workload, servers: int, **given: Any) -> tuple[
     return Keeper(fleet, kinds, held, on, **given), cluster
 
 
-def _outcome(name: str, run: ClusterSimulation, failing: Failing, changes: Sequence[Change] = ()) -> Outcome:
+def _outcome(name: str, run: Run, failing: Failing, changes: Sequence[Change] = ()) -> Outcome:
     if run.status != "ok":
         raise IncompatibleError(f"The servers of {name!r} do not start: {run.status_reason}.")
     every = [*changes, *failing.changes]
@@ -332,5 +332,9 @@ def _beside(
 def _of_servers(fleet: Workload) -> dict[str, float]:
     """The goal as a schedule takes it: limits of each request become those of a server, for 99 % of its requests."""
     limits = fleet.slo.limits.to_dict()
-    names = {"ttft_ms": "server.p99_ttft_ms", "itl_ms": "server.mean_itl_ms", "tpot_ms": "server.mean_tpot_ms"}
+    names = {
+        "ttft_ms": "server.p99_ttft_ms",
+        "itl_ms": "server.mean_itl_ms",
+        "tpot_ms": "server.mean_tpot_ms",
+    }
     return {names[key]: most for key, most in limits.items() if key in names} or limits

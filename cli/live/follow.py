@@ -32,9 +32,7 @@ class Followed:
     simulate: Rehearse with this trace, a fleet that replays requests of the plan's adapters, on simulated servers.
     fleet: A fleet that is read at each look: its new adapters get a server, those that it lacks leave theirs.
     dry_run: Say what would be done, and do nothing.
-    most_servers: With --simulate: most servers at once. [default: twice those of the plan]
     failures: With --simulate: servers that are lost on a day.
-    alone: With --simulate: leave out fixed servers, a schedule and autoscalers.
     html: Write a page with the servers and the changes after each look.
     output: With --simulate: write the result as JSON.
     """
@@ -43,9 +41,10 @@ class Followed:
     simulate: str | None = option(metavar="TRACE")
     fleet: str | None = option(metavar="FILE")
     dry_run: bool = flag()
-    most_servers: int | None = option(type=click.IntRange(1), metavar="N")
+    gpus: int | None = common(
+        "gpus", help="With --simulate: most servers at once.  [default: twice the plan's]"
+    )
     failures: float = option(type=click.FloatRange(min=0.0, max=1e4), default=1.0, metavar="N")
-    alone: bool = flag()
     slo: tuple[str, ...] = common("slo")
     html: str | None = option(metavar="FILE.html")
     output: str | None = option("-o", "--output", metavar="FILE.json")
@@ -109,7 +108,7 @@ def _rehearsed(plan: Plan, fleet: Workload, given: Followed, looks: Looks, out: 
     traced = replace(replayed, slo=fleet.slo)
     with out.progress() as progress:
         found = rehearse(
-            plan, traced, servers=given.most_servers, failures_per_day=given.failures, beside=not given.alone,
+            plan, traced, servers=given.gpus, failures_per_day=given.failures,
             period_s=looks.every_s or 60.0, seed=given.seed, progress=progress,
         )  # fmt: skip
     write_json(found.to_dict(), given.output)
