@@ -190,3 +190,42 @@ class Following:
     def _lost(self) -> bool:
         """Whether a server that serves does not answer."""
         return any(not self.acting.servers[s].healthy for s in self.keeper.serving)
+
+
+@dataclass(frozen=True)
+class ServerRow:
+    """One server: what it holds and has to do, beside what the twin says. Times in ms, loads in tok/s."""
+
+    name: str
+    ready: bool
+    adapters: int
+    routed: int
+    load_tok_s: float
+    holds_tok_s: float | None
+    ttft_ms: float | None
+    predicted_ttft_ms: float | None
+    itl_ms: float | None
+    predicted_itl_ms: float | None
+
+    @property
+    def used(self) -> float | None:
+        """Share of what it holds that is in use."""
+        return self.load_tok_s / self.holds_tok_s if self.holds_tok_s else None
+
+
+def rows_of(following: Following) -> list[ServerRow]:
+    """The servers now."""
+    keeper, found = following.keeper, []
+    for s, server in enumerate(following.acting.servers):
+        own = following.own_load(s, following.load)
+        run = keeper.capacity.run(keeper.kinds[s], own) if own else None
+        ready = bool(following.ready[s])
+        found.append(
+            ServerRow(
+                server.name, ready, len(keeper.held[s]), len(own), float(sum(own.values())),
+                float(keeper.caps([s])[0]) if ready and own else None,
+                following.traffic.mean_ms(s, "ttft"), None if run is None else run.mean_ttft_ms,
+                following.traffic.mean_ms(s, "itl"), None if run is None else run.mean_itl_ms,
+            )
+        )  # fmt: skip
+    return found

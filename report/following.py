@@ -3,58 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import Any
 
 from packer.report.templates import render
 from packer.words import visible
 
-if TYPE_CHECKING:
-    from packer.operate.follow import Following
 
+def live_metrics(following: Any, rows: Sequence[Any]) -> str:
+    """The metrics of `packer live follow` in Prometheus's text format.
 
-@dataclass(frozen=True)
-class ServerRow:
-    """One server: what it holds and has to do, beside what the twin says. Times in ms, loads in tok/s."""
-
-    name: str
-    ready: bool
-    adapters: int
-    routed: int
-    load_tok_s: float
-    holds_tok_s: float | None
-    ttft_ms: float | None
-    predicted_ttft_ms: float | None
-    itl_ms: float | None
-    predicted_itl_ms: float | None
-
-    @property
-    def used(self) -> float | None:
-        """Share of what it holds that is in use."""
-        return self.load_tok_s / self.holds_tok_s if self.holds_tok_s else None
-
-
-def rows_of(following: Following) -> list[ServerRow]:
-    """The servers now."""
-    keeper, found = following.keeper, []
-    for s, server in enumerate(following.acting.servers):
-        own = following.own_load(s, following.load)
-        run = keeper.capacity.run(keeper.kinds[s], own) if own else None
-        ready = bool(following.ready[s])
-        found.append(
-            ServerRow(
-                server.name, ready, len(keeper.held[s]), len(own), float(sum(own.values())),
-                float(keeper.caps([s])[0]) if ready and own else None,
-                following.traffic.mean_ms(s, "ttft"), None if run is None else run.mean_ttft_ms,
-                following.traffic.mean_ms(s, "itl"), None if run is None else run.mean_itl_ms,
-            )
-        )  # fmt: skip
-    return found
-
-
-def live_metrics(following: Following, rows: list[ServerRow]) -> str:
-    """The metrics of `packer live follow` in Prometheus's text format."""
+    `following`: a `packer.operate.follow.Following`; `rows`: its `rows_of`.
+    """
     from packer.report.drift import sample
 
     def of_servers(name: str) -> list[tuple[str, float | None]]:
@@ -63,7 +24,7 @@ def live_metrics(following: Following, rows: list[ServerRow]) -> str:
     return render("live_metrics.txt", following=following, of_servers=of_servers, sample=sample)
 
 
-def live_page(following: Following, rows: list[ServerRow]) -> str:
+def live_page(following: Any, rows: Sequence[Any]) -> str:
     """The page: servers, and the changes with their reasons, the latest first."""
     history = [
         {

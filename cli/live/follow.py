@@ -140,9 +140,9 @@ def _followed(
     from packer.io.workloads import read_workload
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet
-    from packer.operate.follow import Following
+    from packer.operate.follow import Following, rows_of
     from packer.operate.watch import Exporter
-    from packer.report.following import live_metrics, live_page, rows_of
+    from packer.report.following import live_metrics, live_page
 
     source = looks.reader(metrics)
     acting = Acting(plan, read_live_fleet(given.servers or ""), out.note)

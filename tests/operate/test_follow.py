@@ -14,10 +14,10 @@ from packer.cli import run
 from packer.live import act
 from packer.live.act import Acting
 from packer.live.fleet_file import Host, Limits, LiveFleet, RouterFile
-from packer.operate.follow import Following
+from packer.operate.follow import Following, rows_of
 from packer.plan import Plan
 from packer.predictors.twin import TwinPredictor
-from packer.report.following import live_metrics, live_page, rows_of
+from packer.report.following import live_metrics, live_page
 from tests.live.stand_in import StandIn
 
 FAST = Limits(load_s=0.5, drain_s=0.5, start_s=5.0, answer_s=0.5, settle_s=0.0, tries=1)
