@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import Readers, argument, bundle, flag, option, pairs
-from packer.cli.output import Progress, Table, check_distinct, note, print_json, progress_bar, show
+from packer.cli.output import Part, Progress, check_distinct, note, print_json, progress_bar, show
 
 if TYPE_CHECKING:
     from packer.plan import Plan
@@ -171,7 +171,7 @@ class Output:
         """A progress bar on a terminal, unless quiet."""
         return progress_bar(quiet=self.quiet)
 
-    def result(self, data: Any, parts: Callable[[], Sequence[Table | str]]) -> None:
+    def result(self, data: Any, parts: Callable[[], Sequence[Part]]) -> None:
         """Print `data` as JSON, or `parts` for people; functions are called only where they are printed."""
         if self.as_json:
             print_json(data() if callable(data) else data)

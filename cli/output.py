@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import gt
@@ -17,7 +20,7 @@ from packer.io.frames import pl
 from packer.words import number, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table as RichTable
 
 PIPE_WIDTH = 120
@@ -67,6 +70,7 @@ def _drawn(given: Table, width: int) -> RichTable:
         caption=None if given.caption is None else Text(visible(given.caption)),
         box=box.SIMPLE_HEAD,
         title_justify="left",
+        title_style="bold",
         caption_justify="left",
     )
     cells = [[visible(cell) for cell in row] for row in given.rows]
@@ -88,21 +92,57 @@ def _drawn(given: Table, width: int) -> RichTable:
     return built
 
 
-def show(*parts: Table | str) -> None:
-    """Print tables and lines of plain text to standard output."""
+class Judged(NamedTuple):
+    """A sentence that says whether something holds: green or red on a terminal with colours."""
+
+    text: str
+    holds: bool
+
+
+Part = Table | Judged | str
+"""What is printed: a table, a verdict, or a line."""
+
+
+def show(*parts: Part) -> None:
+    """Print tables and lines of plain text to standard output.
+
+    Lines break between words on a terminal; a file or pipe gets each of them whole. No line ends in blanks.
+    """
     out = console()
     for part in parts:
-        if isinstance(part, str):
-            out.print(visible(part), markup=False, soft_wrap=True)
+        if isinstance(part, Table):
+            with out.capture() as drawn:
+                out.print(_drawn(part, out.width))
+            lines = [line.rstrip() for line in drawn.get().splitlines()]
         else:
-            out.print(_drawn(part, out.width))
+            text = part if isinstance(part, str) else part.text
+            lines = wrapped(visible(text), out.width if out.is_terminal else None)
+        if isinstance(part, Judged):
+            out.print("\n".join(lines), markup=False, soft_wrap=True, style="green" if part.holds else "red")
+        else:
+            out.file.write("".join(f"{line}\n" for line in lines))
+
+
+HANGING = re.compile(r"(\S+ {2,}|- )?")
+"""What a line begins with before its text: a label and blanks, or a dash."""
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """A line in parts of at most `width` columns, cut between words and below where its text begins; None: as it is."""
+    if width is None or len(text) <= width:
+        return [text]
+    begin = HANGING.match(text)
+    indent = " " * (begin.end() if begin else 0)
+    given: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": indent}
+    return textwrap.wrap(text, width, **given)
 
 
 def note(message: str, *, quiet: bool = False) -> None:
     """One line to standard error, unless quiet; a standard error that is full does not stop the command."""
     if not quiet:
+        width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
         with suppress(OSError):
-            click.echo(f"packer: {visible(message)}", err=True)
+            click.echo("\n".join(wrapped(f"packer: {visible(message)}", width)), err=True)
 
 
 def heads(names: Iterable[str]) -> list[str]:
@@ -174,9 +214,16 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    class Known(Progress):
+        """A bar and the time that remains, only where it is known how much there is to do."""
+
+        def get_renderables(self) -> Iterable[RenderableType]:
+            self.columns = whole if any(task.total for task in self.tasks) else whole[:2]
+            yield self.make_tasks_table(self.tasks)
+
     text = TextColumn("{task.description}", markup=False)
-    shape = (text, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*shape, console=console(stderr=True), transient=True) as bar:
+    whole = (text, TimeElapsedColumn(), BarColumn(), TimeRemainingColumn())
+    with Known(console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def update(what: str, done: int, total: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from packer.cli.output import Table, console, figures, heads
+from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.errors import UnknownNameError
 from packer.io.frames import pl
 from packer.room import grouped, growth, room_rows
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from packer.plan import Plan
 
 
-def plan_lines(plan: Plan, old: Plan | None = None) -> list[Table | str]:
+def plan_lines(plan: Plan, old: Plan | None = None) -> list[Part]:
     """The plan: the decision where there is one, servers, totals, reasons, and changes of a running plan."""
+    from packer.plan import Status
     from packer.report.context import queueing
 
     gpus = [_gpus(plan)] if plan.bins else []
     decision = plan.details.get("decision")
-    said = [str(decision)] if decision else []
+    said = [Judged(str(decision), plan.status is not Status.INFEASIBLE)] if decision else []
     frontier = [_frontier(plan)] if plan.details.get("frontier") else []
     frontier += [_kinds(plan)] if plan.details.get("kinds") else []
     return [

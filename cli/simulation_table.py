@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.cluster import title_of
-from packer.cli.output import Table
+from packer.cli.output import Judged, Part, Table
 from packer.cli.plan_table import assumed_lengths
 from packer.io.shipped import table
 from packer.words import number
@@ -18,7 +18,7 @@ METRICS = table("packer.cli", "metrics.toml")
 """Rows of tables of a server, and of a cluster beside them: metric → what it is called, digits."""
 
 
-def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Table | str]:
+def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
     """The metrics for people."""
     from packer.twin.arrivals import cut_words
     from packer.twin.memory.starts import what_starts
@@ -51,7 +51,7 @@ def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Table |
         *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
         *([] if cluster else [f"{words}." for words in cut_words(first.workload, [first.profile])]),
         *([] if cluster else _thrashing(first)),
-        result["verdict"]["text"],
+        Judged(result["verdict"]["text"], result["verdict"]["holds"]),
     ]
 
 
