@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, option, typed
-from packer.cli.options import common, complete_registered
+from packer.cli.options import common, complete_registered, label_of
 from packer.cli.output import Table
 from packer.words import counted, number
 
@@ -61,7 +61,7 @@ def title_of(first: Run) -> str:
             f"{fleet} {counted(len(first.cluster), 'server')}, system {first.system}, router {first.router}"
         )
     slots = f"max_loras {first.max_loras}, max_lora_rank {first.max_lora_rank}"
-    return f"{fleet} one {first.profile.label}, {slots}"
+    return f"{fleet} one {label_of(first.profile)}, {slots}"
 
 
 def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) -> Table:

@@ -10,7 +10,7 @@ import click
 
 from packer.cli.declare import bundle, command, flag, option, values
 from packer.cli.options import LENGTH, PlanArgument, Writing, common, complete_registered
-from packer.cli.output import Table, console, figures, heads, note
+from packer.cli.output import Judged, Part, Table, console, figures, heads, note
 from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
 from packer.errors import IncompatibleError, InputError, ValidationError
@@ -259,7 +259,7 @@ _BESIDE = {
 def _servers(plan: Plan, found: PlanEvaluation) -> Table:
     pairs_shown = max(1, (console().width - 44) // 17)
     names = tuple(name for name, place in _BESIDE.items() if place <= pairs_shown)
-    columns = ["GPU", "adapters"]
+    columns = ["server", "adapters"]
     columns += [text for head in heads(names) for text in (head, "(plan)")] + ["headroom", "result"]
     rows = []
     for k, gpu in enumerate(found.gpus):
@@ -267,32 +267,33 @@ def _servers(plan: Plan, found: PlanEvaluation) -> Table:
         pairs = zip(figures(new, names), figures(found.before[k], names), strict=True)
         cells = [cell for pair in pairs for cell in pair]
         adapters = len(found.plan.bins[k].adapters)
-        rows.append([gpu, adapters, *cells, growth(found.plan.headroom[k]), result_of(new)])
+        rows.append([gpu, adapters, *cells, found.plan.headroom_words[k], result_of(new)])
     title = f"{plan.workload.name}: by {found.plan.predictor}, beside the plan's figures ({plan.predictor})"
     return Table(title, columns, rows, left=())
 
 
-def _conclusion(found: PlanEvaluation) -> list[str]:
+def _conclusion(found: PlanEvaluation) -> list[Part]:
     """Whether the plan holds, which server is the first to break, and for which servers that is."""
-    plan, lines = found.plan, []
+    plan = found.plan
+    lines: list[Part] = []
     if found.over_limits:
         goal = plan.goal if plan.limits else plan.workload.slo
-        gpus = f"{plural(len(found.over_limits), 'GPU')} {listed(found.over_limits, SHOWN)}"
+        gpus = f"{plural(len(found.over_limits), 'server')} {listed(found.over_limits, SHOWN)}"
         lines.append(f"Latency limits ({goal}) break on {gpus}.")
     if found.breaks_first is not None:
         factor = plan.headroom[found.gpus.index(found.breaks_first)]
         room = "no headroom" if factor is None else f"the least headroom: {growth(factor)}"
-        lines.append(f"GPU {found.breaks_first} {'breaks first' if found.broken else f'has {room}'}.")
+        lines.append(f"Server {found.breaks_first} {'breaks first' if found.broken else f'has {room}'}.")
     if plan.unplaced:
         names = listed((plan.workload.names[i] for i in plan.unplaced), SHOWN)
         lines.append(f"No server has slots large enough for: {names}.")
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
+    said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced))
     if not found.holds and not found.broken and not plan.unplaced:
-        lines.append("The plan breaks its latency limits. packer solve --from makes the next one.")
-    else:
-        lines.append(conclusion(len(found.broken), len(found.gpus), len(plan.unplaced)))
-        if found.over_limits and found.holds and not plan.limits:
-            lines[-1] = f"The plan holds. It was made for {plan.objective}, not for these limits."
+        said = "The plan breaks its latency limits. packer solve --from makes the next one."
+    elif found.over_limits and found.holds and not plan.limits:
+        said = f"The plan holds. It was made for {plan.objective}, not for these limits."
+    lines.append(Judged(said, found.holds))
     if found.holds:
         lines += [f"{reason}." for reason in plan.reasons]
     return lines
@@ -305,12 +306,12 @@ def conclusion(broken: int, gpus: int, unplaced: int) -> str:
     without = f"{unplaced} adapter{'s have' if unplaced > 1 else ' has'} no server"
     if not broken:
         return f"The servers hold, but {without}. packer solve --from makes the next plan."
-    text = f"The plan breaks: {broken} of {gpus} GPUs"
+    text = f"The plan breaks: {broken} of {gpus} servers"
     return f"{text}{f', and {without}' if unplaced else ''}. packer solve --from makes the next one."
 
 
-def _drift_lines(plan: Plan, found: Drift, seen_path: str | None) -> list[Table | str]:
-    lines: list[Table | str] = [_servers(plan, found.evaluation)]
+def _drift_lines(plan: Plan, found: Drift, seen_path: str | None) -> list[Part]:
+    lines: list[Part] = [_servers(plan, found.evaluation)]
     if found.drifted:
         rows = [
             (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from packer.cli.declare import argument, bundle, command, option, pairs
 from packer.cli.interrupt import interruptible
-from packer.cli.options import SERVER_SETTINGS, EngineSettings, Writing, common
+from packer.cli.options import SERVER_SETTINGS, EngineSettings, Writing, common, complete
 from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ class ProjectOptions(EngineSettings):
     """
 
     traffic_path: str = argument("LOG|WORKLOAD")
-    model: str = option(required=True, metavar="NAME|CONFIG.json")
-    gpu: str = option(required=True, metavar="NAME")
+    model: str = option(
+        required=True, metavar="NAME|CONFIG.json", shell_complete=complete("packer.fit.models:MODELS")
+    )
+    gpu: str = option(required=True, metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
     settings: dict[str, tuple[Any, ...]] = pairs("--set", names=SERVER_SETTINGS)
     folder: str = option("-o", "--output", default=".", metavar="FOLDER")
     at: str = option(default="peak", metavar="peak|mean|each-peak|pNN")

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from packer.cli.declare import Readers, argument, bundle, flag, option, pairs
 from packer.cli.output import Part, Progress, check_distinct, note, print_json, progress_bar, show
@@ -279,6 +280,12 @@ class EngineSettings:
             if len(values) != 1:
                 raise click.UsageError(f"Expected one {name.replace('_', '-')}, got {len(values)}.")
         return {name: values[0] for name, values in self.settings.items()}
+
+
+def label_of(profile: Profile) -> str:
+    """A profile as shown, and that no one chose it, if no one did."""
+    source = click.get_current_context().get_parameter_source("profile_name")
+    return f"{profile.label} (the default profile)" if source is ParameterSource.DEFAULT else profile.label
 
 
 @bundle

@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console; colours only on a terminal and without NO_COLOR in the environment."""
+    """A rich console; colours only on a terminal and without NO_COLOR in the environment, on standard output."""
     from rich.console import Console
 
     class Patient(Console):
@@ -41,7 +41,7 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else results()
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Patient(file=stream, width=width, highlight=False, soft_wrap=False)
+    return Patient(file=stream, width=width, highlight=False, soft_wrap=False, no_color=stderr or None)
 
 
 LONGEST_WORD = 16
@@ -66,12 +66,7 @@ def _drawn(given: Table, width: int) -> RichTable:
     from rich.text import Text
 
     built = RichTable(
-        title=None if given.title is None else Text(visible(given.title)),
-        caption=None if given.caption is None else Text(visible(given.caption)),
         box=box.SIMPLE_HEAD,
-        title_justify="left",
-        title_style="bold",
-        caption_justify="left",
     )
     cells = [[visible(cell) for cell in row] for row in given.rows]
     columns = [[name, *(row[k] for row in cells)] for k, name in enumerate(given.columns)]
@@ -110,20 +105,29 @@ def show(*parts: Part) -> None:
     """
     out = console()
     for part in parts:
+        width = out.width if out.is_terminal else None
         if isinstance(part, Table):
             with out.capture() as drawn:
                 out.print(_drawn(part, out.width))
-            lines = [line.rstrip() for line in drawn.get().splitlines()]
+            title, caption = (
+                wrapped(visible(text), width) if text else [] for text in (part.title, part.caption)
+            )
+            lines = [
+                *title,
+                *(line.rstrip() for line in drawn.get().splitlines()),
+                *caption,
+                *([""] if caption else []),
+            ]
         else:
             text = part if isinstance(part, str) else part.text
-            lines = wrapped(visible(text), out.width if out.is_terminal else None)
+            lines = wrapped(visible(text), width)
         if isinstance(part, Judged):
             out.print("\n".join(lines), markup=False, soft_wrap=True, style="green" if part.holds else "red")
         else:
             out.file.write("".join(f"{line}\n" for line in lines))
 
 
-HANGING = re.compile(r"(\S+ {2,}|- )?")
+HANGING = re.compile(r"(.{2,10}? {2,}|- )?")
 """What a line begins with before its text: a label and blanks, or a dash."""
 
 
@@ -133,7 +137,11 @@ def wrapped(text: str, width: int | None) -> list[str]:
         return [text]
     begin = HANGING.match(text)
     indent = " " * (begin.end() if begin else 0)
-    given: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": indent}
+    given: dict[str, Any] = {
+        "break_long_words": False,
+        "break_on_hyphens": False,
+        "subsequent_indent": indent,
+    }
     return textwrap.wrap(text, width, **given)
 
 
@@ -228,6 +236,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
 
         def update(what: str, done: int, total: int) -> None:
             count = f"{visible(what)} {done:,}/{total:,}" if total else visible(what)
-            bar.update(task, description=count, completed=done, total=total or None)
+            bar.tasks[0].total = total or None  # None as an argument would leave it as it was
+            bar.update(task, description=count, completed=done)
 
         yield update

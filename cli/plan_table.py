@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.errors import UnknownNameError
 from packer.io.frames import pl
-from packer.room import grouped, growth, room_rows
-from packer.words import by_rank, counted, listed, number
+from packer.room import grouped, room_rows
+from packer.words import by_rank, counted, listed, money, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,14 +19,20 @@ if TYPE_CHECKING:
     from packer.plan import Plan
 
 
-def plan_lines(plan: Plan, old: Plan | None = None) -> list[Part]:
-    """The plan: the decision where there is one, servers, totals, reasons, and changes of a running plan."""
+def plan_lines(plan: Plan, old: Plan | None = None, *, by_default: bool = False) -> list[Part]:
+    """The plan: the decision where there is one, servers, totals, reasons, and changes of a running plan.
+
+    `by_default`: no one chose the profile.
+    """
     from packer.plan import Status
     from packer.report.context import queueing
 
     gpus = [_gpus(plan)] if plan.bins else []
     decision = plan.details.get("decision")
-    said = [Judged(str(decision), plan.status is not Status.INFEASIBLE)] if decision else []
+    said: list[Part] = [Judged(str(decision), plan.status is not Status.INFEASIBLE)] if decision else []
+    if by_default:
+        names = ", ".join(dict.fromkeys(item.profile.name for item in plan.bins))
+        said.append(f"Profile     {names}, the default: --gpu and --model, or --profile, name yours")
     frontier = [_frontier(plan)] if plan.details.get("frontier") else []
     frontier += [_kinds(plan)] if plan.details.get("kinds") else []
     return [
@@ -50,7 +56,7 @@ def _kinds(plan: Plan) -> Table:
             row["model"] or "–",
             row["kinds"],
             row["gpus"],
-            number(row["price_per_hour"], 2),
+            money(row["price_per_hour"]),
             "kept" if row["holds"] else "broken",
         )
         for row in found
@@ -84,13 +90,15 @@ def _frontier(plan: Plan) -> Table:
     rows = []
     for row in points:
         broken = len(row["queueing"])
-        mark = "kept" if row["holds"] else f"broken on {counted(broken, 'GPU')}"
+        mark = "kept" if row["holds"] else f"broken on {counted(broken, 'server')}"
         mark = mark if row["holds"] or broken else "broken when a GPU is lost"
         mark = "broken in another hour" if row["broken_later"] else mark
         cells = [number(row[name], label.digits) for name, label in shown.items()]
         rows.append([row["n_gpus"], *cells, mark + (" ←" if row["n_gpus"] == plan.n_gpus else "")])
     columns = ["GPUs", *(label.head for label in shown.values()), "latency goal"]
-    return Table("GPUs against latency", columns, rows, left=(len(columns) - 1,))
+    margin = f" with rates raised by {plan.margin:.1%}" if plan.margin else ""
+    caption = f"Figures at the rates as given; the goal is judged{margin} and in several hours."
+    return Table("GPUs against latency", columns, rows, left=(len(columns) - 1,), caption=caption)
 
 
 def changes(old: Plan, plan: Plan) -> list[Table | str]:
@@ -113,12 +121,12 @@ def changes(old: Plan, plan: Plan) -> list[Table | str]:
 
 def _gpus(plan: Plan) -> Table:
     several = len({item.profile for item in plan.bins}) > 1
-    columns = ["GPU", *(["server"] if several else []), "adapters by rank", "max_loras × rank"]
+    columns = ["server", *(["kind"] if several else []), "adapters by rank", "max_loras × rank"]
     width = console().width
-    shown = _FIGURES if width >= WIDE else _FIGURES[:-1] if width >= NARROW else _FIGURES[1:-1]
+    shown = _FIGURES if width >= WIDE else _FIGURES[:-1] if width >= NARROW else _FIGURES[2:-1]
     columns += [*heads(shown), "headroom"]
     columns += ["problem"] if not plan.evaluations.feasible.all() else []
-    rows = []
+    rows, headroom = [], plan.headroom_words
     for k, item in enumerate(plan.bins):
         row, split = plan.evaluations[k], sum(share < 1.0 for share in item.shares)
         rows.append(
@@ -129,7 +137,7 @@ def _gpus(plan: Plan) -> Table:
                 + (f" ({split}×shared)" if split else ""),
                 f"{item.max_loras} × {item.max_lora_rank}",
                 *figures(row, shown),
-                growth(plan.headroom[k] if plan.headroom else None),
+                headroom[k],
             ]
         )
         if columns[-1] == "problem":
@@ -145,10 +153,10 @@ def _rooms(plan: Plan) -> Table:
     """How far the load of each server may grow, what limits it and what helps; equal servers together, those with the
     least room."""
     shown = grouped(plan.rooms)[:SHOWN_ROOMS]
-    columns = ["GPU", "in limits to", "queue steady to", "serves to", "what limits it", "what helps"]
+    columns = ["server", "in limits to", "queue steady to", "serves to", "what limits it", "what helps"]
     more = len(plan.rooms) - sum(len(gpus) for gpus, _ in shown)
-    caption = f"{more} more GPUs have more room." if more else None
-    return Table("Room to grow", columns, room_rows(plan.rooms, SHOWN_ROOMS), left=(4, 5), caption=caption)
+    caption = f"{more} more servers have more headroom." if more else None
+    return Table("Headroom", columns, room_rows(plan.rooms, SHOWN_ROOMS), left=(4, 5), caption=caption)
 
 
 SHOWN_ROOMS = 8
@@ -223,7 +231,7 @@ def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
         "adapter",
         "rank",
         "req/s",
-        "GPU",
+        "server",
         "TTFT ms",
         "p95 ms",
         "ITL ms",
@@ -307,7 +315,7 @@ def _worst(plan: Plan, found: AdapterFigures) -> list[str]:
     used = found.slo_used[worst]
     share = f"{used:.0%} of its limits" if np.isfinite(used) else "its server starves or queues"
     return [
-        f"Worst       adapter {plan.workload.names[worst]!r} on GPU {', '.join(map(str, gpus))}: "
+        f"Worst       adapter {plan.workload.names[worst]!r} on server {', '.join(map(str, gpus))}: "
         f"p95 TTFT {found.p95_ttft_ms[worst]:,.0f} ms, ITL {found.mean_itl_ms[worst]:.1f} ms, {share}"
     ]
 

@@ -90,13 +90,15 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         *changes(old, replace(new, moves=moves)),
     ]
     lines += [
-        f"Restart     GPU {each['gpu']}: max_loras × rank {' × '.join(map(str, each['was']))} → "
+        f"Restart     server {each['gpu']}: max_loras × rank {' × '.join(map(str, each['was']))} → "
         f"{' × '.join(map(str, each['is']))}"
         for each in restarted
     ]
     if moved:
         rows = [(each["adapter"], _listed(each["from"]), _listed(each["to"])) for each in moved[:MOST_MOVES]]
-        lines.append(Table("Adapters that move", ("adapter", "from GPU", "to GPU"), rows, left=(0, 1, 2)))
+        lines.append(
+            Table("Adapters that move", ("adapter", "from server", "to server"), rows, left=(0, 1, 2))
+        )
     return data, lines
 
 

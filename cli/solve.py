@@ -47,7 +47,7 @@ class KindArguments(EngineSettings):
         tensor-parallel-size (GPUs of one server; as few as it starts on) and quantization (fp8, int8, awq, gptq, nvfp4;
         as the model's config says); of several values (max-num-seqs=64,256) the plan takes the best; --max-num-seqs 64
         is the same; repeatable.
-    prices: Price of a GPU per hour, for the objective cost; repeatable. [default: the profile's]
+    prices: Price of a GPU per hour, US dollars, for the objective cost; repeatable. [default: the profile's]
     available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.
         [default: any number]
     """
@@ -293,7 +293,8 @@ def solve(
     plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)
-    lines = partial(plan_lines, plan, old)
+    by_default = old is None and not (servers.profile_names or servers.gpu)
+    lines = partial(plan_lines, plan, old, by_default=by_default)
     if path is not None and written:
         try:
             write_plan(plan, path, force=out.force)  # first: the reader of the output may close the pipe
@@ -307,7 +308,7 @@ def solve(
     if written:
         out.note(f"wrote {path}")
     if plan.verified is False and not planning.recommends:
-        out.note("the twin does not confirm every GPU; a higher --confidence leaves more room")
+        out.note("the twin does not confirm every server; a higher --confidence leaves more room")
     if plan.interrupted:
         out.note("interrupted: this is the best plan so far")
         return 130

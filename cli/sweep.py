@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import bundle, command, flag, option
-from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
+from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, label_of, numbers
 from packer.cli.output import Table, note, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import FileFormatError, IncompatibleError, reader
@@ -114,7 +114,9 @@ def sweep(
             "max_pack_within_goal": within.to_dicts(),
         },
         lambda: [
-            _table(frame, packs, within, f"{workload.name} on one {profile.label}: Max_pack of each curve"),
+            _table(
+                frame, packs, within, f"{workload.name} on one {label_of(profile)}: Max_pack of each curve"
+            ),
             f"Within the goal: {workload.slo}.",
         ],
     )

@@ -115,7 +115,7 @@ class Acting:
             if math.isinf(weight[k, s]):
                 reasons = [self.misfit(bins[k], each, models) or "" for each, models in enumerate(seen)]
                 raise IncompatibleError(
-                    f"No server fits GPU {k} of the plan: {listed(filter(None, reasons), 3)}."
+                    f"No server fits number {k} of the plan: {listed(filter(None, reasons), 3)}."
                 )
             placed = zip(bins[k].adapters, bins[k].shares, strict=True)
             found[s] |= {names[i]: share for i, share in placed}

@@ -205,7 +205,7 @@ class Validation:
                 with lock:
                     self.reports.append(report)
                     self.reports.sort(key=lambda r: r.index)
-                    self.progress(f"GPU {index}", len(self.reports), len(self.bins))
+                    self.progress(f"server {index}", len(self.reports), len(self.bins))
             finally:
                 free.put(place)
 

@@ -24,20 +24,22 @@ def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[
     for k, bin_ in enumerate(bins):
         index = indices(bin_.adapters)
         if (last := int(index.max())) >= n:
-            raise ValidationError(f"GPU {k} holds adapter number {last}, which does not exist.")
+            raise ValidationError(f"server {k} holds adapter number {last}, which does not exist.")
         rank = int(workload.ranks[index].max())
         if bin_.max_lora_rank < rank:
             raise ValidationError(
-                f"Expected max_lora_rank of GPU {k} >= {rank}, the largest rank of its adapters, "
+                f"Expected max_lora_rank of server {k} >= {rank}, the largest rank of its adapters, "
                 f"got {bin_.max_lora_rank}."
             )
         if rank and not bin_.max_loras:
-            raise ValidationError(f"Expected max_loras of GPU {k} >= 1, because it serves adapters, got 0.")
+            raise ValidationError(
+                f"Expected max_loras of server {k} >= 1, because it serves adapters, got 0."
+            )
         for i in bin_.adapters if workload.models else ():
             model = workload.adapters[i].model
             if model is not None and not serves(bin_.profile.model, model):
                 raise ValidationError(
-                    f"GPU {k} serves {bin_.profile.model.name!r}, and its adapter {workload.names[i]!r} is for "
+                    f"server {k} serves {bin_.profile.model.name!r}, and its adapter {workload.names[i]!r} is for "
                     f"{model!r}."
                 )
         placed[index] += np.array(bin_.shares)

@@ -6,6 +6,7 @@ Files are read and written by `packer.io.plans`.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,7 +16,8 @@ from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
 from packer.evaluation import FIGURES, AdapterFigures, Evaluations
 from packer.profile import Profile
-from packer.room import Room
+from packer.room import Room, growth
+from packer.words import counted
 from packer.workload import Workload
 
 
@@ -146,6 +148,30 @@ class Plan:
     def n_gpus(self) -> int:
         """GPUs used: a tensor-parallel group counts each of its own."""
         return sum(item.gpus for item in self.bins)
+
+    @property
+    def headroom_words(self) -> list[str]:
+        """The headroom of each server: "none" where it has none, a dash where it was not looked for."""
+        factors = self.headroom or (None,) * len(self.bins)
+        return [
+            growth(factor) if factor is not None or self.rooms or not row.feasible else "–"
+            for factor, row in zip(factors, self.evaluations, strict=True)
+        ]
+
+    @property
+    def hardware(self) -> str:
+        """What the plan stands on: "2 × H100 64GB (Llama-3.1-8B-Instruct, vLLM 0.8.5; lengths assumed)"."""
+        found = []
+        for profile, servers in Counter(item.profile for item in self.bins).items():
+            size, model = profile.engine.tensor_parallel_size, profile.model
+            gpus = f"{servers * size} × {profile.gpu.name.removeprefix('NVIDIA ').removeprefix('AMD ')}"
+            gpus += f" as {counted(servers, 'server')} of {size}" if size > 1 else ""
+            engine = profile.engine.name.replace("vllm", "vLLM")
+            named = (model.repository or model.name).rpartition("/")[2]
+            notes = "; lengths assumed" if self.workload.assumed_lengths else ""
+            notes += "" if profile.calibrated else "; estimated"
+            found.append(f"{gpus} ({named}, {engine} {profile.engine.version}{notes})")
+        return " and ".join(found) or counted(0, "GPU")
 
     @property
     def found_in_time(self) -> bool:

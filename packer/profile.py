@@ -18,6 +18,7 @@ from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
 from packer.settings import Pool, Settings, Slots
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
+from packer.words import money
 
 _MOST_BYTES = 1e15
 _MOST_MS = 1e9
@@ -338,7 +339,7 @@ class Profile:
             ("base model", f"{model.name}, {model.weights_bytes / 1e9:.1f} GB of weights"),
             ("adapter", f"{model.lora_bytes_per_rank / 1e6:.2f} MB per unit of rank"),
             ("GPU", f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB{several}"),
-            ("price per hour", "no price known" if price is None else f"{price:,.2f}"),
+            ("price per hour", "no price known" if price is None else money(price)),
             ("engine", f"{engine.name} {engine.version}, {engine.dtype}"),
             ("settings", ", ".join(f"{name} {getattr(engine, name)}" for name in settings)),
             ("slot", slot),

@@ -57,9 +57,9 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def growth(factor: float | None) -> str:
-    """A factor of the rates for people, "+23%"; "> +300%" where no larger one was tried, a dash for none."""
+    """A factor of the rates for people, "+23%"; "> +300%" where no larger one was tried; "none" where 1 is too much."""
     if factor is None:
-        return "–"
+        return "none"
     return f"{'> ' if factor >= LEVELS[-1] else ''}+{factor - 1.0:.0%}"
 
 

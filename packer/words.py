@@ -12,6 +12,11 @@ def number(value: float | None, digits: int = 0) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
+def money(price: float | None) -> str:
+    """A price, which packer takes in US dollars."""
+    return "–" if price is None else f"${price:,.2f}"
+
+
 def plural(count: int, name: str) -> str:
     """The name of one thing or of several."""
     return name if count == 1 else f"{name}s"

@@ -94,10 +94,10 @@ def _inadmissible(
         if row.memory_error:
             why = memory_error(bin_.profile, bin_.settings) or "memory error"
             ways = what_starts(bin_.profile, bin_.settings)
-            reasons.append(f"GPU {k} does not start: {why}. What would start: {ways}")
+            reasons.append(f"server {k} does not start: {why}. What would start: {ways}")
         elif row.starved:
             reasons.append(
-                f"GPU {k} starves: the load of {counted(len(bin_.adapters), 'adapter')} is "
+                f"server {k} starves: the load of {counted(len(bin_.adapters), 'adapter')} is "
                 f"{row.offered_tok_s:,.0f} tok/s, {row.total_token_throughput:,.0f} are served. "
                 "What would help: more GPUs"
             )
@@ -111,7 +111,7 @@ def _inadmissible(
             broken = [text for text in broken if not text.startswith("slo_used")] or broken
             name = problem.objective.name
             reasons.append(
-                f"GPU {k} breaks a limit of the objective {name!r}{': ' * bool(broken)}{', '.join(broken)}"
+                f"server {k} breaks a limit of the objective {name!r}{': ' * bool(broken)}{', '.join(broken)}"
             )
     return tuple(reasons)
 

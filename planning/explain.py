@@ -24,7 +24,7 @@ from packer.planning.shortfall import (
 )
 from packer.room import LEVELS, Room
 from packer.solvers.candidates import beyond_measured
-from packer.words import counted, listed
+from packer.words import counted, listed, money
 
 REPLAYED = (
     "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-log "
@@ -47,7 +47,7 @@ def breaks_later(job: Frontier, plan: Plan) -> str:
     how = (
         f"uses {used[worst]:.0%} of its limits"
         if np.isfinite(used[worst])
-        else "is on a GPU that queues or starves"
+        else "is on a server that queues or starves"
     )
     return (
         f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)} "
@@ -174,11 +174,11 @@ def outcome(
         )
     least = min((room.headroom or 0.0 for room in rooms), default=0.0)
     if holds and least > 1.0:
-        text += f", holds to {'more than ' if least >= LEVELS[-1] else ''}+{least - 1.0:.0%}"
+        text += f", holds to {'more than' if least >= LEVELS[-1] else 'about'} +{100 * (least - 1.0):.0f} %"
     elif holds and rooms:
-        text += f", holds to less than +{LEVELS[1] - 1.0:.0%}"
+        text += f", holds to less than +{100 * (LEVELS[1] - 1.0):.0f} %"
     if best.price_per_hour is not None:
-        text += f", {best.price_per_hour:,.2f} per hour"
+        text += f", {money(best.price_per_hour)} per hour"
     if spare and holds:
         text += "; the goal is kept when any GPU is lost"
     if breaking is None:
@@ -192,11 +192,7 @@ def outcome(
     parts = []
     if serving := [point for point in fewer if not point.starving and point.p95_ttft_ms >= 0.0]:
         last = serving[-1]
-        parts.append(
-            f"{counted(last.n_gpus, 'GPU')} {'serves' if last.n_gpus == 1 else 'serve'} it with "
-            f"{latency(last.p95_ttft_ms)}, worst adapter {latency(last.worst_adapter_ttft_ms)}"
-            f"{_shortcoming(last, slo, spare, why)}"
-        )
+        parts.append(_shortcoming(last, slo, spare, why))
     if starving := [point.n_gpus for point in fewer if point.starving]:
         most = starving[-1]
         starves = f"{most} starve{'s' if most == 1 else ''}"
@@ -206,14 +202,19 @@ def outcome(
 
 
 def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[FrontierPoint], str]) -> str:
-    """Why a number of GPUs whose TTFT may look fine is not enough."""
+    """Why a number of GPUs on which nothing starves is not enough, in a sentence."""
     adapters = point.plan.adapters
     ttft_ms, itl_ms = slo.columns(point.plan.workload)
     worst = point.plan.workload.names.index(point.worst_adapter)
-    seen = point.worst_adapter_ttft_ms > max(slo.limits.p95_ttft_ms, ttft_ms[worst])
-    if seen or point.holds or adapters is None:
-        return ""
-    breaks = f", and break{'s' if point.n_gpus == 1 else ''} the goal"
+    gpus, one = counted(point.n_gpus, "GPU"), point.n_gpus == 1
+    breaks, ttft = (
+        f"{gpus} break{'s' if one else ''} the goal",
+        f"p95 TTFT {latency(point.worst_adapter_ttft_ms)}",
+    )
+    if point.worst_adapter_ttft_ms > max(slo.limits.p95_ttft_ms, ttft_ms[worst]):
+        return f"{breaks}: {ttft}"
+    if point.holds or adapters is None:
+        return f"{gpus} serve{'s' if one else ''} it with {ttft}"
     if point.broken_later:
         return f"{breaks} in another hour{why(point)}"
     if spare and not point.queueing:
@@ -222,12 +223,12 @@ def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[Fro
     if late.any():
         return f"{breaks} of {int(late.sum()):,} of {len(late):,} adapters"
     if slow.any():
-        return f", ITL up to {adapters.mean_itl_ms[slow].max():.0f} ms{breaks}"
+        return f"{breaks}: ITL up to {adapters.mean_itl_ms[slow].max():.0f} ms"
     return f"{breaks} with rates raised by the margin{why(point)}"
 
 
 def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:
     """Which GPUs do something, in one line."""
     if len(gpus) == 1:
-        return f"GPU {gpus[0]} {verb}s {rest.replace('do not', 'does not')}"
-    return f"GPUs {listed(gpus)} {verb} {rest}"
+        return f"server {gpus[0]} {verb}s {rest.replace('do not', 'does not')}"
+    return f"servers {listed(gpus)} {verb} {rest}"

@@ -32,6 +32,7 @@ from packer.solvers.base import limit_of
 from packer.solvers.candidates import candidates_of
 from packer.solvers.evaluator import rate_margin_for
 from packer.twin.hours import Hours, merged
+from packer.words import counted
 from packer.workload import Workload
 
 GAIN = 0.1
@@ -107,7 +108,7 @@ class Frontier:
 
     def _split(self) -> None:
         """Split the adapters that break their limits alone in one of the hours."""
-        self.progress("hottest adapters alone", 0, 0)
+        self.progress("simulating the hottest adapters alone", 0, 0)
         parts = needed(self.kept, self.profile, self.max_replicas)
         if parts != self.parts.parts:
             self.parts = Replicas(self.workload, parts)
@@ -142,7 +143,7 @@ class Frontier:
     def at(self, n_gpus: int, following: int | None = None) -> FrontierPoint:
         """The plan on that many GPUs; `following`: the number that is likely to be wanted next."""
         if n_gpus not in self._points:
-            self.progress(f"{n_gpus} GPUs", 0, 0)
+            self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
             wide = len(self.workload) > WIDE * n_gpus
             best: list[Bin] = []
             for bins in self._proposals(n_gpus):
@@ -206,7 +207,7 @@ class Frontier:
 
     def least(self) -> int:
         """Servers of the plan with the fewest on which nothing starves, by trees with Poisson arrivals."""
-        self.progress("fewest GPUs", 0, 0)
+        self.progress("looking for the fewest GPUs", 0, 0)
         return max(1, len(self._plan(self.parts, "gpus").result().bins))
 
     def most(self, max_gpus: int | None) -> int:

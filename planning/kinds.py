@@ -4,7 +4,6 @@ model on which every adapter keeps its limits."""
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -23,7 +22,7 @@ from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import limit_of
-from packer.words import counted
+from packer.words import counted, money
 from packer.workload import Workload
 
 _MIXED_S = 10.0
@@ -221,23 +220,20 @@ def _total(chosen: Sequence[Option]) -> list[str]:
     """GPUs and price of all models together, where there are several."""
     gpus = sum(option.plan.n_gpus for option in chosen)
     prices = [option.price_per_hour for option in chosen]
-    price = "" if None in prices else f", {sum(each or 0.0 for each in prices):,.2f} per hour"
+    price = "" if None in prices else f", {money(sum(each or 0.0 for each in prices))} per hour"
     return [f"{gpus} GPUs{price}."] if len(chosen) > 1 else []
 
 
 def _said(best: Option, options: Sequence[Option]) -> str:
     """What to deploy for one model, what fewer servers would give, and what the other kinds would take."""
-    lead = "" if best.model is None else f"{best.model}: "
     others = [
         f"{each.kinds} {'would take' if each.holds else 'does not keep the goal with'} {_gpus(each)}"
         for each in options
         if each.model == best.model and each is not best
     ]
-    counts = Counter(item.profile.name for item in best.plan.bins)
-    servers = " and ".join(f"{n} × {name}" for name, n in sorted(counts.items()))
-    return f"{lead}{servers}, {best.told}" + (f" {'; '.join(others)}." if others else "")
+    return f"{best.plan.hardware}: {best.told}" + (f" {'; '.join(others)}." if others else "")
 
 
 def _gpus(option: Option) -> str:
-    price = "" if option.price_per_hour is None else f", {option.price_per_hour:,.2f} per hour"
+    price = "" if option.price_per_hour is None else f", {money(option.price_per_hour)} per hour"
     return f"{counted(option.plan.n_gpus, 'GPU')}{price}"

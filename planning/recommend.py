@@ -23,7 +23,6 @@ from packer.room import Room
 from packer.solvers.base import Problem, limit_of
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import MOST_GPUS
-from packer.words import counted
 from packer.workload import Workload
 
 UNCONFIRMED = (
@@ -106,7 +105,7 @@ def recommend(
         return recommend_kinds(fleet, profiles, frontier_of, verify=verify, **ends)
     task = Deployment(frontier_of(fleet, kinds[0].profile, **ends), min(at_hand, default=None), verify)
     plan = planned(task, verify=verify)
-    return replace(plan, details={"decision": f"{counted(plan.n_gpus, 'GPU')}: {task.told}", **plan.details})
+    return replace(plan, details={"decision": f"{plan.hardware}: {task.told}", **plan.details})
 
 
 @dataclass(eq=False)
@@ -149,7 +148,7 @@ class Deployment:
         """By up to three fresh hours, each time others."""
         if self.over():
             return plan
-        self.job.progress("fresh hours", number + 1, ROUNDS)
+        self.job.progress("simulating fresh hours", number + 1, ROUNDS)
         self.job.number, self.job.broken = number, self.job.kept.broken_later(plan.bins, number)
         return replace(plan, verified=not self.job.broken)
 

@@ -29,7 +29,7 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
     for n in range(plan.n_gpus + 1, most + 1):
         if problem.out_of_time():
             break
-        problem.progress(f"{n} GPUs, one of them lost", 0, 0)
+        problem.progress(f"simulating {n} GPUs, one of them lost", 0, 0)
         found = SpreadRefined().solve(replace(problem, max_gpus=n))
         bins = _with_slots(problem, found.bins) if len(found.bins) == n else None
         if bins is not None and _survives(problem, bins):

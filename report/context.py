@@ -121,7 +121,7 @@ def queueing(plan: Plan) -> list[str]:
         return []
     ttft = plan.evaluations.mean_ttft_ms.tolist()
     slow = [(k, value) for k, value in enumerate(ttft) if value > plan.workload.slo.limits.p95_ttft_ms]
-    lines = [f"GPU {k} queues: mean TTFT {value / 1000:.1f} s" for k, value in slow[:8]]
+    lines = [f"server {k} queues: mean TTFT {value / 1000:.1f} s" for k, value in slow[:8]]
     if slow:
         more = f", as do {len(slow) - 8} more" if len(slow) > 8 else ""
         within: Any = plan.details.get("within_goal") or {}

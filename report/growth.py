@@ -68,11 +68,11 @@ class Growth:
         series: list[Line | Scatter] = []
         ends: list[tuple[float, float, str]] = []
         for row, gpu in enumerate(self.gpus):
-            label = f"GPU {gpu}" if not many else "" if row else "a GPU"
+            label = f"server {gpu}" if not many else "" if row else "a server"
             series.append(Line(FACTORS[: len(values)], values[:, row], label, color=0 if many else row))
             end = self.breaks_at(row)
             if end is not None and end < len(values):
-                ends.append((FACTORS[end], float(values[end, row]), f"GPU {gpu} breaks"))
+                ends.append((FACTORS[end], float(values[end, row]), f"server {gpu} breaks"))
         if ends:
             x, y, texts = (list(column) for column in zip(*ends, strict=True))
             series.append(Scatter(x, y, "breaks", color=BREAKS, texts=texts))

@@ -17,7 +17,6 @@ from packer.report.figures_svg import Chart
 from packer.report.frontier import frontier_charts
 from packer.report.growth import Growth
 from packer.report.templates import read, render
-from packer.room import growth as growth_text
 from packer.room import room_rows
 from packer.twin.per_adapter import quiet_adapters
 
@@ -53,7 +52,7 @@ def render_report(
         **_HELPERS,
         servers=list(zip(plan.bins, plan.evaluations, strict=True)),
         most=max((row.offered_tok_s for row in plan.evaluations), default=0.0) or 1.0,
-        headroom=[growth_text(factor) for factor in plan.headroom] or ["–"] * len(plan.bins),
+        headroom=plan.headroom_words,
         starts=context.starts(plan),
         rooms=room_rows(plan.rooms),
         growth=growth,

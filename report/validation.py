@@ -14,7 +14,7 @@ LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms")
 
 def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
     """Bars of throughput and latencies per bin, then each bin's gauges over time, twin over server."""
-    names = [f"GPU {report.index}" for report in reports]
+    names = [f"server {report.index}" for report in reports]
     panels = [_bars(reports, names, name) for name in ("total_token_throughput", *LATENCIES)]
     panels.append(
         Panel(
@@ -51,5 +51,5 @@ def _overlays(report: BinReport) -> list[Panel]:
             Line(measured["time_s"], measured[name], "measured", markers=True),
             Line(predicted["time_s"].to_list(), predicted[name].to_list(), "predicted", dashed=True),
         ]
-        panels.append(Panel(series, title=f"GPU {report.index}: {label}", x_label="s"))
+        panels.append(Panel(series, title=f"server {report.index}: {label}", x_label="s"))
     return panels

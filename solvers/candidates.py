@@ -83,7 +83,7 @@ def tried_words(most: int) -> str:
 def beyond_measured(workload: Workload, bins: Sequence[Bin]) -> tuple[str, ...]:
     """A sentence on each kind of server that cuts requests, and on each GPU with more adapters than were measured."""
     many = (
-        f"GPU {k} holds {len(item.adapters):,} adapters, beyond the {item.profile.measured_adapters:,} up to which "
+        f"server {k} holds {len(item.adapters):,} adapters, beyond the {item.profile.measured_adapters:,} up to which "
         f"the profile was measured (measured_adapters in {item.profile.name})"
         for k, item in enumerate(bins)
         if len(item.adapters) > item.profile.measured_adapters

@@ -49,7 +49,9 @@ def check(problem: Problem, solution: Solution) -> None:
     copies = np.zeros(len(workload), dtype=np.int64)
     for k, bin_ in enumerate(solution.bins):
         if bin_.profile not in problem.profiles:
-            raise VerificationError(f"GPU {k} is a {bin_.profile.name!r}, which the problem does not offer.")
+            raise VerificationError(
+                f"server {k} is a {bin_.profile.name!r}, which the problem does not offer."
+            )
         copies[indices(bin_.adapters)] += 1
     for i in np.flatnonzero(copies > problem.max_replicas).tolist():
         raise VerificationError(
@@ -109,12 +111,12 @@ def confirmed(problem: Problem, bins: Sequence[Bin]) -> bool:
 def _broken(gpu: int, bin_: Bin, row: Evaluation) -> str:
     if row.memory_error:
         why = memory_error(bin_.profile, bin_.settings)
-        return f"GPU {gpu} does not start in the twin: {why}"
-    return f"GPU {gpu} starves in the twin with a fresh seed: {row.served_share:.0%} of its load served"
+        return f"server {gpu} does not start in the twin: {why}"
+    return f"server {gpu} starves in the twin with a fresh seed: {row.served_share:.0%} of its load served"
 
 
 def _breaks(gpu: int, objective: Objective, why: str) -> str:
-    return f"GPU {gpu} breaks the objective {objective.name!r} in the twin with a fresh seed: {why}"
+    return f"server {gpu} breaks the objective {objective.name!r} in the twin with a fresh seed: {why}"
 
 
 def _exceeded(objective: Objective, row: Evaluation) -> str:

@@ -202,10 +202,10 @@ def _lines(job: Validation) -> list[Table | str]:
     lines.append(f"Predicted for {servers(job.bins)}")
     for report in job.reports:
         for message, count in report.failed_requests.items():
-            lines.append(f"GPU {report.index}: {count} requests failed: {message}")
+            lines.append(f"server {report.index}: {count} requests failed: {message}")
         if report.failure is not None:
             tail = next((r.outcome.failure.tail for r in report.runs if r.outcome.failure), "")
-            lines += [f"GPU {report.index}: {report.failure}", *([tail] if tail else [])]
+            lines += [f"server {report.index}: {report.failure}", *([tail] if tail else [])]
     return lines
 
 
@@ -228,5 +228,5 @@ def _table(report: BinReport) -> Table:
     rows.append(("failed requests", "", str(sum(report.failed_requests.values())), "", ""))
     partial = ", partial" if report.interrupted else ""
     held = counted(len(report.bin.adapters), "adapter")
-    title = f"GPU {report.index}: {held}, max_loras {report.bin.max_loras}{partial}"
+    title = f"server {report.index}: {held}, max_loras {report.bin.max_loras}{partial}"
     return Table(title, ("", "predicted", "measured", "SMAPE %", "repeatability %"), rows)

@@ -32,7 +32,7 @@ class EstimateOptions:
         max-num-batched-tokens, gpu-memory-utilization, kv-cache-dtype (auto, bfloat16, fp8), vllm-version (whose rules
         and defaults hold; the newest that is known), engine (vllm or sglang: its memory for slots and its eviction; the
         step law is vLLM's); --max-model-len 8192 is the same; repeatable.
-    price_per_hour: Price of the server's GPUs per hour. [default: the data sheet's]
+    price_per_hour: Price of the server's GPUs per hour, US dollars. [default: the data sheet's]
     """
 
     model: str = option(

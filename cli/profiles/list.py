@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from packer.cli.declare import command
 from packer.cli.options import Output
 from packer.cli.output import Table
-from packer.words import number
+from packer.words import money, number
 
 if TYPE_CHECKING:
     from packer.profile import Profile
@@ -72,7 +72,7 @@ def _table(found: list[Profile]) -> Table:
             profile.label,
             profile.gpu.name,
             f"{profile.engine.name} {profile.engine.version}",
-            number(profile.gpu.price_per_hour, 2),
+            money(profile.gpu.price_per_hour),
             *(number(profile.errors.get(f"{key}_smape"), 1) for key in ERRORS),
         ]
         for profile in found

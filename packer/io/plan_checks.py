@@ -61,7 +61,7 @@ def _status(plan: Plan) -> Iterator[tuple[str, str]]:
     if infeasible and not (failing or plan.unplaced or plan.reasons):
         yield "status", "an infeasible plan has a server that fails, an unplaced adapter or a reason"
     if not infeasible and failing:
-        yield "status", f"expected 'infeasible', as GPU {failing[0]} fails, got {plan.status.value!r}"
+        yield "status", f"expected 'infeasible', as server {failing[0]} fails, got {plan.status.value!r}"
     if not infeasible and plan.unplaced:
         yield "status", f"expected 'infeasible' with unplaced adapters, got {plan.status.value!r}"
     if plan.status is Status.OPTIMAL and not (plan.bound_proven and plan.gap is not None and plan.gap < 1e-6):

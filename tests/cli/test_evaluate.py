@@ -45,7 +45,7 @@ def test_the_result_is_whole_on_any_terminal(
     assert run(["evaluate", plan_path]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
-    (head,) = [line for line in lines if line.startswith("  GPU")]
+    (head,) = [line for line in lines if line.startswith("  server")]
     assert head.split()[-2:] == ["headroom", "result"]
     assert head.count("(plan)") == {80: 2, 100: 3, 140: 5}[width]
 
@@ -83,8 +83,8 @@ def test_evaluate_names_what_has_no_place(plan_path: str, tmp_path: Path, capsys
     out = capsys.readouterr().out
     assert "The servers hold, but 1 adapter has no server." in out
     assert "breaks" not in out
-    assert conclusion(2, 4, 0).startswith("The plan breaks: 2 of 4 GPUs. ")
-    assert conclusion(2, 4, 3).startswith("The plan breaks: 2 of 4 GPUs, and 3 adapters have no server. ")
+    assert conclusion(2, 4, 0).startswith("The plan breaks: 2 of 4 servers. ")
+    assert conclusion(2, 4, 3).startswith("The plan breaks: 2 of 4 servers, and 3 adapters have no server. ")
 
 
 def test_evaluate_needs_a_server_that_is_used(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
@@ -117,7 +117,7 @@ def test_a_plan_for_limits_breaks_with_them(
         made = replace(toy_plan(["a", "b"]), objective="slo", details={"limits": {"mean_ttft_ms": most}})
         made.save(path)
         assert run(["evaluate", str(path)]) == code
-        said = f"Latency limits (slo: mean_ttft_ms <= {most:g}) break on GPUs 0, 1."
+        said = f"Latency limits (slo: mean_ttft_ms <= {most:g}) break on servers 0, 1."
         assert (said in capsys.readouterr().out) is (code == 3)
         path.unlink()
 

@@ -75,13 +75,38 @@ def test_progress_only_on_a_terminal(
 def test_narrow_tables_cut_nothing(width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every word of a table stands whole within the terminal, the last column's too."""
     monkeypatch.setenv("COLUMNS", str(width))
-    heads = ["GPU", "adapters by rank", "max_loras × rank", "TTFT ms", "worst p95 ms", "ITL ms", "headroom"]
-    row = ["10", "77×r16, 82×r8, 3×r64", "128 × 16", "78,123", "191,162", "36.5", "> +300%"]
+    heads = ["server", "adapters by rank", "max_loras × rank", "worst p95 ms", "ITL ms", "headroom"]
+    row = ["10", "77×r16, 82×r8, 3×r64", "128 × 16", "191,162", "36.5", "> +300%"]
     output.show(output.Table("Servers", heads, [row, row]))
     lines = capsys.readouterr().out.splitlines()
-    assert max(len(line.rstrip()) for line in lines) <= width
+    assert max(map(len, lines)) <= width
+    assert all(line == line.rstrip() for line in lines)
     words = " ".join(lines).split()
     assert all(word in words for word in " ".join([*heads, *row]).split())
+
+
+@pytest.mark.parametrize("width", [40, 90])
+def test_lines_break_between_words(width: int) -> None:
+    """No word is cut, lines go on below where their text begins, and a pipe gets a line whole."""
+    text = "Status      feasible; 2 GPUs, at least 2 GPUs are needed; verified on a fresh hour: it holds"
+    lines = output.wrapped(text, width)
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    assert all(len(line) <= width for line in lines)
+    assert all(line.startswith(12 * " ") for line in lines[1:])
+    assert output.wrapped(text, None) == [text]
+
+
+def test_only_verdicts_have_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds is green and what breaks red on a terminal; no other line has a colour."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    output.show("plain", output.Judged("holds", holds=True), output.Judged("breaks", holds=False))
+    plain, holds, breaks = stream.getvalue().splitlines()
+    assert plain == "plain"
+    assert holds.startswith("\x1b[32mholds")
+    assert breaks.startswith("\x1b[31mbreaks")
 
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:

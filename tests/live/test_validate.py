@@ -75,7 +75,7 @@ def test_each_bin_is_measured_and_predicted(
         assert data["runs"][0]["completed"] > 10
     figure = validation_figure(reports, "t")
     titles = [panel.title for panel in figure.panels]
-    assert "GPU 1: requests running" in titles
+    assert "server 1: requests running" in titles
 
 
 def test_repeats_show_repeatability(launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_failed_requests_are_shown_in_the_table(
         "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
         "--folder", tmp_path / "work",
     ).communicate(timeout=60)  # fmt: skip
-    named = re.search(r"GPU 0: (\d+) requests failed: HTTP 404: .*no model a1", text)
+    named = re.search(r"server 0: (\d+) requests failed: HTTP 404: .*no model a1", text)
     assert named, text + errors
     assert re.search(rf"failed requests\W+{named[1]}\b", text), text
 

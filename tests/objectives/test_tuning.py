@@ -58,7 +58,7 @@ def test_plan_trains_more_than_a_lopsided_one_and_keeps_its_limits() -> None:
 def test_a_limit_out_of_reach_is_named() -> None:
     """A plan that can't keep a limit says which one, by how much, and on which GPU."""
     plan = solve(FLEET, PROFILE, "tuning:p99_ttft_ms=3,mean_tpot_ms=4000", max_gpus=1)
-    assert plan.reasons[0].startswith("GPU 0 breaks a limit of the objective 'tuning': p99_ttft_ms ")
+    assert plan.reasons[0].startswith("server 0 breaks a limit of the objective 'tuning': p99_ttft_ms ")
     assert plan.reasons[0].endswith(" > 3")
 
 

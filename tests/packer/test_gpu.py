@@ -57,7 +57,7 @@ def test_an_adapter_is_not_placed_on_another_model() -> None:
     right = [Bin((0,), LLAMA.settings(1, 8), LLAMA), Bin((1,), QWEN.settings(1, 8), QWEN)]
     check_placement(FLEET, right, ())
     with pytest.raises(
-        ValidationError, match="GPU 0 serves 'Qwen', and its adapter 'a' is for 'org/Test-Model'"
+        ValidationError, match="server 0 serves 'Qwen', and its adapter 'a' is for 'org/Test-Model'"
     ):
         check_placement(FLEET, [Bin((0, 1), QWEN.settings(2, 8), QWEN)], ())
 

@@ -55,8 +55,8 @@ def test_fewer_gpus_break_the_goal(plan: Plan) -> None:
     (own,) = [row for row in frontier if row["n_gpus"] == plan.n_gpus]
     assert own["holds"]
     assert own["price_per_hour"] == 2.5 * plan.n_gpus
-    assert str(plan.details["decision"]).startswith(f"{plan.n_gpus} GPUs: TTFT p95 ")
-    assert f"{2.5 * plan.n_gpus:.2f} per hour" in str(plan.details["decision"])
+    assert str(plan.details["decision"]).startswith(f"{plan.n_gpus} × H100 64GB (Llama-3.1-8B-Instruct, ")
+    assert f"${2.5 * plan.n_gpus:.2f} per hour" in str(plan.details["decision"])
 
 
 def test_too_few_gpus_at_hand_say_how_many_would_do(fleet: Workload, server: Profile, plan: Plan) -> None:
@@ -115,7 +115,7 @@ def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, 
     rooms = (Room(1.21, 1.5, 1.6), Room(1.5, 1.5, 1.5))
     text = outcome(last, [*fewer, last], rooms, Slo(), breaking=None, needed=8.0)
     assert text.count("holds to") == 1
-    assert "holds to +21%" in text
+    assert "holds to about +21 %" in text
     assert "8 GPUs serve it with" in text
     assert text.endswith("; 7 starve.")
     text = outcome(last, [*fewer, last], rooms, Slo(), breaking=None, needed=7.0)
@@ -175,10 +175,10 @@ def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(
     classed = replace(fleet, adapters=tuple(replace(each, slo_class="chat") for each in fleet.adapters))
     batch = Slo(classes=(("chat", Limits(15_000.0)),))
     for slo, worst_ms, itl_ms, words in (
-        (Slo(), 400.0, 120.0, ", ITL up to 120 ms, and break the goal."),
-        (Slo(), 400.0, 90.0, ", and break the goal with rates raised by the margin."),
-        (chat, 400.0, 90.0, ", and break the goal of 40 of 40 adapters."),
-        (batch, 3000.0, 90.0, ", and break the goal with rates raised by the margin."),
+        (Slo(), 400.0, 120.0, " 7 GPUs break the goal: ITL up to 120 ms."),
+        (Slo(), 400.0, 90.0, " 7 GPUs break the goal with rates raised by the margin."),
+        (chat, 400.0, 90.0, " 7 GPUs break the goal of 40 of 40 adapters."),
+        (batch, 3000.0, 90.0, " 7 GPUs break the goal with rates raised by the margin."),
     ):
         assert few.plan.adapters is not None
         adapters = few.plan.adapters._replace(
@@ -187,7 +187,6 @@ def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(
         plan_of = replace(few.plan, workload=classed, adapters=adapters)
         near = replace(few, plan=plan_of, worst_adapter_ttft_ms=worst_ms)
         text = outcome(replace(near, n_gpus=8, holds=True), [near], (), slo, breaking=None)
-        assert f"worst adapter {worst_ms / 1000:.1f} s" in text
         assert text.endswith(words)
 
 
@@ -200,7 +199,9 @@ def test_too_few_gpus_are_all_used(server: Profile) -> None:
 def test_an_hour_without_requests_is_told_in_words(server: Profile) -> None:
     """A fleet that hardly sends anything has no latency, and no nan is printed for one."""
     found = packer.recommend(Workload([Adapter("a", 8, 1e-6)]), server)
-    assert str(found.details["decision"]).startswith("1 GPU: no request completed in the simulated hour")
+    said = str(found.details["decision"])
+    assert said.startswith("1 × H100 64GB (Llama-3.1-8B-Instruct, vLLM 0.8.5; lengths assumed): ")
+    assert "no request completed in the simulated hour" in said
 
 
 def test_a_single_adapter_beyond_its_goal_has_a_plan(server: Profile) -> None:
@@ -222,7 +223,7 @@ def test_figures_that_are_not_known_are_told_in_words(plan: Plan, fleet: Workloa
     (point, *_) = packer.frontier(fleet, server, max_gpus=2)
     broken = replace(point, holds=False, worst_adapter_ttft_ms=math.nan)
     text = outcome(replace(broken, n_gpus=8), [broken], (), Slo(), breaking=1)
-    assert text.count("worst adapter without an answer") == 2
+    assert text.count("worst adapter without an answer") == 1
     short = Workload([Adapter("a", 8, 0.05, None, Lengths.constant(1))])
     found = packer.recommend(short, server, slo=Slo(Limits(1.0, 1.0)))
     assert found.status is Status.INFEASIBLE
@@ -255,7 +256,7 @@ def test_servers_on_several_gpus_and_estimates(server: Profile) -> None:
     found = packer.recommend(busy, pair, verify=False)
     assert found.status is Status.FEASIBLE
     assert found.n_gpus == 2 * len(found.bins)
-    assert str(found.details["decision"]).startswith(f"{found.n_gpus} GPUs")
+    assert str(found.details["decision"]).startswith(f"{found.n_gpus} × H100 64GB as 1 server of 2 (")
     rows = found.details["frontier"]
     assert isinstance(rows, list)
     assert all(row["n_gpus"] % 2 == 0 for row in rows)

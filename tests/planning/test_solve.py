@@ -95,7 +95,7 @@ def test_bins_that_starve_make_a_plan_infeasible() -> None:
     plan = plan_of(random_fleet(40, seed=4, rates=(2.0,)), solver="spread", max_gpus=2)
     assert plan.status is Status.INFEASIBLE
     assert plan.evaluations.starved.all()
-    assert "GPU 0 starves" in plan.reasons[0]
+    assert "server 0 starves" in plan.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
 
     def twin(workload: Workload, bins: Any, *, twin: object, objective: Objective) -> dict[int, str]:
         results.append(len(bins))
-        return {} if len(results) > 2 else {0: "GPU 0 starves"}
+        return {} if len(results) > 2 else {0: "server 0 starves"}
 
     monkeypatch.setattr("packer.planning.solve.twin_failures", twin)
     plan = solve(FLEET, PROFILE, predictor=AnalyticPredictor())

@@ -259,10 +259,10 @@ def test_one_thing_is_singular(toy_plan: Callable[..., Plan]) -> None:
     text = render_report(plan)
     assert '<div class="tile"><b>1</b>GPU<small>' in text
     assert '<div class="tile"><b>1</b>adapter placed<small>of 1</small>' in text
-    assert "GPU 0: 1 adapter <" in text
+    assert "server 0: 1 adapter <" in text
     assert "1 GPUs" not in text
     assert "1 adapters" not in text
-    assert "GPU 1: 2 adapters <" in render_report(toy_plan(["a", "b", "c", "d"]))
+    assert "server 1: 2 adapters <" in render_report(toy_plan(["a", "b", "c", "d"]))
 
 
 def test_a_recommended_plan_opens_with_its_decision(toy_plan: Callable[..., Plan]) -> None:
@@ -319,7 +319,7 @@ def test_room_to_grow_and_what_limits_it(toy_plan: Callable[..., Plan]) -> None:
         Room(None, 1.0, 1.0),
     )
     page = render_report(dataclasses.replace(plan, rooms=rooms))
-    assert "How far each GPU may go" in page
+    assert "How far each server may go" in page
     assert "slots: 16 of 16 in use at +47%" in page
     assert "max_loras 24" in page
     assert room_rows(rooms)[0][1:4] == (
@@ -327,7 +327,7 @@ def test_room_to_grow_and_what_limits_it(toy_plan: Callable[..., Plan]) -> None:
         "+100%",
         "> +300%",
     )
-    assert "How far each GPU may go" not in render_report(plan)
+    assert "How far each server may go" not in render_report(plan)
 
 
 def test_a_gpu_beyond_its_limits_does_not_hold(plan: Plan) -> None:
@@ -352,6 +352,6 @@ def test_queueing_gpus_are_named_and_a_bound_counts_gpus(plan: Plan) -> None:
         evaluations=dataclasses.replace(plan.evaluations, mean_ttft_ms=np.full(len(plan.bins), 3600.0)),
     )
     page = Page(render_report(slow))
-    assert any("GPU 0 queues: mean TTFT 3.6 s" in text for text in page.texts)
+    assert any("server 0 queues: mean TTFT 3.6 s" in text for text in page.texts)
     assert any("at least 1 needed" in text for text in page.texts)
     assert not any("within" in text and "% of that bound" in text for text in page.texts)

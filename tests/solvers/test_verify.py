@@ -51,7 +51,7 @@ def test_a_sound_solution_passes() -> None:
         ((Bin((0, 1), Slots(2, 16), PROFILE),), (), "'c' to be placed once"),
         ((Bin((0, 1, 2), Slots(3, 16), PROFILE), Bin((2,), Slots(1, 8), PROFILE)), (), "'c'.*sum to 2"),
         ((Bin((0, 1, 2), Slots(3, 16), PROFILE),), (2,), "'c' to be unplaced"),
-        ((Bin((0, 1, 2), Slots(3, 8), PROFILE),), (), "max_lora_rank of GPU 0 >= 16"),
+        ((Bin((0, 1, 2), Slots(3, 8), PROFILE),), (), "max_lora_rank of server 0 >= 16"),
         ((Bin((0, 1, 2), Slots(3, 16), PROFILE, (0.9, 1.0, 1.0)),), (), "sum to 0.9"),
         ((Bin((0, 1, 7), Slots(3, 16), PROFILE),), (2,), "does not exist"),
         ((Bin((0, 1, 2), Slots(3, 16), small_profile("x/y")),), (), "does not offer"),
@@ -83,8 +83,8 @@ def test_the_twin_names_what_fails() -> None:
     ]
     failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=fresh(0)))
     assert sorted(failures) == [1, 2]
-    assert "GPU 1 starves" in failures[1]
-    assert "GPU 2 does not start" in failures[2]
+    assert "server 1 starves" in failures[1]
+    assert "server 2 does not start" in failures[2]
 
 
 LIGHT = [Bin((0, 2), Slots(2, 8), PROFILE), Bin((1,), Slots(1, 16), PROFILE)]
@@ -146,7 +146,7 @@ def test_plain_reasons_come_first() -> None:
     for objective in (None, Gpus(), Headroom(1.1), load_objective("slo:server.mean_ttft_ms=1e9")):
         failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=fresh(0)), objective=objective)
         assert sorted(failures) == [1]
-        assert "GPU 1 starves" in failures[1]
+        assert "server 1 starves" in failures[1]
 
 
 def test_an_objective_can_demand_queues_that_do_not_grow(toy_profile: Profile) -> None:

@@ -162,8 +162,8 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         _gpu("max_loras", 100_000),
         "its evaluation says that it starts, but 100000 slots",
     ),
-    "a starved server": (_figure("starved", True), "'infeasible', as GPU 0 fails"),
-    "a server that does not start": (_figure("memory_error", True), "'infeasible', as GPU 0 fails"),
+    "a starved server": (_figure("starved", True), "'infeasible', as server 0 fails"),
+    "a server that does not start": (_figure("memory_error", True), "'infeasible', as server 0 fails"),
     "another rate": (
         lambda d: d["workload"]["adapters"][0].update(rate=0.2),
         "not those that were evaluated",
@@ -226,7 +226,7 @@ def test_a_plan_that_contradicts_itself_is_refused_until_it_is_evaluated(
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda d: d["workload"]["adapters"][1].update(rank=64), "max_lora_rank of GPU 1 >= 64"),
+        (lambda d: d["workload"]["adapters"][1].update(rank=64), "max_lora_rank of server 1 >= 64"),
         (lambda d: d["gpus"].pop(), "to be placed once"),
         (_gpu("max_loras", 0), "max_loras"),
         (_gpu("shares", [0.1, 1.0, 1.0]), "shares that sum to"),
