@@ -25,6 +25,7 @@ from packer.planning.replicas import MOST_REPLICAS, Replicas, everywhere, needed
 from packer.planning.settle import settled
 from packer.planning.solve import solve
 from packer.planning.splits import SLOTS, even_splits
+from packer.predictors.content import caches_prefixes
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.search import fewest
@@ -230,10 +231,15 @@ class Frontier:
             elif n > first:
                 self._points[n] = self.point_of(point.plan.bins)
 
+    def as_learned(self, parts: Replicas) -> Workload:
+        """The fleet as trees know fleets: Poisson arrivals, and of prompts that begin alike what a cache leaves."""
+        return parts.calm.as_independent(cached=caches_prefixes(parts.calm, self.profile))
+
     def _solved(self, parts: Replicas, objective: str, **given: Any) -> Plan:
         return solve(  # ends by its rounds: the same plan on a slow machine
-            parts.calm, self.profile, objective, predictor=self.predictor, margin=self.margin, seed=self.seed,
-            verify=False, with_headroom=False, time_limit_s=limit_of(self.remaining_s()), stop=self.stop, **given,
+            self.as_learned(parts), self.profile, objective, predictor=self.predictor, margin=self.margin,
+            seed=self.seed, verify=False, with_headroom=False, time_limit_s=limit_of(self.remaining_s()),
+            stop=self.stop, **given,
         )  # fmt: skip
 
     def _plan(self, parts: Replicas, objective: str, **given: Any) -> Future[Plan]:

@@ -207,7 +207,8 @@ class Deployment:
         )  # fmt: skip
         search = None
         if job.kept.required == len(job.workload) and not job.over():
-            search = replace(posed, workload=job.parts.calm, evaluator=Evaluator(job.predictor, goal, margin))
+            fleet = job.as_learned(job.parts)
+            search = replace(posed, workload=fleet, evaluator=Evaluator(job.predictor, goal, margin))
         return bounded(posed, plan, simulated=False, search=search)
 
     def at_rates(self, workload: Workload) -> Plan | None:

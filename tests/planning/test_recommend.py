@@ -22,6 +22,7 @@ from packer.planning.kept import FRESH_HOURS
 from packer.profile import Profile
 from packer.room import Room
 from packer.twin import hours
+from packer.twin.override import with_engine
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,19 @@ def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(
         near = replace(few, plan=plan_of, worst_adapter_ttft_ms=worst_ms)
         text = outcome(replace(near, n_gpus=8, holds=True), [near], (), slo, breaking=None)
         assert text.endswith(words)
+
+
+def test_prompts_that_begin_alike_have_a_plan(server: Profile) -> None:
+    """Trees know no shared prefixes, and propose for the prompts that a cache leaves; fewer GPUs than without one."""
+    prompts = Lengths.constant(1200)
+    adapters = [Adapter(f"a{k}", 8, 1.2, prompts, shared_prefix_tokens=1000) for k in range(20)]
+    today = with_engine(server, vllm_version="0.30")
+    cached, apart = (
+        packer.recommend(Workload([replace(a, shared_prefix_tokens=tokens) for a in adapters]), today)
+        for tokens in (1000, 0)
+    )
+    assert cached.status is apart.status is Status.FEASIBLE
+    assert cached.n_gpus < apart.n_gpus
 
 
 def test_too_few_gpus_are_all_used(server: Profile) -> None:
