@@ -174,7 +174,7 @@ def compare(
 def _compare_systems(
     workload: Workload, seed: int, systems: Systems, files: ComparisonFiles, out: Writing
 ) -> None:
-    from packer.operate.systems import compare_systems, servers_needed
+    from packer.operate.systems import Trials, compare_systems, servers_needed
     from packer.operate.verdict import verdict
     from packer.twin.cluster.system import judged
 
@@ -197,7 +197,9 @@ def _compare_systems(
         if systems.size:
             title = f"{workload.name}: fewest servers with which {systems.share:.0%} of requests keep the SLO"
             sized = {
-                name: servers_needed(workload, cluster, name, share=systems.share, **given, progress=progress)
+                name: servers_needed(
+                    workload, cluster, name, Trials(**given), share=systems.share, progress=progress
+                )
                 for name in names
             }
             results = [found for found in sized.values() if found is not None]

@@ -38,7 +38,7 @@ SETTINGS: Readers = {
 
 
 @bundle
-class Deployment:
+class DeploymentOptions:
     """What depends on the machines and is not in a plan.
 
     sources_path: Table adapter → path, Hugging Face repository or, for aibrix and helm, address: CSV with the
@@ -72,7 +72,7 @@ class Deployment:
 
 
 @command
-def export(file: PlanArgument, target: ExportTarget, deployment: Deployment, out: Writing) -> int:
+def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptions, out: Writing) -> int:
     """Write what starts a plan: vLLM and SGLang commands, Compose, Kubernetes and its stacks, routing tables.
 
     Stacks: the vLLM production stack (helm), AIBrix, llm-d, KServe, Ray Serve LLM, NVIDIA Dynamo; each format

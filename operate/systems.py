@@ -43,6 +43,53 @@ class SystemResult:
         return shown | {"figures": {name: row._asdict() for name, row in self.figures.items()}}
 
 
+def _silent(_what: str, _done: int, _total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How systems are run: see `compare_systems`."""
+
+    seeds: int = 3
+    seed: int = 0
+    duration_s: float | None = None
+    slo: GoalLike | None = None
+    router: str | None = None
+    stats_age_s: float | None = None
+    jobs: int = -1
+    backend: str = "threading"
+
+    def __post_init__(self) -> None:
+        checks.integer("seeds", self.seeds, low=1, high=MAX_SEEDS)
+
+    def run(
+        self,
+        workload: Workload,
+        placed_systems: Sequence[tuple[System, Cluster]],
+        seeds: int,
+        progress: Callable[[str, int, int], None] = _silent,
+    ) -> list[SystemResult]:
+        """The result of each system on its own cluster, whose adapters are placed already, over so many seeds."""
+        runs = [
+            {
+                "workload": workload,
+                "cluster": own,
+                "system": replace(each, placement=None),
+                "router": self.router,
+                "duration_s": self.duration_s,
+                "slo": self.slo,
+                "stats_interval_s": self.stats_age_s,
+                "seed": self.seed + k,
+            }
+            for each, own in placed_systems
+            for k in range(seeds)
+        ]
+        found = _run_all(runs, self.jobs, self.backend, progress)
+        rows = [found[i * seeds : (i + 1) * seeds] for i in range(len(placed_systems))]
+        return [_result(each, row, len(own)) for (each, own), row in zip(placed_systems, rows, strict=True)]
+
+
 def compare_systems(
     workload: Workload,
     cluster: Cluster,
@@ -56,7 +103,7 @@ def compare_systems(
     stats_age_s: float | None = None,
     jobs: int = -1,
     backend: str = "threading",
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Callable[[str, int, int], None] = _silent,
 ) -> list[SystemResult]:
     """Simulate each system with the same requests, for the seeds `seed`, `seed` + 1, ….
 
@@ -86,7 +133,7 @@ def compare_systems(
     InputError
         As `simulate_cluster`; `MissingDependencyError` without Ray where it is the backend.
     """
-    checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
+    trials = Trials(seeds, seed, duration_s, slo, router, stats_age_s, jobs, backend)
     known = [each if isinstance(each, System) else load_system(each) for each in systems]
     _, planned, limits = judged(workload, cluster, slo)
     free = replace(cluster, placement=None)
@@ -94,65 +141,31 @@ def compare_systems(
         placed(planned, cluster if _serves_plans(each, router) else free, each, limits, seed)
         for each in known
     ]
-    given = {
-        "workload": workload,
-        "router": router,
-        "duration_s": duration_s,
-        "slo": slo,
-        "stats_interval_s": stats_age_s,
-    }
-    return _results(
-        list(zip(known, clusters, strict=True)), given, range(seed, seed + seeds), jobs, backend, progress
-    )
-
-
-def _results(
-    placed_systems: Sequence[tuple[System, Cluster]],
-    given: Mapping[str, Any],
-    seeds: Sequence[int],
-    jobs: int = -1,
-    backend: str = "threading",
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-) -> list[SystemResult]:
-    """The result of each system on its own cluster, whose adapters are placed already."""
-    runs = [
-        {**given, "cluster": own, "system": replace(each, placement=None), "seed": seed}
-        for each, own in placed_systems
-        for seed in seeds
-    ]
-    found = _run_all(runs, jobs, backend, progress)
-    rows = [found[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(placed_systems))]
-    return [_result(each, row, len(own)) for (each, own), row in zip(placed_systems, rows, strict=True)]
+    return trials.run(workload, list(zip(known, clusters, strict=True)), seeds, progress)
 
 
 def servers_needed(
     workload: Workload,
     cluster: Cluster,
     system: str | os.PathLike[str] | System,
+    trials: Trials | None = None,
     *,
-    slo: GoalLike | None = None,
     share: float = 0.99,
-    seeds: int = 3,
-    seed: int = 0,
-    duration_s: float | None = None,
-    router: str | None = None,
-    stats_age_s: float | None = None,
     most: int = 1024,
-    jobs: int = -1,
-    backend: str = "threading",
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Callable[[str, int, int], None] = _silent,
 ) -> SystemResult | None:
     """The result with the fewest equal servers at which the mean SLO attainment reaches `share`.
 
     Attainment need not grow with servers, so every smaller number is tried; a number is given up after the first
     seed if no others can bring the mean to `share`. System "packer" begins with the number that `packer solve` says,
-    which keeps the goal for every adapter, with a margin on the rates. None if `most` servers do not reach it. Other
-    parameters: see `compare_systems`.
+    which keeps the goal for every adapter, with a margin on the rates. None if `most` servers do not reach it.
 
     Raises `IncompatibleError`: the cluster has several kinds of server or a placement, or there is no SLO.
     """
     checks.real("share", share, low=0.0, high=1.0, open_low=True)
     checks.integer("most", most, low=1)
+    trials = trials or Trials()
+    seeds, slo = trials.seeds, trials.slo
     if not (slo or cluster.slo):
         raise IncompatibleError(
             "The number of servers that a system needs is that for an SLO: give its limits."
@@ -164,22 +177,14 @@ def servers_needed(
     if known.placement is not None:
         by = registry.make("placement", known.placement)
         if isinstance(by, SizedPlacement):
-            first = by.needed(planned, cluster.resized(1), limits, seed) or 1
-
-    given = {
-        "workload": workload,
-        "router": router,
-        "duration_s": duration_s,
-        "slo": slo,
-        "stats_interval_s": stats_age_s,
-    }
+            first = by.needed(planned, cluster.resized(1), limits, trials.seed) or 1
 
     def tried(n: int, runs: int) -> SystemResult | None:
         try:
-            own = placed(planned, cluster.resized(n), known, limits, seed, by)
+            own = placed(planned, cluster.resized(n), known, limits, trials.seed, by)
         except ValidationError:  # the fleet has no place on so few
             return None
-        (result,) = _results([(known, own)], given, range(seed, seed + runs), jobs, backend)
+        (result,) = trials.run(workload, [(known, own)], runs)
         progress(f"{known.name}: {n} servers", 0, 0)
         return result
 

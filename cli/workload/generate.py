@@ -58,14 +58,16 @@ def generate(made: Made, out: Writing) -> None:
     from packer.io.workloads import write_workload
     from packer.operate.summary import summary_of
     from packer.sessions import Sessions
-    from packer.traces.synthetic import generate_workload
+    from packer.traces.synthetic import PowerLaw, generate_workload
     from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
 
     if made.rates is not None and made.total_rate is not None:
         raise IncompatibleError("--rates and --total-rate exclude each other: give one of them.")
     out.check(made.output)
-    given = values(made, "adapters", "output")
-    given["rates"] = () if made.total_rate is not None else made.rates or (0.1, 0.05, 0.025)
+    given = values(made, "adapters", "output", "total_rate", "exponent")
+    given["rates"] = made.rates or (0.1, 0.05, 0.025)
+    if made.total_rate is not None:
+        given["rates"] = PowerLaw(made.total_rate, made.exponent)
     for name, shape in (("input_tokens", SHAREGPT_INPUT), ("output_tokens", SHAREGPT_OUTPUT)):
         given[name] = shape if given[name] is None else shape.scaled(checked_mean(given[name]))
     about = dict(given.pop("sessions"))

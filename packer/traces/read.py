@@ -26,7 +26,7 @@ from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, head
 from packer.lengths import MAX_TOKENS
 from packer.traces.access_log import USUAL, Fields, nothing, requests_of
 from packer.traces.columns import TraceFormat, recognise
-from packer.traces.trace import Trace, trace_of_rows
+from packer.traces.trace import RequestRows, Trace, trace_of_rows
 
 MAX_TIME = 1e15
 
@@ -71,7 +71,7 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: 
     if kind is not None:
         columns = _without_skipped(columns, fields)
     with located():
-        return trace_of_rows(**columns, source=source if kind is None else kind.name)
+        return trace_of_rows(RequestRows(**columns), source if kind is None else kind.name)
 
 
 def _without_skipped(columns: dict[str, Any], fields: Fields) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,42 +18,45 @@ from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPU
 _T = TypeVar("_T", int, float)
 
 
+class PowerLaw(NamedTuple):
+    """A rate of all adapters, req/s, of which the k-th gets a share proportional to k^−`exponent`."""
+
+    total_rate: float
+    exponent: float = 1.0
+
+
 def generate_workload(
     n_adapters: int,
     *,
     ranks: Sequence[int],
-    rates: Sequence[float] = (),
-    total_rate: float | None = None,
-    exponent: float = 1.0,
+    rates: Sequence[float] | PowerLaw,
     input_tokens: Lengths = SHAREGPT_INPUT,
     output_tokens: Lengths = SHAREGPT_OUTPUT,
-    length_correlation: float = SHAREGPT_CORRELATION,
     shared_prefix_tokens: int = 0,
     sessions: Sessions | None = None,
     seed: int = 0,
-    name: str = "generated",
 ) -> Workload:
     """A workload of `n_adapters`.
 
-    Either `rates` is a set of which each value comes equally often (as in arXiv 2602.24044), or `total_rate`
-    (req/s) is shared by a power law k^−`exponent`. Each of `ranks` comes equally often. Which adapter gets
-    which is drawn from `seed`. The prompts of each adapter share `shared_prefix_tokens`; all have these `sessions`.
+    `rates`: a set of which each value comes equally often (as in arXiv 2602.24044), or a power law. Each of `ranks`
+    comes equally often. Which adapter gets which is drawn from `seed`. The prompts of
+    each adapter share `shared_prefix_tokens`; all have these `sessions`.
     """
     checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
     rng = np.random.default_rng(checks.integer("seed", seed, low=0))
-    if (total_rate is None) == (not rates):
-        raise ValidationError("Expected either a set of rates or a total rate.")
-    if total_rate is None:
-        of_adapter = _evenly(rates, n_adapters, rng)
+    if isinstance(rates, PowerLaw):
+        checks.real("the total rate", rates.total_rate, low=0.0, open_low=True)
+        of_adapter = (popularity(n_adapters, rates.exponent) * rates.total_rate).tolist()
     else:
-        checks.real("the total rate", total_rate, low=0.0, open_low=True)
-        of_adapter = (popularity(n_adapters, exponent) * total_rate).tolist()
+        of_adapter = _evenly(rates, n_adapters, rng)
     rows = zip(adapter_names(n_adapters), _evenly(ranks, n_adapters, rng), of_adapter, strict=True)
     adapters = [
         Adapter(adapter, rank, rate, shared_prefix_tokens=shared_prefix_tokens)
         for adapter, rank, rate in rows
     ]
-    return Workload(adapters, input_tokens, output_tokens, length_correlation, name=name, sessions=sessions)
+    return Workload(
+        adapters, input_tokens, output_tokens, SHAREGPT_CORRELATION, name="generated", sessions=sessions
+    )
 
 
 def _evenly(values: Sequence[_T], n: int, rng: np.random.Generator) -> list[_T]:

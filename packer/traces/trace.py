@@ -115,50 +115,58 @@ def spread(time_s: FloatArray, step_s: float) -> FloatArray:
     return spread_s
 
 
-def trace_of_rows(
-    time_s: FloatArray,
-    input_tokens: IntArray,
-    output_tokens: IntArray,
-    *,
-    adapter: Sequence[str] | None = None,
-    rank: Sequence[int] | None = None,
-    blocks: Blocks | None = None,
-    session: Sequence[str] | None = None,
-    cached_tokens: IntArray | None = None,
-    dropped: int = 0,
-    other: int = 0,
-    start_s: float = 0.0,
-    source: str,
-) -> Trace:
-    """The requests of a file, in any order, by time: those without tokens are left out and counted in `dropped`.
+@dataclass(frozen=True, eq=False)
+class RequestRows:
+    """The requests of a file, in any order; arrays (n,).
 
     `adapter` and `rank`: name and rank of the adapter of each request. `blocks`: of the prompts. `session`: names, ""
-    where a request is alone. `cached_tokens` int64 (n,): of each prompt.
-    `start_s`: what the times count from.
+    where a request is alone. `cached_tokens` int64 (n,): of each prompt. `start_s`: what the times count from.
+    """
+
+    time_s: FloatArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    adapter: Sequence[str] | None = None
+    rank: Sequence[int] | None = None
+    blocks: Blocks | None = None
+    session: Sequence[str] | None = None
+    cached_tokens: IntArray | None = None
+    dropped: int = 0
+    other: int = 0
+    start_s: float = 0.0
+
+
+def trace_of_rows(rows: RequestRows, source: str) -> Trace:
+    """The requests by time: those without tokens are left out and counted in `dropped`.
 
     Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
     """
-    order = np.flatnonzero((input_tokens > 0) & (output_tokens > 0))
-    order = order[np.argsort(time_s[order], kind="stable")]
-    lost = len(time_s) - len(order)
-    times = time_s[order] - time_s[order[:1]]
+    order = np.flatnonzero((rows.input_tokens > 0) & (rows.output_tokens > 0))
+    order = order[np.argsort(rows.time_s[order], kind="stable")]
+    lost = len(rows.time_s) - len(order)
+    times = rows.time_s[order] - rows.time_s[order[:1]]
     step_s = step_of(times)
-    columns = (spread(times, step_s), input_tokens[order], output_tokens[order])
-    more: dict[str, Any] = {"dropped": dropped + lost, "other": other, "source": source, "step_s": step_s}
-    more["blocks"] = None if blocks is None else blocks.take(order)
-    more["cached_tokens"] = None if cached_tokens is None else cached_tokens[order]
-    if session is not None:
-        more["sessions"] = _numbers([session[k] for k in order.tolist()])
-    more["start_s"] = start_s + float(time_s[order[:1]].sum())
-    if adapter is None:
+    columns = (spread(times, step_s), rows.input_tokens[order], rows.output_tokens[order])
+    more: dict[str, Any] = {
+        "dropped": rows.dropped + lost,
+        "other": rows.other,
+        "source": source,
+        "step_s": step_s,
+    }
+    more["blocks"] = None if rows.blocks is None else rows.blocks.take(order)
+    more["cached_tokens"] = None if rows.cached_tokens is None else rows.cached_tokens[order]
+    if rows.session is not None:
+        more["sessions"] = _numbers([rows.session[k] for k in order.tolist()])
+    more["start_s"] = rows.start_s + float(rows.time_s[order[:1]].sum())
+    if rows.adapter is None:
         return Trace(*columns, **more)
-    of_request = [adapter[k] for k in order.tolist()]
+    of_request = [rows.adapter[k] for k in order.tolist()]
     names = sorted(set(of_request))
     number = {name: k for k, name in enumerate(names)}
     owner = np.array([number[name] for name in of_request], dtype=np.int64)
     ranks = None
-    if rank is not None:
-        given = np.array(rank, dtype=np.int64)[order]
+    if rows.rank is not None:
+        given = np.array(rows.rank, dtype=np.int64)[order]
         table = np.zeros(len(names), dtype=np.int64)
         table[owner] = given
         odd = np.flatnonzero(table[owner] != given)

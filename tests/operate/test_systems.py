@@ -13,7 +13,7 @@ from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, UnknownNameError
 from packer.io.profiles import load_profile
-from packer.operate.systems import FIGURES, compare_systems, servers_needed
+from packer.operate.systems import FIGURES, Trials, compare_systems, servers_needed
 from packer.planning.recommend import recommend
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.workload import Workload
@@ -61,7 +61,7 @@ def test_fewest_servers_for_an_slo(fleet: Workload, cluster: Cluster) -> None:
     busy = fleet.scaled(
         4.0
     )  # for two minutes: each server's first use of an adapter takes longer than the SLO
-    found = servers_needed(busy, cluster, "round-robin", share=0.9, seeds=1, duration_s=120.0)
+    found = servers_needed(busy, cluster, "round-robin", Trials(1, duration_s=120.0), share=0.9)
     assert found is not None
     assert found.servers > 1
 
@@ -70,7 +70,9 @@ def test_fewest_servers_for_an_slo(fleet: Workload, cluster: Cluster) -> None:
         return run.slo_attainment
 
     assert kept(found.servers) >= 0.9 > kept(found.servers - 1)
-    assert servers_needed(busy, cluster, "round-robin", share=0.9, seeds=1, duration_s=120.0, most=1) is None
+    assert (
+        servers_needed(busy, cluster, "round-robin", Trials(1, duration_s=120.0), share=0.9, most=1) is None
+    )
 
 
 def test_sizes_need_an_slo_and_equal_servers(fleet: Workload, cluster: Cluster) -> None:
@@ -92,7 +94,7 @@ def test_size_of_a_plan_is_that_of_solve() -> None:
         Cluster.of(server, 4, max_loras=2, max_lora_rank=16), slo={"ttft_ms": 2000.0, "tpot_ms": 100.0}
     )
     plan = recommend(fleet, server)
-    found = servers_needed(fleet, four, "packer", seeds=1, duration_s=600.0)
+    found = servers_needed(fleet, four, "packer", Trials(1, duration_s=600.0))
     assert found is not None
     assert found.servers == plan.n_gpus > 1
 
@@ -108,7 +110,7 @@ def test_the_search_for_a_size_does_not_skip_numbers(
         return [dict.fromkeys(FIGURES, float(held)) | {"router": "hrw"} for _ in given]
 
     monkeypatch.setattr("packer.operate.systems._run_all", runs)
-    found = servers_needed(fleet, cluster, "hrw", share=0.9, seeds=2)
+    found = servers_needed(fleet, cluster, "hrw", Trials(2), share=0.9)
     assert found is not None
     assert found.servers == 2
 

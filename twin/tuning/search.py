@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packer.goal import GoalLike
 from packer.twin.threads import in_threads
 from packer.profile import Profile
 from packer.twin.run import Run
@@ -55,26 +54,19 @@ def most_training(
     profile: Profile,
     policy: str,
     *,
-    max_loras: int,
-    max_lora_rank: int | None = None,
-    slo: GoalLike | None = None,
-    duration_s: float | None = None,
-    seed: int = 0,
     workers: int = 1,
+    **server: Any,
 ) -> Tuned:
     """Try the values of the policy's searched parameter and keep the one that trains most within the limits.
 
     `policy`: its name, with parameters that stay as they are; naming the searched one tries only that value.
-    `slo`: the latency goal, as for `packer.simulate`. Unfinished requests break it: the server must not starve.
-    `workers`: threads. Other parameters are those of `packer.simulate`.
+    `workers`: threads. `server`: as `packer.simulate` takes it. Unfinished requests break its latency goal: the server
+    must not starve.
     """
     specs = candidates(policy)
 
     def run(spec: str) -> Run:
-        return simulate(
-            workload, profile, max_loras=max_loras, max_lora_rank=max_lora_rank, duration_s=duration_s,
-            seed=seed, tuning=spec, slo=slo,
-        )  # fmt: skip
+        return simulate(workload, profile, tuning=spec, **server)
 
     found = list(in_threads(run, specs, workers))
     good = [_keeps(sim) for sim in found]

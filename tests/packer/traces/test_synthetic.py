@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer.errors import ValidationError
-from packer.traces.synthetic import generate_workload
+from packer.traces.synthetic import PowerLaw, generate_workload
 
 
 @given(n=st.integers(1, 60), seed=st.integers(0, 1000))
@@ -25,7 +25,7 @@ def test_each_value_comes_equally_often(n: int, seed: int) -> None:
 @given(n=st.integers(1, 60), exponent=st.floats(0.0, 3.0))
 def test_a_power_law_keeps_the_total(n: int, exponent: float) -> None:
     """The total rate is shared out whole, the first adapter getting most."""
-    fleet = generate_workload(n, ranks=(8,), total_rate=5.0, exponent=exponent)
+    fleet = generate_workload(n, ranks=(8,), rates=PowerLaw(5.0, exponent))
     assert fleet.rate == pytest.approx(5.0)
     assert fleet.rates.argmax() == 0
 
@@ -39,10 +39,8 @@ def test_the_seed_decides() -> None:
     assert first != other
 
 
-@pytest.mark.parametrize(
-    "options", [{"rates": ()}, {"rates": (0.1,), "total_rate": 1.0}, {"rates": (0.0,)}, {"total_rate": -1.0}]
-)
-def test_nonsense_is_refused(options: dict[str, object]) -> None:
-    """Either a set of rates or a total, both above 0."""
+@pytest.mark.parametrize("rates", [(), (0.0,), PowerLaw(-1.0)])
+def test_nonsense_is_refused(rates: tuple[float, ...] | PowerLaw) -> None:
+    """A set of rates that is not empty, or a total; each is above 0."""
     with pytest.raises(ValidationError):
-        generate_workload(3, ranks=(8,), **options)  # type: ignore[arg-type]
+        generate_workload(3, ranks=(8,), rates=rates)
