@@ -13,6 +13,9 @@ EMBEDDING_LORA_TYPES = ("granite", "llama", "mistral", "phi3")
 EXTRA_VOCABULARY = 256
 """Tokens that an adapter may add (vLLM's `lora_extra_vocab_size`, gone since 0.12)."""
 
+LORA_MODULES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+"""Linear layers of a decoder as vLLM packs them, each with LoRA kernels of its own."""
+
 MXFP4_BLOCK = 256
 """vLLM pads the intermediate size of MXFP4 experts to a multiple of this (layers/quantization/mxfp4.py)."""
 
@@ -76,6 +79,8 @@ class ModelDimensions:
     """Of the part of a key that all heads share (MLA)."""
     value_dim: int = 0
     """Of a head's values where it differs from that of its keys (MLA)."""
+    lora_modules: tuple[str, ...] = ()
+    """Modules with LoRA (`LORA_MODULES`); empty: all."""
 
     @property
     def attention_layers(self) -> int:
@@ -178,11 +183,20 @@ class ModelDimensions:
 
     @property
     def lora_bytes_per_rank(self) -> float:
-        """Bytes of an adapter of all linear layers, per unit of rank: A is rank × in, B is out × rank.
+        """Bytes of an adapter of all linear layers, or of `lora_modules`, per rank: A is rank × in, B out × rank.
 
         Of a mixture of experts only attention has LoRA.
         """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if self.lora_modules:
+            gates = queries if self.gated_attention else 0
+            sizes = {
+                "qkv_proj": 3 * self.hidden + queries + gates + 2 * keys,
+                "o_proj": queries + self.hidden,
+                "gate_up_proj": 2 * (self.hidden + self.intermediate),
+                "down_proj": self.intermediate + self.hidden,
+            }
+            return float(BYTES * self.layers * sum(sizes[name] for name in self.lora_modules))
         if self.kv_rank:
             out = self.heads * self.value_dim
             into = self.hidden + queries + 2 * self.query_rank
@@ -202,7 +216,7 @@ class ModelDimensions:
     @property
     def slot_bytes_per_rank(self) -> float:
         """Bytes of one of vLLM's slots, per unit of `max_lora_rank`."""
-        if self.kind not in EMBEDDING_LORA_TYPES:
+        if self.kind not in EMBEDDING_LORA_TYPES or self.lora_modules:
             return self.lora_bytes_per_rank
         ends = self.vocabulary + EXTRA_VOCABULARY + self.hidden
         return self.lora_bytes_per_rank + 2 * BYTES * ends
@@ -210,6 +224,6 @@ class ModelDimensions:
     @property
     def slot_bytes(self) -> float:
         """Bytes of one of vLLM's slots that don't depend on the rank: rows for added tokens."""
-        if self.kind not in EMBEDDING_LORA_TYPES:
+        if self.kind not in EMBEDDING_LORA_TYPES or self.lora_modules:
             return 0.0
         return float(2 * BYTES * EXTRA_VOCABULARY * self.hidden)

@@ -7,12 +7,13 @@ bounds each. `errors` say how far estimates of this kind were off where they wer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from packer import checks
-from packer.errors import IncompatibleError, UnknownNameError
+from packer.errors import IncompatibleError, UnknownNameError, shown
 from packer.fit.bands import band_errors, kind_of
-from packer.fit.dimensions import BYTES, ModelDimensions
+from packer.fit.dimensions import BYTES, LORA_MODULES, ModelDimensions
 from packer.fit.memory import Takes, defaults_of, takes
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
@@ -34,6 +35,9 @@ KV_CACHE_DTYPES = {"auto": None, "bfloat16": 2.0, "fp8": 1.0}
 FP8_CACHES = ("fp8", "nvfp4")
 """Quantisations whose measured servers kept the KV cache of dense models in FP8, as their checkpoints say."""
 
+_MODULES_SINCE = (0, 17)
+"""vLLM with `--lora-target-modules` (vllm-project/vllm, PR 34984)."""
+
 LAUNCHED = (
     "first_adapter_ms",
     "per_slot_ms",
@@ -51,6 +55,7 @@ def estimate_profile(
     tensor_parallel_size: int = 1,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
+    lora_target_modules: Sequence[str] = (),
     version: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
@@ -76,6 +81,9 @@ def estimate_profile(
     kv_cache_dtype
         "auto", "bfloat16" or "fp8". With "auto" memory is that of bf16, and the time that of the measured servers:
         those of dense FP8 and FP4 checkpoints kept an FP8 cache.
+    lora_target_modules
+        As vLLM's flag, since 0.17: of qkv_proj, o_proj, gate_up_proj and down_proj those that slots hold and whose
+        kernels run; empty: all.
     version
         Of vLLM; None: the newest one whose rules are known. Settings that are not given are its defaults for the GPU.
     max_model_len
@@ -96,12 +104,13 @@ def estimate_profile(
     UnknownNameError
         The model, the GPU, the quantisation or the engine is not known.
     IncompatibleError
-        The weights alone don't fit, or the GPUs do not divide the heads.
+        The weights alone don't fit, the GPUs do not divide the heads, or the modules are not known of this model.
     ValidationError
         The GPU's name fits several.
     """
     sheet = datasheet(gpu)
-    sizes = quantized(model if isinstance(model, ModelDimensions) else model_named(model), quantization)
+    own = model if isinstance(model, ModelDimensions) else model_named(model)
+    sizes = _with_modules(quantized(own, quantization), lora_target_modules)
     n = _checked_gpus(sizes, tensor_parallel_size, engine_name, kv_cache_dtype)
     engine = EngineSpec(
         name=engine_name,
@@ -112,7 +121,12 @@ def estimate_profile(
         max_num_seqs=1,
         gpu_memory_utilization=gpu_memory_utilization,
         tensor_parallel_size=n,
+        quantization="fp8" if own.quantization is None and sizes.quantization == "fp8" else None,
+        kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype,
+        lora_target_modules=sizes.lora_modules,
     )
+    if sizes.lora_modules and engine.release < _MODULES_SINCE:
+        raise IncompatibleError(f"vLLM has lora_target_modules since 0.17, got version {engine.version}.")
     seqs, tokens = defaults_of(sheet, engine)
     batch = max_num_batched_tokens or max(tokens, max_num_seqs or 0)
     engine = replace(engine, max_num_batched_tokens=batch, max_num_seqs=max_num_seqs or min(seqs, batch))
@@ -155,6 +169,21 @@ def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_
             f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}, got {n}."
         )
     return n
+
+
+def _with_modules(sizes: ModelDimensions, modules: Sequence[str]) -> ModelDimensions:
+    """The model with LoRA on these modules; raises `IncompatibleError` where they are not its."""
+    if not modules:
+        return sizes
+    own = LORA_MODULES[:2] if sizes.experts else LORA_MODULES
+    chosen = tuple(name for name in LORA_MODULES if name in modules)
+    unknown = [name for name in modules if name not in own]
+    if sizes.kv_rank or sizes.state_layers or unknown:
+        known = "none" if sizes.kv_rank or sizes.state_layers else ", ".join(own)
+        raise IncompatibleError(
+            f"Expected lora_target_modules of {sizes.name} among {known}, got {shown(', '.join(map(str, modules)))}."
+        )
+    return replace(sizes, lora_modules=() if chosen == own else chosen)
 
 
 def _name(sizes: ModelDimensions, sheet: Datasheet, n: int) -> str:
@@ -223,7 +252,7 @@ def scaled_law(
         slower = known.sms * known.clock_mhz / (sheet.sms * sheet.clock_mhz)
         launches = (
             model.layers / model_named(reference.model.repository or reference.model.name).layers * slower
-        )
+        ) * (len(model.lora_modules or LORA_MODULES) / len(LORA_MODULES))
     scale = {
         "host": 1.0,
         "compute": weights / reference.model.weights_bytes * known.bf16_flops / sheet.bf16_flops / n,

@@ -91,6 +91,8 @@ def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]
     for flag, value in flags.items():
         command += [flag, str(value)]
     command += [f"--{'' if on else 'no-'}{name}" for name, on in engine.switches.items()]
+    for name, value in engine.arguments.items():
+        command += [f"--{name}", *(value if isinstance(value, list) else [str(value)])]
     command += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in options.adapters)]
     return [*command, *launch.arguments]
 

@@ -83,7 +83,9 @@ class EngineSpec:
     """The engine and its settings, by vLLM's names.
 
     `max_cpu_loras` None: host memory holds every adapter. `prefix_caching` (`--enable-prefix-caching`) and
-    `async_scheduling` None: as the version has it by default (`packer.twin.engine_rules`).
+    `async_scheduling` None: as the version has it by default (`packer.twin.engine_rules`). `quantization` and
+    `kv_cache_dtype` None: as the checkpoint says. `lora_target_modules`: modules that slots hold, by vLLM's names;
+    empty: all.
     """
 
     name: str
@@ -98,6 +100,9 @@ class EngineSpec:
     tensor_parallel_size: int = 1
     prefix_caching: bool | None = None
     async_scheduling: bool | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    lora_target_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for key in ("max_model_len", "max_num_seqs", "block_size", "tensor_parallel_size"):
@@ -106,11 +111,26 @@ class EngineSpec:
         _real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
         if self.max_cpu_loras is not None:
             _integer(self, "engine.max_cpu_loras", low=1)
+        for key in ("quantization", "kv_cache_dtype", "lora_target_modules"):
+            given = getattr(self, key)
+            for word in (given,) if isinstance(given, str) else given or ():
+                if not isinstance(word, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,64}", word):
+                    raise ValidationError(f"Expected engine.{key} as vLLM's names, got {shown(given)}.")
         for key in ("prefix_caching", "async_scheduling"):
             if getattr(self, key) not in (None, True, False):
                 raise ValidationError(
                     f"Expected engine.{key} to be true or false, got {shown(getattr(self, key))}."
                 )
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """vLLM's flags with a value that start what is simulated where the checkpoint does not say it."""
+        given = {
+            "quantization": self.quantization,
+            "kv-cache-dtype": self.kv_cache_dtype,
+            "lora-target-modules": list(self.lora_target_modules),
+        }
+        return {name: value for name, value in given.items() if value} if self.name == "vllm" else {}
 
     @property
     def release(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ SETTINGS: Readers = {
     **dict.fromkeys(("max-model-len", "max-num-seqs", "max-num-batched-tokens"), click.IntRange(min=1)),
     "gpu-memory-utilization": click.FloatRange(0.0, 1.0, min_open=True),
     "kv-cache-dtype": str,
+    "lora-target-modules": lambda text: tuple(filter(None, text.split(","))),
     "vllm-version": str,
     "engine": click.Choice(("vllm", "sglang")),
 }
@@ -29,8 +30,9 @@ class EstimateOptions:
     name: What the profile is called. [default: GPU/model]
     settings: A setting of the server: tensor-parallel-size (its GPUs, 1), quantization (fp8, int8, awq, gptq, nvfp4; as
         the model's config says), and by default as vLLM has it for the GPU max-model-len, max-num-seqs,
-        max-num-batched-tokens, gpu-memory-utilization, kv-cache-dtype (auto, bfloat16, fp8), vllm-version (whose rules
-        and defaults hold; the newest that is known), engine (vllm or sglang: its memory for slots and its eviction; the
+        max-num-batched-tokens, gpu-memory-utilization, kv-cache-dtype (auto, bfloat16, fp8), lora-target-modules (of
+        qkv_proj, o_proj, gate_up_proj and down_proj, with commas: those that slots hold), vllm-version (whose rules and
+        defaults hold; the newest that is known), engine (vllm or sglang: its memory for slots and its eviction; the
         step law is vLLM's); --max-model-len 8192 is the same; repeatable.
     price_per_hour: Price of the server's GPUs per hour, US dollars. [default: the data sheet's]
     """

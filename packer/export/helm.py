@@ -27,7 +27,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         if not repository or "/" in tag:  # no tag: what follows the last colon is a registry's port
             repository, tag = server.image, "latest"
         settings = {key: value for key, value in server.settings().items() if key not in _BY_OTHER_KEYS}
-        flags = [f"--{key}" if value is True else f"--{key}={value}" for key, value in settings.items()]
+        flags = [word for key, value in settings.items() for word in _joined(key, value)]
         flags += words(server.served_names)
         specs.append((server, repository, tag, flags))
     adapters = [(server, item, _adapter_source(item)) for server in servers for item in server.modules]
@@ -35,6 +35,15 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         "values.yaml": templates.render("helm-values.yaml", servers=specs, options=options),
         "lora-adapters.yaml": templates.render("lora-adapters.yaml", adapters=adapters, options=options),
     }
+
+
+def _joined(key: str, value: object) -> list[str]:
+    """The words of a flag: in one, but for a flag with several values."""
+    return (
+        words({key: value})
+        if isinstance(value, list)
+        else [f"--{key}" if value is True else f"--{key}={value}"]
+    )
 
 
 def _adapter_source(item: Module) -> dict[str, str]:

@@ -143,6 +143,9 @@ class ExportedServer:
         if engine.block_size != _DEFAULT_BLOCK:
             flags["block-size"] = engine.block_size
         flags |= {name if on else f"no-{name}": True for name, on in engine.switches.items()}
+        flags |= {
+            name: value for name, value in engine.arguments.items() if self.modules or "lora" not in name
+        }
         if self.modules:
             flags["enable-lora"] = True
             flags["max-loras"] = self.bin.max_loras

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -77,6 +78,21 @@ def test_what_was_simulated_is_started(
     (command, _) = (entry["command"] for entry in json.loads(export_plan(plan, "vllm")["args.json"]))
     assert [word for word in command if "prefix-caching" in word or "async" in word] == flags
     sources = Options(sources={name: f"s3://loras/{name}" for name in ("a", "b")})
+    own: dict[str, Any] = {
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+        "lora_target_modules": ("o_proj", "qkv_proj"),
+    }
+    bins = tuple(
+        replace(each, profile=replace(each.profile, engine=replace(each.profile.engine, **own)))
+        for each in plan.bins
+    )
+    (told, _) = (
+        entry["command"] for entry in json.loads(export_plan(replace(plan, bins=bins), "vllm")["args.json"])
+    )
+    at = told.index("--lora-target-modules")
+    assert told[at + 1 : at + 3] == ["o_proj", "qkv_proj"]
+    assert told[told.index("--quantization") + 1] == told[told.index("--kv-cache-dtype") + 1] == "fp8"
     ray = yaml.safe_load(export_plan(plan, "ray", sources)["serve.yaml"])
     arguments = ray["applications"][0]["args"]["llm_configs"][0]["engine_kwargs"]
     assert arguments.get("enable_prefix_caching") is (False if version == "0.8.5" else caching)

@@ -256,6 +256,53 @@ def test_quantised_weights(root: Path, tmp_path: Path, given: dict[str, Any], bi
     assert other.memory.kv_budget_bytes - one.memory.kv_budget_bytes == pytest.approx(saved)
 
 
+def test_slots_hold_the_modules_that_the_server_is_told() -> None:
+    """Parts of the modules add up to an adapter of all, take less memory and time, and the server is started so."""
+    whole = estimate_profile("Qwen/Qwen3-8B", "h100-80gb", max_model_len=8192)
+    parts = [
+        estimate_profile("Qwen/Qwen3-8B", "h100-80gb", max_model_len=8192, lora_target_modules=names)
+        for names in (("o_proj", "qkv_proj"), ("gate_up_proj",), ("down_proj",))
+    ]
+    total = sum(part.model.lora_bytes_per_rank for part in parts)
+    assert total == whole.model.lora_bytes_per_rank
+    settings = whole.settings(32, 16)
+    for part in parts:
+        assert kv_cache_tokens(part, settings) > kv_cache_tokens(whole, settings)
+        for term in ("per_adapter_ms", "per_slot_ms"):
+            assert part.latency.coefficients[term] < whole.latency.coefficients[term]
+    assert parts[0].engine.arguments == {"lora-target-modules": ["qkv_proj", "o_proj"]}
+    assert parse_profile(format_profile(parts[0])) == parts[0]
+    every = estimate_profile(
+        "Qwen/Qwen3-8B", "h100-80gb", max_model_len=8192,
+        lora_target_modules=("down_proj", "qkv_proj", "o_proj", "gate_up_proj"),
+    )  # fmt: skip
+    assert every.fingerprint == whole.fingerprint
+    for model, names, settings_of in (
+        ("Qwen/Qwen3-8B", ("q_proj",), {}),
+        ("moonshotai/Kimi-K2.5", ("o_proj",), {"tensor_parallel_size": 8}),
+        ("Qwen/Qwen3-8B", ("o_proj",), {"version": "0.11.0"}),
+    ):
+        with pytest.raises(IncompatibleError, match="lora_target_modules"):
+            estimate_profile(model, "h200", lora_target_modules=names, **settings_of)  # type: ignore[arg-type]
+
+
+def test_a_server_is_started_with_the_widths_that_its_estimate_has() -> None:
+    """A bf16 checkpoint is quantised online, an FP8 cache asked for; both show in memory and in the step law."""
+    plain = estimate_profile("Qwen/Qwen3-8B", "h100-80gb", max_model_len=8192)
+    cached = estimate_profile("Qwen/Qwen3-8B", "h100-80gb", max_model_len=8192, kv_cache_dtype="fp8")
+    small = estimate_profile("Qwen/Qwen3-8B", "h100-80gb", max_model_len=8192, quantization="fp8")
+    wide = estimate_profile(
+        "Qwen/Qwen3-8B", "h100-80gb", max_model_len=8192, quantization="fp8", kv_cache_dtype="bfloat16"
+    )
+    assert plain.engine.arguments == {}
+    assert cached.engine.arguments == {"kv-cache-dtype": "fp8"}
+    assert small.engine.arguments == {"quantization": "fp8"}
+    assert wide.engine.arguments == {"quantization": "fp8", "kv-cache-dtype": "bfloat16"}
+    assert cached.model.kv_bytes_per_token == plain.model.kv_bytes_per_token / 2
+    assert wide.latency.coefficients["per_kv_token_ms"] == plain.latency.coefficients["per_kv_token_ms"]
+    assert small.latency.coefficients["per_kv_token_ms"] == cached.latency.coefficients["per_kv_token_ms"]
+
+
 def test_tensor_parallel_groups(root: Path) -> None:
     """Two GPUs have twice the memory and the price, read weights in half the time, and pay for all-reduces."""
     model = dimensions(root, LLAMA)
