@@ -16,8 +16,8 @@ def reach(
     """The largest number known to hold and the smallest known not to, from `low` to `high`: neighbours, unless `stop`
     ended the search after the first; low - 1 if none holds, high + 1 if all do.
 
-    Outwards from `start` (None: from `low`) in steps that double, then by halving. Numbers below one that holds are
-    taken to hold.
+    Outwards from `start` (None: from `low`) in steps that double (0: none), then by halving. Numbers below one
+    that holds are taken to hold.
     """
     good, bad, n = low - 1, high + 1, low if start is None else min(max(start, low), high)
     while bad - good > 1:
@@ -25,9 +25,9 @@ def reach(
             good = n
         else:
             bad = n
-        if good < low:
+        if good < low and step:
             n, step = max(bad - step, low), 2 * step
-        elif bad > high:
+        elif bad > high and step:
             n, step = min(good + step, high), 2 * step
         else:
             n = (good + bad) // 2

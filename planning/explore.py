@@ -147,10 +147,11 @@ class Frontier:
             self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
             wide = len(self.workload) > WIDE * n_gpus
             best: list[Bin] = []
+            first = self.kept.hours[:1]  # the one that breaks most
             for bins in self._proposals(n_gpus):
                 if following is not None:
                     self._spread(following, SOLVERS[0])
-                if best and self.kept.least_cost(bins, self.spare) >= self.kept.cost(best):
+                if best and self.kept.least_cost(bins, self.spare) >= self.kept.cost(best, first):
                     continue
                 lost = following is not None and self.kept.starves(bins)
                 made = (
@@ -159,20 +160,20 @@ class Frontier:
                 if self.spare and not lost:
                     made = self._with_spare_slots(made)
                 keeps = self.kept.keeps(made, self.spare)
-                if not best or keeps or self.kept.cost(made) < self.kept.cost(best):
+                if not best or keeps or self.kept.cost(made, first) < self.kept.cost(best, first):
                     best = made
                 if keeps or self.over():
                     break
             self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
 
-    def first(self, low: int, high: int) -> int | None:
-        """Fewest GPUs up to `high` on which the limits are kept; None if none does.
+    def first(self, low: int, high: int, least: int | None = None) -> int | None:
+        """Fewest GPUs from `least` to `high` on which the limits are kept; None if none does.
 
         From `low` upwards, on which trees say that nothing starves, once one less breaks the limits: the solver's are
         narrower than the twin's. Of a wide fleet from where even splits begin to keep them.
         """
-        least, n = 1 + self.spare, None
+        least, n = max(1 + self.spare, least or 1), None
         if (len(self.workload) > WIDE * low) and high > 1:
             n = fewest(lambda n: next(self._even(n), None) is not None, max(2, low), high, self.over)
         if n is not None:
@@ -316,7 +317,9 @@ class Frontier:
         requests = np.concatenate([hour.ttft_ms for hour in hours])
         figures = Evaluations.of([hour.figures for hour in hours])
         starving = tuple(k for k, hour in enumerate(raised) if not hour.figures.feasible)
-        used = self.kept.used(bins, (*self.kept.hours, self.kept.given), [1.0] * len(bins))
+        shown = (*self.kept.hours[:1], (self.raised, self.seed), self.kept.given)
+        used = self.kept.used(bins, shown, [1.0] * len(bins))
+        beyond = bool(starving) or not self.kept.within(bins, (self.raised, self.seed))
         prices = [item.profile.gpu.price_per_hour for item in bins]
         holds = self.kept.keeps(bins, self.spare)
         plan = Plan(
@@ -344,7 +347,7 @@ class Frontier:
             float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
             None if None in prices else sum(price or 0.0 for price in prices),
             holds,
-            not holds and self.kept.within(bins, (self.raised, self.seed)) and max(used) > 1.0,
+            not (holds or beyond) and not all(self.kept.within(bins, hour) for hour in self.kept.hours),
             starving,
             tuple(k for k, used in enumerate(used) if used > 1.0 and k not in starving),
             plan,

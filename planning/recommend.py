@@ -154,11 +154,10 @@ class Deployment:
 
     def repair(self, plan: Plan, number: int) -> Plan | None:
         """The fewest GPUs that keep the goal in the worst of these hours, too."""
-        kept, low = self.job.kept, self.first
-        self.job.keep(max(self.job.broken, key=lambda hour: max(kept.used(plan.bins, [hour]))))
-        if self.job.hopeless or low is None:
-            return self._plan(None)
-        return self._plan(self.job.first_that_holds(low, self.job.most(self.max_gpus)))
+        job, low = self.job, self.first
+        assert low is not None
+        job.keep(max(job.broken, key=lambda hour: max(job.kept.used(plan.bins, [hour]))))
+        return self._plan(None if job.hopeless else job.first(low, job.most(self.max_gpus), low))
 
     def look_around(self) -> None:
         """Points with more GPUs, up to where one more gains little."""

@@ -37,7 +37,7 @@ def latency(value_ms: float) -> str:
 
 def late_words(kept: KeptHours, point: FrontierPoint) -> str:
     """How long requests wait where a plan breaks the limits of TTFT, and when; "" where that is not the cause."""
-    for fleet, seed in reversed(kept.hours) if point.broken_later else [(kept.raised, kept.seed)]:
+    for fleet, seed in kept.hours if point.broken_later else [(kept.raised, kept.seed)]:
         worst = max(kept.simulated.all(point.plan.bins, fleet, seed=seed), key=lambda hour: hour.used)
         if 1.0 < worst.used < math.inf and worst.late.size:
             sent_s, waits_ms = worst.late
@@ -83,7 +83,7 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
             break
         bins = point.plan.bins
         goals = _kept(job, bins, (job.raised, job.seed)) - set(found)
-        fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)
+        fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)[:1]
         for hour in (job.kept.given, *reversed(job.kept.hours), *fresh):
             goals = goals and goals & _kept(job, bins, hour)
         found |= dict.fromkeys(sorted(goals), point.n_gpus)

@@ -91,7 +91,7 @@ class AutoPredictor:
         """Figures of each bin at its rates times its factor; one row per bin, in order."""
         self.requested += len(bins)
         kind = workload.arrivals.kind
-        shares = caches_prefixes(workload, bins[0].profile)
+        shares = bool(bins) and caches_prefixes(workload, bins[0].profile)
         known = kind == "poisson" and not shares and not workload.has_sessions
         guessed = self.guesses_bursty and not known and kind in ("poisson", "bursty")
         if self.learned is None or trains(workload.fine_tuning) or not (known or guessed):

@@ -49,6 +49,7 @@ def without_adapters(profile: Profile) -> Profile:
         latency=replace(profile.latency, coefficients=coefficients),
         memory=replace(profile.memory, slot_bytes=0.0, slot_bytes_per_rank=0.0, measured=()),
         loading=LoadingSpec(),
+        frontend=replace(profile.frontend, first_use_ms=0.0),
     )
 
 

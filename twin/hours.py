@@ -110,7 +110,7 @@ class Hours:
 
         marks: list[float | None] = []
         for mark, hint in enumerate(hints):
-            start, step = (len(LEVELS) // 2, 4) if hint is None else (LEVELS.index(hint) + 1, 1)
+            start, step = (len(LEVELS) // 2, 0) if hint is None else (LEVELS.index(hint) + 1, 1)
             late = self.stop() and not found
             low = -1 if late else reach(partial(holds, mark), 0, len(LEVELS) - 1, start, step, self.stop)[0]
             marks.append(LEVELS[low] if low >= 0 else None)

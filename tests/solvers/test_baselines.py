@@ -47,6 +47,15 @@ def test_the_backbone_has_no_cost_of_adapters(toy_profile: Profile) -> None:
     assert 0 < busy.total_token_throughput <= most
 
 
+def test_first_uses_of_adapters_take_nothing_of_the_backbone(toy_profile: Profile) -> None:
+    """Requests of a thousand adapters that the front end sees for the first time do not hold up the base model: its
+    throughput is that of a fleet of few adapters, and bounds that divide by it exist."""
+    slow = replace(toy_profile, frontend=replace(toy_profile.frontend, first_use_ms=275.0))
+    many = Workload([Adapter(f"a{k}", 8, 0.01) for k in range(1500)])
+    assert backbone_tok_s(many, slow) == backbone_tok_s(many, toy_profile) > 0.0
+    assert load_bound(many, slow, 0.0) >= 1
+
+
 def test_the_load_bound_is_below_any_plan() -> None:
     """No plan found needs fewer GPUs than the bound by load, for a predictor no more optimistic than the twin."""
     workload = random_fleet(300, seed=8, rates=(0.8,))
