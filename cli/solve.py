@@ -107,7 +107,7 @@ class KindArguments(EngineSettings):
 class Planning:
     """What a plan is made for and how it is searched.
 
-    old_path: Follow a running plan: on its servers, within its latency limits, fewest GPUs, then fewest adapters
+    old_path: Follow a running plan: on its servers, within its latency limits, fewest GPUs, then few adapters
         moved.
     objective: What a good plan is: gpus, latency, slo:…, cost, … [default: the fewest GPUs on which every adapter
         keeps --slo, and what fewer or more would give; with --solver or --predictor gpus]
@@ -165,11 +165,12 @@ class Planning:
 
         return limit_of(checks.time_limit(self.time_limit_s) - waited_s())
 
-    @property
-    def recommends(self) -> bool:
-        """Whether no strategy was chosen: then the plan to deploy is looked for."""
-        chosen = (self.old_path, self.objective, self.solver)
-        return all(each is None for each in chosen) and self.predictor == DEFAULT_PREDICTOR
+    def recommends(self, old: Plan | None) -> bool:
+        """Whether no strategy was chosen, for the running plan neither: then the plan to deploy is looked for."""
+        chosen = self.objective, self.solver
+        free = all(each is None for each in chosen) and self.predictor == DEFAULT_PREDICTOR
+        alike = old is None or len({item.profile for item in old.bins}) == 1
+        return free and alike and (old is None or old.objective == "recommend")
 
     def planned(self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, **given: Any) -> Plan:
         """The plan for the objective; without one that to deploy."""
@@ -183,10 +184,15 @@ class Planning:
 
         given |= {"max_gpus": self.gpus, "seed": self.seed, "verify": self.verify}
         given["time_limit_s"] = self.remaining_s()
-        if self.recommends:
+        if self.recommends(old):
             profiles = [kind.profile for kind in kinds]
             margin = rate_margin_for(profiles, confidence=self.confidence, margin=self.margin)
-            given |= {"margin": margin, "max_replicas": self.max_replicas, "spare": self.spare}
+            given |= {
+                "margin": margin,
+                "max_replicas": self.max_replicas,
+                "spare": self.spare,
+                "old_plan": old,
+            }
             return recommend(fleet, kinds, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
         return run(
@@ -278,9 +284,9 @@ def solve(
         raise IncompatibleError(
             "--from plans with the servers of the running plan: leave out --profile and engine settings."
         )
-    if planning.spare and not planning.recommends:
+    if planning.spare and not planning.recommends(old):
         raise IncompatibleError(
-            "--spare goes without an objective, a solver and a running plan: gpus:spare=1 is one."
+            "--spare goes without an objective and a solver, of a running plan too: gpus:spare=1 is one."
         )
     kinds = servers.kinds() if old is None else list(kinds_of([item.profile for item in old.bins]))
     profiles = [kind.profile for kind in kinds]
@@ -307,7 +313,7 @@ def solve(
     out.result(partial(plan_to_dict, plan), lines)
     if written:
         out.note(f"wrote {path}")
-    if plan.verified is False and not planning.recommends:
+    if plan.verified is False and not planning.recommends(old):
         out.note("the twin does not confirm every server; a higher --confidence leaves more room")
     if plan.interrupted:
         out.note("interrupted: this is the best plan so far")

@@ -5,6 +5,7 @@
 `propose`: the plan that a search finds; None if none serves the fleet.
 `judge`: the plan, `verified` by the n-th set of fresh hours; as it is where no time is left for that.
 `repair`: another plan in place of one that fresh hours broke; None if there is none.
+`near`: the plan, or another with no more GPUs that is closer to running servers.
 `missed`: the plan to show where none was found, with what would help.
 `rooms`, `admits`, `changed`: how far the rates of each server may grow; whether a server may be part of the plan; the
 plan with other servers, None where it breaks with them.
@@ -47,7 +48,7 @@ def confirmed(task: Task, *, verify: bool = True) -> Plan | None:
 
 def planned(task: Task, *, verify: bool = True) -> Plan:
     """The plan of a task, confirmed and completed."""
-    plan = confirmed(task, verify=verify)
+    plan = task.near(confirmed(task, verify=verify))
     return task.missed() if plan is None else completed(task, plan)
 
 

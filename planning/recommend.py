@@ -15,9 +15,11 @@ from packer.objectives.slo import Slo
 from packer.plan import Plan
 from packer.planning.explain import breaks_later, finished, missed
 from packer.planning.explore import Frontier
+from packer.planning.follow import aligned, gpus_words, moves_of, nearby, running
 from packer.planning.frontier import FrontierPoint, Progress
 from packer.planning.loop import confirmed, planned
 from packer.planning.prove import bounded
+from packer.planning.settle import settled
 from packer.predictors.twin import TwinPredictor
 from packer.room import Room
 from packer.solvers.base import Problem, limit_of
@@ -41,6 +43,7 @@ def recommend(
     max_gpus: int | None = None,
     max_replicas: int | None = None,
     spare: int = 0,
+    old_plan: Plan | None = None,
     seed: int = 0,
     verify: bool = True,
     progress: Progress = lambda _what, _done, _total: None,
@@ -76,6 +79,8 @@ def recommend(
         Over how many GPUs one adapter may be split; None: as many as the hottest one needs.
     spare
         GPUs that may be lost, 0 or 1: with 1 the limits are kept at the rates as given on those that are left.
+    old_plan
+        A running plan of one kind of server: of plans with the fewest GPUs, one that moves few of its adapters.
     seed, progress, stop, time_limit_s
         As for `packer.solve`.
 
@@ -94,6 +99,9 @@ def recommend(
     )
     ends: dict[str, Any] = {"time_limit_s": time_limit_s, "stop": stop}
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
+    old_bins = () if old_plan is None else running(old_plan, fleet)
+    if any(item.profile != kinds[0].profile for item in old_bins):
+        raise IncompatibleError("Expected a running plan on servers of the one kind that is planned with.")
     if len(kinds) > 1 or len(workload.models) > 1:
         from packer.planning.kinds import recommend_kinds
 
@@ -103,9 +111,11 @@ def recommend(
             )
         profiles = [kind.profile for kind in kinds]
         return recommend_kinds(fleet, profiles, frontier_of, verify=verify, **ends)
-    task = Deployment(frontier_of(fleet, kinds[0].profile, **ends), min(at_hand, default=None), verify)
+    most = min(at_hand, default=None)
+    task = Deployment(frontier_of(fleet, kinds[0].profile, **ends), most, verify, old_bins)
     plan = planned(task, verify=verify)
-    return replace(plan, details={"decision": f"{plan.hardware}: {task.told}", **plan.details})
+    lead = plan.hardware if plan.moves is None else f"{gpus_words(plan)}: {plan.hardware}"
+    return replace(plan, details={"decision": f"{lead}: {task.told}", **plan.details})
 
 
 @dataclass(eq=False)
@@ -113,11 +123,13 @@ class Deployment:
     """The fewest GPUs of one kind on which the goal is kept.
 
     `job`: the plans by number of GPUs. `verify`: whether fresh hours are to confirm the plan.
+    `running`: servers to which the plan stays close, in indices of the fleet.
     """
 
     job: Frontier
     max_gpus: int | None = None
     verify: bool = True
+    running: tuple[Bin, ...] = ()
     first: int | None = field(init=False, default=None)
     """Fewest servers that keep the goal in all hours so far."""
     widens = banded = True
@@ -163,11 +175,35 @@ class Deployment:
         """Points with more GPUs, up to where one more gains little."""
         self.job.extend(self.first or self.low, self.job.most(self.max_gpus))
 
+    def near(self, plan: Plan | None) -> Plan | None:
+        """With as few GPUs, the running servers with few changes if they hold in the same hours and in fresh ones."""
+        job, kept = self.job, self.job.kept
+        if not self.running or (plan is not None and self.over()):
+            return plan
+        most = min(len(self.running), job.most(self.max_gpus)) if plan is None else len(plan.bins)
+        for bins in nearby(
+            self.workload, self.running, most, lambda item: kept.used([item], most=[1.0])[0] <= 1.0
+        ):
+            made = settled(kept, bins, kept.hours, self.over)
+            fresh = self.verify and not job.replayed
+            if kept.keeps(made, job.spare) and not (fresh and kept.broken_later(made, job.number)):
+                return replace(self._put(made), verified=True if fresh else None)
+        if plan is None:
+            return None
+        return replace(self._put(aligned(self.running, plan.bins)), verified=plan.verified)
+
+    def _put(self, bins: Sequence[Bin]) -> Plan:
+        self.first = len(bins)
+        return self.job.put(bins).plan
+
     def missed(self) -> Plan:
         """The plan on which the fewest adapters break the goal, with what would keep it."""
         self.look_around()
         plan, self.told = missed(self.job, self.max_gpus)
-        return plan
+        return self._with_moves(plan)
+
+    def _with_moves(self, plan: Plan) -> Plan:
+        return replace(plan, moves=moves_of(self.running, plan.bins)) if self.running else plan
 
     def admits(self, item: Bin) -> bool:
         """Whether the server keeps its limits in all hours so far."""
@@ -224,4 +260,4 @@ class Deployment:
         headroom = tuple(room.headroom for room in plan.rooms)
         plan = replace(plan, headroom=headroom, reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)
-        return plan
+        return self._with_moves(plan)

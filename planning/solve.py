@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from packer import checks, registry
+from packer import registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
@@ -15,6 +15,7 @@ from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble, simulated_once
+from packer.planning.follow import aligned, gpus_words, moves_of, running
 from packer.planning.loop import planned
 from packer.planning.prove import bounded
 from packer.planning.spare import with_spare
@@ -121,7 +122,7 @@ def solve(
     kinds = kinds_of(profile)
     served = serving(workload, tuple(kind.profile for kind in kinds)).values()
     profiles = tuple(kind.profile for kind in kinds if any(kind.profile in each for each in served))
-    old_bins = () if old_plan is None else _same_fleet_bins(old_plan, workload)
+    old_bins = () if old_plan is None else running(old_plan, workload)
     goal = within(load_objective(objective), workload, slo, old_bins)
     workload = goal.fleet(workload)
     raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
@@ -146,8 +147,8 @@ def solve(
         solve, profile=profile, solver="greedy", predictor=predictor,
         max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
     )  # fmt: skip
-    harden = confidence is None and margin is None
-    return planned(Search(problem, search, again, verify, harden, with_headroom), verify=verify)
+    given = margin if confidence is None else raised
+    return planned(Search(problem, search, again, verify, given, with_headroom), verify=verify)
 
 
 def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
@@ -175,15 +176,15 @@ def _usual(problem: Problem) -> str:
 class Search:
     """A plan for an objective by one solver.
 
-    `again`: `solve` for other rates or objectives, by greedy alone. `verify`: fresh hours are simulated. `harden`: the
-    margin was left to packer, so that it may be raised. `with_headroom`: room to grow and estimates are looked for.
+    `again`: `solve` for other rates or objectives, by greedy alone. `verify`: fresh hours are simulated. `margin`: as
+    it was given; None: it may be raised. `with_headroom`: room to grow and estimates are looked for.
     """
 
     problem: Problem
     solver: Solver
     again: Callable[..., Plan]
     verify: bool
-    harden: bool
+    margin: float | None
     with_headroom: bool
     first: Plan = field(init=False)
     """The plan of the first search, which is shown where none is confirmed."""
@@ -191,7 +192,7 @@ class Search:
     def __post_init__(self) -> None:
         problem, goal = self.problem, self.problem.objective
         self.workload, self.over = problem.workload, problem.out_of_time
-        self.rounds = 1 + HARDENING_STEPS * self.harden
+        self.rounds = 1 + HARDENING_STEPS * (self.margin is None)
         counts = self.with_headroom and goal.minimises in ("gpus", "price")
         self.counts = counts and not problem.old_bins
         self.widens = self.counts and not goal.spare  # slots that survive the loss of a server stay
@@ -240,6 +241,27 @@ class Search:
             details={**plan.details, "margin_at_first": margin},
         )
 
+    def near(self, plan: Plan | None) -> Plan | None:
+        """In place of a plan with more GPUs than one made without the running servers, that one matched to them."""
+        problem, goal = self.problem, self.problem.objective
+        if self.solver.name != "replan" or self.over():
+            return plan
+        free = load_objective("gpus").within(goal.goal) if goal.name == "moves" else goal
+        other = self.again(
+            self.workload, objective=free, solver=None, margin=self.margin, verify=self.verify,
+            max_gpus=problem.max_gpus, time_limit_s=limit_of(problem.remaining_s()),
+        )  # fmt: skip
+        worse = plan is None or plan.verified is False or other.n_gpus < plan.n_gpus
+        if other.status is Status.INFEASIBLE or other.verified is False or not worse:
+            return plan
+        bins = aligned(problem.old_bins, other.bins)
+        found = problem.evaluator.report(self.workload, bins)
+        key = goal.key(self.workload, bins, found)
+        return replace(
+            other, bins=tuple(bins), evaluations=found, objective=goal.name, solver=self.solver.name,
+            objective_value=key, moves=moves_of(problem.old_bins, bins),
+        )  # fmt: skip
+
     def look_around(self) -> None:
         """One plan is looked for."""
 
@@ -284,6 +306,8 @@ class Search:
         goal, evaluator = self.problem.objective, self.problem.evaluator
         if plan.verified is False and goal.limits:
             plan = replace(plan, status=Status.INFEASIBLE)
+        if plan.moves is not None:
+            plan = replace(plan, details={"decision": f"{gpus_words(plan)}.", **plan.details})
         usual = self.counts and goal.name == "gpus" and goal.goal is None and not self.over()
         if usual and evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS:
             plan = self._within_goal(plan)
@@ -334,15 +358,3 @@ def verified(plan: Plan, objective: Objective | None = None, *, figures: bool = 
         known = {name: getattr(plan.evaluations, name) for name in ("starved", "memory_error", "stable")}
         plan = replace(plan, evaluations=replace(twin.evaluate(plan.workload, plan.bins), **known))
     return replace(plan, verified=not failures, reasons=(*plan.reasons, *failures.values()))
-
-
-def _same_fleet_bins(old: Plan, workload: Workload) -> tuple[Bin, ...]:
-    """The old plan's bins in indices of the new workload; adapters that are gone are left out."""
-    checks.instance("old_plan", old, Plan, "packer.load_plan(FILE)")
-    if not old.bins:
-        raise IncompatibleError(
-            "The running plan has no GPUs, so that there is nothing to keep: plan without it."
-        )
-    number = {name: i for i, name in enumerate(workload.names)}
-    now = {i: number[name] for i, name in enumerate(old.workload.names) if name in number}
-    return tuple(kept for item in old.bins if (kept := item.renumbered(now)) is not None)

@@ -1,0 +1,71 @@
+"""A plan from running servers has no more GPUs than one without them, and moves few adapters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import packer
+from packer import Adapter, Bin, Workload
+from packer.errors import IncompatibleError
+from packer.plan import Status
+from packer.planning.follow import aligned, nearby, running
+from packer.profile import Profile
+
+
+@pytest.fixture(scope="module")
+def busy() -> Workload:
+    """Adapters that take two servers."""
+    rates = np.random.default_rng(5).gamma(1.0, 0.9, 44) + 0.02
+    return Workload([Adapter(f"a{k}", (8, 16)[k % 2], rate) for k, rate in enumerate(rates.tolist())])
+
+
+def test_running_servers_that_hold_stay(busy: Workload, server: Profile) -> None:
+    """Rates that differ a little and one newcomer: the servers stay, nothing moves, and the decision says so."""
+    old = packer.recommend(busy, server)
+    noise = np.random.default_rng(1).uniform(0.9, 1.1, len(busy)).tolist()
+    adapters = [replace(a, rate=a.rate * x) for a, x in zip(busy.adapters, noise, strict=True)]
+    new = replace(busy, adapters=(*adapters, Adapter("new", 8, 0.1)))
+    plan, free = packer.recommend(new, server, old_plan=old), packer.recommend(new, server)
+    assert (plan.status, plan.verified) == (Status.FEASIBLE, True)
+    assert plan.n_gpus <= free.n_gpus
+    assert plan.moves is not None
+    assert plan.moves.adapters == ()
+    assert str(plan.details["decision"]).startswith(f"{plan.n_gpus} GPUs hold, 0 moved: {plan.n_gpus} × H100")
+
+
+def test_fewer_gpus_go_before_fewer_moves(busy: Workload, server: Profile) -> None:
+    """Once less is to be served, servers are closed as in a plan made without them; what stays keeps its place."""
+    old = packer.recommend(busy, server)
+    assert old.n_gpus > 1
+    few = busy.subset(range(4))
+    plan = packer.recommend(few, server, old_plan=old)
+    assert plan.n_gpus == packer.recommend(few, server).n_gpus == 1
+    assert plan.moves is not None
+    assert 0 < len(plan.moves.adapters) < len(few)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_candidates_have_every_adapter_once(servers: int, busy: Workload, server: Profile) -> None:
+    """Newcomers, adapters of closed servers and those that a server gives away have a place on one of the servers."""
+    old = [Bin(tuple(part), server.settings(4, 8), server) for part in (range(10), range(10, 30))]
+    found = list(nearby(busy, old, servers, lambda item: item.offered_tok_s(busy) < 2000.0))
+    assert len(found) == 2
+    for bins in found:
+        assert sorted(i for item in bins for i in item.adapters) == list(range(len(busy)))
+        assert len(bins) <= max(1, servers)
+        assert all(item.max_lora_rank == 16 for item in bins)
+    assert found[0][0].adapters[:10] == tuple(range(10)) or servers == 1
+    assert aligned(old, found[0][::-1]) == found[0]
+
+
+def test_a_running_plan_on_other_servers_is_refused(busy: Workload, server: Profile) -> None:
+    """Servers of another kind can't be continued, and a plan without servers gives nothing to stay close to."""
+    old = packer.recommend(busy.subset(range(3)), server)
+    other = packer.load_profile("h100-64gb/qwen-2.5-7b-instruct")
+    with pytest.raises(IncompatibleError, match="one kind"):
+        packer.recommend(replace(busy), other, old_plan=old)
+    with pytest.raises(IncompatibleError, match="no GPUs"):
+        running(replace(old, bins=()), busy)
