@@ -39,7 +39,9 @@ SCALE = ((4, 600.0), (64, 600.0), (1024, 600.0))
 ADAPTERS = 1_000_000
 
 
-def tuned(fleet: packer.Workload, cluster: packer.Cluster, system: str) -> tuple[System, packer.Cluster, str]:
+def tuned(
+    fleet: packer.Workload, cluster: packer.Cluster, system: str, duration_s: float | None = None
+) -> tuple[System, packer.Cluster, str]:
     """The settings with the highest SLO attainment on the tuning seeds, then the lowest TPOT, and what they are.
 
     Every system gets six tries: as many numbers of slots, or half as many with two kinds of affinity.
@@ -54,7 +56,9 @@ def tuned(fleet: packer.Workload, cluster: packer.Cluster, system: str) -> tuple
     for slots, router in tries:
         kinds = tuple(replace(kind, max_loras=slots) for kind in cluster.kinds)
         own, how = replace(cluster, kinds=kinds), replace(given, router=router)
-        (found,) = packer.compare_systems(fleet, own, [how], seeds=len(TUNING_SEEDS), seed=TUNING_SEEDS[0])
+        (found,) = packer.compare_systems(
+            fleet, own, [how], seeds=len(TUNING_SEEDS), seed=TUNING_SEEDS[0], duration_s=duration_s
+        )
         key = (-round(found.figures["slo_attainment"].mean or 0.0, 3), found.figures["mean_tpot_ms"].mean)
         text = f"{slots} slots" + (f", {router.partition(':')[2]}" if ":" in router else "")
         scores.append((key, how, own, text))
