@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -49,9 +50,12 @@ class Task:
         prompt = np.minimum(drawn.input_tokens, max_model_len - 1)
         output = np.minimum(drawn.output_tokens, max_model_len - prompt)
         blocks = drawn.blocks
-        if blocks is not None and np.any(prompt + output < drawn.input_tokens + drawn.output_tokens):
-            blocks = blocks.cut(prompt // blocks.tokens)
-        return RequestTrace(drawn.time_s, drawn.adapter, prompt, output, blocks=blocks)
+        cut = prompt + output < drawn.input_tokens + drawn.output_tokens
+        if blocks is not None and np.any(cut):
+            blocks = blocks.cut(np.where(cut, prompt // blocks.tokens, blocks.counts))
+        return RequestTrace(
+            drawn.time_s, drawn.adapter, prompt, output, blocks=blocks, sessions=drawn.sessions
+        )
 
     def replayed(self, max_model_len: int) -> Workload:
         """The workload with exactly the requests that were sent, for the twin."""
@@ -234,7 +238,8 @@ class Campaign:
             duration_s=task.duration_s,
             drain_s=task.drain_s,
             token_ids=launch.token_ids,
-            seed=task.seed,
+            # Prompts of different tasks must not begin alike: a server with prefix caching would know them.
+            seed=zlib.crc32(f"{task.key} {task.seed}".encode()),
             stall_s=launch.stall_timeout_s,
             metrics_interval_s=max(1.0, task.duration_s / METRICS_SAMPLES),
             cores=launch.client_cores,

@@ -29,7 +29,7 @@ import numpy as np
 from packer.errors import MissingDependencyError
 from packer.io.web import Address
 from packer.live import results
-from packer.live.job import LoadJob, bodies_of, read_job
+from packer.live.job import LoadJob, Said, read_job
 from packer.live.metrics import kept
 from packer.live.results import LoadResult
 from packer.live.server import MAX_PAGE_BYTES
@@ -73,7 +73,7 @@ class _Run:
         self.ended = ""
         self.start = 0.0
         self.start_unix = 0.0
-        self.bodies = bodies_of(job)
+        self.said = Said(job)
         self.where = Address(job.url, os.environ.pop(KEY, ""))
         self.last = np.full(n, math.nan)
 
@@ -220,7 +220,9 @@ async def _request(run: _Run, session: Any, i: int) -> None:
     headers = {"Content-Type": "application/json"}
     url = f"{run.job.url}/v1/completions"
     try:
-        async with session.post(url, data=run.bodies[i], headers=headers, allow_redirects=False) as response:
+        async with session.post(
+            url, data=run.said.body(i), headers=headers, allow_redirects=False
+        ) as response:
             if 300 <= response.status < 400:
                 _failed(run, i, f"HTTP {response.status}: a redirect, which is not followed")
                 return
@@ -265,6 +267,7 @@ async def _stream(run: _Run, response: Any, i: int) -> None:
             _failed(run, i, text[:ERROR_TEXT].strip())
             return
         run.heard = now
+        run.said.hear(i, line)
         chunks += 1
         if chunks > run.job.requests.output_tokens[i] + EXTRA_CHUNKS:
             _failed(run, i, "the answer does not end: it has more tokens than max_tokens")
@@ -282,6 +285,7 @@ async def _stream(run: _Run, response: Any, i: int) -> None:
         _failed(run, i, fault)
         return
     run.finish[i] = last
+    run.said.end(i)
     run.state[i] = results.COMPLETED
     run.failures_in_row = 0
 

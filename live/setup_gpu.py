@@ -41,7 +41,7 @@ def setup_gpu(
     estimated = estimate_profile(dimensions, gpu, **(engine or {}))
     folder.mkdir(parents=True, exist_ok=True)
     write_files(python, folder, dimensions, ranks, whole=False)
-    arguments = ("--no-enable-prefix-caching", "--disable-uvicorn-access-log")
+    arguments = ("--disable-uvicorn-access-log",)
     launch = Launch(
         name=estimated.name,
         model=str(model.resolve()),

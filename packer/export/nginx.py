@@ -1,5 +1,7 @@
 """nginx: a map from the header `X-Adapter` to the server, with `split_clients` for replicated adapters.
 
+Requests with the same header `X-Session-Id` go to the same replica.
+
 nginx doesn't read request bodies, so clients (or a gateway in front) send the adapter's name in the header
 `X-Adapter` too; characters other than letters, digits and `._/:@+-` are percent-encoded. nginx compares
 the values of a map without case, so names that differ by case alone become regular expressions, which keep

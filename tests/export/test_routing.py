@@ -118,6 +118,12 @@ def test_nginx_map_routes_every_name(hostile_plan: Plan, tmp_path: Path) -> None
             split = next(b for b in blocks if b["directive"] == "split_clients" and b["args"][1] == target)
             assert [row["args"][0] for row in split["block"]] == sorted(places)
     assert look_up(rows, "unknown") == ""
+    keys = {block["args"][0] for block in blocks if block["directive"] == "split_clients"}
+    by_session = next(
+        b["block"] for b in blocks if b["directive"] == "map" and b["args"][1] == "$packer_session"
+    )
+    assert keys == {"$packer_session"}
+    assert [row["directive"] for row in by_session] == ["default", ""]
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed (Debian: nginx-light)")

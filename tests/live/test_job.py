@@ -9,7 +9,7 @@ import numpy as np
 
 from packer.arrival import RequestTrace
 from packer.blocks import Blocks
-from packer.live.job import LoadJob, bodies_of, read_job, write_job
+from packer.live.job import LoadJob, Said, read_job, write_job
 from packer.live.metrics import summarise
 
 
@@ -21,11 +21,39 @@ def test_prompts_of_equal_blocks_are_equal(tmp_path: Path) -> None:
     job = LoadJob("http://127.0.0.1:1", ("a",), trace, 5.0, token_ids=(4, 1000), seed=2)
     write_job(job, tmp_path / "job.json")
     for each in (job, read_job(tmp_path / "job.json")):
-        first, second, third = (json.loads(body)["prompt"] for body in bodies_of(each))
+        first, second, third = (json.loads(Said(each).body(k))["prompt"] for k in range(3))
         assert [len(tokens) for tokens in (first, second, third)] == prompt.tolist()
         assert first[:16] == second[:16]
         assert first[16:32] != second[16:32]
         assert third != first[:16]
+
+
+def test_a_turn_repeats_what_the_server_answered(tmp_path: Path) -> None:
+    """A later turn begins with the prompt and the answer before it; an answer cut short is not repeated."""
+    blocks = Blocks(np.array([0, 2, 4, 5]), np.array([7, 8, 7, 8, 9]), 16)
+    prompt = np.array([30, 46, 20])
+    trace = RequestTrace(
+        np.arange(3.0),
+        np.zeros(3, np.int64),
+        prompt,
+        np.full(3, 4),
+        blocks=blocks,
+        sessions=np.array([5, 5, 6]),
+    )
+    write_job(LoadJob("http://127.0.0.1:1", ("a",), trace, 5.0, token_ids=(4, 1000)), tmp_path / "job.json")
+    said = Said(read_job(tmp_path / "job.json"))
+    first, made, other = (json.loads(said.body(k)) for k in range(3))
+    assert first["return_token_ids"]
+    assert made["prompt"][:30] == first["prompt"]
+    for tokens in ([1, 2], [3]):
+        said.hear(0, b"data: " + json.dumps({"choices": [{"token_ids": tokens}]}).encode())
+    said.end(0)
+    assert json.loads(said.body(1)) == made
+    for tokens in ([1, 2, 3], [1]):
+        said.hear(0, b"data: " + json.dumps({"choices": [{"token_ids": tokens}]}).encode())
+    said.end(0)
+    assert json.loads(said.body(1))["prompt"] == [*first["prompt"], 1, 2, 3, 1, *made["prompt"][34:]]
+    assert json.loads(said.body(2)) == other
 
 
 def test_hit_rate_is_found_over_looked_up_tokens() -> None:

@@ -11,11 +11,13 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.blocks import Blocks
+from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.sessions import Sessions
 from packer.twin.arrivals import draw_requests
+from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -133,6 +135,29 @@ def test_a_turn_finds_what_was_computed_for_the_turn_before_it() -> None:
     assert sim.prefix_hit_rate == pytest.approx(
         expected[done].sum() / sent.input_tokens[done].sum(), abs=0.01
     )
+
+
+def test_replicas_of_an_adapter_keep_sessions_together() -> None:
+    """The plan's router sends a session to one server, and shares still hold; other routers scatter its turns."""
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    profile = replace(profile, engine=replace(profile.engine, version="0.32.0"))
+    fleet = replace(SLOW.scaled(20.0), sessions=Sessions(turns=4, think_s=10.0))
+    shares = [dict.fromkeys(fleet.names, share) for share in (0.25, 0.75)]
+    cluster = replace(Cluster.of(profile, 2, max_loras=3), placement=tuple(shares))
+    sent = draw_requests(fleet, 400.0, 0)
+    assert sent.sessions is not None
+    hits = {}
+    for router in ("plan", "round-robin"):
+        run = simulate_cluster(fleet, cluster, router=router, duration_s=400.0)
+        server = run.requests["server"].to_numpy()
+        alone = [
+            len(set(server[sent.sessions == number].tolist())) == 1 for number in np.unique(sent.sessions)
+        ]
+        hits[router] = run.prefix_hit_rate
+        assert all(alone) == (router == "plan")
+        if router == "plan":
+            assert np.mean(server == 0) == pytest.approx(0.25, abs=0.05)
+    assert hits["plan"] > hits["round-robin"] + 0.05
 
 
 def test_turns_of_sessions_have_no_closed_loop() -> None:

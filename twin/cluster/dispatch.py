@@ -52,6 +52,7 @@ class Dispatch:
     serving: Serving | None = None
     controller: Controller | None = None
     ahead: bool = False
+    sessions: IntArray | None = None
 
     @property
     def current(self) -> Candidates:
@@ -67,12 +68,27 @@ class Dispatch:
         )
 
     def assign(
-        self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None
-    ) -> IntArray | None:
+        self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None,
+        rows: IntArray | None = None,
+    ) -> IntArray | None:  # fmt: skip
         """The server of each request if the router is static, int64 (n,); else None.
 
-        `candidates`: those of the moment, where changes are made; requests without any get -1.
+        `candidates`: those of the moment, where changes are made; requests without any get -1. `rows`: numbers of the
+        requests, None: the first n. Where a router keeps sessions together, the first of these of each decides.
         """
+        if self.sessions is None or not getattr(self.router, "keeps_sessions", False) or not len(adapter):
+            return self._assign(adapter, time_s, candidates)
+        session = self.sessions[: len(adapter)] if rows is None else self.sessions[rows]
+        key = session * len(self.workload) + adapter
+        _, place, which = np.unique(key, return_index=True, return_inverse=True)
+        first = np.sort(place)
+        servers = self._assign(adapter[first], time_s[first], candidates)
+        return None if servers is None else servers[np.searchsorted(first, place)][which]
+
+    def _assign(
+        self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None
+    ) -> IntArray | None:
+        """As `assign`, one request at a time."""
         if not isinstance(self.router, StaticRouter):
             return None
         c = self.candidates if candidates is None else candidates
@@ -81,7 +97,7 @@ class Dispatch:
             if len(known) < len(adapter):
                 found = np.full(len(adapter), HOLD)
                 if len(known):
-                    found[known] = self.assign(adapter[known], time_s[known], c)
+                    found[known] = self._assign(adapter[known], time_s[known], c)
                 return found
         with plugged(f"Router {self.router.name!r}"):
             assigned = np.asarray(self.router.assign(adapter, self.workload, c, self.seed))
@@ -185,7 +201,7 @@ class Dispatch:
                 clock.assigned_s = float(servers.sent_s[r] if r < end else math.inf) + ASSIGNED_S
                 end = int(np.searchsorted(servers.sent_s, clock.assigned_s))
             left = np.concatenate([np.array(lost, dtype=np.int64), np.arange(r, end)])
-            found = self.assign(servers.adapter[left], servers.sent_s[left], self.current)
+            found = self.assign(servers.adapter[left], servers.sent_s[left], self.current, left)
             assert found is not None
             given[left] = found
         elif isinstance(self.router, ReadingRouter):

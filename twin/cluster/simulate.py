@@ -118,6 +118,7 @@ def simulate_cluster(
         work = Dispatch(
             chosen, cluster, workload, candidates, duration_s, stats_interval_s, seed, max_outstanding, way, policy,
             kernels_of(own), serving, controller, schedules_ahead([setup.server for setup in own]),
+            None if drawn.arrivals.trace is None else drawn.arrivals.trace.sessions,
         )  # fmt: skip
         servers = _served(work, kinds, own, time_s, marks, timeline_bin_s)
     first = own[0].server

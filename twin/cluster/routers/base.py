@@ -55,7 +55,11 @@ class Router(Protocol):
 
 @runtime_checkable
 class StaticRouter(Router, Protocol):
-    """Decides without the state of the servers."""
+    """Decides without the state of the servers.
+
+    With an attribute `keeps_sessions` that is true it is asked about the first request of each session, and the others
+    follow.
+    """
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
         """The server of each request, int64 (n,), from its adapter, int64 (n,), in order of arrival."""

@@ -16,9 +16,13 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class PlanRouter:
-    """Each adapter to the server that holds it; replicas by smooth weighted round robin, as nginx does."""
+    """Each adapter to the server that holds it; replicas by smooth weighted round robin, as nginx does.
+
+    A session stays on the replica of its first request.
+    """
 
     name = "plan"
+    keeps_sessions = True
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
         """A cluster with a placement."""
