@@ -71,9 +71,9 @@ RULES: tuple[Rule, ...] = (
         "vllm/lora/ops/triton_ops/lora_shrink.py of 0.8.5).",
     ),
     Rule(
-        "slots_of_running", (0, 33), "0.33.0: vllm/v1/core/sched/scheduler.py:890–950",
-        "Adapters of all running requests count against `max_loras`, not those scheduled in the step alone. Not "
-        "simulated yet: with asynchronous scheduling an adapter's slot is free a step before 0.33 frees it.",
+        "slots_of_running", (0, 33), "0.33.0: vllm/v1/core/sched/scheduler.py:1038–1049",
+        "Adapters of all running requests count against `max_loras`, not those scheduled in the step alone: with "
+        "asynchronous scheduling also those of requests whose last token the step in flight computes.",
     ),
     Rule(
         "skipped_reversed",

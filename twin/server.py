@@ -250,6 +250,7 @@ class Server:
             rows.WHOLE_SEQUENCE: int(rules.whole_sequence),
             rows.SKIPPED_REVERSED: int(rules.skipped_reversed),
             rows.SKIPPED_FIRST: int(rules.skipped_first),
+            rows.SLOTS_OF_RUNNING: int(rules.slots_of_running),
             rows.CONCURRENCY: self.concurrency or 0,
             rows.RELEASED: self.concurrency or 0,
         }

@@ -20,14 +20,14 @@ from packer.twin.engine.charge import charge
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.emit import MIN_GAP_S, gap_bin
 from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, RUNS, WAITS, change, count_series, stream
-from packer.twin.engine.plan import phase_of_start, plan, planned_ms
+from packer.twin.engine.plan import last_bucket, phase_of_start, plan, planned_ms
 from packer.twin.engine.holding import enter_phase, hash_full, leave_phase, stand_up
 from packer.twin.engine.pool import Pool, Records
 from packer.twin.engine.schedule import blocks_of
 from packer.twin.engine.slots import leave
 from packer.twin.engine.state import (
-    BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, ENDED_LAST, FINISH,
-    FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, GENERATED, IN_FLIGHT, LAST, LOAD_MS, MERGED, NEXT, NOW,
+    ACTIVE, BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, ENDED_LAST, FINISH,
+    FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, GENERATED, IN_FLIGHT, LAST, LINGERING, LOAD_MS, MERGED, NEXT, NOW,
     OLDER, OUTPUT, OWNER, PHASE, RANK_CLASS, RING, RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP,
     STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, UNFINISHED, USED, WAITING, ServerState,
 )  # fmt: skip
@@ -87,6 +87,7 @@ def turn(state: ServerState, pool: Pool) -> None:
         link_last(links, DUE_BEFORE, ints[SENTINEL] + due, r)
     bucket = ints[SENTINEL] + ints[BUCKET]
     r = links[bucket, DUE_AFTER]
+    ints[LINGERING] = ints[ACTIVE]
     while r != bucket:
         ints[DECODES] -= 1
         ints[CONTEXT_TOKENS] -= requests[r, CONTEXT] + ints[STEP] - requests[r, START]
@@ -97,6 +98,7 @@ def turn(state: ServerState, pool: Pool) -> None:
         leave(ints, state.adapters, state.sizes, state.classes, state.sets, a, ints[STEP])
         place(ints, state.adapters, state.heaps, a)
         r = links[r, DUE_AFTER]
+    ints[LINGERING] -= ints[ACTIVE]
     ints[STEP] += 1
     ints[PHASE] = ints[PHASE] + 1 if ints[PHASE] + 1 < ints[BLOCK_SIZE] else 0
     ints[BUCKET] = ints[BUCKET] + 1 if ints[BUCKET] + 1 < ints[RING] else 0
@@ -169,7 +171,7 @@ def deliver(state: ServerState, law: Law, pool: Pool) -> None:
         if counted:
             count_series(ints, state.adapters, state.sizes, state.series)
         name_first(state, pool, WAITS, LESS)
-    bucket = ints[SENTINEL] + (ints[BUCKET] if ints[BUCKET] > 0 else ints[RING]) - 1
+    bucket = last_bucket(ints)
     r = links[bucket, DUE_AFTER]
     while r != bucket and state.requests[r, START] != ints[STEP] - 1:
         finish(state, pool, r)

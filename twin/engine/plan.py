@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import IntArray
 from packer.twin.engine.admit import next_adapter
 from packer.twin.engine.charge import step_ms
 from packer.twin.engine.containers import link_last, unlink
@@ -15,11 +16,11 @@ from packer.twin.engine.pool import Pool, free_blocks, take_blocks
 from packer.twin.engine.schedule import blocks_of, end_prefill, phase_of
 from packer.twin.engine.slots import join, leave, walk
 from packer.twin.engine.state import (
-    ADAPTER_LOADS, ATTENDED, BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, END_S,
-    GENERATED, HEAD, IN_FLIGHT, JOINERS, KEY, KV_BLOCKS, LAST, LOAD_MS, MAX_SEQS, NOW, NO_LIMIT, OLDER,
-    OUTPUT, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, PROMPT, RESIDENT, RUNNING, SENTINEL,
-    SKIPPED_FIRST, START, STEP, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, ServerState, TOKEN_BUDGET,
-    UNAWAITED, USED, WAITING, WHOLE_SEQUENCE,
+    ACTIVE, ADAPTER_LOADS, ATTENDED, BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE,
+    ENDED, END_S, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, IN_BATCH, IN_FLIGHT, JOINERS, KEY, KV_BLOCKS, LAST,
+    LAST_USE, LINGERING, LOAD_MS, MAX_SEQS, NOW, NO_LIMIT, OLDER, OUTPUT, OWNER, PARTIAL, PARTIAL_DONE, PHASE,
+    PREEMPTIONS, PROMPT, RESIDENT, RING, RUNNING, SENTINEL, SKIPPED_FIRST, SLOTS, SLOTS_OF_RUNNING, START, STEP,
+    STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, ServerState, TOKEN_BUDGET, UNAWAITED, USED, WAITING, WHOLE_SEQUENCE,
 )  # fmt: skip
 from packer.twin.engine.waiting import after_walk, place, put_behind_skipped, put_first, take_first
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
@@ -148,6 +149,41 @@ def grow_hashed(state: ServerState, pool: Pool, ahead: bool) -> int:
     return int(chunk)
 
 
+@njit(inline="always", **ENGINE_FLAGS)
+def last_bucket(ints: IntArray) -> int:
+    """Head of the ring of requests whose last token the step in flight computes."""
+    bucket: int = ints[SENTINEL] + (ints[BUCKET] if ints[BUCKET] > 0 else ints[RING]) - 1
+    return bucket
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def lingers(state: ServerState, a: int) -> bool:
+    """With a step in flight: whether adapter row `a` belongs to the running requests because of one that it ends."""
+    left: bool = state.adapters[a, LAST_USE] == state.ints[STEP] + 1
+    return left and state.adapters[a, IN_BATCH] == 0
+
+
+@njit(**INLINED)
+def next_of_running(state: ServerState) -> int:
+    """`next_adapter` where adapters that linger have slots, too: no other may take one while all are taken."""
+    ints, adapters = state.ints, state.adapters
+    if ints[ACTIVE] + ints[LINGERING] < ints[SLOTS]:
+        a = next_adapter(ints, adapters, state.heaps)
+        ints[LINGERING] -= a > 0 and lingers(state, a)  # it joins the batch, or the walk ends
+        return a
+    a = state.heaps[1, 0] if ints[HEAP_ACTIVE] > 0 else 0
+    bucket = last_bucket(ints)
+    r = state.links[bucket, DUE_AFTER]
+    while r != bucket:
+        e = state.requests[r, OWNER] + 1
+        waits = adapters[e, HEAD] > 0 and lingers(state, e)
+        if waits and (a == 0 or adapters[e, FIRST_KEY] < adapters[a, FIRST_KEY]):
+            a = e
+        r = state.links[r, DUE_AFTER]
+    ints[LINGERING] -= a > 0 and lingers(state, a)
+    return int(a)
+
+
 @njit(**INLINED)
 def room_for(state: ServerState, pool: Pool, r: int, tokens: int, budget: int) -> tuple[int, int]:
     """Tokens of request `r` that are in the cache, and those of the rest that this step computes; -1: no room."""
@@ -215,7 +251,10 @@ def plan(state: ServerState, law: Law, pool: Pool, ahead: bool) -> None:
         ints[STEP_PREEMPTED] == 0 and ints[WAITING] > 0 and budget > 0 and ints[PARTIAL] == 0
         and ints[RUNNING] < ints[MAX_SEQS]
     ):  # fmt: skip
-        a = next_adapter(ints, state.adapters, state.heaps)
+        if ahead and ints[SLOTS_OF_RUNNING] == 1 and ints[LINGERING] > 0:
+            a = next_of_running(state)
+        else:
+            a = next_adapter(ints, state.adapters, state.heaps)
         if a == 0:
             end_key = NO_LIMIT
             break

@@ -67,6 +67,8 @@ def numbers(first: int, end: int) -> list[int]:
 # Rules of the engine's version, 0 or 1: see `packer.twin.engine_rules`.
 (PREFILLS_FIRST, SERIES_OF_LISTS, WHOLE_SEQUENCE) = numbers(66, 69)
 (SKIPPED_REVERSED, SKIPPED_FIRST) = numbers(96, 98)
+# With SLOTS_OF_RUNNING: adapters outside the batch with a request whose last token the step in flight computes.
+(SLOTS_OF_RUNNING, LINGERING) = numbers(99, 101)
 # With SKIPPED_FIRST: waiting requests with smaller keys were passed over in a walk.
 (PASSED_KEY,) = numbers(98, 99)
 # Engines other than vLLM's (`engine.lightllm`, `engine.jobs`). Settings: how adapters leave the GPU and are loaded,

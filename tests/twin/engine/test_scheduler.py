@@ -1,9 +1,10 @@
-"""The engine takes the decisions of vLLM's own scheduler, as recorded on random cases of several versions."""
+"""The engine takes the decisions of vLLM's own scheduler, as recorded on random cases, and of one written after it."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from naive_prefix import NaiveScheduler, Request, Settings
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
@@ -59,9 +63,10 @@ def _run(case: dict[str, Any], base: Profile) -> Run:
     columns = (np.array(case[side], dtype=np.int64) for side in ("prompt", "output"))
     blocks = None
     if case["blocks"]:
+        tokens = case.get("tokens", case["engine"]["block_size"])
         starts = np.concatenate([[0], np.cumsum([len(row) for row in case["blocks"]])])
         ids = np.array([i for row in case["blocks"] for i in row], dtype=np.int64)
-        blocks = Blocks(starts.astype(np.int64), ids, case["engine"]["block_size"])
+        blocks = Blocks(starts.astype(np.int64), ids, tokens)
     trace = RequestTrace(np.array(case["time"]), adapter, *columns, blocks=blocks, end_s=RUN_S)
     fleet = Workload(
         [Adapter(f"a{i}", 8, 1.0) for i in range(int(adapter.max()) + 1)],
@@ -98,3 +103,79 @@ def test_the_cases_cover_what_differs() -> None:
     assert len({case["version"] for case in CASES}) >= 4
     assert sum(case["preemptions"] > 0 for case in CASES) > 2
     assert sum(sum(case["cached"]) > 0 for case in CASES) > 5
+
+
+def _case(seed: int, version: str, caching: bool, ahead: bool) -> dict[str, Any]:
+    """A random case: requests of a few adapters, half of them further turns of others; ids of some tokens each."""
+    rng = random.Random(seed)
+    size = rng.choice([16, 32])
+    tokens = rng.choice([size, size, 8, 24, 64])
+    adapters, n, longest = rng.choice([1, 3, 12]), rng.choice([10, 40]), 400
+    fresh = iter(range(10**6))
+    prefix = [[next(fresh) for _ in range(rng.choice([0, 2, 6]))] for _ in range(adapters)]
+    rows: list[tuple[float, int, int, int, list[int]]] = []
+    for _ in range(n):
+        time_s = (rows[-1][0] if rows else 0.0) + rng.expovariate(rng.choice([5.0, 40.0]))
+        adapter, output = rng.randrange(adapters), rng.randint(1, 60)
+        ids, prompt = prefix[adapter], 0
+        if rows and rng.random() < 0.5:
+            _, adapter, before, answer, ids = rng.choice(rows)
+            prompt = before + answer
+        prompt = max(prompt, len(ids) * tokens) + rng.randint(1, 100)
+        if rng.random() < 0.3:
+            prompt += -prompt % size
+        prompt = min(prompt, longest - output)
+        full = (prompt + output) // tokens
+        ids = ids[: min(full, prompt // tokens)]
+        rows.append((time_s, adapter, prompt, output, ids + [next(fresh) for _ in range(full - len(ids))]))
+    engine = {
+        "max_model_len": longest, "block_size": size, "blocks": longest // size + 1 + rng.choice([0, 20, 400]),
+        "max_num_seqs": rng.choice([3, 64]), "max_num_batched_tokens": rng.choice([256, 2048]),
+        "max_loras": rng.choice([1, 2, 12]), "prefix_caching": caching, "async_scheduling": ahead,
+    }  # fmt: skip
+    columns = dict(
+        zip(("time", "adapter", "prompt", "output", "blocks"), zip(*rows, strict=True), strict=True)
+    )
+    return columns | {
+        "engine": engine, "law": {"base": 0.01, "token": 2e-5}, "tokens": tokens, "version": version,
+    }  # fmt: skip
+
+
+def _naive(case: dict[str, Any]) -> tuple[NaiveScheduler, list[Request]]:
+    """What the oracle does: blocks of the server are equal where the ids in which they end are."""
+    engine, law, since = case["engine"], case["law"], tuple(map(int, case["version"].split(".")[:2]))
+    size, tokens = engine["block_size"], case["tokens"]
+    server = Settings(
+        size, engine["blocks"], engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_loras"],
+        engine["prefix_caching"], engine["async_scheduling"], law["base"], law["token"],
+        reserve_full_isl=since >= (0, 19), unhashed_first=since >= (0, 23), slots_of_running=since >= (0, 33),
+    )  # fmt: skip
+    requests = []
+    for r, ids in enumerate(case["blocks"]):
+        places = len(ids) * tokens // size
+        blocks = [ids[((place + 1) * size - 1) // tokens] * 1000 + place for place in range(places)]
+        marks = (case[key][r] for key in ("time", "adapter", "prompt", "output"))
+        requests.append(Request(r, *marks, blocks))
+    return NaiveScheduler(server).run(list(requests)), requests
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.integers(0, 10**6), st.sampled_from(["0.16.0", "0.32.0", "0.33.0"]), st.booleans(), st.booleans())
+def test_decisions_are_those_of_the_oracle(
+    make_profile: Callable[..., Profile], seed: int, version: str, caching: bool, ahead: bool
+) -> None:
+    """Every first token and finish agrees to a microsecond, every hit and the number of preemptions exactly."""
+    case = _case(seed, version, caching, ahead and version != "0.16.0")
+    naive, requests = _naive(case)
+    sim = _run(case, make_profile())
+    for ours, theirs in ((sim.raw.first_s, "first_s"), (sim.raw.finish_s, "finish_s")):
+        expected = [getattr(request, theirs) for request in requests]
+        np.testing.assert_allclose(ours, expected, rtol=0.0, atol=1e-6)
+    assert sim.preemptions == naive.preemptions
+    if caching:
+        assert sim.raw.found is not None
+        assert sim.raw.found.tolist() == [request.found for request in requests]
