@@ -170,7 +170,7 @@ def next_of_running(state: ServerState) -> int:
     if ints[ACTIVE] + ints[LINGERING] < ints[SLOTS]:
         a = next_adapter(ints, adapters, state.heaps)
         ints[LINGERING] -= a > 0 and lingers(state, a)  # it joins the batch, or the walk ends
-        return a
+        return int(a)
     a = state.heaps[1, 0] if ints[HEAP_ACTIVE] > 0 else 0
     bucket = last_bucket(ints)
     r = state.links[bucket, DUE_AFTER]
