@@ -253,6 +253,7 @@ def result_of(row: Evaluation) -> str:
 
 def _totals(plan: Plan) -> list[str]:
     from packer.report.context import resimulated
+    from packer.report.energy import energy_of
     from packer.twin.per_adapter import quiet_adapters
 
     offered = float(plan.evaluations.offered_tok_s.sum())
@@ -272,6 +273,8 @@ def _totals(plan: Plan) -> list[str]:
         lines.append(f"Training    {number(training, 0)} tok/s beside the requests, by {policy}")
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
+    if (energy := energy_of(plan)) is not None:
+        lines.append(f"Energy      {energy}")
     if plan.adapters is not None:
         lines += _worst(plan, plan.adapters)
         lines += [f"Few         {quiet}" for quiet in [quiet_adapters(plan.workload)] if quiet]
