@@ -36,6 +36,8 @@ class PlanFigures:
     mean_itl_ms: float
     starved: int
     memory_errors: int
+    late: int = 0
+    """Servers that serve their load with a mean TTFT beyond the fleet's limit."""
 
     @classmethod
     def of(cls, source: str, workload: Workload, bins: Sequence[Bin], found: Evaluations) -> PlanFigures:
@@ -54,6 +56,7 @@ class PlanFigures:
             mean(found.mean_itl_ms),
             int((found.starved & starts).sum()),
             int(found.memory_error.sum()),
+            int((found.feasible & (found.mean_ttft_ms > workload.slo.limits.p95_ttft_ms)).sum()),
         )
 
 
@@ -86,6 +89,8 @@ class Result:
             wrong.append(f"memory error on {seen.memory_errors}")
         if seen is not None and seen.starved:
             wrong.append(f"starved on {seen.starved}")
+        if seen is not None and seen.late and not wrong:
+            wrong.append(f"TTFT beyond the limit on {seen.late}")
         if self.plan.unplaced:
             wrong.append(f"{len(set(self.plan.unplaced))} unplaced")
         if not wrong and self.plan.status is Status.INFEASIBLE:

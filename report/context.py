@@ -117,7 +117,7 @@ def resimulated(plan: Plan) -> str:
 def queueing(plan: Plan) -> list[str]:
     """GPUs whose requests wait longer than their limits although the plan counts as feasible, and how many GPUs would
     keep them."""
-    if plan.details.get("decision"):
+    if plan.objective == "recommend":
         return []
     ttft = plan.evaluations.mean_ttft_ms.tolist()
     slow = [(k, value) for k, value in enumerate(ttft) if value > plan.workload.slo.limits.p95_ttft_ms]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from packer.adapter import Adapter
+from packer.bin import Bin
 from packer.errors import ModelError, PackerError, VerificationError
+from packer.evaluation import Evaluations
 from packer.plan import Plan
 from packer.planning import compare
-from packer.planning.compare import Comparison
+from packer.planning.compare import Comparison, PlanFigures, Result
 from packer.planning.solve import solve
+from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
-from packer.testing.analytic import AnalyticPredictor
+from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 
 FLEET = Workload([Adapter(f"a{i}", 8, 0.05) for i in range(6)])
@@ -58,3 +62,22 @@ def test_a_solver_that_chooses_the_number_of_gpus_is_compared_by_its_latency(toy
     assert [row.outcome for row in rows] == ["ok", "ok"]
     assert [row.plan.n_gpus for row in rows if row.plan] == [1, 2]
     assert all(row.reference is not None and row.reference.mean_ttft_ms > 0 for row in rows)
+
+
+def test_queues_of_minutes_are_not_ok() -> None:
+    """A plan that serves its load with a TTFT far beyond the fleet's limit is marked, one within it is not."""
+    profile = small_profile()
+    quick, slow = (
+        PlanFigures.of("twin", FLEET, [Bin((0,), profile.settings(1, 8), profile)], Evaluations.of([row]))
+        for row in (
+            replace(
+                TwinPredictor().evaluate(FLEET, [Bin((0,), profile.settings(1, 8), profile)])[0],
+                mean_ttft_ms=ttft,
+            )
+            for ttft in (100.0, 202_000.0)
+        )
+    )
+    plan = solve(FLEET, profile, verify=False)
+    row = Result(len(FLEET), "gpus", "greedy", "twin", plan)
+    assert replace(row, reference=quick).outcome == "ok"
+    assert replace(row, reference=slow).outcome == "TTFT beyond the limit on 1"
