@@ -122,7 +122,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         reachable=not job.hopeless,
         spare=job.spare,
         needed=(plan.lower_bound or 0.0) if plan.bound_proven else 0.0,
-        why=lambda fewer: late_words(job.kept, fewer),
+        why=lambda fewer: "" if job.over() else late_words(job.kept, fewer),
     )
     plan = replace(
         plan,
@@ -132,7 +132,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
             *plan.reasons,
             *beyond_measured(plan.workload, plan.bins)[:8],
             *broken,
-            *(start_words(job.kept, point.plan.bins, job.number) if holds else ()),
+            *(start_words(job.kept, point.plan.bins, job.number) if holds and not job.over() else ()),
             *((REPLAYED,) if job.replayed else ()),
         ),
         runtime_s=time.monotonic() - job.started,

@@ -40,6 +40,11 @@ ESTIMATED_GPUS = 32
 GOAL_S = 2.0
 """At most so long a plan with few GPUs looks for how many would keep the latency limits."""
 
+SEARCHED = 0.7
+"""Share of a time limit for the search; the rest is for its verification and what is said of the plan."""
+
+UNVERIFIED = "The time ended before a fresh hour was simulated: a longer --time-limit."
+
 HARDENING_STEPS = 3
 """How often the margin is raised until the twin confirms the plan."""
 
@@ -200,7 +205,7 @@ class Search:
 
     def propose(self) -> Plan | None:
         """What the solver finds with the margin."""
-        self.first = self._found(self.problem)
+        self.first = self._found(self.problem.with_share(SEARCHED if self.verify else 1.0))
         if self.problem.objective.spare and self.first.status is not Status.INFEASIBLE:
             self.first = with_spare(self.problem, self.first)
         self.hours = Hours(self.problem.seed, self.over, self.first.limits)
@@ -214,6 +219,8 @@ class Search:
 
     def judge(self, plan: Plan, number: int) -> Plan:
         """Verified by a fresh hour; at the end the first plan, whose claim of a bound is the weakest."""
+        if self.over():
+            return replace(plan, reasons=(*plan.reasons, UNVERIFIED))
         plan = verified(plan, self.problem.objective, figures=simulated_once(self.problem, plan.bins))
         self.first = self.first if number else plan
         return plan if plan.verified or number + 1 < self.rounds else self.first
