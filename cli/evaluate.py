@@ -253,7 +253,7 @@ _BESIDE = {
     "offered_tok_s": 5, "total_token_throughput": 4, "mean_ttft_ms": 1, "worst_adapter_ttft_ms": 2,
     "mean_itl_ms": 3,
 }  # fmt: skip
-"""Figures beside those of the plan; on a narrow terminal those that come first."""
+"""Figures shown next to the plan's; a narrow terminal shows the first ones."""
 
 
 def _servers(plan: Plan, found: PlanEvaluation) -> Table:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from packer.profile import Profile
 
 CLEARLY_BUSIER = 1.1
-"""From this load over the mean on, the GPUs for the mean are given beside the plan."""
+"""From this ratio of the planned load to the mean, the GPUs for the mean are given too."""
 
 LOG_ONLY = ("ranks", "keys", "skip", "strip_prefix", "adapters", "exponent")
 """Options that say how a log is read."""

@@ -258,7 +258,7 @@ SERVER_SETTINGS: Readers = {
     "quantization": lambda text: (text,),
     **ENGINE_SETTINGS,
 }
-"""With those of a server that is named by its GPU and model."""
+"""The same, and the settings of a server that is named by its GPU and model."""
 """Settings that replace those of a profile, each read as one or several values (`packer.twin.override.variants`)."""
 
 

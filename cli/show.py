@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from packer.plan import Plan
 
 MOST_MOVES = 20
-"""Adapters that move, of which the table shows so many."""
+"""The table shows at most so many adapters that move."""
 
 
 @bundle

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from packer.twin.run import Run
 
 METRICS = table("packer.cli", "metrics.toml")
-"""Rows of tables of a server, and of a cluster beside them: metric → what it is called, digits."""
+"""Rows of the table of a server, and further rows for a cluster: metric → its name, digits."""
 
 
 def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:

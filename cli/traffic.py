@@ -81,7 +81,7 @@ class LogOptions:
         return Named(self.adapters, self.exponent, seed)
 
     def fields(self, *no_adapters: str) -> Fields:
-        """As `packer.traces.read.read_trace` takes them; `no_adapters`: models beside those of --skip."""
+        """As `packer.traces.read.read_trace` takes them; `no_adapters`: further models, as --skip names them."""
         from packer.traces.access_log import Fields
         from packer.traces.columns import KEYS
 
@@ -122,7 +122,7 @@ METRIC_NAMES = ("requests-metric", "input-tokens-metric", "output-tokens-metric"
 
 @bundle
 class PrometheusOptions:
-    """Which counters of which Prometheus server.
+    """The Prometheus server and its counters.
 
     url: Prometheus server, as http://prometheus:9090.
     api_key_env: Environment variable with the key of the server, or a file of it as @FILE: a token, or USER:PASSWORD.
@@ -201,7 +201,7 @@ class PrometheusOptions:
 
 
 def refuse_unused(given: str, unused: Collection[str]) -> None:
-    """Refuse options that were typed although they have no effect beside another one.
+    """Refuse options that were typed although another option leaves them without effect.
 
     `given`: the option that leaves them without effect, as it is typed.
     `unused`: their parameters' names.

@@ -2,7 +2,7 @@
 
 A run of the base model at a steady load says how long its steps take: by Little's law its mean batch is the request
 throughput times the time that a request decodes. All terms of the base model in the estimated law are multiplied with
-one factor, which a handful of runs suffices for; those of adapters stay. Sources: vllm/benchmarks/serve.py,
+one factor, for which a handful of runs is enough; the terms of adapters stay. Sources: vllm/benchmarks/serve.py,
 vllm/benchmarks/sweep/serve.py; GuideLLM's GenerativeMetrics (src/guidellm/benchmark/schemas/metrics.py), whose keys are
 the same from 0.2 to 0.7.
 """
@@ -88,7 +88,7 @@ def improved(estimate: Profile, rows: Sequence[Row]) -> Profile:
 def _bend(features: FloatArray, rows: Sequence[Row], law: LatencySpec) -> None:
     """Write what the terms that are not linear in the tokens multiply in the mean step of these runs.
 
-    A prompt is computed in a step of its own beside the decodes: its tokens beyond the ridge, and half of its length
+    A prompt is computed in one step together with the decodes: its tokens beyond the ridge, and half of its length
     that each attends to, count by the share of steps that have one.
     """
     for state, row in zip(features, rows, strict=True):

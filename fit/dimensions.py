@@ -122,7 +122,7 @@ class ModelDimensions:
 
     @property
     def dense_weights(self) -> float:
-        """Weights of the linear layers that every token is multiplied with: all but those of the chosen experts."""
+        """Weights of the linear layers that every token uses: all layers except the chosen experts."""
         shared = 3.0 * self.hidden * self.shared_intermediate * self.expert_layers
         wide = self.dense_intermediate if self.experts else self.intermediate
         dense = 3.0 * self.hidden * wide * (self.layers - self.expert_layers)

@@ -19,7 +19,7 @@ from packer.twin.override import BYTES_PER_LOGIT, SAMPLER_BYTES_PER_LOGIT, SAMPL
 GIB = 2.0**30
 
 BYTES_PER_ACTIVATION = 2.5
-"""Of the hidden state of each token of the largest batch, beside the sampler."""
+"""Of the hidden state of each token of the largest batch, in addition to the sampler's."""
 
 OUTSIDE_BYTES = 0.13 * GIB
 """Of CUDA and its libraries on a data-centre GPU."""

@@ -18,7 +18,7 @@ DENSE_TYPES = (
     "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3",
     "qwen3_5_text", "smollm3",
 )  # fmt: skip
-"""Decoders with grouped-query attention and a gated MLP, of which the formulas hold."""
+"""Decoders with grouped-query attention and a gated MLP: the formulas hold for these."""
 
 MOE_TYPES = (
     "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe", "kimi_k2", "llama4_text", "minimax_m2",

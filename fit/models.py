@@ -28,7 +28,7 @@ def model_named(name: str) -> ModelDimensions:
     """A model by the path of its config.json or of the folder that holds it, or by its repository.
 
     The owner of a repository may be left out and its case does not matter. Repositories that packer does not know
-    are looked for in Hugging Face's cache on this machine; those of quantised weights follow the model before the
+    are looked for in Hugging Face's cache on this machine; quantised weights follow the model before the
     suffix.
 
     Raises `UnknownNameError`: a name that is none of these; otherwise as `read_model_config`.

@@ -59,7 +59,7 @@ def _rounded(profile: Profile) -> Profile:
 def micro_profile(base: Profile, profiling: Profiling) -> Profile:
     """The profile that micro-benchmarks alone give; parts without a table stay as in `base`.
 
-    Terms that they leave open are held near those of another model's profile (`packer.fit.prior`).
+    Terms that they leave open are held near the terms of another model's profile (`packer.fit.prior`).
     """
     memory = (
         fit_memory(profiling.kv_capacity, base.model, base.engine) if profiling.kv_capacity else base.memory

@@ -23,7 +23,7 @@ exact measurements are followed exactly, in what they say."""
 EXACT = 1e-4
 """Relative error below which measurements are exact."""
 SMALLEST = 0.02
-"""Scale of a term that the other profile lacks: what makes up this share of a step."""
+"""Scale of a term that the other profile does not have: this share of a step."""
 
 
 @dataclass(frozen=True)

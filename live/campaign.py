@@ -85,7 +85,7 @@ class Outcome:
 
     @property
     def memory_error(self) -> bool:
-        """Whether the server did not start for lack of memory."""
+        """Whether the server did not start because memory did not suffice."""
         return self.failure is not None and self.failure.kind == "memory_error"
 
     @property

@@ -43,7 +43,7 @@ class Sample:
 
 
 def parse_metrics(text: str, time_s: float = 0.0) -> Sample:
-    """Read one page; what it lacks is None. Several engines' figures are added."""
+    """Read one page; a figure that is not on it is None. Figures of several engines are added."""
     values: dict[str, float] = {}
     labels: dict[str, Mapping[str, str]] = {}
     for name, tags, value in samples(kept(text)):

@@ -98,7 +98,7 @@ def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]
 
 
 def environment(launch: Launch, step_log: Path | None) -> dict[str, str]:
-    """The server's environment variables: this process's, vLLM's switches, then those of the launch file."""
+    """The server's environment variables: this process's, vLLM's switches, then the launch file's."""
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     variables |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HF_HUB_OFFLINE": "1"}
     if step_log is not None:

@@ -22,7 +22,7 @@ EXCLUDES = ("torchvision", "torchaudio", "torchcodec", "triton")
 def install(folder: Path, find_links: str | None) -> str:
     """Make `folder/.venv-vllm`; returns its interpreter.
 
-    A build of torch for the CPU must be among `find_links` (or those of PIP_FIND_LINKS or UV_FIND_LINKS).
+    A build of torch for the CPU must be among `find_links`, or in PIP_FIND_LINKS or UV_FIND_LINKS.
 
     Raises `MissingDependencyError`: uv is absent; `LiveError`: the packages cannot be installed; the message ends
     with uv's own.

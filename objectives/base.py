@@ -59,7 +59,7 @@ class Objective:
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """Largest value of figures of `Evaluations` (by name) that a bin may have: those of the goal."""
+        """Largest value that each figure of `Evaluations` may have for a bin, by name: the goal's limits."""
         return {} if self.goal is None else limits_of(self.goal)
 
     @property
@@ -109,7 +109,7 @@ class Objective:
         return workload if self.goal is None else replace(workload, slo=self.goal)
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
-        """Loads at which every bin must hold, at least one; figures are those of the first."""
+        """Loads at which every bin must hold, at least one; the first one gives the figures."""
         nominal = Scenario(workload)
         if not self.stable:
             return (nominal,)

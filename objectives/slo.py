@@ -11,7 +11,7 @@ from packer.objectives.base import Objective
 
 @dataclass(frozen=True)
 class Slo(Objective):
-    """Minimise the number of GPUs such that each keeps the goal: the limits that are given, or those of the workload.
+    """Minimise the number of GPUs such that each keeps the goal: the limits given, or the workload's.
 
     `stable`: 1 if no server may have a queue that grows for as long as requests come.
     """

@@ -1,4 +1,4 @@
-"""Most training beside inference, on a given number of GPUs and within latency limits."""
+"""Train as much as possible during inference, on a given number of GPUs and within latency limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A result of `vllm bench serve` beside the twin's prediction of the same run.
+"""Compare a result of `vllm bench serve` with the twin's prediction of the same run.
 
 The client sends `num_prompts` requests, at once or at random times of `request_rate`, and keeps at most
 `max_concurrency` of them open (vllm/benchmarks/serve.py): a replayed trace behind a client that holds requests back.

@@ -69,7 +69,7 @@ def changed_fleet(
 ) -> tuple[Workload, list[int]]:
     """The fleet with other rates, without some adapters and with others, and the indices of those that stay.
 
-    `rate_factor`: every rate is multiplied by it, also those of adapters that come.
+    `rate_factor`: every rate is multiplied by it, also the rates of adapters that come.
 
     Raises `UnknownNameError`: an adapter to remove is not in the fleet; `ValidationError`: an adapter to add is there
     already, none is left, or adapters are added to a replayed trace.

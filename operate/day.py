@@ -19,7 +19,7 @@ class Period:
     `names`: the periods.
     `start_s`, `end_s`: from the start of the day.
     `plan`: its servers at the rates of the busiest of these periods, and the evaluations there.
-    `servers`: for each of the plan's servers its number among those of the day: one number is one deployment, with
+    `servers`: for each of the plan's servers its number in the day: one number is one deployment, with
     the same settings all day.
     `moved`: adapters that are on a server which did not hold them in the period before (in the first one: in the
     last).
@@ -77,7 +77,7 @@ class Schedule:
 
     @property
     def most_gpus(self) -> int:
-        """GPUs at once, while servers start beside those of the period before."""
+        """GPUs in use at once, while servers start and the period before still runs."""
         return self.at_once([item.gpus for item in self.servers])
 
     def at_once(self, gpus: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""Measured traffic beside the plan: which rates drifted, and whether the servers still hold."""
+"""Compare measured traffic with the plan: which rates drifted, and whether the servers still hold."""
 
 from __future__ import annotations
 

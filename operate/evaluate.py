@@ -205,7 +205,7 @@ def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None) -> Plan:
 def routed_within(plan: Plan, run: Run) -> bool:
     """Whether the plan's servers keep, in a run behind a live router, the limits that the plan was made for.
 
-    Limits of adapters are held against all requests of the cluster, those of servers against each server's.
+    Limits of adapters are compared with all requests of the cluster, limits of servers with each server's.
     """
     return all(
         run.slo_used <= most

@@ -49,8 +49,7 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
 
 
 def profiles_for(model: str, gpu: str, sizes: Sequence[int], settings: Mapping[str, Any]) -> list[Profile]:
-    """The profiles of servers on so many GPUs each, of which a plan takes the best; those that do not start are left
-    out.
+    """Profiles of servers on so many GPUs each; a plan takes the best. Servers that do not start are left out.
 
     `sizes` empty: as `profile_for`. Raises as that does, where no size starts.
     """

@@ -120,7 +120,7 @@ def windows_of(schedule: Schedule) -> list[Window]:
 
 
 def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
-    """All servers of the windows as one cluster, those of the first one in front, and what changes between windows.
+    """All servers of the windows as one cluster, the first window's first, and what changes between windows.
 
     In a change servers start, adapters are loaded where they come, requests take their new ways, adapters leave and
     servers stop, in this order. A server with the same number and other settings is another server.
@@ -173,8 +173,9 @@ def replay(
 ) -> Day:
     """Serve a day's requests by the servers of each window in turn, in one run of the cluster twin.
 
-    At the end of a window its servers go on with what they have; those that the next one lacks get no more requests
-    and stop when theirs are done. Servers that start have empty caches, and engines wait while adapters are loaded.
+    At the end of a window its servers go on with what they have; servers that are not in the next window get no more
+    requests and stop when theirs are done. Servers that start have empty caches, and engines wait while adapters are
+    loaded.
 
     `workload`: the fleet that the trace's adapters are of.
     `windows`: in order, without gaps.

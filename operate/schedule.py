@@ -39,7 +39,7 @@ MOVE_COST_S = 10.0
 def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[str, FloatArray]:
     """Rates of the fleet's adapters by period of the day, from the requests of a trace; of several days their mean.
 
-    Raises `ValidationError`: the trace names no adapters, or one that the fleet lacks.
+    Raises `ValidationError`: the trace names no adapters, or one that is not in the fleet.
     """
     table = rates_of(trace, period_s).by_time_of_day()
     number = {name: i for i, name in enumerate(workload.names)}
@@ -211,7 +211,7 @@ class _Day:
 
 
 STANDS_FOR = {"p90_ttft_ms": "p99_ttft_ms", "p95_ttft_ms": "p99_ttft_ms"}
-"""Statistics of the requests of all adapters of a server that stand for those of each adapter."""
+"""Statistics over all requests of a server that stand for the statistics of each adapter."""
 
 
 def server_goal(goal: Goal) -> Goal:

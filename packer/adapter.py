@@ -33,7 +33,7 @@ class Adapter:
         The base model that it was trained for; None in a fleet of one model. Adapters of different models never
         share a server.
     slo_class
-        Which limits of the workload's `Slo` it has; None: those of adapters without a class.
+        The class of limits in the workload's `Goal`; None: the limits of adapters without a class.
     shared_prefix_tokens
         Tokens that all of its prompts begin with, as a system prompt: part of `input_tokens`. Prefix caching computes
         them once, as long as the KV cache keeps them.

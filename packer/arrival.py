@@ -77,7 +77,7 @@ class RequestTrace:
             return
         n, size, counts = len(self), self.blocks.tokens, self.blocks.counts
         if len(counts) != n:
-            raise ValidationError(f"Expected blocks of {n:,} requests, got those of {len(counts):,}.")
+            raise ValidationError(f"Expected blocks of {n:,} requests, got blocks of {len(counts):,}.")
         prompt, total = self.input_tokens // size, -(-(self.input_tokens + self.output_tokens) // size)
         wrong = np.flatnonzero((counts < prompt) | (counts > total))
         if len(wrong):
@@ -195,7 +195,7 @@ class Arrivals:
 
     @property
     def varies(self) -> bool:
-        """Whether one hour is unlike another: bursts, changing rates, gaps more irregular than those of Poisson."""
+        """Whether one hour is unlike another: bursts, changing rates, gaps more irregular than in a Poisson process."""
         return self.kind in ("bursty", "unpredictable") or (self.kind == "lognormal" and self.cv > 1.0)
 
     def whole_s(self, at_least_s: float) -> float:

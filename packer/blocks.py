@@ -27,7 +27,7 @@ def apart(parts: Sequence[IntArray]) -> list[IntArray]:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Ids of the full blocks of each request, first those of its prompt, then those of its output.
+    """Ids of the full blocks of each request: first the prompt's, then the output's.
 
     An id is chained, as the `hash_ids` of Mooncake's traces are: it stands for the content of its block and all that
     comes before it, so that two requests with equal ids at one place begin alike up to there. vLLM shares cached

@@ -139,7 +139,7 @@ class Cluster:
 
     @classmethod
     def of(cls, profile: Profile, n: int, *, max_loras: int, max_lora_rank: int | None = None) -> Cluster:
-        """`n` equal servers, each of which may serve every adapter."""
+        """`n` equal servers; each may serve every adapter."""
         checks.integer("the number of servers", n, low=1, high=MOST_SERVERS)
         return cls((ServerKind(profile.name, profile, max_loras, max_lora_rank),), (profile.name,) * n)
 

@@ -11,7 +11,7 @@ from packer.strategies import Engine
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """vLLM V1; its settings are those of the profile (`packer.twin.engine.advance`)."""
+    """vLLM V1 with the profile's settings (`packer.twin.engine.advance`)."""
 
     name: ClassVar[str] = "vllm"
     cells: ClassVar[bool] = False

@@ -53,7 +53,7 @@ def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:
 
 
 def stock_of(kinds: Iterable[GpuKind]) -> dict[str, int]:
-    """GPUs at hand by their name; those of which there is any number are left out.
+    """GPUs at hand by name; a GPU without a limit on its number is left out.
 
     Raises `ValidationError`: two kinds on equal GPUs say different numbers.
     """

@@ -1,4 +1,4 @@
-"""From the servers that run to those of a new plan: which becomes which, what moves, and in which order."""
+"""Match running servers to the servers of a new plan, and order the moves between them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class _Order:
 def ordered(
     now: Placement, goal: Placement, room: Sequence[int | None] = (), *, prune: bool = False
 ) -> list[Change]:
-    """Changes from `now` to `goal`, each of which loads, then routes, then unloads.
+    """Changes from `now` to `goal`; each loads, then routes, then unloads.
 
     An adapter leaves a server only after all its new servers hold it. A load waits for the room that another
     adapter's move makes; moves that wait for each other in a circle go by way of a free slot or of a replica.

@@ -192,7 +192,7 @@ class Plan:
         return max(0.0, (value - self.lower_bound) / value) if value > 0 else 0.0
 
     def without_bound(self, **changes: Any) -> Plan:
-        """The plan with these changes, of which its bound says nothing."""
+        """The plan with these changes, without its bound, which says nothing about them."""
         return replace(self, lower_bound=None, bound_proven=False, bound_source="", **changes)
 
     def cluster(self) -> Cluster:

@@ -1,4 +1,4 @@
-"""Seeds of the random streams beside the one that a user gives, by name.
+"""Named seeds, derived from the seed that a user gives, one for each random stream.
 
 Streams are this far apart so that none meets another for any seed that people type.
 """

@@ -1,4 +1,4 @@
-"""Sessions: requests of one conversation, each of which begins with all that was said before."""
+"""Sessions: requests of one conversation; each begins with all that was said before."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Placement(Protocol):
     def place(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Cluster:
         """The cluster with a placement, and servers with slots for it; it had none.
 
-        `limits`: those of a request that the cluster is judged by, ms (`Cluster.slo`).
+        `limits`: the limits of each request by which the cluster is judged, ms (`Cluster.slo`).
         Raises `IncompatibleError`: it can't place on this cluster; `ValidationError`: the fleet does not fit on it.
         """
 

@@ -68,7 +68,7 @@ class AutoPredictor:
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> AutoPredictor:
         """The shipped boosted trees, where there are some for the profile, and the twin.
 
-        Without, those of another profile lead searches.
+        Without one, the model of another profile leads searches.
         """
         learned = guide = None
         try:

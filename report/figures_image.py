@@ -34,7 +34,7 @@ def render_image(figure: Figure, suffix: str) -> bytes:
     buffer = io.BytesIO()
     metadata: dict[str, Any] = {"Date": None} if suffix == ".svg" else {"Software": None}
     with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a glyph that the font lacks is drawn as a box
+        warnings.simplefilter("ignore")  # a glyph that is not in the font is drawn as a box
         canvas = Canvas(
             figsize=(width * columns, height * rows + 0.5), layout="constrained", facecolor=LIGHT.ground
         )

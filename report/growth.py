@@ -110,7 +110,7 @@ def growth_of(
 ) -> Growth | None:
     """The GPUs of a plan, or `limit` of them, at growing rates; None where rates can't grow (a replayed trace).
 
-    The plan's own figures are those of today, where `predictor` is the plan's. A GPU that broke is not evaluated
+    Where `predictor` is the plan's, the plan's own figures are today's. A GPU that broke is not evaluated
     again: it breaks under more load, too.
     """
     if not plan.bins or plan.workload.arrivals.trace is not None:

@@ -33,7 +33,7 @@ def write_report(
 ) -> Growth | None:
     """Write the page, atomically, and return the growth that it shows.
 
-    Latencies of adapters are those of a simulated hour.
+    Latencies of adapters come from a simulated hour.
 
     `predictor`, `seed`: what evaluates the growing rates; None: the plan's predictor.
     `curves`: for how many GPUs the growth of all rates is drawn, the slowest first; 0 for none.

@@ -77,7 +77,7 @@ def _frontier(plan: Plan) -> list[Chart]:
 
 
 def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Which columns of a comparison to show: those of `COLUMNS` that differ, or all if none is among them."""
+    """Which columns of a comparison to show: the `COLUMNS` that differ, or all if none is there."""
     keys = list(rows[0]) if rows else []
     known = [key for key in COLUMNS if key in keys]
     varies = [key for key in known if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1]

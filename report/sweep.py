@@ -18,7 +18,7 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
     """Curves over `x_axis`, one for each pair of values of the other two axes.
 
     `frame`: rows of a sweep, sorted by point.
-    `packs`: those of them that are the Max_pack of their curve.
+    `packs`: the points that are the Max_pack of their curve.
     `x_axis`: "adapters", "rate_factor" or "max_loras".
     `title`: what was swept.
     """

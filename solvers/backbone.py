@@ -55,7 +55,7 @@ def without_adapters(profile: Profile) -> Profile:
 
 @lru_cache(maxsize=256)
 def lightest(profile: Profile, rank: int) -> Profile:
-    """The same server, each step of which pays for one slot of this rank and one adapter in it, and no more.
+    """The same server, except that each step pays for just one slot of this rank with one adapter in it.
 
     Every request has an adapter, or none has one (rank 0), so that steps of a server with adapters of this rank take no
     less. Terms of thread blocks and of ranks summed over adapters are left out.

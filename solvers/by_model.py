@@ -106,7 +106,7 @@ def solved(problem: Problem, solver: Solver) -> Solution:
 
 
 def merged(problem: Problem, found: Sequence[Part], solutions: Sequence[Solution]) -> Solution:
-    """One solution from those of the parts; the bounds add up where GPUs or prices are minimised."""
+    """Join the solutions of the parts; the bounds add up where GPUs or prices are minimised."""
     bins: list[Bin] = []
     unplaced: list[int] = []
     reasons: list[str] = []
@@ -158,7 +158,7 @@ def _kinds(problem: Problem, solver: Solver) -> list[Problem]:
 
 
 def _searching(whole: Problem, part: Problem, solver: Solver) -> Solver:
-    """The solver, or greedy for a model of which nothing runs yet where a running plan is followed."""
+    """The solver; greedy for a model that has no running server, where a running plan is followed."""
     return Greedy() if solver.name == "replan" and not part.old_bins and whole.old_bins else solver
 
 
@@ -186,7 +186,7 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
     best = min(options, key=lambda one: rank(problem, one))
     if len(options) == 1 and len(_kinds(problem, solver)) == 1:
         return best
-    # With other kinds beside it, or mixed with them, less might do.
+    # With other kinds, or mixed with them, less might be enough.
     return replace(best, lower_bound=None, bound_source="", proven=False)
 
 

@@ -40,7 +40,7 @@ class Classes:
     `kinds`: the adapter that stands for each class: its rank, the mean rate of its members, and mean lengths that
     keep their input and output tok/s; in an optimistic grouping the lowest.
     `loss`: Σ |load of the class − own load| / Σ offered load: 0 if no class was rounded. What is found for rounded
-    classes is an estimate for the fleet: the loads of means add up to those of the members, but no order is kept.
+    classes is an estimate for the fleet: the loads of the means add up to the loads of the members; no order is kept.
     """
 
     workload: Workload
@@ -180,9 +180,9 @@ def aggregate(
 ) -> Classes:
     """Group a fleet into at most about `max_classes` classes (more if ranks alone need more).
 
-    Equal adapters share a class; if that makes too many, and more than `unmerged`, those of equal rank and near rates
-    and lengths do. What stands for these is their mean or, with `optimistic`, their lowest rate and lengths, so that a
-    bound for it is one for them.
+    Equal adapters share a class; if that makes too many, and more than `unmerged`, adapters of equal rank and near
+    rates and lengths do. What stands for these is their mean or, with `optimistic`, their lowest rate and lengths, so
+    that a bound for it is one for them.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, adapter in enumerate(workload.adapters):

@@ -149,7 +149,7 @@ def _admitted(problem: Problem, bins: Sequence[Bin]) -> list[bool]:
 def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]) -> dict[Profile, float]:
     """By profile, the share by which the load of its worst bin exceeds what it serves, at least `HARDENING_STEP`.
 
-    Profiles of which no bin is refused are left out.
+    A profile without a refused bin is left out.
     """
     shares: dict[Profile, float] = {}
     for k in refused:

@@ -31,7 +31,7 @@ def with_slots(
     Servers that have no room as they are stay: what they need is fewer requests.
 
     `hours`, `fleet`: simulated hours, and the fleet at the rates as given.
-    `given`: the rooms of the servers as they are; empty for a replayed trace, of which nothing changes.
+    `given`: the rooms of the servers as they are; empty for a replayed trace, where nothing changes.
     `admits`: whether a server may be part of the plan.
     """
     made, rooms = list(bins), list(given)

@@ -41,12 +41,12 @@ def even_order(workload: Workload) -> IntArray:
 
 
 def golden(n: int) -> IntArray:
-    """The numbers below n in an order of which any first few are spread over all of them, int64 (n,)."""
+    """The numbers below n, int64 (n,), ordered so that the first few are always spread over the whole range."""
     return np.argsort(np.arange(n) * _GOLDEN % 1.0, kind="stable")
 
 
 def _by_rank(workload: Workload, within: Callable[[IntArray], IntArray]) -> IntArray:
-    """Adapters by rank, largest first; `within` orders those of a rank."""
+    """Adapters by rank, largest first; `within` orders the adapters of one rank."""
     ranks = np.unique(workload.ranks)[::-1]
     return np.concatenate([within(np.flatnonzero(workload.ranks == rank)) for rank in ranks]).astype(np.int64)
 

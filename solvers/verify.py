@@ -35,14 +35,14 @@ def check(problem: Problem, solution: Solution) -> None:
     """Raise unless the solution keeps the rules of a plan.
 
     Each adapter is in one bin, or its shares sum to 1 over at most `max_replicas` bins, or it is unplaced;
-    ranks fit the slots; GPU types are those of the problem; there are at most `max_gpus` GPUs,
+    ranks fit the slots; GPU types are in the problem; there are at most `max_gpus` GPUs,
     and of each kind no more than are at hand.
 
     Raises `VerificationError`: naming the rule, the bin and the adapter.
     """
     workload = problem.workload
     try:
-        bins = [replace(item) for item in solution.bins]  # those of a search were not checked when made
+        bins = [replace(item) for item in solution.bins]  # a search makes bins without checks
         check_placement(workload, bins, solution.unplaced)
     except ValidationError as error:
         raise VerificationError(str(error)) from None

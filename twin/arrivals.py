@@ -101,7 +101,7 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
 
 
 def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:
-    """Marks of the first `n` requests; the first of n + 1 are those of n.
+    """Marks of the first `n` requests; drawing n + 1 gives the same first n.
 
     `adapter` says whose requests they are, None that each chooses one by the rates. Lengths are correlated as
     the workload says (a Gaussian copula). A replayed trace has its own.
@@ -114,7 +114,7 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
 
 
 def blocks_of_prefixes(marks: Marks, shared: IntArray) -> Blocks:
-    """Blocks of requests whose first `shared` (n,) ones are those of their adapter, and all others like no other's."""
+    """Blocks of requests: the first `shared` (n,) are their adapter's, all others are unique."""
     counts = marks.input_tokens // BLOCK_TOKENS
     return _chained(marks.adapter, shared, counts, np.cumsum(counts) - counts)
 
@@ -133,7 +133,7 @@ def _chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArra
 
 
 def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:
-    """Marks without blocks, but for those of a replayed trace."""
+    """Marks without blocks, except the marks of a replayed trace."""
     trace = workload.arrivals.trace
     if trace is not None:
         blocks = trace.blocks
@@ -302,7 +302,7 @@ def _at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntA
 
 
 def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
-    """Requests of `duration_s` seconds in sessions, some of which began before (see `packer.sessions`).
+    """Requests of `duration_s` seconds in sessions; some sessions began earlier (see `packer.sessions`).
 
     First turns arrive as the workload says, at the rate over the mean number of turns, from so long before that all
     but e^-6 of the sessions that are under way at the beginning are met.

@@ -71,7 +71,7 @@ def own_streams(
     rates: FloatArray,
     duration_s: float,
 ) -> tuple[FloatArray, IntArray]:
-    """Times and adapters where each adapter has bursts of its own, beside the common ones if there are any.
+    """Times and adapters where each adapter has its own bursts, and shares the common ones if there are any.
 
     An adapter's own factor multiplies the common one: its time is changed twice.
     """

@@ -75,7 +75,7 @@ def chance(simulations: Sequence[Run]) -> Chance:
 
 
 def share(failures: int, runs: int) -> Chance:
-    """The probability of which `failures` of `runs` are a sample."""
+    """The probability of failure, estimated from `failures` of `runs`."""
     from scipy.special import betaincinv
 
     tail = (1.0 - _CONFIDENCE) / 2.0

@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "prefills_first", OLDEST, "0.5.0: vllm/core/scheduler.py, `_schedule_default`",
         "A step has prefills or decodes. It acts on loads alone: adapters that join are touched before those that run. "
-        "TTFT and ITL are those of V1's schedule, prefill chunks beside decodes; `Profile.doubts` says so.",
+        "TTFT and ITL are V1's, with prefill chunks and decodes in one step; `Profile.doubts` says so.",
         until=V1_RELEASE,
     ),
     Rule(

@@ -1,6 +1,6 @@
 """Where compiled kernels are kept, and what makes them stale.
 
-Numba keeps a kernel beside its source file and notices changes of that file only. Kernels of this project call
+Numba stores a kernel next to its source file and notices changes of that file only. Kernels of this project call
 each other across files, so a kernel here is known by its own bytecode and that of all that it calls, with the
 constants that they use. The folder is one of the user: other checkouts and installations of the same kernels,
 in other folders, find them compiled.
@@ -186,7 +186,7 @@ def alone(function: types.FunctionType) -> Iterator[None]:
 
 @functools.cache
 def _lock_file(folder: Path | None) -> int | None:
-    """A file of which a process locks one byte for each kernel; open until it ends, else the locks would go."""
+    """A file in which a process locks one byte for each kernel. It stays open: closing it would release the locks."""
     if folder is None:
         return None
     try:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from packer.errors import KernelsNotKeptWarning
 
 KEPT_S = 90 * 86400.0
-"""Compiled kernels older than this are removed, so that those of old versions do not gather."""
+"""Compiled kernels older than this are removed; otherwise kernels of old versions pile up."""
 
 
 class Place(NamedTuple):

@@ -18,7 +18,7 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 USED_UP = 0.5
-"""A resource of which less than this part is in use limits nothing on average."""
+"""Below this part in use, a resource limits nothing on average."""
 GROWTH = 1.5
 """Advice names half as many slots more, and so do steps of a search."""
 START_S = 300.0
@@ -40,7 +40,7 @@ class Limit(NamedTuple):
 
 
 def limit_of(sim: Run) -> Limit:
-    """The resource of a server of which the largest part is in use while requests wait.
+    """The resource of a server that is used most while requests wait.
 
     Compared are the slots (where there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of
     a step, the part of the time that loads take, the ITL against its limit, which stands for the time of a step,

@@ -125,7 +125,7 @@ class Run:
     """Whether the queue does not grow, as far as this run shows; see `packer.twin.stability.is_stable`."""
 
     preemptions = _register(rows.PREEMPTIONS)
-    """Requests thrown out of the batch for lack of KV blocks, to be recomputed."""
+    """Requests preempted because no KV block was free; they are recomputed."""
 
     cached_tokens = cached_property(lambda self: int(figures.found(self)[0].sum()))
     """Prompt tokens that were found in the KV cache when their requests were first admitted."""
@@ -160,7 +160,7 @@ class Run:
 
     @cached_property
     def tuning(self) -> Trained | None:
-        """What training beside the requests came to; None if the server does not train."""
+        """What training during the run achieved; None if the server does not train."""
         job = self.workload.fine_tuning
         if self.raw.tuning is None or job is None:
             return None

@@ -41,7 +41,7 @@ def due_share(
 ) -> float:
     """Tokens completed / tokens due: of requests that had enough time for their output once they ran.
 
-    A trace may be short or have few requests, of which the last would always count as unserved. What a request
+    A trace may be short or have few requests; the last ones would always count as unserved. What a request
     needs is taken from the run itself, without the time in the queue.
 
     `requests`, `finished`: n requests, and bool (n,) whether each completed within `duration_s`.

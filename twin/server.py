@@ -32,7 +32,7 @@ from packer.twin.tuning.state import Tuning
 from packer.workload import Workload
 
 LIKELY_STEPS_S = 100.0
-"""Engine steps per second, of which hardly more change the sets of adapters that /metrics names."""
+"""Engine steps per second that change the sets of adapters named by /metrics; hardly any server has more."""
 LIKELY_REQ_S = 64.0
 """Requests per second that hardly any server completes: marks are drawn for so many, more if they run out."""
 

@@ -153,8 +153,7 @@ def stability(
     One run settles servers without a queue and those whose queue grows far beyond chance. Else `SEEDS` runs with
     seeds `seed`, `seed` + 1, … compare their growths with each other (Student's t: runs are independent, whatever
     the correlation within them), and last twice as long until that is clear, at most `LONGEST_S` (or `duration_s`).
-    What stays unclear counts as unstable. Servers of which a run cannot be lengthened (a replayed trace) are what
-    the one run says.
+    What stays unclear counts as unstable. A replayed trace cannot be lengthened: its one run decides.
 
     `workload`, `profile`, `server`: as `packer.twin.simulate.simulate` takes them.
     `duration_s`: of the first run; None as in `simulate`.

@@ -123,7 +123,7 @@ def validate(file: Subject, runs: Runs, out: Writing) -> int:
 
 
 def _beside_bench(file: Subject, runs: Runs, out: Writing) -> None:
-    """Set each run of the benchmark beside its prediction."""
+    """Compare each run of the benchmark with its prediction."""
     from packer.cli.options import DEFAULT_PROFILE
     from packer.io.profiles import load_profile
     from packer.operate.bench import beside_bench

@@ -7,6 +7,6 @@ from packer.export.servers import ExportedServer, Options, on_one_host
 
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
-    """`compose.yaml`; the adapters are in `./adapters` beside it."""
+    """`compose.yaml`; the adapters are in `./adapters` next to it."""
     text = templates.render("compose.yaml", servers=list(on_one_host(servers, options)), options=options)
     return {"compose.yaml": text}

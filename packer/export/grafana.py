@@ -1,4 +1,4 @@
-"""A Grafana dashboard: what packer predicts beside what the servers report.
+"""A Grafana dashboard: what packer predicts and what the servers report.
 
 Predicted figures come from `packer evaluate PLAN --url … --every 300 --listen 0.0.0.0:9877`, measured ones
 from vLLM's own metrics; both are read from one Prometheus, the dashboard's variable `datasource`. The variable

@@ -44,7 +44,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def node_labels(gpu: str, kinds: int, given: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
-    """Key → values, one of which a node must have, for a server on this kind of GPU; empty: any node.
+    """Key → values; a node must have one of them to run a server on this kind of GPU. Empty: any node.
 
     `kinds`: how many kinds of GPU the plan has; a plan of one kind needs no label.
     `given`: labels of the user (`parse_labels`), which replace the known one.

@@ -1,6 +1,6 @@
-"""What pods need beside the plan: volumes with the adapters, and a token for gated models.
+"""What pods need in addition to the plan: volumes with the adapters, and a token for gated models.
 
-A pod that lacks one of them is scheduled, takes a GPU and fails, so it is refused here.
+Without one of them a pod is scheduled, takes a GPU and fails, so it is refused here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The servers of a plan as every format needs them: names, addresses, flags and adapters.
 
-The flags are vLLM's; those of SGLang are in `packer.export.sglang`.
+The flags are vLLM's; `packer.export.sglang` has SGLang's.
 """
 
 from __future__ import annotations

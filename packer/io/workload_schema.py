@@ -149,7 +149,7 @@ class LimitsTable(FileTable):
 
 
 class SloTable(LimitsTable):
-    """The goal: limits of adapters without a class, those of classes, and the shares that must keep them."""
+    """The goal: limits of adapters without a class, limits of each class, and the shares that must keep them."""
 
     adapter_share: float = 1.0
     request_share: float = 0.99

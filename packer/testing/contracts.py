@@ -45,7 +45,7 @@ class ObjectiveContract:
 
     @pytest.fixture
     def evaluated(self) -> tuple[Workload, list[Bin], Evaluations]:
-        """Four small bins of which the last two starve or fail."""
+        """Four small bins; the last two starve or do not start."""
         fleet = random_fleet(24, seed=1, rates=(0.2, 0.1))
         profile = small_profile(price_per_hour=3.5)
         parts = [tuple(range(k, 24, 4)) for k in range(4)]
@@ -112,7 +112,7 @@ class PredictorContract:
         ]
 
     def test_one_row_per_bin(self, predictor: Predictor, fleet: Workload, bins: list[Bin]) -> None:
-        """It answers with one row per bin, and offered loads are those of the bins."""
+        """It answers with one row per bin, and each row has the offered load of its bin."""
         found = predictor.evaluate(fleet, bins)
         assert len(found) == len(bins)
         np.testing.assert_allclose(found.offered_tok_s, [b.offered_tok_s(fleet) for b in bins], rtol=1e-6)
@@ -152,7 +152,7 @@ class RouterContract:
 
     @pytest.fixture(params=[1, 3])
     def cluster(self, request: pytest.FixtureRequest) -> Cluster:
-        """Servers that each hold some of the adapters, of which the first is on all."""
+        """Servers that each hold some of the adapters; every server holds the first one."""
         count = request.param
         placement = tuple(
             {f"a{i}": 1.0 / count if i == 0 else 1.0 for i in range(12) if i == 0 or i % count == s}

@@ -1,4 +1,4 @@
-"""Requests in the rows of a log whose columns have any names: those of gateways are known, others can be given."""
+"""Requests from the rows of a log. The column names of gateways are known; others can be given."""
 
 from __future__ import annotations
 

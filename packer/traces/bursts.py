@@ -97,7 +97,7 @@ def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:
 
 
 def _significant(time_s: FloatArray, span_s: float, within_s: float) -> bool:
-    """Whether the counts of some width are dispersed more than chance makes those of Poisson arrivals."""
+    """Whether the counts of some width vary more than the counts of Poisson arrivals do by chance."""
     from scipy.stats import chi2
 
     for width_s in WINDOWS_S:

@@ -12,7 +12,7 @@ from packer.io.shipped import table
 class TraceFormat:
     """Names of the columns (lower case) of one kind of trace; `unit_s` is the unit of a numeric time.
 
-    `blocks`: ids of the blocks of `block_tokens` tokens of the prompt, each of which stands for all before it, too.
+    `blocks`: ids of the prompt's blocks of `block_tokens` tokens; an id stands for all blocks before it, too.
     """
 
     name: str

@@ -17,7 +17,7 @@ from packer.traces.trace import Trace
 from packer.workload import Workload
 
 BLOCK_TOKENS = 16
-"""Tokens of a block of vLLM's KV cache, of which prefixes are whole multiples."""
+"""Tokens of a block of vLLM's KV cache; prefixes are whole multiples of it."""
 MOST_WAYS = 3
 """A block that is followed in more ways is one of a system prompt or a document, and no turn of one conversation."""
 FEWEST_TURNS = 1.05

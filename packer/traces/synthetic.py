@@ -19,7 +19,7 @@ _T = TypeVar("_T", int, float)
 
 
 class PowerLaw(NamedTuple):
-    """A rate of all adapters, req/s, of which the k-th gets a share proportional to k^−`exponent`."""
+    """A total rate, req/s; the k-th adapter gets a share proportional to k^−`exponent`."""
 
     total_rate: float
     exponent: float = 1.0

@@ -187,7 +187,7 @@ def end_load(
 def keep(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, on: bool) -> None:
     """A policy keeps adapter row `a` on the GPU from now on, if there is room without others that it keeps, or no more.
 
-    It is brought beside the work of the server, in no time.
+    It is loaded while the server works, and takes no time.
     """
     if not on:
         adapters[a, KEPT] = 0

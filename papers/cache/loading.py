@@ -22,7 +22,7 @@ class Blocking:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Blocking; before the queue is looked at, the adapters of its first requests are brought beside the decodes."""
+    """Blocking; before the queue is looked at, the adapters of its first requests are loaded during the decodes."""
 
     mode: ClassVar[int] = PREFETCH
 

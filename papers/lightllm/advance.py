@@ -138,7 +138,7 @@ def admit(state: ServerState, law: Law) -> int:
 
 @njit(**ENGINE_FLAGS)
 def prefetch(state: ServerState) -> None:
-    """Bring the adapters of the next batch beside the decodes, while cells are free."""
+    """Load the adapters of the next batch during the decodes, while cells are free."""
     ints, links, adapters, sizes = state.ints, state.links, state.adapters, state.sizes
     ints[TAG] += 1
     tokens = 0

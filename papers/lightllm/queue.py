@@ -1,4 +1,4 @@
-"""LightLLM's queue: requests arrive, wait for their adapters where these are loaded beside the work, and give up."""
+"""LightLLM's queue: requests arrive, wait for their adapters where these are loaded during the work, and give up."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _minimal(
         fitting = np.minimum(top[k], np.floor((above - value) / unit + 1e-12).astype(np.int64))
         beyond = value + (fitting + 1) * unit
         crossing = (fitting < top[k]) & (held + (fitting + 1) * steps[k] <= MAX_ADAPTERS_PER_GPU)
-        if lighter[k] > k and limit[lighter[k]] > 0:  # of which none is held yet
+        if lighter[k] > k and limit[lighter[k]] > 0:  # none of them is held yet
             crossing &= beyond - (weights[k] - weights[lighter[k]]) <= above + 1e-12
         rows = np.zeros((int(crossing.sum()), len(weights)), dtype=np.int64)
         rows[:, :k], rows[:, k] = partial[crossing], (fitting[crossing] + 1) * steps[k]

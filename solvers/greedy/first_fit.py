@@ -128,7 +128,7 @@ class FirstFit:
 
         last = (self._fullest if over() else self._last).get(profile)
         most = _FIRST_GUESS if last is None else most_slots(last[1])
-        if alone is not None:  # few adapters fit beside a hot one
+        if alone is not None:  # few adapters fit on a server with a hot one
             most = MAX_LORAS_CANDIDATES[0]
         most = min(most, most_slots_of(profile, slot_rank_for(int(self.problem.workload.ranks[adapters[0]]))))
         (guess, step), n = self._guess(last, limit), 0

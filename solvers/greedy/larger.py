@@ -23,7 +23,7 @@ _WORTH = 32
 _UNITS = 64
 """A server is filled in so many parts of what it is expected to hold."""
 _SCALES = np.linspace(0.5, 1.0, 101).tolist()
-"""Parts of what servers bear, of which the smallest that is enough is taken."""
+"""Parts of what servers bear; the smallest part that is enough is taken."""
 _FIRST = 8
 """Servers of a plan that are simulated before the others."""
 _GROWTH = 50

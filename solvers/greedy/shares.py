@@ -85,7 +85,7 @@ def _with_share(item: Bin, adapter: int, change: float) -> Bin | None:
 def filled(others: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Shares, sum 1, each at least `_LEAST`, that bring what the servers carry otherwise to one level.
 
-    Water-filling: the level is that of the fewest least loaded servers whose lack adds up to 1.
+    Water-filling: the level is reached by the fewest least loaded servers whose missing load adds up to 1.
     `others`: what each server carries otherwise, in units of the adapter's load, float64 (n,).
     """
     free = 1.0 - _LEAST * len(others)

@@ -30,7 +30,7 @@ _PACKING_SHARE = 0.6
 """Of the time; the rest is for evening out the load."""
 
 MOST_LEFT = 384
-"""A plan that lacks a place for more adapters is not repaired."""
+"""A plan with more adapters without a place is not repaired."""
 FEW_BINS = 4
 """Other plans are tried where two servers hold as many adapters as trees were trained on, or one of at most so many."""
 

@@ -64,7 +64,7 @@ def _first_fitting(slots: SlotSearch, bin_: Bin, kinds: IntArray) -> int | None:
 
 
 def _fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int:
-    """How many of the first adapters of the list fit, of which the first does."""
+    """How many of the first adapters of the list fit; the first one is known to fit."""
     held = indices(bin_.adapters)
 
     def admits(more: Sequence[int]) -> list[bool]:

@@ -39,7 +39,7 @@ def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
 
 @cache
 def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any, ahead: bool) -> Loop:
-    """The loop for these engines beside vLLM's, numbered from 1 on, and a router's score and survey, None without.
+    """The loop for vLLM's engine and these others (numbered from 1), with a router's score and survey or None.
 
     `ahead`: some servers of vLLM's schedule ahead or cache prefixes.
     """

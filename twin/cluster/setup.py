@@ -240,7 +240,7 @@ def engines_of(own: Sequence[Setup]) -> list[type[Engine]]:
 
 
 def kernels_of(own: Sequence[Setup]) -> tuple[EngineKernels, ...]:
-    """What the loop needs of the engines beside vLLM's, in the order of `engines_of`."""
+    """What the loop needs of the engines other than vLLM's, in the order of `engines_of`."""
     first = {type(setup.engine): setup.engine for setup in own}
     return tuple(first[kind].kernels() for kind in engines_of(own)[1:])
 

@@ -35,7 +35,7 @@ class SlotMemory:
         return np.zeros(len(ranks), dtype=np.int64)
 
     def reserved_bytes(self, profile: Profile, settings: Settings) -> float:
-        """Bytes that are reserved for adapters when the server starts: those of all slots."""
+        """Bytes that the server reserves for all slots when it starts."""
         memory = profile.memory
         per_slot = memory.slot_bytes + settings.max_lora_rank * memory.slot_bytes_per_rank
         return settings.max_loras * per_slot

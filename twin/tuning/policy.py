@@ -137,7 +137,7 @@ class Trained:
         self.tok_s = float(registers[rows.TOKENS_DONE]) / duration_s
         """Tokens of these samples per second."""
         self.beside_share = float(registers[rows.BESIDE]) / steps if steps else 0.0
-        """Share of the engine's steps beside which training ran."""
+        """Share of the engine's steps during which training ran."""
 
     def to_dict(self) -> dict[str, float | str | int]:
         """For JSON."""

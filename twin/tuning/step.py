@@ -1,4 +1,4 @@
-"""Training between and beside the steps of the engine."""
+"""Training between and during the steps of the engine."""
 
 from __future__ import annotations
 
