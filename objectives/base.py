@@ -125,7 +125,7 @@ class Objective:
             return profile.gpu.price_per_hour or 0.0
         return float(profile.engine.tensor_parallel_size)
 
-    def admissible(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
+    def holds(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
         """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable
         if that is demanded.
 

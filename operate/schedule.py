@@ -141,7 +141,7 @@ def schedule(
         [*periods[cut:], *periods[:cut]], lambda names: day.period(names, static, given), start_s
     )
     joined = [replace(each, plan=_joined(day.split, each.plan)) for each in merged]
-    steady = with_steady_settings(joined, day.admits)
+    steady = with_steady_settings(joined, day.holds)
     reported = [replace(each, plan=day.reported(each.names, each.plan)) for each in steady]
     found = _within_day(reported, len(rates) * period_s)
     found = [replace(each, moved=tuple(_moves(found[t - 1], each))) for t, each in enumerate(found)]
@@ -198,11 +198,11 @@ class _Day:
         begin_s = self.start_s[names[0]]
         return Period(tuple(names), begin_s, begin_s + len(names) * self.period_s, found, tuple(places))
 
-    def admits(self, each: Period, bins: Sequence[Bin]) -> list[bool]:
+    def holds(self, each: Period, bins: Sequence[Bin]) -> list[bool]:
         """Which of these servers hold in a period."""
         goal = self._goal(each.names, whole=True)
-        rows = self.evaluator.of(goal).confirmed(each.plan.workload, bins)
-        return [bool(fits) for fits in goal.admissible(rows)]
+        rows = self.evaluator.of(goal).judged(each.plan.workload, bins)
+        return [bool(fits) for fits in goal.holds(rows)]
 
     def reported(self, names: Sequence[str], plan: Plan) -> Plan:
         """The plan with its figures."""
@@ -257,7 +257,7 @@ def _parts(
 
     def holds(i: int, parts: int) -> bool:
         alone = [part(workload, each, i, parts) for each in offered[workload.adapters[i].model]]
-        return bool(evaluator.admissible(workload, alone).any())
+        return bool(evaluator.holds(workload, alone).any())
 
     found = fewest_parts(busiest, [adapter.model for adapter in workload.adapters], holds, allowed)
     # What `allowed` parts do not carry is split all the same: the static plan says what is missing.

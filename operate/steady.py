@@ -13,14 +13,14 @@ from packer.settings import Settings
 
 
 def with_steady_settings(
-    periods: Sequence[Period], admits: Callable[[Period, Sequence[Bin]], Sequence[bool]]
+    periods: Sequence[Period], holds: Callable[[Period, Sequence[Bin]], Sequence[bool]]
 ) -> list[Period]:
     """Periods of a day that repeats, with as few changes of a server's settings as possible; servers are renumbered.
 
     Of each place (`Period.servers`) every pair of its slots and ranks is tried. Where none holds in two successive
     periods, a new server takes the place.
 
-    `admits`: which of these servers hold in a period.
+    `holds`: which of these servers hold in a period.
     """
     bins = [list(each.plan.bins) for each in periods]
     at: dict[int, dict[int, int]] = {}
@@ -37,7 +37,7 @@ def with_steady_settings(
             made = [
                 replace(item, settings=item.profile.settings(*pair)) for pair in pairs if pair[1] >= least
             ]
-            kept = admits(periods[t], made) if len(pairs) > 1 else []
+            kept = holds(periods[t], made) if len(pairs) > 1 else []
             options[t] = {own[t]} | {
                 each.settings for each, fits in zip(made, kept, strict=bool(kept)) if fits
             }

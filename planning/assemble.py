@@ -30,17 +30,17 @@ def assemble(
     """
     evaluator, goal = problem.evaluator, problem.objective
     once = verify and not solution.unplaced and simulated_once(problem, solution.bins)
-    evaluations = (evaluator.confirmed if once else evaluator.report)(problem.workload, solution.bins)
-    if once and not goal.admissible(evaluations).all():
+    evaluations = (evaluator.judged if once else evaluator.report)(problem.workload, solution.bins)
+    if once and not goal.holds(evaluations).all():
         evaluations = evaluator.report(problem.workload, solution.bins)
-    admissible = goal.admissible(evaluations)
-    if not admissible.all():  # without the margin, a bin that holds with it may be a percent slower
-        held = goal.admissible(evaluator.confirmed(problem.workload, solution.bins))
-        admissible |= held & keeps_limits(goal, evaluations)
+    holds = goal.holds(evaluations)
+    if not holds.all():  # without the margin, a bin that holds with it may be a percent slower
+        held = goal.holds(evaluator.judged(problem.workload, solution.bins))
+        holds |= held & keeps_limits(goal, evaluations)
     limits = dict(goal.limits)
     key = goal.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
     bound = None if solution.lower_bound is None else rounded(problem, solution.lower_bound)
-    status = Status.FEASIBLE if all(admissible) and not solution.unplaced else Status.INFEASIBLE
+    status = Status.FEASIBLE if all(holds) and not solution.unplaced else Status.INFEASIBLE
     return closed(
         problem,
         Plan(
@@ -62,7 +62,7 @@ def assemble(
             reasons=(
                 *solution.reasons,
                 *beyond_measured(problem.workload, solution.bins)[:8],
-                *_inadmissible(problem, solution.bins, evaluations, admissible.tolist()),
+                *_broken_bins(problem, solution.bins, evaluations, holds.tolist()),
             ),
             unplaced=solution.unplaced,
             runtime_s=runtime_s,
@@ -83,11 +83,11 @@ def simulated_once(problem: Problem, bins: Sequence[Bin]) -> bool:
     return plain and problem.evaluator.confirms and len(bins) > MOST_GPUS
 
 
-def _inadmissible(
-    problem: Problem, bins: Sequence[Bin], evaluations: Evaluations, admissible: Sequence[bool]
+def _broken_bins(
+    problem: Problem, bins: Sequence[Bin], evaluations: Evaluations, holds: Sequence[bool]
 ) -> tuple[str, ...]:
     reasons = []
-    for k, ok in enumerate(admissible):
+    for k, ok in enumerate(holds):
         if ok:
             continue
         row, bin_ = evaluations[k], bins[k]

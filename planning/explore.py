@@ -21,8 +21,8 @@ from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.frontier import FrontierPoint, Progress, average
 from packer.planning.kept import Hour, KeptHours
-from packer.planning.replicas import MOST_REPLICAS, Replicas, everywhere, needed
-from packer.planning.settle import settled
+from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_on_all, needed
+from packer.planning.settle import with_best_slots
 from packer.planning.solve import solve
 from packer.planning.splits import SLOTS, even_splits
 from packer.predictors.content import caches_prefixes
@@ -155,14 +155,16 @@ class Frontier:
                     continue
                 lost = following is not None and self.kept.starves(bins)
                 made = (
-                    list(bins) if lost else settled(self.kept, bins, self.kept.hours, self.over, alike=wide)
+                    list(bins)
+                    if lost
+                    else with_best_slots(self.kept, bins, self.kept.hours, self.over, alike=wide)
                 )
                 if self.spare and not lost:
                     made = self._with_spare_slots(made)
-                keeps = self.kept.keeps(made, self.spare)
-                if not best or keeps or self.kept.cost(made, first) < self.kept.cost(best, first):
+                holds = self.kept.holds(made, self.spare)
+                if not best or holds or self.kept.cost(made, first) < self.kept.cost(best, first):
                     best = made
-                if keeps or self.over():
+                if holds or self.over():
                     break
             self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
@@ -198,8 +200,8 @@ class Frontier:
             here, there = self.at(n), self.at(min(high, n + max(1, round(0.1 * n))))
             slower = there.worst_adapter_ttft_ms > WORSE * here.worst_adapter_ttft_ms
             if slower or there.p95_ttft_ms > here.p95_ttft_ms:
-                bins = settled(self.kept, there.plan.bins, self.kept.hours, self.over, tight=0.0)
-                if bins != list(there.plan.bins) and self.kept.keeps(bins, self.spare):
+                bins = with_best_slots(self.kept, there.plan.bins, self.kept.hours, self.over, tight=0.0)
+                if bins != list(there.plan.bins) and self.kept.holds(bins, self.spare):
                     there = self.put(bins)
             pairs = ((here.p95_ttft_ms, there.p95_ttft_ms), (here.mean_itl_ms, there.mean_itl_ms))
             little = not any(after < (1.0 - GAIN) * before for before, after in pairs)
@@ -267,7 +269,7 @@ class Frontier:
         for split in even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ():
             bins = parts.joined(split)
             most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
-            (tried,) = settled(kept, [most], kept.hours[:1], self.over)
+            (tried,) = with_best_slots(kept, [most], kept.hours[:1], self.over)
             if self.over() or (all_of_them and kept.used([tried], kept.hours[:1])[0] > FAR):
                 return
             if not all_of_them or kept.used([tried], most=[1.0])[0] <= 1.0:
@@ -291,7 +293,7 @@ class Frontier:
                 given = {"solver": SOLVERS[0], "max_gpus": n_gpus * self.size}
                 return self._solved(Replicas(cool, {}), "latency", **given).bins
 
-            yield from everywhere(self.workload, self.profile, n_gpus, placed)
+            yield from hot_on_all(self.workload, self.profile, n_gpus, placed)
 
     def _with_spare_slots(self, bins: Sequence[Bin]) -> list[Bin]:
         """Servers with the slots that they need when any other one is lost."""
@@ -299,7 +301,9 @@ class Frontier:
         for lost in range(len(bins)):
             left, _ = without_server(self.workload, bins, lost)
             others = [k for k in range(len(bins)) if k != lost]
-            for k, item in zip(others, settled(self.kept, left, [self.kept.given], self.over), strict=True):
+            for k, item in zip(
+                others, with_best_slots(self.kept, left, [self.kept.given], self.over), strict=True
+            ):
                 slots[k] = max(slots[k], item.max_loras)
         return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
 
@@ -321,7 +325,7 @@ class Frontier:
         used = self.kept.used(bins, shown, [1.0] * len(bins))
         beyond = bool(starving) or not self.kept.within(bins, (self.raised, self.seed))
         prices = [item.profile.gpu.price_per_hour for item in bins]
-        holds = self.kept.keeps(bins, self.spare)
+        holds = self.kept.holds(bins, self.spare)
         plan = Plan(
             self.workload,
             tuple(bins),

@@ -95,7 +95,7 @@ class KeptHours:
         shown = self.simulated.all(bins, hour[0], seed=hour[1])
         return [each.short_of_cache and gains_cache(item) for each, item in zip(shown, bins, strict=True)]
 
-    def keeps(self, bins: Sequence[Bin], spare: int = 0) -> bool:
+    def holds(self, bins: Sequence[Bin], spare: int = 0) -> bool:
         """Whether the limits are kept at the raised rates, those given, and on what is left when a server is lost."""
         held = all(self.within(bins, hour) for hour in (*self.hours, self.given))
         order = sorted(range(len(bins)), key=lambda k: -bins[k].offered_tok_s(self.workload))
@@ -142,7 +142,7 @@ class KeptHours:
                 hour.used <= 1.0 for each in some for hour in self.simulated.all(each, fleet, seed=seed)
             )
         hours = self.simulated.all(bins, fleet, seed=seed)
-        if not all(served and stable for _, stable, served in (hour.keeps for hour in hours)):
+        if not all(served and stable for _, stable, served in (hour.holds for hour in hours)):
             return False
         used = merged(fleet, bins, hours).slo_used
         return int((used <= 1.0).sum()) >= self.required

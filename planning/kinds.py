@@ -17,7 +17,7 @@ from packer.evaluation import AdapterFigures, Evaluations
 from packer.gpu import serving
 from packer.plan import Plan, Status
 from packer.planning.explore import Frontier
-from packer.planning.loop import completed, confirmed, planned
+from packer.planning.loop import completed, judged, planned
 from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
@@ -104,7 +104,7 @@ def recommend_kinds(
             found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, task.told))
         if len(offered) > 1:
             mix = Mix(begun(own, offered[0], max_replicas=1), profiles=offered)
-            mixed = confirmed(mix)
+            mixed = judged(mix)
             if mixed is not None and mixed.verified:
                 names = " + ".join(sorted({item.profile.name for item in mixed.bins}))
                 found.append(Option(model, names, completed(mix, mixed), holds=True, told=mix.told))
@@ -152,7 +152,7 @@ class Mix(Deployment):
     def judge(self, plan: Plan, number: int) -> Plan:
         """By the hours in which plans must keep the limits, and fresh ones."""
         kept = self.job.kept
-        holds = kept.keeps(plan.bins, self.job.spare) and not kept.broken_later(plan.bins)
+        holds = kept.holds(plan.bins, self.job.spare) and not kept.broken_later(plan.bins)
         return replace(plan, verified=holds)
 
     def look_around(self) -> None:

@@ -7,7 +7,7 @@
 `repair`: another plan in place of one that fresh hours broke; None if there is none.
 `near`: the plan, or another with no more GPUs that is closer to running servers.
 `missed`: the plan to show where none was found, with what would help.
-`rooms`, `admits`, `changed`: how far the rates of each server may grow; whether a server may be part of the plan; the
+`rooms`, `holds`, `changed`: how far the rates of each server may grow; whether a server may be part of the plan; the
 plan with other servers, None where it breaks with them.
 `prove`: the plan with a lower bound. `look_around`: finds plans beside it.
 `at_rates`: the plan of the same task at other rates; None if there is none.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Task: TypeAlias = Search | Deployment
 
 
-def confirmed(task: Task, *, verify: bool = True) -> Plan | None:
+def judged(task: Task, *, verify: bool = True) -> Plan | None:
     """The proposal that fresh hours confirm, or the last one that they broke; None if nothing was found.
 
     `verify`: whether they are simulated.
@@ -48,7 +48,7 @@ def confirmed(task: Task, *, verify: bool = True) -> Plan | None:
 
 def planned(task: Task, *, verify: bool = True) -> Plan:
     """The plan of a task, confirmed and completed."""
-    plan = task.near(confirmed(task, verify=verify))
+    plan = task.near(judged(task, verify=verify))
     return task.missed() if plan is None else completed(task, plan)
 
 
@@ -66,6 +66,6 @@ def widened(task: Task, plan: Plan) -> Plan:
     """The plan, whose servers with little room have got more slots where it holds with them as before."""
     if not task.widens or task.over():
         return plan
-    bins, rooms = with_slots(task.hours, plan.workload, plan.bins, plan.rooms, task.admits)
+    bins, rooms = with_slots(task.hours, plan.workload, plan.bins, plan.rooms, task.holds)
     other = None if bins == plan.bins else task.changed(plan, bins)
     return plan if other is None else replace(other, rooms=rooms)

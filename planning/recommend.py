@@ -17,9 +17,9 @@ from packer.planning.explain import breaks_later, finished, missed
 from packer.planning.explore import Frontier
 from packer.planning.follow import aligned, gpus_words, moves_of, nearby, running
 from packer.planning.frontier import FrontierPoint, Progress
-from packer.planning.loop import confirmed, planned
+from packer.planning.loop import judged, planned
 from packer.planning.prove import bounded
-from packer.planning.settle import settled
+from packer.planning.settle import with_best_slots
 from packer.predictors.twin import TwinPredictor
 from packer.room import Room
 from packer.solvers.base import Problem, limit_of
@@ -142,7 +142,7 @@ class Deployment:
 
     def explored(self, *, verify: bool = True) -> FrontierPoint | None:
         """The point with the fewest GPUs that holds, None if there is none, once the others are made."""
-        found = confirmed(self, verify=verify)
+        found = judged(self, verify=verify)
         self.look_around()
         return None if found is None or self.first is None else self.job.at(self.first)
 
@@ -184,9 +184,9 @@ class Deployment:
         for bins in nearby(
             self.workload, self.running, most, lambda item: kept.used([item], most=[1.0])[0] <= 1.0
         ):
-            made = settled(kept, bins, kept.hours, self.over)
+            made = with_best_slots(kept, bins, kept.hours, self.over)
             fresh = self.verify and not job.replayed
-            if kept.keeps(made, job.spare) and not (fresh and kept.broken_later(made, job.number)):
+            if kept.holds(made, job.spare) and not (fresh and kept.broken_later(made, job.number)):
                 return replace(self._put(made), verified=True if fresh else None)
         if plan is None:
             return None
@@ -205,14 +205,14 @@ class Deployment:
     def _with_moves(self, plan: Plan) -> Plan:
         return replace(plan, moves=moves_of(self.running, plan.bins)) if self.running else plan
 
-    def admits(self, item: Bin) -> bool:
+    def holds(self, item: Bin) -> bool:
         """Whether the server keeps its limits in all hours so far."""
         return self.job.kept.used([item])[0] <= 1.0
 
     def changed(self, plan: Plan, bins: Sequence[Bin]) -> Plan | None:
         """The plan with these servers if they keep the goal in all hours, fresh ones included."""
         kept = self.job.kept
-        if not kept.keeps(bins, self.job.spare) or kept.broken_later(bins, self.job.number):
+        if not kept.holds(bins, self.job.spare) or kept.broken_later(bins, self.job.number):
             return None
         point = self.job.put(bins)
         return replace(

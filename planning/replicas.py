@@ -43,15 +43,15 @@ def fewest_parts(
     `enough`: whether to try no further adapter, by what was found.
     """
     found: dict[int, int | None] = {}
-    settled: set[str | None] = set()
+    done: set[str | None] = set()
     for i in np.argsort(-loads, kind="stable").tolist():
-        if groups[i] in settled:
+        if groups[i] in done:
             continue
         if enough(found):
             break
         parts = fewest(partial(holds, i), 1, most)
         if parts == 1:
-            settled.add(groups[i])
+            done.add(groups[i])
         else:
             found[i] = parts
     return found
@@ -84,7 +84,7 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     )
 
 
-def everywhere(
+def hot_on_all(
     fleet: Workload, profile: Profile, n_gpus: int, placed: Callable[[Workload], Sequence[Bin]]
 ) -> Iterator[tuple[Bin, ...]]:
     """Servers with equal parts of the adapters that are hotter than a GPU's part of the load: when one is lost, its

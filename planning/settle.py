@@ -12,7 +12,7 @@ TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
 
 
-def settled(
+def with_best_slots(
     kept: KeptHours,
     bins: Sequence[Bin],
     hours: Sequence[Hour],
@@ -29,7 +29,7 @@ def settled(
     best = list(bins)
     if alike and len(best) > 1 and kept.required == len(kept.workload):
         used = kept.used(best, hours[:1])
-        (worst,) = settled(kept, [best[used.index(max(used))]], hours, over)
+        (worst,) = with_best_slots(kept, [best[used.index(max(used))]], hours, over)
         if kept.used([worst], hours, [1.0])[0] > 1.0:
             return [item.with_slots(min(candidates_of(item)[-1], worst.max_loras)) for item in best]
     for away, least in ((AWAY, tight), (-AWAY, 1.0)):

@@ -273,14 +273,14 @@ class Search:
         """One plan is looked for."""
 
     def missed(self) -> Plan:
-        """The plan that leaves adapters without a place, or servers that are not admissible."""
+        """The plan that leaves adapters without a place, or servers that do not hold."""
         plan = self.prove(self.first)
         return self.explain(replace(plan, rooms=self.rooms(plan)))
 
-    def admits(self, item: Bin) -> bool:
+    def holds(self, item: Bin) -> bool:
         """Whether the whole predictor admits the server with the margin."""
-        found = self.problem.evaluator.confirmed(self.workload, [item])
-        return bool(self.problem.objective.admissible(found).all())
+        found = self.problem.evaluator.judged(self.workload, [item])
+        return bool(self.problem.objective.holds(found).all())
 
     def changed(self, plan: Plan, bins: Sequence[Bin]) -> Plan | None:
         """The plan with these servers, confirmed again where it was."""

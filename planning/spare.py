@@ -57,11 +57,11 @@ def _with_slots(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...] | None
 
 
 def _fewest_slots(problem: Problem, item: Bin) -> int | None:
-    """Fewest slots from those it has upward with which a bin is admissible."""
+    """Fewest slots from those it has upward with which a bin holds."""
     candidates = [item.max_loras, *(p for p in candidates_of(item) if p > item.max_loras)]
     bins = [_slotted(item, slots, item.max_lora_rank) for slots in candidates]
-    admissible = np.flatnonzero(problem.evaluator.admissible(problem.workload, bins))
-    return candidates[int(admissible[0])] if admissible.size else None
+    holds = np.flatnonzero(problem.evaluator.holds(problem.workload, bins))
+    return candidates[int(holds[0])] if holds.size else None
 
 
 def _slotted(item: Bin, slots: int, rank: int) -> Bin:
@@ -72,7 +72,7 @@ def _survives(problem: Problem, bins: Sequence[Bin]) -> bool:
     """Whether the whole predictor admits the bins, and what is left of them when any one is lost."""
     states = [tuple(bins), *(without_server(problem.workload, bins, lost)[0] for lost in range(len(bins)))]
     for state in states:
-        found = problem.evaluator.confirmed(problem.workload, state)
-        if problem.out_of_time() or not problem.objective.admissible(found).all():
+        found = problem.evaluator.judged(problem.workload, state)
+        if problem.out_of_time() or not problem.objective.holds(found).all():
             return False
     return True

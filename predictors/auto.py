@@ -78,13 +78,13 @@ class AutoPredictor:
                 guide = BoostingPredictor.guide(profile)
         return cls(learned, TwinPredictor(seed=seed), guide=guide)
 
-    def for_search(self, *, sure: bool = False) -> AutoPredictor:
+    def for_search(self, *, cautious: bool = False) -> AutoPredictor:
         """The same predictors for a search whose result is evaluated anew: the twin only beyond what was learned, and
         there only where the learned one does not exclude a server.
 
-        `sure`: a server starves where the learned one is not certain that it doesn't.
+        `cautious`: a server starves where the learned one is not certain that it doesn't.
         """
-        leading, limit = self.learned or self.guide, self.low if sure else 0.5
+        leading, limit = self.learned or self.guide, self.low if cautious else 0.5
         return AutoPredictor(leading, self.twin, low=limit, high=limit, guesses_bursty=True, guide=self.guide)
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:

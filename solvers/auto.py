@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.columns.exact import START_SHARE, ExactSearch
-from packer.solvers.confirm import admits, confirmed_solution
+from packer.solvers.confirm import all_hold, confirmed_solution
 from packer.solvers.cpsat.solver import CpSat
 from packer.solvers.greedy.balance import balanced
 from packer.solvers.limit import within_limit
@@ -80,5 +80,5 @@ def _refused(problem: Problem, found: Solution) -> str:
         return ""
     if problem.out_of_time():
         return "not_confirmed_in_time"
-    holds = admits(problem, found) if evaluator.confirms else confirmed(problem, found.bins)
+    holds = all_hold(problem, found) if evaluator.confirms else confirmed(problem, found.bins)
     return "" if holds else "refused_by_twin"

@@ -196,7 +196,7 @@ def rank(problem: Problem, found: Solution) -> Rank:
         return (problem.workload.offered_tok_s, np.inf)
     evaluations = problem.evaluator.evaluate(problem.workload, found.bins)
     left = float(problem.workload.offered_tok_s_by_adapter[list(found.unplaced)].sum())
-    refused = float((~problem.objective.admissible(evaluations)).sum())
+    refused = float((~problem.objective.holds(evaluations)).sum())
     return (left, refused, *problem.objective.key(problem.workload, found.bins, evaluations))
 
 

@@ -55,7 +55,7 @@ class Classes:
     """Adapters of each class, int64 (K,)."""
 
     @cached_property
-    def sure(self) -> bool:
+    def exact(self) -> bool:
         """Whether what stands for a class is no heavier than any member: lengths of other shapes have no such order."""
         return self.loss == 0.0 or all(_one_shape(self.workload, each) for each in self.members)
 

@@ -64,28 +64,28 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
             details={**again.details, **details},
         )
 
-    def careful() -> Solution:
-        return repeated(replace(problem, evaluator=evaluator.sure()), search_sure=True)
+    def conservative() -> Solution:
+        return repeated(replace(problem, evaluator=evaluator.cautious()), search_sure=True)
 
     holding: list[Solution] = []
     raised: dict[Profile, float] = {}
     for step in range(STEPS + 1):
         if found.unplaced or not found.bins or problem.out_of_time():
             break
-        evaluations = evaluator.confirmed(problem.workload, found.bins)
-        refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
+        evaluations = evaluator.judged(problem.workload, found.bins)
+        refused = np.flatnonzero(~problem.objective.holds(evaluations)).tolist()
         if not refused:
             holding.append(found)
             break
-        bins = None if found.moves else relieved(problem.with_share(_RELIEF_SHARE), found.bins, refused)
+        bins = None if found.moves else repaired(problem.with_share(_RELIEF_SHARE), found.bins, refused)
         if bins is not None:
             holding.append(replace(found, bins=bins, details={**found.details, "relieved": len(refused)}))
         unsure = step == 0 and bool(evaluations.starved[refused].any())
         if unsure and (bins is None or len(bins) > len(found.bins)):
-            sure = careful()
-            holding += [sure] if admits(problem, sure) else []
+            cautious = conservative()
+            holding += [cautious] if all_hold(problem, cautious) else []
         fewest = min((len(each.bins) for each in holding), default=sys.maxsize)
-        less = lacking(found.bins, evaluations, refused)
+        less = shortfall_by_profile(found.bins, evaluations, refused)
         raised = {k: (1.0 + raised.get(k, 0.0)) * (1.0 + less.get(k, 0.0)) - 1.0 for k in {**raised, **less}}
         posed = replace(problem, evaluator=evaluator.changed(raised=raised))
         ends = step >= STEPS - bool(holding) or fewest <= len(found.bins)
@@ -95,11 +95,11 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
         found = again
     if holding:
         return min(holding, key=lambda each: (_key(problem, each), "relieved" in each.details))
-    if admits(problem, found):
+    if all_hold(problem, found):
         return found
     late = problem.out_of_time()  # bins are evaluated all the same, for the plan's figures
-    last = careful() if late else solve(replace(problem, evaluator=evaluator.whole()))
-    return found if late and not admits(problem, last) else last
+    last = conservative() if late else solve(replace(problem, evaluator=evaluator.whole()))
+    return found if late and not all_hold(problem, last) else last
 
 
 def with_other_slots(problem: Problem, found: Solution) -> Solution:
@@ -120,8 +120,8 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
         ]
         if not tried or problem.out_of_time():
             break
-        rows = problem.evaluator.confirmed(problem.workload, [item for _, item in tried])
-        rated = zip(scores(rows), problem.objective.admissible(rows).tolist(), tried, strict=True)
+        rows = problem.evaluator.judged(problem.workload, [item for _, item in tried])
+        rated = zip(scores(rows), problem.objective.holds(rows).tolist(), tried, strict=True)
         for _, holds, (k, item) in sorted(rated, key=itemgetter(0)):
             made[k] = item if holds else made[k]
         if made == list(found.bins):
@@ -130,23 +130,25 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
 
 
 def _key(problem: Problem, found: Solution) -> tuple[float, ...]:
-    evaluations = problem.evaluator.confirmed(problem.workload, found.bins)
+    evaluations = problem.evaluator.judged(problem.workload, found.bins)
     return problem.objective.key(problem.workload, found.bins, evaluations)
 
 
-def admits(problem: Problem, found: Solution) -> bool:
+def all_hold(problem: Problem, found: Solution) -> bool:
     """Whether every adapter has a place, in bins that the whole predictor admits."""
     return not found.unplaced and all(_admitted(problem, found.bins))
 
 
 def _admitted(problem: Problem, bins: Sequence[Bin]) -> list[bool]:
     """Which of the bins the whole predictor admits."""
-    evaluations = problem.evaluator.confirmed(problem.workload, bins)
-    admitted: list[bool] = problem.objective.admissible(evaluations).tolist()
+    evaluations = problem.evaluator.judged(problem.workload, bins)
+    admitted: list[bool] = problem.objective.holds(evaluations).tolist()
     return admitted
 
 
-def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]) -> dict[Profile, float]:
+def shortfall_by_profile(
+    bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]
+) -> dict[Profile, float]:
     """By profile, the share by which the load of its worst bin exceeds what it serves, at least `HARDENING_STEP`.
 
     A profile without a refused bin is left out.
@@ -160,7 +162,7 @@ def lacking(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int
     return shares
 
 
-def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
+def repaired(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
     """The bins with some adapters of the refused ones on others, all admitted by the whole predictor; None if not.
 
     A refused bin gives away the fewest adapters that make up a share of its load. Those with room take them, further
@@ -174,8 +176,8 @@ def relieved(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> t
     left = [i for each in given for i in sorted(each)]
     made = hosts | _fuller(problem, hosts, left) | lighter
     placed = {i for item in made.values() for i in item.adapters}
-    sure = replace(problem, evaluator=problem.evaluator.sure())
-    more = _opened(sure, len(made), [i for i in left if i not in placed])
+    cautious = replace(problem, evaluator=problem.evaluator.cautious())
+    more = _opened(cautious, len(made), [i for i in left if i not in placed])
     kept = [made[k] for k in sorted(made)]
     return None if more is None or not all(_admitted(problem, more)) else (*kept, *more)
 
@@ -218,7 +220,7 @@ def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> 
     None take any where their room is not enough for all the adapters, so that a further GPU is needed anyway.
     """
     fleet, slots, found = problem.workload, SlotSearch(problem), dict[int, Bin]()
-    loads, rows = fleet.offered_tok_s_by_adapter, problem.evaluator.confirmed(fleet, list(hosts.values()))
+    loads, rows = fleet.offered_tok_s_by_adapter, problem.evaluator.judged(fleet, list(hosts.values()))
     more = rows.total_token_throughput / (STARVATION_THRESHOLD * rows.offered_tok_s) - 1.0
     room = {k: share * hosts[k].offered_tok_s(fleet) for k, share in zip(hosts, more.tolist(), strict=True)}
     waiting = list(left) if sum(room.values()) >= loads[left].sum() else []

@@ -48,7 +48,7 @@ class Evaluator:
     are those of the first scenario. The margin raises every rate of every scenario.
 
     `evaluate` is for searches. Of the predictor "auto" it uses the trained trees, which may err: `report` evaluates the
-    bins that were found with the whole predictor, where the objective has limits with the twin alone; `sure` and
+    bins that were found with the whole predictor, where the objective has limits with the twin alone; `cautious` and
     `raised` make a search careful whose bins it refuses.
 
     `predictors`: one for all bins, or one for each profile.
@@ -144,15 +144,15 @@ class Evaluator:
             for k, each in self._given.items()
         }
 
-    def sure(self) -> Evaluator:
+    def cautious(self) -> Evaluator:
         """The same evaluator, whose searches take no bin that the whole predictor would simulate to be sure."""
         if not self.confirms:
             return self
-        sure = {
-            k: each.for_search(sure=True) if isinstance(each, AutoPredictor) else self.searching[k]
+        cautious = {
+            k: each.for_search(cautious=True) if isinstance(each, AutoPredictor) else self.searching[k]
             for k, each in self._given.items()
         }
-        return self.changed(searching=sure)
+        return self.changed(searching=cautious)
 
     def whole(self) -> Evaluator:
         """The same evaluator, whose searches use the whole predictor."""
@@ -165,17 +165,17 @@ class Evaluator:
             factor = factor * (1.0 + np.array([self.raised.get(item.profile, 0.0) for item in bins]))
         return self._worst(self.searching, workload, bins, factor)
 
-    def confirmed(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+    def judged(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """As `evaluate`, with the whole predictor."""
         if not self.confirms:
             return self.evaluate(workload, bins)
         return self._worst(self._whole, workload, bins, 1.0 + self.margin)
 
     def report(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Figures at the rates as given; a bin that starves there or in `confirmed` counts as starved."""
+        """Figures at the rates as given; a bin that starves there or in `judged` counts as starved."""
         nominal = _of_profiles(self._whole, workload, bins)
         plain = not self.margin and self.objective is None
-        return nominal if plain else _worse(nominal, self.confirmed(workload, bins))
+        return nominal if plain else _worse(nominal, self.judged(workload, bins))
 
     def scaled(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures for a search, of each bin at its rates times its factor, without scenarios and margin."""
@@ -200,10 +200,10 @@ class Evaluator:
             )
         return found
 
-    def admissible(self, workload: Workload, bins: Sequence[Bin]) -> BoolArray:
+    def holds(self, workload: Workload, bins: Sequence[Bin]) -> BoolArray:
         """Which of the bins the objective admits, bool (n,)."""
         found = self.evaluate(workload, bins)
-        return found.feasible if self.objective is None else self.objective.admissible(found)
+        return found.feasible if self.objective is None else self.objective.holds(found)
 
 
 def _of_profiles(

@@ -37,7 +37,7 @@ class Feasibility:
     Predictors are not exactly monotone, so every 16th such inference is evaluated all the same and counted in `checks`
     and, if it was wrong, in `violations`.
 
-    `problem`: gives the objective (what is admissible), the evaluator, the GPU type and the clock.
+    `problem`: gives the objective (what holds), the evaluator, the GPU type and the clock.
     `classes`: what is counted; bins are made of `classes.fleet`.
     """
 
@@ -139,8 +139,8 @@ class Feasibility:
             bins = [each for _, each in part]
             evaluations = self.problem.evaluator.evaluate(self.classes.fleet, bins)
             self.evaluated += len(bins)
-            admissible = self.problem.objective.admissible(evaluations)
-            for i in np.flatnonzero(admissible).tolist():
+            holds = self.problem.objective.holds(evaluations)
+            for i in np.flatnonzero(holds).tolist():
                 key, each = part[i]
                 if key not in self._known:
                     self._known[key] = True
@@ -179,9 +179,9 @@ def real_bins(problem: Problem, sets: Sequence[tuple[int, ...]]) -> list[Bin | N
     tried = [(k, item.with_slots(n)) for k, item in made for n in candidates_of(item, proof=True)]
     if not tried:
         return []
-    evaluations, admissible = slots.evaluate([item for _, item in tried])
+    evaluations, holds = slots.evaluate([item for _, item in tried])
     best: dict[int, tuple[tuple[float, float, float], Bin]] = {}
-    for (k, item), rank, ok in zip(tried, qualities(evaluations), admissible.tolist(), strict=True):
+    for (k, item), rank, ok in zip(tried, qualities(evaluations), holds.tolist(), strict=True):
         if ok and (k not in best or rank < best[k][0]):
             best[k] = rank, item
     return [best[k][1] if k in best else None for k in range(len(sets))]

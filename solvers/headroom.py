@@ -24,7 +24,7 @@ LITTLE = 1.25
 
 
 def with_slots(
-    hours: Hours, fleet: Workload, bins: Sequence[Bin], given: Sequence[Room], admits: Callable[[Bin], bool]
+    hours: Hours, fleet: Workload, bins: Sequence[Bin], given: Sequence[Room], holds: Callable[[Bin], bool]
 ) -> tuple[tuple[Bin, ...], tuple[Room, ...]]:
     """The servers and their room; those that few slots limit and that have little room get more of them.
 
@@ -32,7 +32,7 @@ def with_slots(
 
     `hours`, `fleet`: simulated hours, and the fleet at the rates as given.
     `given`: the rooms of the servers as they are; empty for a replayed trace, where nothing changes.
-    `admits`: whether a server may be part of the plan.
+    `holds`: whether a server may be part of the plan.
     """
     made, rooms = list(bins), list(given)
     for k, (item, room) in enumerate(zip(bins, given, strict=False)):
@@ -40,7 +40,7 @@ def with_slots(
             continue
         for most in reversed(neighbours(item, AWAY)):
             other = item.with_slots(most)
-            if hours.stop() or not admits(other):
+            if hours.stop() or not holds(other):
                 continue
             (found,) = hours.rooms([other], fleet)
             if (found.headroom or 0.0) > (rooms[k].headroom or 0.0):

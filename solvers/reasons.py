@@ -82,7 +82,7 @@ def largest_share(slots: SlotSearch, adapter: int, profile: Profile) -> float:
     """Largest part of an adapter's rate that a GPU of its own serves, within 1/256; 0 if not even 1 %."""
 
     def ok(share: float) -> bool:
-        return slots.admits([slots.make([adapter], 1, profile, [share])])[0]
+        return slots.holds([slots.make([adapter], 1, profile, [share])])[0]
 
     if ok(1.0):
         return 1.0

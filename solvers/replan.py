@@ -104,14 +104,14 @@ class _Repair:
         return self.bins
 
     def _mend(self, old: Bin) -> Bin | None:
-        """The old bin without the fewest adapters, the heaviest first, that make it admissible.
+        """The old bin without the fewest adapters, the heaviest first, with which it holds.
 
-        Out of time, it stays as it is if that is admissible, and else loses the first number found to be enough.
+        Out of time, it stays as it is if that holds, and else loses the first number found to be enough.
         """
         if self.problem.out_of_time():
             slots = min(old.max_loras, len(old.adapters))
             as_it_is = self.slots.make(old.adapters, slots, old.profile)
-            if self.slots.admits([as_it_is])[0]:
+            if self.slots.holds([as_it_is])[0]:
                 return as_it_is
         falling = sorted(old.adapters, key=lambda i: (-self.loads[i], i))
         low, high, best = 0, len(falling), None

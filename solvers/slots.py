@@ -1,4 +1,4 @@
-"""Servers for sets of adapters: which number of slots makes a set admissible, or serves it best."""
+"""Servers for sets of adapters: which number of slots lets a set hold, or serves it best."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BATCH = 15
 
 
 class SlotSearch:
-    """Makes the bins of one solver run, with the right slots, and evaluates whether they are admissible."""
+    """Makes the bins of one solver run, with the right slots, and evaluates whether they hold."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -70,12 +70,12 @@ class SlotSearch:
         return BinTable(profile or self.problem.profile, np.zeros_like(end), end, held, share, slots, ranks)
 
     def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, BoolArray]:
-        """Evaluations, and which of the bins are admissible, bool (n,)."""
+        """Evaluations, and which of the bins hold, bool (n,)."""
         found = self.problem.evaluator.evaluate(self.problem.workload, bins)
-        return found, self.problem.objective.admissible(found)
+        return found, self.problem.objective.holds(found)
 
-    def admits(self, bins: Sequence[Bin]) -> list[bool]:
-        """Which of the bins are admissible."""
+    def holds(self, bins: Sequence[Bin]) -> list[bool]:
+        """Which of the bins hold."""
         admitted: list[bool] = self.evaluate(bins)[1].tolist()
         return admitted
 
@@ -88,7 +88,7 @@ class SlotSearch:
         *,
         thorough: bool = False,
     ) -> Bin | None:
-        """An admissible bin of these adapters, or None.
+        """A bin that holds, of these adapters, or None.
 
         Evaluates `hint` slots first and climbs from there: the share of the load that is served rises with the
         slots, until they take too much of the KV cache. Without a hint, or if `thorough` and the climb ended
@@ -98,14 +98,14 @@ class SlotSearch:
         if hint is None:
             return self.any_slots(like)
         like = like.with_slots(min(candidates_of(like), key=lambda slots: abs(slots - hint)))
-        climb = _Climb(like, self.width, until_admissible=True)
+        climb = _Climb(like, self.width, until_holds=True)
         self._run([climb])
         if thorough and climb.best is None:
             return self.any_slots(like)
         return climb.best
 
     def any_slots(self, bin_: Bin) -> Bin | None:
-        """The same adapters with whichever number of slots serves them best, or None if none is admissible.
+        """The same adapters with whichever number of slots serves them best, or None if none holds.
 
         Every candidate is evaluated where that takes microseconds, else one in `_COARSE`, and those near the best.
         """
@@ -122,7 +122,7 @@ class SlotSearch:
     def climbed(self, bins: Sequence[Bin]) -> tuple[list[Bin], list[Quality]]:
         """The adapters of each bin with the slots that serve them best, near those it has, and their `qualities`.
 
-        Nothing if one of them is not admissible.
+        Nothing if one of them does not hold.
         """
         climbs = [_Climb(item, self.width) for item in bins]
         self._run(climbs)
@@ -131,28 +131,28 @@ class SlotSearch:
         return (made, [climb.quality for climb in climbs]) if len(made) == len(bins) else ([], [])
 
     def _run(self, climbs: Sequence[_Climb]) -> None:
-        """Climb a step of each at a time, to the end, or to the first admissible bin; for better ones while there is
+        """Climb a step of each at a time, to the end, or to the first bin that holds; for better ones while there is
         time.
         """
         while wanted := [(climb, k) for climb in climbs for k in climb.wanted()]:
-            found, admissible = self.evaluate([climb.bin(k) for climb, k in wanted])
-            for (climb, k), ok, score in zip(wanted, admissible.tolist(), scores(found), strict=True):
+            found, holds = self.evaluate([climb.bin(k) for climb, k in wanted])
+            for (climb, k), ok, score in zip(wanted, holds.tolist(), scores(found), strict=True):
                 climb.score[k] = (float(ok), *score)
-            if not climbs[0].until_admissible and self.problem.out_of_time():
+            if not climbs[0].until_holds and self.problem.out_of_time():
                 break
 
 
 class _Climb:
     """Hill climbing over the slots of otherwise equal bins, `width` neighbours on both sides at once.
 
-    `until_admissible`: up to the first admissible bin, which may be the one that is given. `first`: candidates to
+    `until_holds`: up to the first bin that holds, which may be the one that is given. `first`: candidates to
     evaluate at first, by their place; those near the given one if there are none.
     """
 
     def __init__(
-        self, like: Bin, width: int, *, until_admissible: bool = False, first: Sequence[int] = ()
+        self, like: Bin, width: int, *, until_holds: bool = False, first: Sequence[int] = ()
     ) -> None:
-        self.like, self.width, self.until_admissible, self.first = like, width, until_admissible, first
+        self.like, self.width, self.until_holds, self.first = like, width, until_holds, first
         self.candidates = sorted({*candidates_of(like), like.max_loras})
         self.start = self.at = self.candidates.index(like.max_loras)
         self.score: dict[int, tuple[float, ...]] = {}
@@ -167,20 +167,20 @@ class _Climb:
             self.at = max(self.score, key=lambda k: (self.score[k], -abs(k - self.start)))
         elif self.first:
             return [*self.first]
-        if self.until_admissible and (not self.score or self.score[self.at][0]):
+        if self.until_holds and (not self.score or self.score[self.at][0]):
             return [] if self.score else [self.at]
         near = range(max(0, self.at - self.width), min(len(self.candidates), self.at + self.width + 1))
         return [k for k in near if k not in self.score]
 
     @property
     def best(self) -> Bin | None:
-        """The best admissible bin so far."""
+        """The best bin that holds so far."""
         top = max(self.score, key=lambda k: (self.score[k], -k))
         return self.bin(top) if self.score[top][0] else None
 
     @property
     def quality(self) -> Quality:
-        """That of the best bin, which is admissible."""
+        """That of the best bin, which holds."""
         _, _, risk, request, ttft = max(self.score.values())
         return -risk, -request, -ttft
 

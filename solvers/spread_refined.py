@@ -69,8 +69,8 @@ def _simulated_slots(problem: Problem, bins: tuple[Bin, ...]) -> tuple[Bin, ...]
         return bins
     by_twin = Evaluator(twin, problem.objective, problem.evaluator.margin)
     search = _Refinement(replace(problem, evaluator=by_twin))
-    settled = tuple(item if problem.out_of_time() else search.slots.best(item) for item in bins)
-    return settled if problem.out_of_time() else min(bins, settled, key=lambda each: search.state(each).rank)
+    slotted = tuple(item if problem.out_of_time() else search.slots.best(item) for item in bins)
+    return slotted if problem.out_of_time() else min(bins, slotted, key=lambda each: search.state(each).rank)
 
 
 class _Refinement:
@@ -101,8 +101,8 @@ class _Refinement:
 
     def state(self, bins: Sequence[Bin]) -> _Bins:
         """Bins with their evaluations."""
-        found, admissible = self.slots.evaluate(bins)
-        key = self._key(bins, found, int((~admissible).sum()))
+        found, holds = self.slots.evaluate(bins)
+        key = self._key(bins, found, int((~holds).sum()))
         return self._rated(tuple(bins), found, self._rates(bins), key)
 
     def _rates(self, bins: Sequence[Bin]) -> FloatArray:
@@ -147,11 +147,11 @@ class _Refinement:
         ]
         if not options:
             return None
-        found, admissible = self.slots.evaluate([bin_ for _, _, pair in options for bin_ in pair])
+        found, holds = self.slots.evaluate([bin_ for _, _, pair in options for bin_ in pair])
         place = np.array([option[:2] for option in options])
         row, after = np.arange(len(options))[:, None], 2 * np.arange(len(options))[:, None] + [0, 1]
-        bad = ~self.problem.objective.admissible(state.found)
-        more_bad = (~admissible[after]).sum(axis=1) - bad[place].sum(axis=1)
+        bad = ~self.problem.objective.holds(state.found)
+        more_bad = (~holds[after]).sum(axis=1) - bad[place].sum(axis=1)
         columns = {}
         for name in FIGURES:
             columns[name] = np.tile(getattr(state.found, name), (len(options), 1))

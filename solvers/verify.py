@@ -95,9 +95,7 @@ def twin_failures(
                 failed.setdefault(k, _breaks(k, objective, share))
         whole = evaluator.evaluate(workload, bins)
         for k in np.flatnonzero(~keeps_limits(objective, whole)).tolist():
-            failed.setdefault(
-                k, _breaks(k, objective, _exceeded(objective, whole[k]) or "it is not admissible")
-            )
+            failed.setdefault(k, _breaks(k, objective, _exceeded(objective, whole[k]) or "it does not hold"))
     return dict(sorted(failed.items()))
 
 
@@ -133,4 +131,4 @@ def keeps_limits(objective: Objective, found: Evaluations) -> npt.NDArray[np.boo
     """Which bins the objective admits when latencies may exceed its limits by the slack, bool (n,)."""
     latencies = [item.name for item in fields(found) if item.name.endswith("_ms") or item.name == "slo_used"]
     eased = {name: getattr(found, name) / LATENCY_SLACK for name in latencies}
-    return objective.admissible(replace(found, **eased))
+    return objective.holds(replace(found, **eased))

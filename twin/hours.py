@@ -36,7 +36,7 @@ class ServerHour:
 
     `used`: `Run.slo_used`; `adapters`: figures of each of its adapters; `ttft_ms`: TTFT of every completed
     request, float32; `late`: when those were sent (s) that waited longer than their limit, and their TTFT (ms),
-    float32 (2, late); `keeps`: whether its limits are kept, its queue does not grow, and it does not starve.
+    float32 (2, late); `holds`: whether its limits are kept, its queue does not grow, and it does not starve.
     `short_of_cache`: the KV cache is mostly in use, or too small for the server to start, so that fewer slots may help.
     """
 
@@ -45,7 +45,7 @@ class ServerHour:
     adapters: AdapterFigures
     ttft_ms: npt.NDArray[np.float32]
     late: npt.NDArray[np.float32]
-    keeps: tuple[bool, bool, bool]
+    holds: tuple[bool, bool, bool]
     short_of_cache: bool = False
 
 
@@ -103,7 +103,7 @@ class Hours:
             nonlocal broken
             if level not in found:
                 run = _run(item, at(LEVELS[level]), self.seed)
-                found[level] = self._keeps(run)
+                found[level] = self._holds(run)
                 if not found[level][0] and level < broken[0]:
                     broken = level, run
             return found[level][mark]
@@ -122,7 +122,7 @@ class Hours:
         growth = "" if level == 0 else f" at {LEVELS[level] - 1.0:+.0%}"
         return Room(slo, queue, starvation, limit.name, limit.usage + growth, limit.advice)
 
-    def _keeps(self, sim: Run) -> tuple[bool, bool, bool]:
+    def _holds(self, sim: Run) -> tuple[bool, bool, bool]:
         served = sim.status == "ok" and not sim.starved
         inside = all(getattr(sim, name) <= most for name, most in (self.limits or SLO).items())
         return inside, served and sim.stable, served
@@ -140,7 +140,7 @@ class Hours:
             ),
             sim.ttft_ms.astype(np.float32),
             sim.late.astype(np.float32),
-            self._keeps(sim),
+            self._holds(sim),
             sim.status != "ok" or sim.mean_kv_usage >= USED_UP,
         )
 

@@ -163,9 +163,9 @@ def stability(
     first = simulate(workload, profile, duration_s=duration_s, seed=seed, **server)
     span_s, growth = first.duration_s, queue_growth(first)
     slope = 3.0 * (growth.last - growth.middle) / span_s
-    settled = first.refused > 0 or growth.last <= FEW
+    no_queue = first.refused > 0 or growth.last <= FEW
     obvious = growth.material and growth.statistic > 2 * T_GROWS
-    if settled or obvious or workload.arrivals.kind not in ("poisson", "lognormal"):
+    if no_queue or obvious or workload.arrivals.kind not in ("poisson", "lognormal"):
         return Stability(is_stable(first), True, slope)
     runs = [first]
     while True:

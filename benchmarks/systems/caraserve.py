@@ -27,12 +27,12 @@ from packer.workload import Workload
 SERVERS, FUNCTIONS, RATE, EXPONENT = 60, 40_000, 340.0, 1.0
 SLO_TPOT_MS = 48.0
 ROUTERS = {
-    "rank-aware": f"rank-aware:slo_ms={SLO_TPOT_MS}",
+    "rank-aware": f"rank-aware:tpot_ms={SLO_TPOT_MS}",
     "MostIdle": "most-idle",
     "Random": "random",
     "FirstFit": "first-fit",
 }
-LINEAR = f"rank-aware:slo_ms={SLO_TPOT_MS},prefill=linear"
+LINEAR = f"rank-aware:tpot_ms={SLO_TPOT_MS},prefill=linear"
 ALLOWED = {"MostIdle": (16.1, 6.0), "Random": (18.8, 6.0), "FirstFit": (36.4, 12.0)}
 
 

@@ -108,7 +108,7 @@ def chosen_server(kernel: str) -> int:
     roomy = profile(kernel)
     kind = ServerKind("a10", roomy, 64, 64)
     cluster = Cluster((kind,), ("a10", "a10"), placement)
-    run = packer.simulate_cluster(fleet, cluster, router="rank-aware:slo_ms=36", duration_s=31.0)
+    run = packer.simulate_cluster(fleet, cluster, router="rank-aware:tpot_ms=36", duration_s=31.0)
     return int(run.requests.filter(run.requests["adapter"] == "new")["server"][0]) + 1
 
 

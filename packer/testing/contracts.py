@@ -65,10 +65,10 @@ class ObjectiveContract:
         self, objective: Objective, evaluated: tuple[Workload, list[Bin], Evaluations]
     ) -> None:
         """No objective admits a server that starves or does not start."""
-        admissible = objective.admissible(evaluated[2])
-        assert admissible.shape == (4,)
-        assert admissible.dtype == np.bool_
-        assert not admissible[2:].any()
+        holds = objective.holds(evaluated[2])
+        assert holds.shape == (4,)
+        assert holds.dtype == np.bool_
+        assert not holds[2:].any()
 
     def test_key_is_numbers_and_repeatable(
         self, objective: Objective, evaluated: tuple[Workload, list[Bin], Evaluations]

@@ -45,22 +45,22 @@ class RankAware(ScoringRouter):
     """CaraServe's router (arXiv 2401.11240, Algorithm 1), with the step law of each server.
 
     The cost of a request is what it adds to the prefill of the queue, per output token, and to a decode step; a
-    decode step beyond `slo_ms` costs `penalty_ms` more. The total is that cost times the server's requests.
+    decode step beyond `tpot_ms` costs `penalty_ms` more. The total is that cost times the server's requests.
     `prefill` "step": the first request of a queue pays for a whole step; "linear": for its tokens only. The
     paper gives neither the penalty nor the form of the prefill's cost.
     """
 
     name = "rank-aware"
     score = staticmethod(_score)
-    slo_ms: float = 100.0
+    tpot_ms: float = 100.0
     penalty_ms: float = 1000.0
     prefill: str = "step"
 
     def __post_init__(self) -> None:
-        checks.real("slo_ms", self.slo_ms, low=0.0, open_low=True)
+        checks.real("tpot_ms", self.tpot_ms, low=0.0, open_low=True)
         checks.real("penalty_ms", self.penalty_ms, low=0.0)
         checks.choice("prefill", self.prefill, ("step", "linear"))
 
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
         """The fields, "linear" as 1, then the mean output tokens of a request."""
-        return self.numbers(workload, self.slo_ms, self.penalty_ms, float(self.prefill == "linear"))
+        return self.numbers(workload, self.tpot_ms, self.penalty_ms, float(self.prefill == "linear"))

@@ -96,10 +96,10 @@ def fill(slots: SlotSearch, queue: IntArray) -> tuple[Bin | None, str]:
 def _evaluated(
     slots: SlotSearch, queue: IntArray, tests: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[float, bool]]:
-    """Of each test (adapters, `max_loras`) the throughput, -1 for a memory error, and whether it is admissible."""
-    found, admissible = slots.evaluate(slots.first(queue, [n for n, _ in tests], [p for _, p in tests]))
+    """Of each test (adapters, `max_loras`) the throughput, -1 for a memory error, and whether it holds."""
+    found, holds = slots.evaluate(slots.first(queue, [n for n, _ in tests], [p for _, p in tests]))
     served = np.where(found.memory_error, -1.0, found.total_token_throughput)
-    return dict(zip(tests, zip(served.tolist(), admissible.tolist(), strict=True), strict=True))
+    return dict(zip(tests, zip(served.tolist(), holds.tolist(), strict=True), strict=True))
 
 
 def _reasons(problem: Problem, bins: Sequence[Bin], left: Sequence[int], failed: str) -> tuple[str, ...]:

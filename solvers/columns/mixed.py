@@ -16,7 +16,7 @@ from packer.solvers.columns.enumeration import cheapest_cover
 from packer.solvers.columns.exact import FEW_SIMULATED, ExactSearch
 from packer.solvers.columns.mixes import Cut, Mixes, cheapest
 from packer.solvers.columns.source import Source
-from packer.solvers.confirm import confirmed_solution, relieved
+from packer.solvers.confirm import confirmed_solution, repaired
 from packer.solvers.feasibility import OutOfTime, real_bins
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
@@ -225,7 +225,7 @@ class _Search:
         """The price of the cheapest mixes that the cuts of all models leave; 0 if that is not known."""
         # a cut that the plan breaks missed a pattern, or the twin admits more than trees
         holding = [
-            [cut for cut in mixes.cuts if (cut.proven or not proven) and cut.admits(mixes.counts(bins))]
+            [cut for cut in mixes.cuts if (cut.proven or not proven) and cut.allows(mixes.counts(bins))]
             for mixes, bins in zip(self.mixes, self.bins, strict=True)
         ]
         servers = self._cheapest(holding)
@@ -327,9 +327,9 @@ class _Search:
         if fit.left:
             return None
         found = downsized(problem, (*bins, *fit.bins))
-        evaluations = problem.evaluator.confirmed(problem.workload, found)
-        refused = np.flatnonzero(~problem.objective.admissible(evaluations)).tolist()
-        return relieved(problem, found, refused) if refused else found
+        evaluations = problem.evaluator.judged(problem.workload, found)
+        refused = np.flatnonzero(~problem.objective.holds(evaluations)).tolist()
+        return repaired(problem, found, refused) if refused else found
 
 
 def _left(problem: Problem, bins: Sequence[Bin]) -> IntArray:

@@ -49,7 +49,7 @@ class Cut:
     most: FloatArray
     proven: bool = False
 
-    def admits(self, servers: IntArray) -> bool:
+    def allows(self, servers: IntArray) -> bool:
         """Whether so many servers of each kind (S,) satisfy it."""
         return bool(self.most @ servers >= 1.0 - _TOLERANCE)
 
@@ -112,7 +112,7 @@ class Mixes(Columns):
 
     def admit(self, servers: IntArray) -> bool:
         """Whether no cut excludes so many servers of each kind (S,)."""
-        return all(cut.admits(servers) for cut in self.cuts)
+        return all(cut.allows(servers) for cut in self.cuts)
 
     def cut(self, weights: FloatArray) -> Cut | None:
         """Add the cut of these weights (K,); None if they are all zero. Raises `OutOfTime`."""
@@ -166,7 +166,7 @@ class Mixes(Columns):
             if not self.priced or self.value <= tried:
                 return False
             tried, cut = self.value, self.cut(self.weights)
-            return cut is not None and not cut.admits(servers)
+            return cut is not None and not cut.allows(servers)
 
         if few:  # weights of few prices come near in a few rounds: all prices start from the best of these
             self.priced, self.weights = False, np.zeros(len(held))

@@ -11,7 +11,7 @@ from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.classes import Classes
-from packer.solvers.confirm import relieved
+from packer.solvers.confirm import repaired
 from packer.solvers.feasibility import real_bins
 from packer.solvers.slots import SlotSearch
 
@@ -45,4 +45,4 @@ def realise(problem: Problem, classes: Classes, patterns: Sequence[IntArray]) ->
         for item, each in zip(found, sets, strict=True)
     ]
     searching = replace(problem, evaluator=problem.evaluator.changed(confirms=False))
-    return relieved(searching, bins, refused) if refused else tuple(bins)
+    return repaired(searching, bins, refused) if refused else tuple(bins)

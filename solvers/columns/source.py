@@ -102,5 +102,5 @@ class Source:
             known=self.patterns,
         )
         monotone = self.light.problem.evaluator.monotone and not self.light.violations
-        sure = self.light.classes.sure and monotone
-        return found.exhaustive and found.counterexample is None and sure
+        exact = self.light.classes.exact and monotone
+        return found.exhaustive and found.counterexample is None and exact

@@ -83,11 +83,11 @@ class Search:
         """A plan with what the predictor says of its servers, which is known of some."""
         seen = {id(item): row for item, row in known}
         new = [item for item in bins if id(item) not in seen]
-        found = self.problem.evaluator.confirmed(self.problem.workload, new) if new else ()
+        found = self.problem.evaluator.judged(self.problem.workload, new) if new else ()
         seen |= {id(item): row for item, row in zip(new, found, strict=True)}
         rows = tuple(seen[id(item)] for item in bins)
         every = Evaluations.of(rows)
-        bad = float((~self.problem.objective.admissible(every)).sum())
+        bad = float((~self.problem.objective.holds(every)).sum())
         return _State(bins, rows, (bad, *self.problem.objective.key(self.problem.workload, bins, every)))
 
     def _aim(self, idle: int) -> Aim:
@@ -273,7 +273,7 @@ class Search:
             if state.key[0] <= self.state.key[0]:
                 self._take(task, state, made)
                 return False
-            admitted = self.problem.objective.admissible(Evaluations.of(state.rows[len(kept) :])).tolist()
+            admitted = self.problem.objective.holds(Evaluations.of(state.rows[len(kept) :])).tolist()
             refused = {
                 s: item.adapters for (s, item), ok in zip(made.items(), admitted, strict=True) if not ok
             }

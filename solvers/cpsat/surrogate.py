@@ -119,7 +119,7 @@ def _orders(
 
 
 def _largest(problem: Problem, profile: Profile, order: Sequence[int]) -> tuple[int, ...]:
-    """The longest start of the order that bisection finds admissible."""
+    """The longest start of the order that bisection finds to hold."""
     slots, hint = SlotSearch(problem), 32
     low, high = 0, min(len(order), problem.most_adapters) + 1
     tried = min(16, high - 1)

@@ -29,7 +29,7 @@ def balanced(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
 
 
 def _even(slots: SlotSearch, n: int, like: Bin) -> list[Bin]:
-    """The fleet in `n` bins of equal load, with about as many slots as another; [] if one is not admissible."""
+    """The fleet in `n` bins of equal load, with about as many slots as another; [] if one does not hold."""
     parts = even_parts(slots.problem, n)
     if not all(0 < len(part) <= slots.problem.most_adapters for part in parts):
         return []
@@ -64,7 +64,7 @@ def _relieve(slots: SlotSearch, bins: list[Bin], grades: list[Quality]) -> list[
 
 
 def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> tuple[list[Bin], list[Quality]]:
-    """Two bins with up to so much load moved from one to the other, halved until admissible; nothing if never.
+    """Two bins with up to so much load moved from one to the other, halved until they hold; nothing if never.
 
     The smallest ranks move first, so that the slots of the sink need not grow.
     """

@@ -108,7 +108,7 @@ class FirstFit:
         return (price / load if self.problem.objective.minimises == "price" else -load / bin_.gpus, price)
 
     def fill(self, profile: Profile, alone: Bin | None = None) -> Bin | None:
-        """The largest admissible bin of what `alone` holds and a prefix of the queue, or None."""
+        """The largest holding bin of what `alone` holds and a prefix of the queue, or None."""
         slots, over = self.slots, self.problem.out_of_time
         given = 0 if alone is None else len(alone.adapters)
         limit = min(len(self.queue), self.problem.most_adapters - given)
@@ -122,9 +122,9 @@ class FirstFit:
             parts = [] if shares is None else shares[:end].tolist()
             return slots.make(adapters[:end].tolist(), min(most, end), profile, parts)
 
-        def admits(sizes: Sequence[int]) -> list[bool]:
+        def fits(sizes: Sequence[int]) -> list[bool]:
             held = [given + n for n in sizes]
-            return slots.admits(slots.first(adapters, held, [min(most, n) for n in held], profile, shares))
+            return slots.holds(slots.first(adapters, held, [min(most, n) for n in held], profile, shares))
 
         last = (self._fullest if over() else self._last).get(profile)
         most = _FIRST_GUESS if last is None else most_slots(last[1])
@@ -133,7 +133,7 @@ class FirstFit:
         most = min(most, most_slots_of(profile, slot_rank_for(int(self.problem.workload.ranks[adapters[0]]))))
         (guess, step), n = self._guess(last, limit), 0
         while True:
-            n = largest(admits, guess, limit, over, step, low=n, batch=slots.batch)
+            n = largest(fits, guess, limit, over, step, low=n, batch=slots.batch)
             if n == limit or (over() and (n or alone)):
                 break
             more = slots.any_slots(made(n + 1, given + n + 1))

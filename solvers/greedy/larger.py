@@ -98,14 +98,14 @@ class _Packing:
     def filled(self, start: int, load_tok_s: float, hint: int) -> Bin | None:
         """The server of the most adapters from `start` on, looked for around this load.
 
-        Once with about as many slots as are admissible from `hint` on, then with those that serve that best.
+        Once with about as many slots as hold from `hint` on, then with those that serve that best.
         """
         near = self._end(start, load_tok_s) - start
         unit = -(-near // _UNITS)
 
         found: dict[int, Bin] = {}
 
-        def admits(sizes: Sequence[int]) -> list[bool]:
+        def fits(sizes: Sequence[int]) -> list[bool]:
             nonlocal hint
             for n in sizes:
                 server = self.slots.feasible(self.order[start:][: n * unit].tolist(), hint=hint)
@@ -115,14 +115,14 @@ class _Packing:
 
         over = self.problem.out_of_time
         most = -(-min(len(self.order) - start, self.problem.most_adapters) // unit)
-        n = largest(admits, near // unit, most, over, _UNITS // 16)
+        n = largest(fits, near // unit, most, over, _UNITS // 16)
         if not n or (hint := self.slots.best(found[n]).max_loras) == found[n].max_loras:
             return found.get(n)
         found.clear()
-        return found.get(largest(admits, n, most, over))
+        return found.get(largest(fits, n, most, over))
 
     def made(self, parts: Sequence[IntArray], like: dict[int, Bin]) -> list[Bin] | None:
-        """Servers with as many slots as that of their rank in `like`; None once one is not admissible."""
+        """Servers with as many slots as that of their rank in `like`; None once one does not hold."""
         made: dict[int, Bin] = {}
         spread = golden(len(parts))  # some of each rank first
         for chosen in (spread[:_FIRST].tolist(), spread[_FIRST:].tolist()):
@@ -132,9 +132,9 @@ class _Packing:
             ]
             if self.problem.out_of_time():
                 return None
-            holds = self.slots.evaluate(tried)[1].tolist() if tried else []
-            for k, each, admissible in zip(chosen, tried, holds, strict=True):
-                found = each if admissible else self.slots.feasible(each.adapters, hint=each.max_loras)
+            whole = self.slots.evaluate(tried)[1].tolist() if tried else []
+            for k, each, holds in zip(chosen, tried, whole, strict=True):
+                found = each if holds else self.slots.feasible(each.adapters, hint=each.max_loras)
                 if found is None:
                     return None
                 made[k] = found

@@ -1,4 +1,4 @@
-"""Finding the largest number that is admissible in few calls."""
+"""Finding the largest number that holds in few calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _DOUBLINGS = 4
 
 
 def largest(
-    admits: Callable[[Sequence[int]], Sequence[bool]],
+    fits: Callable[[Sequence[int]], Sequence[bool]],
     guess: int,
     limit: int,
     out_of_time: Callable[[], bool],
@@ -20,7 +20,7 @@ def largest(
     """The largest n in ]low, limit] that is admitted; `low`, which is known to be or stands for none, if there is none.
 
     Doubles its steps away from the guess, up to the first that is too large or down to the first that is not, then
-    divides the interval: what is too large is taken to be too large with more as well. `admits` is called with rising
+    divides the interval: what is too large is taken to be too large with more as well. `fits` is called with rising
     numbers, one or about as many as `batch`. Out of time it settles for the first n that is admitted, lowering the
     guess by an eighth at a time.
     """
@@ -37,7 +37,7 @@ def largest(
         else:
             steps = [step * (2**k - 1) for k in range(doublings)]
             tried = sorted({min(max(n + d, low + 1), high - 1) for each in steps for d in (-each, each)})
-        found = dict(zip(tried, admits(tried), strict=True))
+        found = dict(zip(tried, fits(tried), strict=True))
         start = tried[0] if bracketed else n
         low = max((size for size in tried if size <= start and found[size]), default=low)
         high = min((size for size in tried if size > low and not found[size]), default=high)

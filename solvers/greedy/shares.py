@@ -21,7 +21,7 @@ _FASTER = 0.95
 
 
 def even_shares(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
-    """The bins with other shares: of equal loads if admissible, then moved from the slowest server to the fastest."""
+    """The bins with other shares: of equal loads if they hold, then moved from the slowest server to the fastest."""
     if not any(item.is_split for item in bins):
         return tuple(bins)
     workload = problem.workload
@@ -41,7 +41,7 @@ def even_shares(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
             shares[k][i] = part
     even = [replace(item, shares=tuple(own.values())) for item, own in zip(bins, shares, strict=True)]
     changed = [item for item, old in zip(even, bins, strict=True) if item != old]
-    if not changed or not problem.evaluator.admissible(workload, changed).all():
+    if not changed or not problem.evaluator.holds(workload, changed).all():
         even = list(bins)
     for i in split:
         for _ in range(_STEPS):
@@ -65,7 +65,7 @@ def _moved(problem: Problem, bins: list[Bin], adapter: int) -> bool:
     tried = [item for pair in pairs for item in pair if item is not None]
     after = problem.evaluator.evaluate(problem.workload, tried)
     slower_ms = np.nan_to_num(after.mean_ttft_ms, nan=np.inf).reshape(-1, 2).max(axis=1)
-    slower_ms[~problem.objective.admissible(after).reshape(-1, 2).all(axis=1)] = np.inf
+    slower_ms[~problem.objective.holds(after).reshape(-1, 2).all(axis=1)] = np.inf
     best = int(slower_ms.argmin())
     if slower_ms[best] > _FASTER * ttft_ms.max():
         return False

@@ -1,6 +1,6 @@
 """The default solver: the paper's greedy with what it leaves on the table.
 
-Against `greedy-paper` (arXiv 2602.24044, Algorithms 1 and 2): the largest admissible prefix is bisected, not
+Against `greedy-paper` (arXiv 2602.24044, Algorithms 1 and 2): the largest holding prefix is bisected, not
 taken at the nearest testing point; every candidate of `max_loras` is tried before a GPU is closed; a closed
 GPU is topped up with lighter adapters from further back in the queue; a last set that fails goes to a fresh GPU;
 an adapter too hot for one GPU is split over replicas where allowed, or reported with the rate it may have.

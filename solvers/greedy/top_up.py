@@ -47,7 +47,7 @@ def _first_fitting(slots: SlotSearch, bin_: Bin, kinds: IntArray) -> int | None:
     if size > slots.problem.most_adapters:
         return None
 
-    def admits(lightest: Sequence[int]) -> list[bool]:
+    def fits(lightest: Sequence[int]) -> list[bool]:
         held = np.empty((len(lightest), size), dtype=np.int64)
         held[:, :-1] = indices(bin_.adapters)
         held[:, -1] = kinds[-np.array(lightest)]
@@ -55,11 +55,11 @@ def _first_fitting(slots: SlotSearch, bin_: Bin, kinds: IntArray) -> int | None:
         shares = np.tile((*bin_.shares, 1.0), len(lightest)) if bin_.is_split else ones(held.size)
         max_loras = np.full(len(end), min(most_slots(bin_), size), dtype=np.float64)
         ranks = SLOT_RANK_FOR[slots.problem.workload.ranks[held].max(axis=1)]
-        return slots.admits(BinTable(bin_.profile, end - size, end, held.ravel(), shares, max_loras, ranks))
+        return slots.holds(BinTable(bin_.profile, end - size, end, held.ravel(), shares, max_loras, ranks))
 
     # The heaviest that fits, or, where an evaluation takes long, first the lightest: most often nothing fits.
     guess, step = (len(kinds), len(kinds) // 8) if slots.batch > 1 else (1, len(kinds) // 2)
-    n = largest(admits, guess, len(kinds), slots.problem.out_of_time, max(1, step), batch=slots.batch)
+    n = largest(fits, guess, len(kinds), slots.problem.out_of_time, max(1, step), batch=slots.batch)
     return len(kinds) - n if n else None
 
 
@@ -67,12 +67,12 @@ def _fitting(slots: SlotSearch, bin_: Bin, rest: IntArray) -> int:
     """How many of the first adapters of the list fit; the first one is known to fit."""
     held = indices(bin_.adapters)
 
-    def admits(more: Sequence[int]) -> list[bool]:
+    def fits(more: Sequence[int]) -> list[bool]:
         sizes = [len(held) + n for n in more]
         max_loras = [min(most_slots(bin_), n) for n in sizes]
         shares = np.array((*bin_.shares, *(1.0,) * more[-1])) if bin_.is_split else None
         adapters = np.concatenate((held, rest[: more[-1]]))
-        return slots.admits(slots.first(adapters, sizes, max_loras, bin_.profile, shares))
+        return slots.holds(slots.first(adapters, sizes, max_loras, bin_.profile, shares))
 
     limit = min(len(rest), slots.problem.most_adapters - len(held))
-    return largest(admits, 2, limit, slots.problem.out_of_time, low=1, batch=slots.batch)
+    return largest(fits, 2, limit, slots.problem.out_of_time, low=1, batch=slots.batch)

@@ -50,7 +50,7 @@ def test_a_growing_queue_is_refused_on_demand(
 ) -> None:
     """Where stable servers are demanded, one whose queue grows is not admitted."""
     growing = replace(evaluations, stable=np.array([True, False, True]))
-    assert load_objective(spec).admissible(growing).tolist() == admitted
+    assert load_objective(spec).holds(growing).tolist() == admitted
 
 
 def test_parameters_follow_the_name() -> None:
@@ -101,13 +101,13 @@ def test_latency_of_a_dead_server_is_infinite(evaluations: Evaluations) -> None:
 
 
 def test_slo_keeps_every_limit(evaluations: Evaluations) -> None:
-    """A bin is admissible only within all the limits that are given."""
-    assert load_objective("slo:server.mean_ttft_ms=200").admissible(evaluations).tolist() == [
+    """A bin holds only within all the limits that are given."""
+    assert load_objective("slo:server.mean_ttft_ms=200").holds(evaluations).tolist() == [
         True,
         True,
         False,
     ]
-    assert load_objective("slo:server.mean_ttft_ms=200,server.p99_ttft_ms=400").admissible(
+    assert load_objective("slo:server.mean_ttft_ms=200,server.p99_ttft_ms=400").holds(
         evaluations
     ).tolist() == [True, False, False]
 
@@ -116,7 +116,7 @@ def test_slo_refuses_a_predictor_without_the_figure(evaluations: Evaluations) ->
     """A limit on a figure that the predictor does not give is an error, not an infeasible plan."""
     without = replace(evaluations, p99_itl_ms=np.full(3, np.nan))
     with pytest.raises(IncompatibleError, match="p99_itl_ms"):
-        load_objective("slo:server.p99_itl_ms=50").admissible(without)
+        load_objective("slo:server.p99_itl_ms=50").holds(without)
 
 
 def test_cost_adds_prices_and_needs_them() -> None:
@@ -130,7 +130,7 @@ def test_cost_adds_prices_and_needs_them() -> None:
 
 
 def test_headroom_fails_a_bin_at_its_worst_load() -> None:
-    """A bin that holds as it is but not with more load is not admissible; figures stay those as given."""
+    """A bin that holds as it is but not with more load does not hold; figures stay those as given."""
     predictor = AnalyticPredictor(peak_tok_s=600.0)
     plain = predictor.evaluate(FLEET, BINS)
     raised = Evaluator(predictor, Headroom(factor=2.0)).evaluate(FLEET, BINS)
@@ -197,11 +197,11 @@ def test_moves_never_matches_another_gpu_type() -> None:
 
 
 def test_slo_without_limits_keeps_those_of_the_adapters(evaluations: Evaluations) -> None:
-    """A bin is admissible while no adapter uses more than all of its own limits."""
+    """A bin holds while no adapter uses more than all of its own limits."""
     found = replace(evaluations, slo_used=np.array([0.4, 1.0, 1.2]))
-    assert Slo().admissible(found).tolist() == [True, True, False]
+    assert Slo().holds(found).tolist() == [True, True, False]
     with pytest.raises(IncompatibleError, match="slo_used"):
-        Slo().admissible(evaluations)
+        Slo().holds(evaluations)
 
 
 def test_goodput_is_what_counts_most(evaluations: Evaluations) -> None:
@@ -229,4 +229,4 @@ def test_a_figure_that_the_predictor_does_not_give_is_named(
     """What an objective minimises has to be predicted, as its limits have to be: else every plan is as good."""
     unknown = replace(evaluations, **{absent: np.full(3, np.nan)})
     with pytest.raises(IncompatibleError, match=f"gives no {absent}"):
-        load_objective(spec).admissible(unknown)
+        load_objective(spec).holds(unknown)

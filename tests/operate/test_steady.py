@@ -41,10 +41,10 @@ def test_fewest_changes(seed: int) -> None:
     every = sorted(set(own))
     holding = [{pair for pair in every if pair == mine or rng.random() < 0.4} for mine in own]
 
-    def admits(each: Period, bins: Sequence[Bin]) -> list[bool]:
+    def holds(each: Period, bins: Sequence[Bin]) -> list[bool]:
         return [(item.max_loras, item.max_lora_rank) in holding[int(each.names[0])] for item in bins]
 
-    found = with_steady_settings([period(t, {3: pair}) for t, pair in enumerate(own)], admits)
+    found = with_steady_settings([period(t, {3: pair}) for t, pair in enumerate(own)], holds)
     settings = [(each.plan.bins[0].max_loras, each.plan.bins[0].max_lora_rank) for each in found]
     assert all(pair in each for pair, each in zip(settings, holding, strict=True))
     assert changes(settings) == min(changes(chosen) for chosen in product(*holding))

@@ -22,7 +22,7 @@ from packer.io.plans import plan_to_dict
 from packer.plan import Status
 from packer.planning.explore import Frontier
 from packer.planning.recommend import Deployment
-from packer.planning.settle import settled
+from packer.planning.settle import with_best_slots
 from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.solvers.headroom import LITTLE
@@ -96,7 +96,7 @@ def test_slots_are_added_where_the_goal_breaks(server: Profile) -> None:
     fleet = Workload([Adapter(f"a{k}", 8, 0.2) for k in range(32)])
     job = Frontier(fleet, server, margin=0.0)
     tight = Bin(tuple(range(32)), server.settings(1, 8), server)
-    (found,) = settled(job.kept, [tight], job.kept.hours, job.over)
+    (found,) = with_best_slots(job.kept, [tight], job.kept.hours, job.over)
     assert job.kept.used([tight])[0] > 1.0 >= job.kept.used([found])[0]
     assert found.max_loras > 1
 
@@ -201,9 +201,9 @@ def test_a_proposal_that_is_left_out_would_have_cost_more(fleet: Workload, serve
     job = Frontier(fleet, server)
     for n_gpus in (1, 2, 3):
         for bins in job._proposed(n_gpus):
-            made = settled(job.kept, bins, job.kept.hours, job.over)
+            made = with_best_slots(job.kept, bins, job.kept.hours, job.over)
             assert job.kept.least_cost(bins) <= job.kept.cost(made)
-            assert job.kept.least_cost(bins) == len(bins) or not job.kept.keeps(made)
+            assert job.kept.least_cost(bins) == len(bins) or not job.kept.holds(made)
 
 
 def test_servers_that_starve_with_all_slots_get_no_trials(fleet: Workload, server: Profile) -> None:

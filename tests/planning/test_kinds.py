@@ -21,7 +21,7 @@ from packer.planning import kinds
 from packer.planning.explore import Frontier
 from packer.planning.frontier import frontier
 from packer.planning.kinds import Option
-from packer.planning.loop import confirmed
+from packer.planning.loop import judged
 from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.twin.simulate import simulate
@@ -169,8 +169,8 @@ def test_a_mix_is_taken_that_holds_now_and_in_a_fresh_hour(
     job = SimpleNamespace(
         over=lambda: False, workload=plan.workload, margin=0.0, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
         put=lambda _bins: point, hours=None, replayed=False, spare=0,
-        kept=SimpleNamespace(keeps=lambda *_: holds, broken_later=lambda _bins: broken),
+        kept=SimpleNamespace(holds=lambda *_: holds, broken_later=lambda _bins: broken),
     )  # fmt: skip
-    found = confirmed(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
+    found = judged(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
     assert found is not None
     assert found.verified == (holds and not broken)

@@ -22,7 +22,7 @@ FLEET = Workload([Adapter(f"a{k}", 8 if k % 3 else 32, 0.5) for k in range(24)])
 
 
 def test_any_gpu_may_be_lost() -> None:
-    """With a spare one there are more GPUs, and the servers that are left are admissible whichever is lost."""
+    """With a spare one there are more GPUs, and the servers that are left hold whichever is lost."""
     profile, predictor = small_profile(), AnalyticPredictor()
     plain = solve(FLEET, profile, "gpus", predictor=predictor, margin=0.0, verify=False)
     plan = solve(FLEET, profile, "gpus:spare=1", predictor=predictor, margin=0.0, verify=False)

@@ -50,4 +50,4 @@ def test_a_wide_fleet_takes_no_more_gpus_than_its_even_splits(server: Profile) -
     assert best is not None
     assert best.n_gpus > 1
     for bins in even_splits(fleet, server, best.n_gpus - 1) if best.n_gpus > 2 else ():
-        assert not job.kept.keeps(bins)
+        assert not job.kept.holds(bins)

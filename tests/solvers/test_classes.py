@@ -133,8 +133,8 @@ def test_optimistic_classes_stand_for_their_lightest_member(cv: float) -> None:
     assert np.all(light.rates <= fleet.rates)
     assert np.all(light.mean_input_tokens <= fleet.mean_input_tokens)
     assert np.all(light.mean_output_tokens <= fleet.mean_output_tokens)
-    assert classes.sure is (cv == 0.8)
+    assert classes.exact is (cv == 0.8)
     assert [each.tolist() for each in classes.members] == [
         each.tolist() for each in aggregate(fleet, max_classes=8).members
     ]
-    assert aggregate(fleet, max_classes=120, optimistic=True).sure
+    assert aggregate(fleet, max_classes=120, optimistic=True).exact

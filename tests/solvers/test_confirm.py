@@ -16,7 +16,7 @@ from packer.solvers.auto import Auto
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bound import Bound
 from packer.solvers.columns.exact import ExactSearch
-from packer.solvers.confirm import STEPS, admits, confirmed_solution, relieved, with_other_slots
+from packer.solvers.confirm import STEPS, all_hold, confirmed_solution, repaired, with_other_slots
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
@@ -44,9 +44,9 @@ def test_what_is_returned_holds_in_the_whole_predictor(optimism: float, seed: in
     """Whatever the search overlooks, every bin of the solution is admitted, every adapter has a place."""
     task = posed(random_fleet(90, seed, rates=(1.6, 0.8, 0.3)), optimism)
     found = confirmed_solution(task, Greedy().solve)
-    assert admits(task, found)
+    assert all_hold(task, found)
     assert sorted(i for item in found.bins for i in item.adapters) == list(range(90))
-    assert optimism < 1.5 or not admits(task, Greedy().solve(task))
+    assert optimism < 1.5 or not all_hold(task, Greedy().solve(task))
 
 
 def test_a_refused_bin_gives_adapters_to_those_with_room() -> None:
@@ -57,18 +57,18 @@ def test_a_refused_bin_gives_adapters_to_those_with_room() -> None:
     largest = next(n for n in range(60, 1, -1) if real_bins(task, [tuple(range(n))])[0] is not None)
     sets = [tuple(range(largest + 1)), *map(tuple, np.array_split(np.arange(largest + 1, 100), 5))]
     bins = [Bin(tuple(map(int, each)), profile.settings(len(each), 8), profile) for each in sets]
-    found = relieved(task, bins, [0])
+    found = repaired(task, bins, [0])
     assert found is not None
-    assert admits(task, Solution(found))
+    assert all_hold(task, Solution(found))
     assert len(found) == len(bins)
     assert set(found[0].adapters) < set(sets[0])
-    assert relieved(task, [bins[0]], [0]) is None  # more than half are refused
+    assert repaired(task, [bins[0]], [0]) is None  # more than half are refused
     full = Bin(tuple(range(largest + 1, 2 * largest + 1)), profile.settings(largest, 8), profile)
-    more = relieved(task, [bins[0], full], [0])
+    more = repaired(task, [bins[0], full], [0])
     assert more is not None
     assert len(more) == 3  # no other takes what it gives away
-    assert admits(task, Solution(more))
-    assert relieved(replace(task, max_gpus=2), [bins[0], full], [0]) is None
+    assert all_hold(task, Solution(more))
+    assert repaired(replace(task, max_gpus=2), [bins[0], full], [0]) is None
 
 
 def in_bins(*sizes: int, slots: int = 0) -> tuple[Bin, ...]:
@@ -92,7 +92,7 @@ def test_a_refused_bin_keeps_its_adapters_where_it_holds_with_other_slots() -> N
     """A GPU with too few slots gets the next larger number; one that holds, or does with no number, stays as it is."""
     task = posed(equal_adapters(220))
     few, fine, full = in_bins(40, 16, 60, slots=8)
-    assert [admits(task, Solution((item,))) for item in (few, fine, full)] == [False, True, False]
+    assert [all_hold(task, Solution((item,))) for item in (few, fine, full)] == [False, True, False]
     found = with_other_slots(task, Solution((few, fine, full)))
     assert found.bins == (few.with_slots(16), fine, full)
     hopeless = Solution(in_bins(60, 60, 60, 40, slots=8))  # where three hold with none, others are not tried
@@ -104,10 +104,10 @@ def test_adapters_of_a_refused_bin_go_where_the_whole_predictor_sees_room() -> N
     most = most_on_one(posed(equal_adapters(60)))
     bins = in_bins(most + 2, most - 1, most - 1)
     task = posed(equal_adapters(3 * most), optimism=2.0)
-    found = relieved(task, bins, [0])
+    found = repaired(task, bins, [0])
     assert found is not None
     assert len(found) == 3
-    assert admits(task, Solution(found))
+    assert all_hold(task, Solution(found))
 
 
 def test_the_last_repetition_is_relieved_too() -> None:
@@ -121,7 +121,7 @@ def test_the_last_repetition_is_relieved_too() -> None:
         return Solution(in_bins(*((most + 1, most - 1, most - 1, 1) if last else (most + 30, 2 * most - 30))))
 
     found = confirmed_solution(task, search)
-    assert admits(task, found)
+    assert all_hold(task, found)
     assert found.details["relieved"] == 1
     assert all(calls)
 
@@ -136,12 +136,12 @@ def test_of_equal_plans_the_one_without_full_servers_is_taken() -> None:
     assert found.bins == even
 
 
-def test_out_of_time_a_refused_plan_gives_way_to_a_careful_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_time_a_refused_plan_gives_way_to_a_conservative_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no time is left to repair refused servers, those of which the search is certain are taken."""
-    monkeypatch.setattr(Confirming, "sure", Evaluator.whole)
+    monkeypatch.setattr(Confirming, "cautious", Evaluator.whole)
     task = replace(posed(random_fleet(90, 1, rates=(1.6, 0.8, 0.3)), 1.5), stop=lambda: True)
-    assert not admits(task, Greedy().solve(task))
-    assert admits(task, confirmed_solution(task, Greedy().solve))
+    assert not all_hold(task, Greedy().solve(task))
+    assert all_hold(task, confirmed_solution(task, Greedy().solve))
 
 
 def test_the_bound_is_that_of_the_rates_as_given() -> None:
@@ -181,5 +181,5 @@ def test_a_refused_search_is_repeated_before_greedys_plan_is_kept(
     monkeypatch.setattr(auto, "start", lambda _problem, *_: wasteful)
     task = posed(fleet, optimism=1.4)
     found = Auto().solve(task)
-    assert admits(task, found)
+    assert all_hold(task, found)
     assert len(found.bins) < len(wasteful.bins)

@@ -26,7 +26,7 @@ from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.report.context import queueing
 from packer.solvers.base import Problem, Solution
-from packer.solvers.confirm import admits
+from packer.solvers.confirm import all_hold
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import random_fleet
@@ -53,10 +53,10 @@ def test_servers_of_which_the_trees_are_sure_are_not_simulated(profile: Profile)
     """A careful search finds a plan that the whole predictor admits without a simulation."""
     auto = AutoPredictor.for_profile(profile)
     task = Problem(FLEET, (profile,), Gpus(), Evaluator(auto, Gpus()))
-    found = Greedy().solve(replace(task, evaluator=task.evaluator.sure()))
-    assert admits(task, found)
+    found = Greedy().solve(replace(task, evaluator=task.evaluator.cautious()))
+    assert all_hold(task, found)
     assert auto.twin.simulated == 0
-    assert not admits(task, Solution(found.bins, (0,)))
+    assert not all_hold(task, Solution(found.bins, (0,)))
 
 
 @pytest.mark.parametrize(

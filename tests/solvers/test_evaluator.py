@@ -105,9 +105,9 @@ def test_limits_of_latency_are_confirmed_by_the_twin(shipped: Profile) -> None:
     expected = TwinPredictor().evaluate(FLEET, bins).p99_ttft_ms
     plain = Evaluator(auto)
     limited = plain.of(load_objective("slo:server.p99_ttft_ms=500.0"))
-    assert limited.confirmed(FLEET, bins).p99_ttft_ms == expected
+    assert limited.judged(FLEET, bins).p99_ttft_ms == expected
     assert limited.report(FLEET, bins).p99_ttft_ms == expected
-    assert plain.confirmed(FLEET, bins).p99_ttft_ms != expected
+    assert plain.judged(FLEET, bins).p99_ttft_ms != expected
     assert limited.evaluate(FLEET, bins).p99_ttft_ms != expected  # searches stay with the trees
 
 

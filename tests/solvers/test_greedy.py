@@ -47,7 +47,7 @@ def solved(workload: Workload, peak: float = 4000.0, **changes: object) -> tuple
 @given(FLEETS)
 @settings(max_examples=60, deadline=None)
 def test_never_more_gpus_than_the_paper(workload: Workload) -> None:
-    """Where the paper's greedy finds a plan, this one finds one with as few GPUs or fewer, all admissible."""
+    """Where the paper's greedy finds a plan, this one finds one with as few GPUs or fewer, all holding."""
     posed, found = solved(workload)
     paper = GreedyPaper().solve(posed)
     rows = posed.evaluator.evaluate(workload, found.bins)
@@ -179,7 +179,7 @@ def test_top_up_uses_room_that_the_next_in_line_does_not_fit() -> None:
 
 
 def test_out_of_time_still_places_every_adapter() -> None:
-    """Stopped at once, every bin is still admissible and nothing is left out."""
+    """Stopped at once, every bin still holds and nothing is left out."""
     posed, found = solved(random_fleet(80, seed=5, rates=(0.4, 0.2)), stop=lambda: True)
     assert found.unplaced == ()
     assert posed.evaluator.evaluate(posed.workload, found.bins).feasible.all()
@@ -216,13 +216,13 @@ def test_search_finds_the_largest(
     low = min(low, true_size, limit)
     calls: list[list[int]] = []
 
-    def admits(sizes: Sequence[int]) -> list[bool]:
+    def fits(sizes: Sequence[int]) -> list[bool]:
         assert list(sizes) == sorted({*sizes})
         assert all(low < n <= limit for n in sizes)
         calls.append(list(sizes))
         return [n <= true_size for n in sizes]
 
-    found = largest(admits, guess, limit, lambda: False, step, low=low, batch=batch)
+    found = largest(fits, guess, limit, lambda: False, step, low=low, batch=batch)
     assert found == min(true_size, limit)
     assert len(calls) <= (24 if batch == 1 else 12)
     assert all(len(sizes) <= max(batch, 7) for sizes in calls)
@@ -237,21 +237,21 @@ def test_search_finds_the_largest(
 def test_the_search_goes_from_the_guess_to_the_first_that_fails(failing: set[int], expected: int) -> None:
     """Predictors are not monotone: sizes that hold beyond one that fails are not taken, one below does not count."""
 
-    def admits(sizes: Sequence[int]) -> list[bool]:
+    def fits(sizes: Sequence[int]) -> list[bool]:
         return [n not in failing and n < 90 for n in sizes]
 
-    assert largest(admits, 32, 100, lambda: False, 8, batch=15) == expected
+    assert largest(fits, 32, 100, lambda: False, 8, batch=15) == expected
 
 
 def test_out_of_time_the_search_settles_for_the_first_size_that_holds() -> None:
     """The guess falls by an eighth at a time, and nothing larger is tried."""
     calls: list[int] = []
 
-    def admits(sizes: Sequence[int]) -> list[bool]:
+    def fits(sizes: Sequence[int]) -> list[bool]:
         calls.extend(sizes)
         return [n <= 50 for n in sizes]
 
-    assert largest(admits, 64, 200, lambda: True, 4, batch=15) == 49
+    assert largest(fits, 64, 200, lambda: True, 4, batch=15) == 49
     assert calls == [64, 56, 49]
 
 

@@ -86,7 +86,7 @@ def test_as_few_servers_as_a_packing_of_each_within_one(
     taken = len(counting.seen)
     assert found is not None
     assert sorted(i for item in found for i in item.adapters) == list(range(3000))
-    assert posed.evaluator.admissible(fleet, found).all()
+    assert posed.evaluator.holds(fleet, found).all()
     counting.seen.clear()
     each = packed(posed)
     assert len(found) <= len(each) + 1 < len(small)

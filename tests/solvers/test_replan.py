@@ -52,7 +52,7 @@ def two_servers(rate: float) -> tuple[Workload, tuple[Bin, ...]]:
 
 
 def test_out_of_time_a_server_that_holds_stays_as_it_is() -> None:
-    """With no time left, each running server is evaluated once, and one that is admissible is kept."""
+    """With no time left, each running server is evaluated once, and one that holds is kept."""
     workload, old = two_servers(0.1)
     predictor = Recording()
     posed = replace(running(workload, old, predictor), stop=lambda: True)
@@ -109,8 +109,8 @@ def test_a_fresh_plan_keeps_the_limits_of_the_objective() -> None:
     alone = Bin(tuple(range(90)), Slots(90, 32), PROFILE)
     row = posed.evaluator.evaluate(workload, [alone])
     assert row.feasible.all()
-    assert not goal.admissible(row).any()
+    assert not goal.holds(row).any()
     found = Replan().solve(posed)
     check(posed, found)
-    assert goal.admissible(posed.evaluator.evaluate(workload, found.bins)).all()
+    assert goal.holds(posed.evaluator.evaluate(workload, found.bins)).all()
     assert len(found.bins) == 2

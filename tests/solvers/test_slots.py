@@ -64,21 +64,21 @@ def test_bins_climb_together_as_each_alone() -> None:
 
 
 def test_out_of_time_better_slots_are_not_looked_for_beyond_one_step() -> None:
-    """What is admissible so far is taken; for a bin that is not yet, the search goes on."""
+    """What holds so far is taken; for a bin that is not yet, the search goes on."""
     known, counting = posed()
     slots, late = SlotSearch(known), SlotSearch(replace(known, stop=lambda: True))
-    few = [item for item in sets(slots) if slots.admits([item])[0]]
+    few = [item for item in sets(slots) if slots.holds([item])[0]]
     counting.calls.clear()
     made, _ = late.climbed(few)
     assert len(counting.calls) == 1
     assert [item.adapters for item in made] == [item.adapters for item in few]
-    assert slots.admits([slots.make(range(70), 8)]) == [False]
+    assert slots.holds([slots.make(range(70), 8)]) == [False]
     found = late.feasible(range(70), hint=8)
     assert found is not None
     assert found.max_loras > 8
 
 
-def test_one_bin_that_is_never_admissible_ends_the_climb_of_all() -> None:
+def test_one_bin_that_never_holds_ends_the_climb_of_all() -> None:
     """Nothing comes back, and the bin by itself stays as it was."""
     slots = SlotSearch(posed()[0])
     heavy = slots.make(range(200), 8)

@@ -69,7 +69,7 @@ def most_training(
         return simulate(workload, profile, tuning=spec, **server)
 
     found = list(in_threads(run, specs, workers))
-    good = [_keeps(sim) for sim in found]
+    good = [_holds(sim) for sim in found]
     most = [(ok, sim.tuning_tok_s if ok else -sim.tuning_tok_s) for ok, sim in zip(good, found, strict=True)]
     best = most.index(max(most))
     return Tuned(
@@ -80,7 +80,7 @@ def most_training(
     )
 
 
-def _keeps(sim: Run) -> bool:
+def _holds(sim: Run) -> bool:
     """Whether a server starts, does not starve and keeps the goal; one without requests keeps all."""
     return not sim.starved and (not sim.sent or sim.slo_used <= 1.0)
 

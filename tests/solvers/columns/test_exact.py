@@ -79,7 +79,7 @@ def test_a_cover_whose_bins_are_refused_is_repaired() -> None:
     made = realise(task, classes, full)
     assert made is not None
     assert len(made) <= len(rows)
-    assert task.evaluator.admissible(task.workload, made).all()
+    assert task.evaluator.holds(task.workload, made).all()
     assert sorted(i for item in made for i in item.adapters) == list(range(80))
 
 

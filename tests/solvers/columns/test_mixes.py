@@ -37,7 +37,7 @@ def mixes_of(rates: list[float]) -> Mixes:
     problem = Problem(fleet, tuple(predictors), Cost(), Evaluator(predictors, Cost()), time_limit_s=60.0)
     found = Mixes(problem, 0)
     assert found.begin([])
-    assert all(cut.admits(np.array([9, 9])) for cut in found.cuts)
+    assert all(cut.allows(np.array([9, 9])) for cut in found.cuts)
     found.cuts.clear()
     return found
 
@@ -63,7 +63,7 @@ def test_cheapest_counts_satisfy_every_cut_and_the_gpus_at_hand() -> None:
         options = [
             3.0 * large + 1.2 * small
             for large, small in product(range(21), range(3))
-            if all(cut.admits(np.array([large, small])) for cut in cuts)
+            if all(cut.allows(np.array([large, small])) for cut in cuts)
         ]
         assert found is not None
         assert found @ [3.0, 1.2] == pytest.approx(min(options))
@@ -98,7 +98,7 @@ def test_kinds_that_hold_no_adapter_of_a_class_are_excluded() -> None:
     mixes.prove()
     proven = [cut for cut in mixes.cuts if cut.proven]
     assert proven
-    assert not proven[0].admits(alone)
+    assert not proven[0].allows(alone)
     assert mixes.relaxed(np.array([1, 1]), few=False)
 
 
@@ -110,5 +110,5 @@ def test_a_mix_without_room_for_a_rounded_class_is_not_tried_again(monkeypatch: 
     alone = np.array([0, 3])
     assert not found.relaxed(alone, few=False)
     assert found.admit(alone)
-    assert not all(doubt.admits(alone) for doubt in found.doubts)
-    assert all(doubt.admits(np.array([1, 0])) for doubt in found.doubts)
+    assert not all(doubt.allows(alone) for doubt in found.doubts)
+    assert all(doubt.allows(np.array([1, 0])) for doubt in found.doubts)
