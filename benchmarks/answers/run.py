@@ -1,0 +1,186 @@
+"""One log, five ways to ask how many GPUs it takes: they must differ by at most one, and none may break when replayed.
+
+The logs: the traces in `../shared/data/traces`, their requests given to adapters by a power law, and six hours of drawn
+requests with the lengths of the conversation trace: days with one peak, bursts, a spike, two services, steps of whole
+seconds, one hot adapter, hundreds of quiet ones.
+
+    uv run python benchmarks/answers/run.py [--write] [NAME …]
+
+The ways: `packer init` (the busiest hour), `packer workload from-log` and `packer solve` (its file), `packer solve
+--load peak` (a trace), the largest hour of `packer schedule`, and the requests of the busiest hour replayed. Each of
+the first three plans then serves the requests of the busiest hour as they were, and `packer evaluate --log` says
+whether it holds. Mooncake's prompts of 15,000 tokens get wider limits: no number of GPUs keeps the usual ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import packer
+from packer.arrival import RequestTrace
+from packer.io.workloads import write_workload
+from packer.operate.drift import drift
+from packer.operate.observe import Named, View, at_load, observe_log
+from packer.operate.schedule import rates_of_trace, schedule
+from packer.traces.measure import measure_workload, rounded
+from packer.traces.pattern import rates_of
+from packer.traces.ranks import Ranks
+from packer.traces.read import read_trace
+from packer.traces.trace import Trace
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.verdict import verdict_of
+
+SHARED = Path("../shared/data/traces")
+PROFILE = "h100-64gb/llama-3.1-8b-instruct"
+HOUR_S, HOURS = 3600.0, 6
+RANKS = Ranks(others=(8, 16, 32))
+START_S = 1_767_225_600.0
+
+
+def _file(name: str, adapters: int = 100) -> Callable[[], Trace]:
+    return lambda: Named(adapters).of(read_trace(SHARED / name), RANKS)[0]
+
+
+def _drawn(
+    rate: Callable[[Any], Any], *, adapters: int = 60, exponent: float = 1.2, seed: int = 0, step_s: float = 0.0,
+    burst_cv: float = 0.0, second: Callable[[Any], Any] | None = None,
+) -> Callable[[], Trace]:  # fmt: skip
+    """Six hours of requests at `rate` (of the time in h), by minutes; `second`: of a second half of the adapters."""
+
+    def made() -> Trace:
+        rng = np.random.default_rng(seed)
+        lengths = read_trace(SHARED / "azure_llm_2023_conv.csv.gz")
+        minutes = np.arange(HOURS * 60.0)
+        times, owners = [], []
+        for part, of_hour in enumerate(filter(None, (rate, second))):
+            means = 60.0 * of_hour(minutes / 60.0) * np.ones(len(minutes))
+            if burst_cv:
+                means = means * rng.gamma(burst_cv**-2, burst_cv**2, len(means))
+            counts = rng.poisson(means)
+            at_s = np.repeat(60.0 * minutes, counts) + 60.0 * rng.random(counts.sum())
+            share = np.arange(1.0, adapters + 1.0) ** -exponent
+            times.append(at_s)
+            owners.append(part * adapters + rng.choice(adapters, len(at_s), p=share / share.sum()))
+        time_s, owner = np.concatenate(times), np.concatenate(owners)
+        time_s = np.floor(time_s / step_s) * step_s if step_s else time_s
+        order = np.argsort(time_s, kind="stable")
+        kept = rng.integers(0, len(lengths), len(order))
+        used, index = np.unique(owner[order], return_inverse=True)
+        names = tuple(f"adapter-{k:03d}" for k in used.tolist())
+        return Trace(
+            time_s[order] - time_s[order[0]], lengths.input_tokens[kept], lengths.output_tokens[kept],
+            index.astype(np.int64), names, RANKS.of(names), source="drawn", start_s=START_S,
+        )  # fmt: skip
+
+    return made
+
+
+def _day(mean: float, depth: float, peak_h: float = 3.0) -> Callable[[Any], Any]:
+    return lambda hour: mean * (1.0 + depth * np.cos(2.0 * np.pi * (hour - peak_h - 0.5) / HOURS))
+
+
+LOGS: dict[str, Callable[[], Trace]] = {
+    "azure-conv": _file("azure_llm_2023_conv.csv.gz"),
+    "azure-code": _file("azure_llm_2023_code.csv.gz"),
+    "mooncake": _file("mooncake_synthetic.jsonl.gz"),
+    "day": _drawn(_day(5.0, 0.9)),
+    "deep-day": _drawn(lambda hour: 14.0 * np.exp(-((hour - 3.5) ** 2)) + 0.5, seed=1),
+    "bursty-day": _drawn(_day(5.0, 0.8), burst_cv=0.5, seed=2),
+    "spike": _drawn(lambda hour: np.where((hour >= 2.0) & (hour < 3.0), 14.0, 3.0), seed=3),
+    "two-services": _drawn(_day(4.0, 0.9, 1.0), second=_day(4.0, 0.9, 4.0), adapters=30, seed=4),
+    "steady": _drawn(lambda hour: 9.0, seed=5),
+    "whole-seconds": _drawn(_day(5.0, 0.9), step_s=1.0, seed=6),
+    "hot": _drawn(_day(6.0, 0.8), adapters=20, exponent=2.0, seed=7),
+    "quiet": _drawn(_day(4.0, 0.8), adapters=400, exponent=0.3, seed=8),
+}
+
+
+USUAL = "p95_ttft_ms=2000,mean_itl_ms=100"
+WIDER = {"mooncake": "p95_ttft_ms=30000,mean_itl_ms=300"}
+
+
+def busiest_hour(trace: Trace) -> Trace:
+    """The requests of the hour whose offered load is the highest."""
+    table = rates_of(trace, HOUR_S)
+    begin_s = float(table.start_s[table.offered_tok_s.argmax()]) - trace.start_s
+    inside = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < begin_s + HOUR_S))
+    return replace(
+        trace, time_s=trace.time_s[inside] - max(begin_s, 0.0), input_tokens=trace.input_tokens[inside],
+        output_tokens=trace.output_tokens[inside], **_owners(trace, inside),
+    )  # fmt: skip
+
+
+def _owners(trace: Trace, inside: Any) -> dict[str, Any]:
+    assert trace.adapter is not None
+    assert trace.ranks is not None
+    used, index = np.unique(trace.adapter[inside], return_inverse=True)
+    names, ranks = (tuple(values[k] for k in used.tolist()) for values in (trace.names, trace.ranks))
+    return {"adapter": index.astype(np.int64), "names": names, "ranks": ranks, "blocks": None}
+
+
+def ask(trace: Trace, slo: str) -> dict[str, Any]:
+    """GPUs by each way, and what breaks in the busiest hour as it was."""
+    server, solve = packer.load_profile(PROFILE), partial(packer.recommend, slo=slo)
+    trace = replace(trace, blocks=None)
+    seen = observe_log(trace, Ranks())
+    with tempfile.TemporaryDirectory() as folder:
+        write_workload(rounded(seen.fleet), f"{folder}/fleet.csv")
+        fleet = packer.read_workload(f"{folder}/fleet.csv")
+    replayed = measure_workload(trace, replay=True)
+    plans = {"init": solve(seen.fleet, server), "from-log": solve(fleet, server)}
+    plans["load peak"] = solve(at_load(replayed, "peak"), server)
+    day = schedule(measure_workload(trace), server, rates_of_trace(trace, seen.fleet, HOUR_S), slo=slo)
+    hour = measure_workload(busiest_hour(trace), replay=True)
+    gpus = {name: plan.n_gpus for name, plan in plans.items()}
+    gpus["schedule"] = max(len(period.servers) for period in day.periods)
+    gpus["replay"] = solve(hour, server).n_gpus
+    mean = solve(observe_log(trace, Ranks(), View("mean")).fleet, server, verify=False).n_gpus
+    verdicts = {name: replayed_verdict(plan, hour) for name, plan in plans.items()}
+    measured = replace(seen.fleet, adapters=tuple(a for a in seen.fleet.adapters if a.rate > 1e-9))
+    advice = drift(plans["init"], measured).advice
+    return {"gpus": gpus, "mean alone": mean, "replayed hour": verdicts, "evaluate --log": advice}
+
+
+def replayed_verdict(plan: Any, hour: Any) -> dict[str, Any]:
+    """Whether a plan keeps its goal with the requests of an hour as they were."""
+    trace, names = hour.arrivals.trace, {name: i for i, name in enumerate(plan.workload.names)}
+    of_plan = np.array([names[name] for name in hour.names])
+    requests = RequestTrace(
+        trace.time_s, of_plan[trace.adapter], trace.input_tokens, trace.output_tokens, end_s=HOUR_S
+    )
+    fleet = plan.workload.with_arrivals(packer.Arrivals("trace", trace=requests))
+    found = verdict_of(simulate_cluster(fleet, plan.cluster(), router="plan"))
+    return {"holds": found.holds, "text": found.text}
+
+
+def main() -> None:
+    """Ask for each log, print a line, and write results.json."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    path = Path(__file__).with_name("results.json")
+    rows = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    for name in given.names or LOGS:
+        row = rows[name] = ask(LOGS[name](), WIDER.get(name, USUAL))
+        counts = row["gpus"].values()
+        broken = [way for way, verdict in row["replayed hour"].items() if not verdict["holds"]]
+        print(name, row["gpus"], "mean", row["mean alone"], row["evaluate --log"], flush=True)
+        print(f"  differ by {max(counts) - min(counts)}; break: {broken or 'none'}", flush=True)
+        for way in broken:
+            print(f"  {way}: {row['replayed hour'][way]['text']}", flush=True)
+        if given.write:
+            path.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
