@@ -20,11 +20,11 @@ from packer.failover import without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.frontier import FrontierPoint, Progress, average
-from packer.planning.kept import Hour, KeptHours
+from packer.planning.kept import STARVING, Hour, KeptHours
 from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_on_all, needed
 from packer.planning.settle import with_best_slots
 from packer.planning.solve import solve
-from packer.planning.splits import SLOTS, even_splits
+from packer.planning.splits import SLOTS, even_splits, split_by_rank
 from packer.predictors.content import caches_prefixes
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
@@ -258,9 +258,22 @@ class Frontier:
         return parts, self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
 
     def _proposals(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
-        """Those of solvers and the even splits; the latter first where a server gets hundreds of adapters."""
+        """Those of solvers, the even splits, first where a server gets hundreds of adapters, and one by rank."""
         both = self._even(n_gpus), self._proposed(n_gpus)
-        return chain(*(both if (len(self.workload) > WIDE * n_gpus) else reversed(both)))
+        ordered = both if (len(self.workload) > WIDE * n_gpus) else reversed(both)
+        return chain(*ordered, self._by_rank(n_gpus))
+
+    def _by_rank(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
+        """Servers of adapters of near ranks, where they keep their limits."""
+        parts, kept = self.parts.spread_over(n_gpus, self.max_replicas), self.kept
+
+        def judged(split: Sequence[Bin]) -> tuple[list[Bin], list[float]]:
+            made = with_best_slots(kept, parts.joined(split), kept.hours, self.over)
+            return made, [STARVING] * len(made) if self.over() else kept.used(made)
+
+        if n_gpus > 1 and not self.spare and kept.required == len(self.workload):
+            found = split_by_rank(parts.fleet, self.profile, n_gpus, judged)
+            yield from [] if found is None else [found]
 
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Even splits of which the most loaded server keeps its limits, all with the slots that suit that server."""
