@@ -36,7 +36,8 @@ class ProjectOptions(EngineSettings):
     gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
     settings: A setting of the server: tensor-parallel-size (GPUs of one server; as few as it starts on), quantization
         (fp8, int8, awq, gptq, nvfp4; as the model's config says), max-num-seqs, max-model-len, gpu-memory-utilization,
-        vllm-version, block-size, prefix-caching, async-scheduling; --max-num-seqs 64 is the same; repeatable.
+        vllm-version, block-size, prefix-caching, async-scheduling, max-num-queued-reqs; --max-num-seqs 64 is the same;
+        repeatable.
     folder: Where the project is written.
     at: Rates of a log that the plan serves: those of its busiest hour, the mean, those of every adapter's own busiest
         hour, or of the hour at a percentile of the load.

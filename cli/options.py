@@ -247,6 +247,7 @@ def switch(text: str) -> bool:
 ENGINE_SETTINGS: Readers = {
     "max-num-seqs": numbers(int),
     "max-model-len": numbers(int),
+    "max-num-queued-reqs": numbers(int),
     "gpu-memory-utilization": numbers(float),
     "vllm-version": lambda text: (text,),
     "block-size": numbers(int),
@@ -267,8 +268,8 @@ class EngineSettings:
     """Settings of one server that replace those of its profile.
 
     settings: An engine setting in place of the profile's: max-num-seqs, max-model-len, gpu-memory-utilization,
-        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling; --max-num-seqs 64 is the
-        same; repeatable.
+        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs;
+        --max-num-seqs 64 is the same; repeatable.
     """
 
     settings: dict[str, tuple[Any, ...]] = pairs("--set", names=ENGINE_SETTINGS)

@@ -43,10 +43,10 @@ class KindArguments(EngineSettings):
     gpu: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …
     model: The base model: a Hugging Face repository, or its config.json.
     settings: An engine setting in place of the profile's: max-num-seqs, max-model-len, gpu-memory-utilization,
-        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling; with --gpu also
-        tensor-parallel-size (GPUs of one server; as few as it starts on) and quantization (fp8, int8, awq, gptq, nvfp4;
-        as the model's config says); of several values (max-num-seqs=64,256) the plan takes the best; --max-num-seqs 64
-        is the same; repeatable.
+        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs;
+        with --gpu also tensor-parallel-size (GPUs of one server; as few as it starts on) and quantization (fp8, int8,
+        awq, gptq, nvfp4; as the model's config says); of several values (max-num-seqs=64,256) the plan takes the best;
+        --max-num-seqs 64 is the same; repeatable.
     prices: Price of a GPU per hour, US dollars, for the objective cost; repeatable. [default: the profile's]
     available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.
         [default: any number]

@@ -89,7 +89,8 @@ def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
         if name.partition("/")[0] == sheet.name and shipped.model.repository == dimensions.repository:
             given = {key: own[key] for key in own if key not in ("quantization", "tensor_parallel_size")}
             return with_engine(shipped, **given)
-    rules = {key: own.pop(key) for key in ("block_size", "prefix_caching", "async_scheduling") if key in own}
+    later = ("block_size", "prefix_caching", "async_scheduling", "max_num_queued_reqs")
+    rules = {key: own.pop(key) for key in later if key in own}
     return with_engine(
         estimate_profile(dimensions, sheet.name, version=own.pop("vllm_version", None), **own), **rules
     )

@@ -85,7 +85,8 @@ class EngineSpec:
     `max_cpu_loras` None: host memory holds every adapter. `prefix_caching` (`--enable-prefix-caching`) and
     `async_scheduling` None: as the version has it by default (`packer.twin.engine_rules`). `quantization` and
     `kv_cache_dtype` None: as the checkpoint says. `lora_target_modules`: modules that slots hold, by vLLM's names;
-    empty: all.
+    empty: all. `max_num_queued_reqs`: requests, waiting or running, beyond which the server refuses more (HTTP 503;
+    from vLLM 0.29 on); None: no limit.
     """
 
     name: str
@@ -103,14 +104,16 @@ class EngineSpec:
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     lora_target_modules: tuple[str, ...] = ()
+    max_num_queued_reqs: int | None = None
 
     def __post_init__(self) -> None:
         for key in ("max_model_len", "max_num_seqs", "block_size", "tensor_parallel_size"):
             _integer(self, f"engine.{key}", low=1)
         _integer(self, "engine.max_num_batched_tokens", low=self.max_num_seqs)
         _real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
-        if self.max_cpu_loras is not None:
-            _integer(self, "engine.max_cpu_loras", low=1)
+        for key in ("max_cpu_loras", "max_num_queued_reqs"):
+            if getattr(self, key) is not None:
+                _integer(self, f"engine.{key}", low=1)
         for key in ("quantization", "kv_cache_dtype", "lora_target_modules"):
             given = getattr(self, key)
             for word in (given,) if isinstance(given, str) else given or ():
@@ -124,8 +127,9 @@ class EngineSpec:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """vLLM's flags with a value that start what is simulated where the checkpoint does not say it."""
+        """vLLM's flags with a value that start what is simulated where neither checkpoint nor default says it."""
         given = {
+            "max-num-queued-reqs": self.max_num_queued_reqs,
             "quantization": self.quantization,
             "kv-cache-dtype": self.kv_cache_dtype,
             "lora-target-modules": list(self.lora_target_modules),

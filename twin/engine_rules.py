@@ -20,6 +20,8 @@ READ: tuple[Release, ...] = (
 )  # fmt: skip
 """Versions whose source was read, ascending."""
 OLDEST: Release = (0, 0)
+QUEUE_LIMIT: Release = (0, 29)
+"""The first version with `--max-num-queued-reqs` (vllm/v1/engine/async_llm.py, `check_admission`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +129,17 @@ class EngineRules:
 def rules_of(engine: EngineSpec) -> EngineRules:
     """The rules of the engine's version; other engines than vLLM have neither of the last two.
 
-    Raises `ValidationError`: the version is beyond the newest whose rules are known.
+    Raises `ValidationError`: the version is beyond the newest whose rules are known, or lacks a setting.
     """
     release = engine.release
     if release > READ[-1]:
         raise ValidationError(
             f"Expected a version of vLLM up to {_name(READ[-1])}, the newest whose rules are known, "
+            f"got {shown(engine.version)}."
+        )
+    if engine.max_num_queued_reqs is not None and release < QUEUE_LIMIT:
+        raise ValidationError(
+            f"Expected a version of vLLM from {_name(QUEUE_LIMIT)} on with max_num_queued_reqs, "
             f"got {shown(engine.version)}."
         )
     holds = {rule.name: rule.holds(release) for rule in RULES}

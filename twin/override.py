@@ -24,18 +24,15 @@ LARGEST_VOCABULARY = 262_144
 _VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")
 
 
-def with_engine(
-    profile: Profile,
-    *,
-    max_num_seqs: int | None = None,
-    max_model_len: int | None = None,
-    gpu_memory_utilization: float | None = None,
-    vllm_version: str | None = None,
-    block_size: int | None = None,
-    prefix_caching: bool | None = None,
-    async_scheduling: bool | None = None,
-) -> Profile:
-    """The profile with these settings; None keeps one.
+SETTINGS = (
+    "max_num_seqs", "max_model_len", "gpu_memory_utilization", "vllm_version", "block_size", "prefix_caching",
+    "async_scheduling", "max_num_queued_reqs",
+)  # fmt: skip
+"""What `with_engine` changes, in the order in which the profile's name says it."""
+
+
+def with_engine(profile: Profile, **settings: Any) -> Profile:
+    """The profile with these `SETTINGS`; None keeps one.
 
     The KV cache changes by the GPU's memory times the change of `gpu_memory_utilization`, and loses what vLLM's
     profiling run takes for each further sequence in the sampler (`BYTES_PER_LOGIT` × `LARGEST_VOCABULARY`).
@@ -45,15 +42,9 @@ def with_engine(
     Raises `ValidationError`: a setting breaks a rule, as `max_num_seqs` above `max_num_batched_tokens`; the version has
     no numbers, or the profile is of another engine than vLLM.
     """
-    changes = {
-        "max_num_seqs": max_num_seqs,
-        "max_model_len": max_model_len,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "version": vllm_version,
-        "block_size": block_size,
-        "prefix_caching": prefix_caching,
-        "async_scheduling": async_scheduling,
-    }
+    if unknown := settings.keys() - set(SETTINGS):
+        raise TypeError(f"with_engine() got unexpected settings: {', '.join(sorted(unknown))}")
+    changes = {name.removeprefix("vllm_"): settings.get(name) for name in SETTINGS}
     given: dict[str, Any] = {
         name: value
         for name, value in changes.items()
@@ -64,7 +55,7 @@ def with_engine(
     engine = replace(profile.engine, **given)
     if "version" in given and (engine.name != "vllm" or not _VERSION.fullmatch(engine.version)):
         raise ValidationError(
-            f"Expected a version as 0.11.0 of a server of vLLM, got {shown(vllm_version)} of {engine.name}."
+            f"Expected a version as 0.11.0 of a server of vLLM, got {shown(engine.version)} of {engine.name}."
         )
     share = engine.gpu_memory_utilization - profile.engine.gpu_memory_utilization
     each = BYTES_PER_LOGIT if profile.engine.release < SAMPLER_RELEASE else SAMPLER_BYTES_PER_LOGIT

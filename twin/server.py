@@ -112,6 +112,12 @@ class Server:
         """KV blocks that each adapter takes while it is on the GPU, int64 (m,)."""
         return memory_policy(self.profile).adapter_blocks(self.profile, self.workload.ranks)
 
+    @property
+    def most_open(self) -> int | None:
+        """Requests at once beyond which the client or the server refuses more; None: no limit."""
+        limits = (self.max_outstanding, self.profile.engine.max_num_queued_reqs)
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def longest_request(self) -> int:
         """Input + output tokens of the longest request that the server takes."""
         room = (self.kv_blocks - int(self.adapter_blocks().max())) * self.profile.engine.block_size
@@ -124,7 +130,7 @@ class Server:
         """
         drawn = replaying(self.workload, duration_s, seed)
         time_s, adapter = self._times(drawn, duration_s, seed)
-        enough, most_open = len(time_s), self.concurrency or self.max_outstanding
+        enough, most_open = len(time_s), self.concurrency or self.most_open
         if adapter is None and most_open is not None and not self.paced:
             enough = min(enough, most_open + math.ceil(LIKELY_REQ_S * duration_s))
         while True:
@@ -240,7 +246,7 @@ class Server:
             rows.BLOCK_SIZE: engine.block_size,
             rows.TOKEN_BUDGET: engine.max_num_batched_tokens,
             rows.MAX_SEQS: engine.max_num_seqs,
-            rows.MAX_OUTSTANDING: rows.NO_LIMIT if self.max_outstanding is None else self.max_outstanding,
+            rows.MAX_OUTSTANDING: rows.NO_LIMIT if self.most_open is None else self.most_open,
             rows.SERVED: max(m, 1),
             rows.HOST_PLACES: places,
             rows.SPARES_BATCH: int(profile.loading.spares_batch or not memory_policy(profile).fixed_slots),

@@ -89,6 +89,12 @@ def simulate(
         checks.integer("max_loras of a server with adapters", max_loras, low=1)
     settings = profile.settings(max_loras if workload.n_loras else 0, workload.slot_rank(max_lora_rank))
     check_client(workload, max_outstanding, concurrency, paced)
+    queue = profile.engine.max_num_queued_reqs
+    if concurrency is not None and queue is not None and concurrency > queue:
+        raise IncompatibleError(
+            f"Expected a concurrency up to the server's max_num_queued_reqs ({queue}), got {concurrency}: it would "
+            "refuse requests of a client that waits for them."
+        )
     if scrape_interval_s is not None:
         frontend = replace(profile.frontend, scrape_interval_s=scrape_interval_s)
         profile = replace(profile, frontend=frontend)

@@ -12,6 +12,7 @@ from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.io.profiles import load_profile
 from packer.profile import Profile
+from packer.twin.engine_rules import rules_of
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.override import variants, with_engine
 
@@ -78,10 +79,20 @@ def test_another_version_of_vllm_changes_the_rules_alone() -> None:
     assert variants(LLAMA, vllm_version="0.11.0") == [later]
 
 
+def test_a_queue_has_a_limit_from_the_version_that_knows_it() -> None:
+    """`--max-num-queued-reqs` came with vLLM 0.29; the flag starts what was simulated."""
+    later = with_engine(LLAMA, vllm_version="0.29.0", max_num_queued_reqs=64)
+    assert later.engine.arguments == {"max-num-queued-reqs": 64}
+    rules_of(later.engine)
+    with pytest.raises(ValidationError, match=r"0\.29"):
+        rules_of(with_engine(LLAMA, max_num_queued_reqs=64).engine)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {"max_num_seqs": 0},
+        {"max_num_queued_reqs": 0},
         {"max_num_seqs": 4096},
         {"gpu_memory_utilization": 1.5},
         {"vllm_version": "newest"},

@@ -48,7 +48,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
                 before = np.nextafter(floats[NOW], 0.0)
                 if floats[NEXT_S] <= before or floats[REACH_S] <= before:
                     arrive(
-                        ints, floats, stream_s, requests, times, status, adapters, sizes, heaps, series,
+                        ints, floats, stream_s, requests, times, status, adapters, sizes, classes, heaps, series,
                         frontend, before,
                     )  # fmt: skip
                 scrape(ints, floats, frontend, floats[NOW])
@@ -76,8 +76,8 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
         now = until_s if over else floats[NOW]
         if floats[NEXT_S] <= now or floats[REACH_S] <= now:
             arrive(
-                ints, floats, stream_s, requests, times, status, adapters, sizes, heaps, series, frontend,
-                now,
+                ints, floats, stream_s, requests, times, status, adapters, sizes, classes, heaps, series,
+                frontend, now,
             )  # fmt: skip
         if over or ints[EXHAUSTED] == 1:
             return

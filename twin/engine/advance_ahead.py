@@ -24,7 +24,7 @@ def arrive_until(state: ServerState, law: Law, now: float) -> None:
     if state.floats[NEXT_S] <= now or state.floats[REACH_S] <= now:
         arrive(
             state.ints, state.floats, state.stream_s, state.requests, state.times, state.status, state.adapters,
-            state.sizes, state.heaps, state.series, law.frontend, now,
+            state.sizes, state.classes, state.heaps, state.series, law.frontend, now,
         )  # fmt: skip
 
 

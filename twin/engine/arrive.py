@@ -68,7 +68,7 @@ def free_places(ints: IntArray, floats: FloatArray, stream_s: FloatArray) -> Non
 @njit(**CALLED)
 def arrive(
     ints: IntArray, floats: FloatArray, stream_s: FloatArray, requests: IntArray, times: FloatArray,
-    status: ByteArray, adapters: IntArray, sizes: IntArray, heaps: IntArray,
+    status: ByteArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
     series: IntArray, frontend: FloatArray, now: float,
 ) -> None:  # fmt: skip
     """The front end takes in all requests sent up to `now`, and the engine those that reach it by then.
@@ -95,6 +95,7 @@ def arrive(
             ints[WAITING_PROMPT] += requests[r, PROMPT]
         else:
             r = ints[INBOX] - 1
+            classes[sizes[requests[r, OWNER] + 1, RANK_CLASS], UNFINISHED] -= refused
             following = requests[r, NEXT]
             ints[INBOX] = following
             ints[INBOX_COUNT] -= 1
