@@ -101,8 +101,9 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
         profile = with_kernel(profile, system.kernel)
     if not isinstance(engine, type(VLLM)):
         size = 1 if engine.cells else profile.engine.block_size
-        off = {"prefix_caching": False, "async_scheduling": False, "max_num_queued_reqs": None}
-        spec = replace(profile.engine, block_size=size, **off)
+        spec = replace(
+            profile.engine, block_size=size, prefix_caching=False, async_scheduling=False, max_num_queued_reqs=None,
+        )  # fmt: skip
         profile = replace(profile, engine=spec)
     if workload.n_loras < len(workload) and not engine.serves_base:
         raise IncompatibleError(
