@@ -19,7 +19,6 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, LoadingSpec, Profile
-from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine import state as rows
 from packer.twin.run import Run
@@ -97,28 +96,6 @@ def test_preempted_request_keeps_its_ttft(make_profile: MakeProfile) -> None:
     assert sim.ttft_ms == pytest.approx([10.0, 10.0])
     # the first runs on to its end at 200 ms; the second has 3 tokens, starts over and ends a step later
     assert sim.raw.finish_s == pytest.approx([1.2, 1.21])
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_full_server_refuses(make_profile: MakeProfile, ahead: bool) -> None:
-    """A server with max_num_queued_reqs refuses what a client with as many places does, alone and in a cluster."""
-    workload = _fleet(3, 4.0)
-    workload = workload.with_arrivals(Arrivals("trace", trace=draw_requests(workload, 30.0, 1)))
-    plain = make_profile()
-    engine = replace(plain.engine, version="0.32.0", async_scheduling=ahead, prefix_caching=ahead)
-    plain = replace(plain, engine=engine)
-    full = replace(plain, engine=replace(engine, max_num_queued_reqs=3))
-    by_client = simulate(workload, plain, max_loras=3, duration_s=30.0, max_outstanding=3)
-    by_server = simulate(workload, full, max_loras=3, duration_s=30.0)
-    assert by_client.refused > 5
-    assert by_server.refused == by_client.refused
-    assert by_server.raw.finish_s.tobytes() == by_client.raw.finish_s.tobytes()
-    cluster = Cluster.of(full, 1, max_loras=3)
-    of_cluster = simulate_cluster(workload, cluster, router="round-robin", duration_s=30.0)
-    assert (of_cluster.sent, of_cluster.completed) == (by_server.sent, by_server.completed)
-    assert np.nansum(of_cluster.raw.finish_s) == pytest.approx(np.nansum(by_server.raw.finish_s))
-    with pytest.raises(IncompatibleError, match="max_num_queued_reqs"):
-        simulate(workload, full, max_loras=3, duration_s=30.0, concurrency=4)
 
 
 def test_full_client_refuses(make_profile: MakeProfile) -> None:

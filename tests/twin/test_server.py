@@ -1,0 +1,43 @@
+"""A server keeps the limits of its client and its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals
+from packer.cluster import Cluster
+from packer.errors import IncompatibleError
+from packer.lengths import Lengths
+from packer.profile import Profile
+from packer.twin.arrivals import draw_requests
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.simulate import simulate
+from packer.workload import Workload
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_full_server_refuses(make_profile: Callable[..., Profile], ahead: bool) -> None:
+    """A server with max_num_queued_reqs refuses what a client with as many places does, alone and in a cluster."""
+    lengths = Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0)
+    workload = Workload([Adapter(f"a{i}", 8, 4.0) for i in range(3)], *lengths)
+    workload = workload.with_arrivals(Arrivals("trace", trace=draw_requests(workload, 30.0, 1)))
+    plain = make_profile()
+    engine = replace(plain.engine, version="0.32.0", async_scheduling=ahead, prefix_caching=ahead)
+    plain = replace(plain, engine=engine)
+    full = replace(plain, engine=replace(engine, max_num_queued_reqs=3))
+    by_client = simulate(workload, plain, max_loras=3, duration_s=30.0, max_outstanding=3)
+    by_server = simulate(workload, full, max_loras=3, duration_s=30.0)
+    assert by_client.refused > 5
+    assert by_server.refused == by_client.refused
+    assert by_server.raw.finish_s.tobytes() == by_client.raw.finish_s.tobytes()
+    cluster = Cluster.of(full, 1, max_loras=3)
+    of_cluster = simulate_cluster(workload, cluster, router="round-robin", duration_s=30.0)
+    assert (of_cluster.sent, of_cluster.completed) == (by_server.sent, by_server.completed)
+    assert np.nansum(of_cluster.raw.finish_s) == pytest.approx(np.nansum(by_server.raw.finish_s))
+    with pytest.raises(IncompatibleError, match="max_num_queued_reqs"):
+        simulate(workload, full, max_loras=3, duration_s=30.0, concurrency=4)
