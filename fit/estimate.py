@@ -125,11 +125,7 @@ def estimate_profile(
         kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype,
         lora_target_modules=sizes.lora_modules,
     )
-    if sizes.lora_modules and engine.release < _MODULES_SINCE:
-        raise IncompatibleError(f"vLLM has lora_target_modules since 0.17, got version {engine.version}.")
-    seqs, tokens = defaults_of(sheet, engine)
-    batch = max_num_batched_tokens or max(tokens, max_num_seqs or 0)
-    engine = replace(engine, max_num_batched_tokens=batch, max_num_seqs=max_num_seqs or min(seqs, batch))
+    engine = _with_batch(engine, sheet, max_num_batched_tokens, max_num_seqs)
     if price_per_hour is not None:
         checks.real("the price per hour", price_per_hour, low=0.0)
     elif sheet.price_per_hour is not None:
@@ -155,6 +151,15 @@ def estimate_profile(
         errors=band_errors(kind_of(sizes, sheet), "experts" if sizes.experts else "dense"),
         provenance=_provenance(sizes, sheet, known),
     )
+
+
+def _with_batch(engine: EngineSpec, sheet: Datasheet, tokens: int | None, seqs: int | None) -> EngineSpec:
+    """The engine with the largest batch that was given, or vLLM's for the GPU."""
+    if engine.lora_target_modules and engine.release < _MODULES_SINCE:
+        raise IncompatibleError(f"vLLM has lora_target_modules since 0.17, got version {engine.version}.")
+    usual_seqs, usual_tokens = defaults_of(sheet, engine)
+    batch = tokens or max(usual_tokens, seqs or 0)
+    return replace(engine, max_num_batched_tokens=batch, max_num_seqs=seqs or min(usual_seqs, batch))
 
 
 def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_dtype: str) -> int:

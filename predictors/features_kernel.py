@@ -10,7 +10,7 @@ from numba import njit
 from packer.arrays import FloatArray, IntArray
 from packer.predictors.physics import (
     ServerTerms,
-    Traffic,
+    TrafficTerms,
     capacity,
     mixture,
     operating_batch,
@@ -83,7 +83,7 @@ def gather(
 
 @njit(**INLINED)
 def group(slots: float, by_load: FloatArray, groups: FloatArray) -> tuple[int, float]:
-    """Write the means of the groups, heaviest first, into `groups` (see `Traffic`).
+    """Write the means of the groups, heaviest first, into `groups` (see `TrafficTerms`).
 
     Returns their number and the req/s that the `slots` heaviest adapters get.
     """
@@ -141,7 +141,7 @@ def fill(
         load_ms += (engine[6] + engine[7] * sums[RANK] / n) * (1.0 - engine[3] / n)
     places = max(engine[3], slots[b])
     server = ServerTerms(law, paper, engine[8:], slots[b], slot_rank[b], load_ms, places, vector)
-    traffic = Traffic(n, prompt, output, held, demand, groups, k)
+    traffic = TrafficTerms(n, prompt, output, held, demand, groups, k)
 
     fits = max(kv_tokens[b], 1.0) / held
     largest = max(min(fits, engine[1], engine[0] * output / (prompt + output)), TINY)

@@ -45,7 +45,7 @@ class ServerTerms(NamedTuple):
     vector: FloatArray
 
 
-class Traffic(NamedTuple):
+class TrafficTerms(NamedTuple):
     """What comes: mean lengths by request, KV tokens held per running request, Σ rate × output, groups.
 
     `groups` float64 (5, ≥ k): adapters, and their mean rate, output tokens/s, rank; row 4 is room to work in.
@@ -61,7 +61,7 @@ class Traffic(NamedTuple):
 
 
 @njit(**INLINED)
-def mixture(traffic: Traffic, batch: float) -> tuple[float, float, float]:
+def mixture(traffic: TrafficTerms, batch: float) -> tuple[float, float, float]:
     """Expected distinct adapters in a batch, sum of their ranks, and req/s that find theirs absent."""
     adapters, ranks, starts = 0.0, 0.0, 0.0
     groups = traffic.groups
@@ -76,7 +76,7 @@ def mixture(traffic: Traffic, batch: float) -> tuple[float, float, float]:
 
 
 @njit(**INLINED)
-def request_ranks(traffic: Traffic) -> tuple[float, float]:
+def request_ranks(traffic: TrafficTerms) -> tuple[float, float]:
     """Mean rank of the requests, and the largest rank."""
     requests, ranks, largest = 0.0, 0.0, 0.0
     for g in range(traffic.k):
@@ -88,7 +88,7 @@ def request_ranks(traffic: Traffic) -> tuple[float, float]:
 
 
 @njit(**CALLED)
-def step(server: ServerTerms, traffic: Traffic, batch: float, waiting: float) -> tuple[float, float]:
+def step(server: ServerTerms, traffic: TrafficTerms, batch: float, waiting: float) -> tuple[float, float]:
     """Mean step time, ms, with `batch` running and `waiting` requests, and distinct adapters among the running."""
     adapters, ranks, starts = mixture(traffic, batch)
     missing = 0.0
@@ -126,7 +126,7 @@ def step(server: ServerTerms, traffic: Traffic, batch: float, waiting: float) ->
 
 
 @njit(**INLINED)
-def capacity(server: ServerTerms, traffic: Traffic, largest_batch: float) -> tuple[float, float]:
+def capacity(server: ServerTerms, traffic: TrafficTerms, largest_batch: float) -> tuple[float, float]:
     """Largest output tok/s over batches up to `largest_batch`, and the batch that reaches it."""
     best, best_batch = 0.0, largest_batch
     batch = largest_batch
@@ -140,7 +140,7 @@ def capacity(server: ServerTerms, traffic: Traffic, largest_batch: float) -> tup
 
 
 @njit(**INLINED)
-def operating_batch(server: ServerTerms, traffic: Traffic, upper: float) -> float:
+def operating_batch(server: ServerTerms, traffic: TrafficTerms, upper: float) -> float:
     """Batch at which the offered load is served, given that it is at `upper`; regula falsi (Illinois)."""
     low, f_low = 0.0, -traffic.demand
     high, f_high = upper, upper * 1e3 / step(server, traffic, upper, 0.0)[0] - traffic.demand
@@ -165,7 +165,7 @@ def operating_batch(server: ServerTerms, traffic: Traffic, upper: float) -> floa
 
 
 @njit(**CALLED)
-def slots_needed(traffic: Traffic, step_s: float, wait_s: float) -> float:
+def slots_needed(traffic: TrafficTerms, step_s: float, wait_s: float) -> float:
     """Mean number of slots in use if every adapter waits `wait_s` for one.
 
     An adapter's cycle: no request for 1/rate, the wait, and a stay until none of its requests is left: the
@@ -184,7 +184,7 @@ def slots_needed(traffic: Traffic, step_s: float, wait_s: float) -> float:
 
 
 @njit(**INLINED)
-def slot_wait(server: ServerTerms, traffic: Traffic, step_s: float) -> float:
+def slot_wait(server: ServerTerms, traffic: TrafficTerms, step_s: float) -> float:
     """Mean wait for a slot, s, in equilibrium; 0 without want of slots, at most LONGEST_WAIT_S."""
     if traffic.adapters <= server.slots:
         return 0.0

@@ -38,7 +38,7 @@ class _State:
     key: tuple[float, ...]
 
 
-class Search:
+class NeighbourhoodSearch:
     """Large-neighbourhood search over a complete plan.
 
     Servers are freed, CP-SAT packs their adapters again by a linear estimate of how full each server is, the predictor

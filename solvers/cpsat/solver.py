@@ -8,7 +8,7 @@ from packer.moves import moved
 from packer.plan import Moves
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.confirm import confirmed_solution
-from packer.solvers.cpsat.search import Search
+from packer.solvers.cpsat.search import NeighbourhoodSearch
 from packer.solvers.limit import within_limit
 from packer.solvers.replan import aligned, continued
 from packer.solvers.support import plain
@@ -49,7 +49,7 @@ class CpSat:
         first = confirmed_solution(free.with_share(_START_SHARE), lambda posed: start(posed, name))
         if first.unplaced or not first.bins:
             return within_limit(problem, first)
-        search = Search(timed, first.bins)
+        search = NeighbourhoodSearch(timed, first.bins)
         bins = search.run(_WORK_PER_S * (timed.time_limit_s or DEFAULT_S))
         details = {
             "first": name,

@@ -18,7 +18,7 @@ from packer.planning.solve import solve
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.classes import aggregate
 from packer.solvers.cpsat.model import Aim, Refused, Repacking, ServerOption
-from packer.solvers.cpsat.search import Search, assigned
+from packer.solvers.cpsat.search import NeighbourhoodSearch, assigned
 from packer.solvers.cpsat.solver import CpSat
 from packer.solvers.cpsat.surrogate import fitted_limits
 from packer.solvers.feasibility import real_bins
@@ -110,7 +110,7 @@ def test_servers_of_a_wasteful_plan_are_saved() -> None:
     task = replace(problem(random_fleet(40, seed=5, rates=(1.6, 0.9))), time_limit_s=60.0)
     first, best = wasteful(task), len(start(task).bins)
     assert len(first.bins) > 1.4 * best
-    search = Search(task, first.bins)
+    search = NeighbourhoodSearch(task, first.bins)
     found = search.run(1.0)
     check(task, Solution(found))
     assert len(found) <= best + 1
@@ -124,7 +124,7 @@ def test_it_is_never_worse_than_its_start(objective: str, seed: int) -> None:
     fleet = random_fleet(24, seed=seed, rates=(1.6, 0.8))
     task = problem(fleet, objective=goal, max_gpus=4 if goal.fixed_gpus else None, time_limit_s=8.0)
     solver = CpSat("spread" if goal.fixed_gpus else "greedy")
-    search, other = (Search(task, start(task, solver.first).bins) for _ in range(2))
+    search, other = (NeighbourhoodSearch(task, start(task, solver.first).bins) for _ in range(2))
     assert search.run(0.2) == other.run(0.2)
     found, before = solver.solve(task), start(task, solver.first)
     keys = [goal.key(fleet, each.bins, task.evaluator.evaluate(fleet, each.bins)) for each in (found, before)]
@@ -146,7 +146,7 @@ def test_a_running_plan_is_followed_with_fewer_moves() -> None:
     ]
     assert len(mixed) == len(old)
     before = len(moved(old, mixed))
-    search = Search(task, mixed)
+    search = NeighbourhoodSearch(task, mixed)
     assert len(moved(old, search.run(0.6))) <= before // 2
 
 
