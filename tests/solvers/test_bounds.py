@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from monotone import MonotonePredictor, problem
@@ -81,3 +83,13 @@ def test_bounds_of_few_adapters_are_proven_and_never_above_the_optimum(seed: int
     assert quick.proven
     assert quick.lower_bound <= len(exact.bins)
     assert exact.proven
+
+
+def test_bounds_count_the_gpus_of_a_server() -> None:
+    """Where a server takes two GPUs, a plan of n servers that is proven has a bound of 2 n GPUs."""
+    one = problem(random_fleet(8, 3, rates=(1.5, 4.0), ranks=(8,)), predictor=MonotonePredictor(4500.0))
+    pair = replace(one.profile, engine=replace(one.profile.engine, tensor_parallel_size=2))
+    single, double = Exact().solve(one), Exact().solve(replace(one, profiles=(pair,)))
+    assert single.proven
+    assert double.proven
+    assert double.lower_bound == 2 * (single.lower_bound or 0.0) == 2 * len(double.bins) > 2
