@@ -58,9 +58,13 @@ class Acting:
 
     # ---- what is there
     def look(self) -> list[Models | str]:
-        """What each server serves, or why it does not answer."""
+        """What each server serves, or why it does not answer, asked twice."""
 
         def one(server: Running) -> Models | str:
+            try:
+                return server.models()
+            except LiveError:
+                time.sleep(POLL_S)
             try:
                 return server.models()
             except LiveError as error:

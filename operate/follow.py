@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,13 +11,17 @@ import numpy as np
 
 from packer.arrays import FloatArray
 from packer.cluster import ServerKind
-from packer.errors import PackerError
+from packer.errors import IncompatibleError, PackerError
 from packer.live.act import Acting, words
+from packer.live.host import Models
 from packer.live.traffic import Traffic
 from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observed
 from packer.plan import Plan
+from packer.twin.run import Run
 from packer.workload import Workload
 
+NEARLY = 0.15
+"""A load that differs by less from the one that was simulated needs no new simulation."""
 MOST_LOG = 1000
 """Decisions that are kept for the page."""
 
@@ -46,6 +50,7 @@ class Following:
     dry_run: bool = False
     log: list[dict[str, Any]] = field(default_factory=list)
     last_error: str = ""
+    _predicted: dict[int, tuple[Set[int], float, Run]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         servers = self.acting.servers
@@ -62,6 +67,17 @@ class Following:
             self.every_s, max(item.profile.startup_s for item in plan.bins), limits.loads_per_hour,
             all(startable),
         )  # fmt: skip
+
+    def check(self, seen: Sequence[Models | str]) -> None:
+        """Raise `IncompatibleError` if a server that answers is none that the plan was made for."""
+        bins = self.acting.plan.bins
+        most = max(bins, key=lambda item: (item.max_lora_rank, item.max_loras))
+        for s, models in enumerate(seen):
+            reason = None
+            if not isinstance(models, str):
+                reason = self.acting.misfit(bins[s] if s < len(bins) else most, s, models)
+            if reason is not None:
+                raise IncompatibleError(f"Server {s} does not fit the plan: {reason}.")
 
     def serve(self, fleet: Workload) -> None:
         """From now on these adapters are served: new ones get a server at the next look, others leave theirs."""
@@ -146,19 +162,31 @@ class Following:
 
     def _correct(self, seen: Observed) -> None:
         """The measured time per token, beside the predicted one, corrects what servers are taken to hold."""
+        pairs = []
         for s in self.keeper.serving:
             measured = self.traffic.mean_ms(s, "itl")
             own = self.own_load(s, seen.load_tok_s)
-            if measured is None or not own:
-                continue
-            predicted = self.keeper.capacity.run(self.keeper.kinds[s], own).mean_itl_ms
-            before = self.keeper.level
-            level = self.keeper.corrected(predicted, measured)
-            if abs(level - before) > 1e-3:
-                self.acting.say(
-                    f"level {before:.3f} → {level:.3f}: {self.acting.servers[s].name} has a mean ITL of "
-                    f"{measured:.1f} ms, predicted {predicted:.1f} ms"
-                )
+            predicted = self.predicted(s, own).mean_itl_ms if measured is not None and own else 0.0
+            if measured is not None and predicted > 0.0:
+                pairs.append((predicted, measured))
+        if not pairs:
+            return
+        predicted, measured = np.exp(np.log(np.array(pairs)).mean(axis=0)).tolist()
+        before = self.keeper.level
+        level = self.keeper.corrected(predicted, measured)
+        if abs(level - before) > 1e-3:
+            self.acting.say(
+                f"level {before:.3f} → {level:.3f}: the mean ITL is {measured:.1f} ms, predicted {predicted:.1f} ms"
+            )
+
+    def predicted(self, s: int, own: dict[int, float]) -> Run:
+        """The twin's run of a server with this load; the last one as long as the load is nearly the same."""
+        total = sum(own.values())
+        before = self._predicted.get(s)
+        if before is None or before[0] != own.keys() or abs(total / before[1] - 1.0) > NEARLY:
+            before = own.keys(), total, self.keeper.capacity.run(self.keeper.kinds[s], own)
+            self._predicted[s] = before
+        return before[2]
 
     def own_load(self, s: int, load: FloatArray) -> dict[int, float]:
         """Load of each adapter on a server, tok/s."""
@@ -171,8 +199,9 @@ class Following:
 
         `after`: called after each look. `fleet`: the adapters to serve, read at each look.
         """
+        seen = self.acting.look()
+        self.check(seen)
         if not self.dry_run:
-            seen = self.acting.look()
             self.acting.adopt(self.acting.placement(seen), f"follow {self.acting.plan.workload.name}")
         due_s = time.time()
         while True:
@@ -218,7 +247,7 @@ def rows_of(following: Following) -> list[ServerRow]:
     keeper, found = following.keeper, []
     for s, server in enumerate(following.acting.servers):
         own = following.own_load(s, following.load)
-        run = keeper.capacity.run(keeper.kinds[s], own) if own else None
+        run = following.predicted(s, own) if own else None
         ready = bool(following.ready[s])
         found.append(
             ServerRow(

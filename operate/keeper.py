@@ -120,9 +120,9 @@ class Keeper:
         """What is to be changed now, in this order."""
         if seen.held is not None:
             self.held = [dict(own) for own in seen.held]
-        made = self._lost_and_found(now_s, seen.ready)
+        self._lost_and_found(now_s, seen.ready)
         load = self._expected_load(seen)
-        made += self._without_server(now_s, load)
+        made = self._without_server(now_s, load)
         self._ask(now_s, load)
         made += self._evened(now_s, load)
         made += self._sized(now_s, load)
@@ -142,7 +142,7 @@ class Keeper:
         found: FloatArray = np.maximum(seen.load_tok_s * ahead / total, 1e-6)
         return found
 
-    def _lost_and_found(self, now_s: float, ready: BoolArray) -> list[Decision]:
+    def _lost_and_found(self, now_s: float, ready: BoolArray) -> None:
         """Servers that are away hold nothing; those that answer again, or for the first time, serve."""
         for s in np.flatnonzero(self.on & ready & ~self.expected).tolist():
             self.expected[s] = True
@@ -155,7 +155,6 @@ class Keeper:
             if now_s > until_s:  # it never came
                 self.on[s] = False
                 del self.starting[s]
-        return []
 
     @property
     def serving(self) -> list[int]:

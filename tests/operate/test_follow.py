@@ -11,6 +11,7 @@ import pytest
 
 import packer
 from packer.cli import run
+from packer.errors import IncompatibleError
 from packer.live import act
 from packer.live.act import Acting
 from packer.live.fleet_file import Host, Limits, LiveFleet, RouterFile
@@ -136,6 +137,18 @@ def test_a_dry_run_changes_nothing(
     page = live_page(loop, rows_of(loop))
     assert "what would be done" in page
     assert "2 adapters without a server" in page
+
+
+def test_servers_of_another_model_are_not_followed(
+    following: Callable[..., Following], servers: list[StandIn]
+) -> None:
+    """A server that the plan was not made for ends the command before anything is changed."""
+    loop = following()
+    for each in servers:
+        each.longest = 131072
+    servers[1].base = "another"
+    with pytest.raises(IncompatibleError, match="Server 1 does not fit"):
+        loop.run(lambda _made: None)
 
 
 def test_metrics_say_what_is_there(following: Callable[..., Following], servers: list[StandIn]) -> None:
