@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numba import njit
 
 from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.change import Change
@@ -19,6 +20,7 @@ from packer.twin.cluster.candidates import Candidates, grouped
 from packer.twin.cluster.state import Servers, row_of
 from packer.twin.engine import state as rows
 from packer.twin.engine.containers import link_last
+from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 
 KEPT_INTS = (
@@ -27,6 +29,12 @@ KEPT_INTS = (
 )  # fmt: skip
 """Totals that a server keeps when it starts anew."""
 KEPT_FLOATS = (rows.BUSY_S, rows.LOAD_S, rows.STALL_S, rows.SCRAPED_S)
+
+
+@njit(**ENGINE_FLAGS)
+def _linked(ring: IntArray, k: int, i: int) -> None:
+    """Put `i` at the end of a list; kernels that are parts of others can't be called from Python."""
+    link_last(ring, k, 0, i)
 
 
 def ever_placed(cluster: Cluster, changes: Iterable[Change]) -> Cluster:
@@ -204,7 +212,7 @@ class Serving:
         if ints[rows.CACHE_RULE] == FIXED:
             for row in range(1, int(servers.seen[s]) + 1):
                 servers.adapters[s, row, rows.RESIDENT] = 1
-                link_last(servers.adapters[s], rows.IDLE_BEFORE, 0, row)
+                _linked(servers.adapters[s], rows.IDLE_BEFORE, row)
         servers.wake_s[s] = math.inf
 
     def _load(self, servers: Servers, s: int, a: int, now_s: float) -> None:
@@ -225,7 +233,7 @@ class Serving:
                 return  # its first request reads it
             adapters[row, rows.ON_HOST] = 1
             ints[rows.ON_HOST_COUNT] += 1
-            link_last(adapters, rows.HOST_BEFORE, 0, row)
+            _linked(adapters, rows.HOST_BEFORE, row)
         loading = servers.law.loading[s]
         stall_s = 1e-3 * float(loading[2] + loading[3] * servers.ranks[a])
         ints[rows.DISK_LOADS] += 1

@@ -262,3 +262,22 @@ def test_what_cannot_be_changed_is_said(fleet: Workload, three: Cluster, halves:
         Change(-1.0)
     with pytest.raises(ValidationError, match="sum above 0"):
         Change(1.0, route={"a": {0: 0.0}})
+
+
+def test_a_server_that_was_lost_loads_its_adapters_again(
+    fleet: Workload, halves: Cluster, h100: Profile
+) -> None:
+    """Where host memory holds few adapters, one that the server knew before it failed is read once more."""
+    few = replace(h100, engine=replace(h100.engine, max_cpu_loras=3))
+    cluster = replace(halves, kinds=tuple(replace(kind, profile=few, max_loras=2) for kind in halves.kinds))
+    whole = {f"a{i}": {1 if i > 2 else 0: 1.0} for i in range(6)}
+    changes = [
+        Change(10.0, fail=(0,), unload=((0, "a0"),), route={"a0": {2: 1.0}}),
+        Change(11.0, start=(0,)),
+        Change(30.0, load=((0, "a0"),), route=whole),
+    ]
+    given: dict[str, Any] = {"router": "plan", "duration_s": 60.0, "startup_s": 5.0}
+    run = simulate_cluster(fleet, cluster, changes=changes, **given)
+    server = run.state.server[run.raw.requests.time_s > 31.0]
+    assert set(server.tolist()) == {0, 1}
+    assert run.raw.finished[run.raw.requests.time_s < 50.0].all()
