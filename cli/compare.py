@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
-from packer.cli.declare import bundle, command, flag, option
+from packer.cli.declare import Readers, bundle, command, flag, option, pairs
 from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.traffic import refuse_unused
@@ -66,25 +66,25 @@ class Compared:
     seed: int = common("seed")
 
 
+REAL: Readers = {"launch": str, "launch-duration": click.FloatRange(min=1.0), "folder": str}
+
+
 @bundle
 class RealServers:
     """Measurements of the finished plans.
 
-    launch: Measure the plans on real vLLM servers, started as this file says, instead of by the twin with a fresh
-        seed.
-    launch_duration: Time of each real run.
-    folder: Keeps the results of real servers.
+    real: Measure the plans on real vLLM servers instead of by the twin with a fresh seed: launch (the file that says
+        how they start), launch-duration (time of each run, 120 s), folder (keeps the results, compare-results);
+        --launch FILE.toml is the same; repeatable.
     """
 
-    launch: str | None = option(metavar="FILE.toml")
-    launch_duration: float = option(type=click.FloatRange(min=1.0), default=120.0, metavar="SECONDS")
-    folder: str = option(default="compare-results")
+    real: dict[str, Any] = pairs("--real", names=REAL)
 
     def start(self) -> Launch | None:
         """How servers are started; None where the twin measures."""
         from packer.live.launch import read_launch
 
-        return None if self.launch is None else read_launch(self.launch)
+        return read_launch(self.real["launch"]) if "launch" in self.real else None
 
 
 @bundle
@@ -159,9 +159,16 @@ def compare(
         from packer.live.validate import ValidationSpec
         from packer.operate.real import measured
 
-        spec = ValidationSpec(real.launch_duration, seed=job.seed)
+        spec = ValidationSpec(real.real.get("launch_duration", 120.0), seed=job.seed)
         with out.progress() as progress:
-            results = measured(results, list(job.fleets()), start, Path(real.folder), spec, progress)
+            results = measured(
+                results,
+                list(job.fleets()),
+                start,
+                Path(real.real.get("folder", "compare-results")),
+                spec,
+                progress,
+            )
     rows = [result.to_dict() for result in results]
     title = f"{job.workload.name} on {profile.label}"
     _write(rows, files, title, out)
@@ -178,7 +185,7 @@ def _compare_systems(
     from packer.operate.verdict import verdict
     from packer.twin.cluster.system import judged
 
-    of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "launch", "plot", "profile_name")
+    of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "real", "plot", "profile_name")
     refuse_unused("--cluster", (*of_plans, "settings"))
     out.check_tables(files.output, endings=(".json",))
     cluster = systems.read()

@@ -106,6 +106,9 @@ class Pairs(click.Option):
                 read = self.names[name]
                 value = read.convert(given, self, ctx) if isinstance(read, click.ParamType) else read(given)
                 found[name.replace("-", "_")] = value
+            except click.BadParameter as error:
+                error.param_hint = f"'--{name}'"
+                raise
             except (KeyError, ValueError):
                 raise click.BadParameter(f"no value of {name}: {given[:80]!r}.", ctx, self) from None
         return found

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 _CHANGED = ("add_path", "remove", "lose")
-_OF_METRICS = (
-    "api_key_env",
-    "gateway",
-    "names",
-    "end_s",
-)
+_OF_METRICS = ("source_names",)
 
 
 @bundle

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CLEARLY_BUSIER = 1.1
 """From this ratio of the planned load to the mean, the GPUs for the mean are given too."""
 
-LOG_ONLY = ("ranks", "keys", "skip", "strip_prefix", "adapters", "exponent")
+LOG_ONLY = ("ranks", "keys", "skip", "strip_prefix", "assign")
 """Options that say how a log is read."""
 
 FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")

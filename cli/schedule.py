@@ -69,17 +69,15 @@ class Results:
     files: Write a part: static (the plan that holds all day), servers (every server of the day, for packer export
         --format k8s), keda (cron triggers of KEDA for the Deployments of servers), routes (a folder with the routing
         tables of each period: nginx, Envoy, LiteLLM and JSON); --static plan.json is the same; repeatable.
-    address: Where routers find a server, with {name}, {index} and {port}. [default: {name}:8000]
-    prefix: Start of the servers' names.
-    timezone: Time zone of the cron triggers.
+    names: A name in these files: prefix (start of the servers' names, gpu), address (where routers find a server,
+        {name}:8000, with {name}, {index} and {port}), timezone (of the cron triggers, UTC); --timezone UTC is the same;
+        repeatable.
     replay: Simulate a day of requests on the schedule and on the static plan.
     """
 
     output: str | None = option("-o", "--output", metavar="FILE")
     files: dict[str, str] = pairs("--write", names=dict.fromkeys(PARTS, str), metavar="NAME=FILE")
-    address: str | None = option(metavar="TEMPLATE")
-    prefix: str = option(default="gpu", metavar="NAME")
-    timezone: str = option(default="UTC", metavar="NAME")
+    names: dict[str, str] = pairs("--name", names=dict.fromkeys(("prefix", "address", "timezone"), str))
     replay: bool = flag()
 
 
@@ -114,7 +112,8 @@ def schedule(
         make_folder(routes_path)
         there = ("0000-routing.json", *os.listdir(routes_path))
         out.check(*(os.path.join(routes_path, name) for name in there))
-    where = Options(prefix=results.prefix, address=results.address)
+    prefix = results.names.get("prefix", "gpu")
+    where = Options(prefix=prefix, address=results.names.get("address"))
     kinds = servers.kinds()
     out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet().held_to(hours.slo)
@@ -135,9 +134,9 @@ def schedule(
     if servers_path is not None:
         write_plan(found.deployed, servers_path, force=out.force)
     if keda_path is not None:
-        names = {f"{results.prefix}-{k}": found.running(k) for k in range(len(found.servers))}
+        names = {f"{prefix}-{k}": found.running(k) for k in range(len(found.servers))}
         times: dict[str, Any] = {"day_s": found.periods[-1].end_s, "startup_s": found.startup_s}
-        text = scaled_objects(names, **times, timezone=results.timezone)
+        text = scaled_objects(names, **times, timezone=results.names.get("timezone", "UTC"))
         write_text(keda_path, text, force=out.force)
     if routes_path is not None:
         for each in found.periods:

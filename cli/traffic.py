@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, option, pairs, typed
+from packer.cli.declare import Readers, bundle, option, pairs, typed
 from packer.errors import IncompatibleError, ValidationError, reading
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from packer.traces.prometheus import CounterNames, Metrics
     from packer.traces.ranks import Ranks
 
-UNUSED_WITH_INPUT = ("url", "api_key_env", "window_s", "span_s", "end_s")
+UNUSED_WITH_INPUT = ("url", "window_s", "span_s")
 """Parameters of a query: a saved file has its own."""
 
 
@@ -55,6 +55,9 @@ class RankOptions:
         return Ranks({**table, **dict.fromkeys(self.base, 0)}, tuple(others))
 
 
+ASSIGN: Readers = {"adapters": click.IntRange(1, 1_000_000), "exponent": click.FloatRange(0.0, 20.0)}
+
+
 @bundle
 class LogOptions:
     """How a log of requests is read.
@@ -63,22 +66,21 @@ class LogOptions:
         cached=… (tokens found in the KV cache); dots go into nested objects; repeatable.
     skip: A model that is no adapter, as the base model; repeatable.
     strip_prefix: What stands before adapters' names, as hosted_vllm/.
-    adapters: Give the requests to this many adapters, by a power law of popularity. [default: those of the log; of a
-        log that names none 200]
-    exponent: Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.
+    assign: Give the requests to other adapters than the log's: adapters (so many; of a log that names none 200),
+        exponent (the k-th adapter gets a share proportional to k^-EXPONENT, 1.2); --adapters 200 is the same;
+        repeatable.
     """
 
     keys: tuple[str, ...] = option("--key", multiple=True, metavar="FIELD=NAME")
     skip: tuple[str, ...] = option(multiple=True, metavar="MODEL")
     strip_prefix: str = option(default="", show_default=False, metavar="TEXT")
-    adapters: int | None = option(type=click.IntRange(1, 1_000_000), metavar="N")
-    exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.2)
+    assign: dict[str, Any] = pairs("--assign", names=ASSIGN)
 
     def named(self, seed: int) -> Named:
         """Whose the requests are."""
         from packer.operate.observe import Named
 
-        return Named(self.adapters, self.exponent, seed)
+        return Named(self.assign.get("adapters"), self.assign.get("exponent", 1.2), seed)
 
     def fields(self, *no_adapters: str) -> Fields:
         """As `packer.traces.read.read_trace` takes them; `no_adapters`: further models, as --skip names them."""
@@ -118,6 +120,12 @@ class ViewOptions:
 
 
 METRIC_NAMES = ("requests-metric", "input-tokens-metric", "output-tokens-metric", "label")
+SOURCE: Readers = {
+    "gateway": click.Choice(("litellm", "envoy-ai-gateway", "vllm", "custom")),
+    **dict.fromkeys(METRIC_NAMES, str),
+    "end": click.FloatRange(min=0.0, max=1e11),
+    "api-key-env": str,
+}
 
 
 @bundle
@@ -125,27 +133,32 @@ class PrometheusOptions:
     """The Prometheus server and its counters.
 
     url: Prometheus server, as http://prometheus:9090.
-    api_key_env: Environment variable with the key of the server, or a file of it as @FILE: a token, or USER:PASSWORD.
     export_path: A file that packer workload from-metrics --save wrote, instead.
-    gateway: Whose counters: vllm's own carry no adapter and give estimates only.
-    names: With --gateway custom the name of a counter, requests-metric, input-tokens-metric or output-tokens-metric, or
-        of the label with the adapter; --label model is the same; repeatable.
-    end_s: End of the observed time. [default: now]
+    source_names: What is read: gateway (litellm, envoy-ai-gateway, vllm, custom: whose counters; vllm's own carry no
+        adapter and give estimates only), with custom requests-metric, input-tokens-metric and output-tokens-metric,
+        label (of the adapter's name), end (of the observed time, Unix time; now), api-key-env (environment variable
+        with the server's key, or @FILE: a token, or USER:PASSWORD); --gateway vllm is the same; repeatable.
     """
 
     url: str | None = option(metavar="URL")
-    api_key_env: str | None = option(metavar="NAME|@FILE")
     export_path: str | None = option("--input", metavar="FILE.json")
-    gateway: str = option(
-        type=click.Choice(("litellm", "envoy-ai-gateway", "vllm", "custom")), default="litellm"
-    )
-    names: dict[str, str] = pairs("--metric", names=dict.fromkeys(METRIC_NAMES, str))
-    end_s: float | None = option("--end", type=click.FloatRange(min=0.0, max=1e11), metavar="UNIX-TIME")
+    source_names: dict[str, Any] = pairs("--source", names=SOURCE)
+
+    @property
+    def gateway(self) -> str:
+        """Whose counters are read."""
+        return str(self.source_names.get("gateway", "litellm"))
 
     def check(self) -> None:
         """Raise errors that don't depend on an answer before the first query."""
         if self.export_path is not None:
             refuse_unused("--input", UNUSED_WITH_INPUT)
+            for name in ("api_key_env", "end"):
+                if name in self.source_names:
+                    typed_as = f"--{name.replace('_', '-')}"
+                    raise IncompatibleError(
+                        f"{typed_as} has no effect with --input: expected one of them, got both."
+                    )
         if (self.url is None) == (self.export_path is None):
             raise ValidationError("Expected exactly one of --url and --input.")
         self.address()
@@ -155,7 +168,9 @@ class PrometheusOptions:
         """The server, with its key; None without one."""
         from packer.io.web import address_of, key_of
 
-        return None if self.url is None else address_of(self.url, key_of(self.api_key_env))
+        return (
+            None if self.url is None else address_of(self.url, key_of(self.source_names.get("api_key_env")))
+        )
 
     @property
     def place(self) -> str:
@@ -167,9 +182,12 @@ class PrometheusOptions:
         """Names of the counters."""
         from packer.traces.prometheus import source_named
 
-        return source_named(
-            self.gateway, **{name.removesuffix("_metric"): to for name, to in self.names.items()}
-        )
+        given = {
+            name.removesuffix("_metric"): to
+            for name, to in self.source_names.items()
+            if name.replace("_", "-") in METRIC_NAMES
+        }
+        return source_named(self.gateway, **given)
 
     def read(
         self,
@@ -191,7 +209,7 @@ class PrometheusOptions:
         if where is None:
             answers = read_export(self.export_path or "")
         else:
-            end_s = time.time() if self.end_s is None else self.end_s
+            end_s = self.source_names.get("end", time.time())
             end_s -= end_s % window_s if by_clock else 0.0
             answers = fetch(where, source, end_s=end_s, span_s=max(span_s, window_s), window_s=window_s)
         if save_path is not None:

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, flag, option
+from packer.cli.declare import Readers, bundle, command, flag, option, pairs
 from packer.cli.options import DEFAULT_PROFILE, Writing, common
 from packer.cli.output import Table
 
 if TYPE_CHECKING:
     from packer.fit.pipeline import Calibration
     from packer.profile import Profile
+
+
+ABOUT: Readers = {
+    **dict.fromkeys(("model", "name", "note"), str),
+    "generated-share": click.FloatRange(0.01, 1.0),
+    "max-outstanding": click.IntRange(1),
+}
 
 
 @bundle
@@ -28,12 +35,11 @@ class Measurements:
         estimate given as --base; repeatable.
     base_name: Gives the identity of the server (model, GPU, engine settings) and whatever has no measurements;
         `packer profiles estimate` makes one.
-    model: Model name in the tables' model column. [default: the base profile's]
-    name: Name of the new profile. [default: the base profile's]
-    generated_share: Generated / requested output tokens of the runs.
-    max_outstanding: Ceiling of the client that made the runs.
+    about: What the files do not say: model (in the tables' model column; the base profile's), name (of the new profile;
+        the base profile's), generated-share (generated / requested output tokens of the runs, 1), max-outstanding
+        (ceiling of the client that made the runs), note (who measured, how and when, for the profile's provenance);
+        --model NAME is the same; repeatable.
     cold_start: Whether adapters were on disk when the runs began. [default: the base profile's]
-    note_text: Who measured, how and when; goes into the profile's provenance.
     no_cross_validation: Skip the errors on families left out.
     """
 
@@ -41,12 +47,8 @@ class Measurements:
     runs_path: str | None = option("--runs", metavar="FILE")
     bench_paths: tuple[str, ...] = option("--bench", multiple=True, metavar="FILE")
     base_name: str = option("--base", default=DEFAULT_PROFILE, metavar="NAME|FILE.toml")
-    model: str | None = option()
-    name: str | None = option()
-    generated_share: float = option(type=click.FloatRange(0.01, 1.0), default=1.0)
-    max_outstanding: int | None = option(type=click.IntRange(1))
+    about: dict[str, Any] = pairs("--about", names=ABOUT)
     cold_start: bool | None = option("--cold-start/--warm-start", default=None)
-    note_text: str = option("--note", default="", show_default=False)
     no_cross_validation: bool = flag()
     output: str = common("output", help="Where to write the profile.", default="profile.toml")
 
@@ -78,11 +80,11 @@ def fit(given: Measurements, out: Writing) -> None:
         return
     if given.cold_start is not None:
         base = replace(base, loading=replace(base.loading, cold_start=given.cold_start))
-    model, path = given.model or base.model.name, given.runs_path
+    model, path = given.about.get("model", base.model.name), given.runs_path
     profiling = read_profiling(given.profiling_dir, model) if given.profiling_dir else Profiling()
     client: dict[str, Any] = {
-        "generated_share": given.generated_share,
-        "max_outstanding": given.max_outstanding,
+        "generated_share": given.about.get("generated_share", 1.0),
+        "max_outstanding": given.about.get("max_outstanding"),
     }
     runs = read_runs(path, model, **client) if path else []
     if runs and not any(run.ok for run in runs):
@@ -91,9 +93,9 @@ def fit(given: Measurements, out: Writing) -> None:
         whole = not given.no_cross_validation
         result = calibrate(base, profiling, runs, cross_validate=whole, progress=progress)
     profile = with_provenance(
-        replace(result.profile, name=given.name or base.name, provenance={}),
+        replace(result.profile, name=given.about.get("name", base.name), provenance={}),
         method=f"packer profiles fit on micro-benchmarks {'and runs' if runs else 'only'}",
-        measured_by=given.note_text,
+        measured_by=given.about.get("note", ""),
     )
     result = replace(result, profile=profile)
     errors = {
@@ -108,8 +110,10 @@ def _improve(base: Profile, given: Measurements, out: Writing) -> None:
     from packer.fit.bench_results import improved, read_bench_results
     from packer.fit.pipeline import with_provenance
 
-    profile = replace(improved(base, read_bench_results(given.bench_paths)), name=given.name or base.name)
-    profile = with_provenance(profile, measured_by=given.note_text)
+    profile = replace(
+        improved(base, read_bench_results(given.bench_paths)), name=given.about.get("name", base.name)
+    )
+    profile = with_provenance(profile, measured_by=given.about.get("note", ""))
     _finish(profile, {"errors": dict(profile.errors)}, lambda: _laws(profile), given, out)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from packer.cli.declare import argument, bundle, command, flag
+from packer.cli.declare import Pairs, argument, bundle, command, flag
 from packer.cli.options import Writing, common
 from packer.cli.traffic import LogOptions, RankOptions, ViewOptions
 from packer.cli.workload.observed import ObservedFiles
@@ -91,6 +91,9 @@ def _command(log_path: str, output: str) -> str:
         if default or not isinstance(each, click.Option) or name in UNRECORDED:
             continue
         value = context.params[name]
+        if isinstance(each, Pairs):
+            words += [f"--{key.replace('_', '-')} {given}" for key, given in value.items()]
+            continue
         for item in value if each.multiple else (value,):
             text = ",".join(f"{number:g}" for number in item) if isinstance(item, tuple) else str(item)
             words.append(each.opts[-1] if each.is_flag else f"{each.opts[-1]} {text}")
