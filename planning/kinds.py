@@ -22,12 +22,11 @@ from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import limit_of
+from packer.twin.margin import MIXED
 from packer.words import counted, money
 from packer.workload import Workload
 
 _MIXED_S = 10.0
-_TIGHTER = (0.0, 0.15, 0.35)
-"""Beyond the margin: a mix is searched for throughput, and its latency is looked at afterwards."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +123,15 @@ class Mix(Deployment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.rounds = len(_TIGHTER)
+        self.rounds = len(MIXED)
 
     def propose(self) -> Plan | None:
         """By `mixed`, for throughput."""
-        return self._mixed(_TIGHTER[0])
+        return self._mixed(MIXED[0])
 
     def repair(self, plan: Plan, number: int) -> Plan | None:
         """The same with a larger margin."""
-        return self._mixed(_TIGHTER[number])
+        return self._mixed(MIXED[number])
 
     def _mixed(self, tighter: float) -> Plan | None:
         job = self.job

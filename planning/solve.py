@@ -24,7 +24,7 @@ from packer.room import Room
 from packer.seeds import fresh
 from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
-from packer.solvers.confirm import HARDENING_STEP, confirmed_solution
+from packer.solvers.confirm import confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.solvers.headroom import MOST_GPUS, with_room
 from packer.solvers.replan import Replan
@@ -32,6 +32,7 @@ from packer.solvers.support import counts_gpus
 from packer.solvers.verify import check, twin_failures
 from packer.strategies import Predictor
 from packer.twin.hours import Hours
+from packer.twin.margin import HARDENING_STEP, HARDENING_STEPS
 from packer.workload import Workload
 
 ESTIMATED_GPUS = 32
@@ -44,9 +45,6 @@ SEARCHED = 0.7
 """Share of a time limit for the search; the rest is for its verification and what is said of the plan."""
 
 UNVERIFIED = "The time ended before a fresh hour was simulated: a longer --time-limit."
-
-HARDENING_STEPS = 3
-"""How often the margin is raised until the twin confirms the plan."""
 
 
 def solve(

@@ -23,9 +23,7 @@ from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.order import by_falling_load
 from packer.solvers.slots import SlotSearch, scores
-
-HARDENING_STEP = 0.03
-"""By how much rates are raised at least."""
+from packer.twin.margin import HARDENING_STEP
 
 STEPS = 4
 """How often a search is repeated with raised rates before the whole predictor takes part in it."""

@@ -24,12 +24,8 @@ from packer.predictors.learned import LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.strategies import Predictor, TwinBased
-from packer.twin.margin import QUANTILES, error_key, rate_margin
+from packer.twin.margin import DEFAULT_CONFIDENCE, QUANTILES, UNCALIBRATED_MARGIN, error_key, rate_margin
 from packer.workload import Workload
-
-DEFAULT_CONFIDENCE = 0.95
-UNCALIBRATED_MARGIN = 0.1
-"""Margin for profiles without held-out errors."""
 
 
 class _Scaling(Protocol):

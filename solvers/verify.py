@@ -20,15 +20,10 @@ from packer.placement import check_placement
 from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.evaluator import Evaluator
+from packer.twin.margin import CONFIRMING, LATENCY_SLACK
 from packer.twin.memory.policy import memory_error
 from packer.twin.stability import stability
 from packer.workload import Workload
-
-RAISED = 1.02
-"""Two hours of one fleet differ by a percent or so: a bin that holds by less is not confirmed."""
-
-LATENCY_SLACK = 1.02
-"""Latencies differ by a percent or so from seed to seed: a limit breaks where it is exceeded by more than 2 %."""
 
 
 def check(problem: Problem, solution: Solution) -> None:
@@ -102,7 +97,7 @@ def twin_failures(
 def confirmed(problem: Problem, bins: Sequence[Bin]) -> bool:
     """Whether the twin admits every bin, at slightly raised rates and in an hour of its own."""
     twin = TwinPredictor(seed=seeds.confirming(problem.seed))
-    found = Evaluator(twin, problem.objective, RAISED - 1.0).evaluate(problem.workload, bins)
+    found = Evaluator(twin, problem.objective, CONFIRMING).evaluate(problem.workload, bins)
     return bool(keeps_limits(problem.objective, found).all())
 
 

@@ -1,4 +1,4 @@
-"""How much a plan must leave free so that a profile's own error does not starve it."""
+"""The table of margins: how much a plan must leave free so that errors of a profile and chance do not starve it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ import numpy as np
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.profile import Profile
 
+DEFAULT_CONFIDENCE = 0.95
+"""How sure a plan is to hold where nothing else is said."""
+UNCALIBRATED_MARGIN = 0.1
+"""By how much rates are raised for profiles without held-out errors."""
+HARDENING_STEP, HARDENING_STEPS = 0.03, 3
+"""By how much the margin is raised at least where the twin refuses a plan, and how often."""
+MIXED = (0.0, 0.15, 0.35)
+"""Beyond the margin, for mixes of kinds: they are searched for throughput, and latency is looked at afterwards."""
+CONFIRMING = 0.02
+"""Two hours of one fleet differ by a percent or so: a server that holds by less is not confirmed by a solver."""
+LATENCY_SLACK = 1.02
+"""Latencies differ by a percent or so from seed to seed: a limit breaks where it is exceeded by more than 2 %."""
 QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Confidences at which a calibration writes its capacity error into the profile."""
 

@@ -17,10 +17,10 @@ from packer.plan import Plan, Status
 from packer.planning.solve import solve, verified
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
-from packer.solvers.evaluator import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, rate_margin_for
+from packer.solvers.evaluator import rate_margin_for
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
-from packer.twin.margin import error_key, rate_margin
+from packer.twin.margin import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, error_key, rate_margin
 from packer.workload import Workload
 
 PROFILE = small_profile()
