@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from packer.bin import Bin
 from packer.change import Change
 from packer.errors import IncompatibleError, shown
+from packer.plan import Moves
 from packer.words import listed
 
 Placement = Sequence[Mapping[str, float]]
@@ -68,6 +69,18 @@ def moved(old: Sequence[Bin], new: Sequence[Bin]) -> list[int]:
         if i in places and becomes.get(k) not in places[i]
     }
     return sorted(gone)
+
+
+def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
+    """Servers in the order of the running ones that they continue; new ones at the end."""
+    becomes = match(old, bins)
+    return [bins[k] for k in sorted(range(len(bins)), key=lambda k: (becomes.get(k, len(old)), k))]
+
+
+def moves_of(old: Sequence[Bin], bins: Sequence[Bin]) -> Moves:
+    """What servers change on the running ones."""
+    becomes = match(old, bins)
+    return Moves(tuple(moved(old, bins)), tuple(becomes.get(k) for k in range(len(bins))))
 
 
 @dataclass(eq=False)

@@ -8,8 +8,7 @@ from packer import checks
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
-from packer.moves import match, moved
-from packer.plan import Moves, Plan, Status
+from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.search import fewest
 from packer.solvers.candidates import candidates_of
@@ -27,18 +26,6 @@ def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
     number = {name: i for i, name in enumerate(workload.names)}
     now = {i: number[name] for i, name in enumerate(old.workload.names) if name in number}
     return tuple(kept for item in old.bins if (kept := item.renumbered(now)) is not None)
-
-
-def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
-    """Servers in the order of the running ones that they continue; new ones at the end."""
-    becomes = match(old, bins)
-    return [bins[k] for k in sorted(range(len(bins)), key=lambda k: (becomes.get(k, len(old)), k))]
-
-
-def moves_of(old: Sequence[Bin], bins: Sequence[Bin]) -> Moves:
-    """What servers change on the running ones."""
-    becomes = match(old, bins)
-    return Moves(tuple(moved(old, bins)), tuple(becomes.get(k) for k in range(len(bins))))
 
 
 def gpus_words(plan: Plan) -> str:

@@ -1,6 +1,6 @@
 """The loop that makes every plan: propose, judge, repair, prove, explain.
 
-`solve` (`Search`), `recommend` (`Deployment`) and mixes of kinds (`Mix`) are its tasks. A task has these stages:
+`solve` (`SolverTask`), `recommend` (`Deployment`) and mixes of kinds (`Mix`) are its tasks. A task has these stages:
 
 `propose`: the plan that a search finds; None if none serves the fleet.
 `judge`: the plan, `verified` by the n-th set of fresh hours; as it is where no time is left for that.
@@ -26,9 +26,9 @@ from packer.solvers.headroom import with_slots
 
 if TYPE_CHECKING:
     from packer.planning.recommend import Deployment
-    from packer.planning.solve import Search
+    from packer.planning.solve import SolverTask
 
-    Task: TypeAlias = Search | Deployment
+    Task: TypeAlias = SolverTask | Deployment
 
 
 def judged(task: Task, *, verify: bool = True) -> Plan | None:

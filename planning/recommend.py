@@ -11,11 +11,12 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving
+from packer.moves import aligned, moves_of
 from packer.objectives.slo import Slo
 from packer.plan import Plan
 from packer.planning.explain import breaks_later, finished, missed
 from packer.planning.explore import Frontier
-from packer.planning.follow import aligned, gpus_words, moves_of, nearby, running
+from packer.planning.follow import gpus_words, nearby, running
 from packer.planning.frontier import FrontierPoint, Progress
 from packer.planning.loop import judged, planned
 from packer.planning.prove import bounded

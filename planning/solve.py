@@ -12,10 +12,11 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
+from packer.moves import aligned, moves_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble, simulated_once
-from packer.planning.follow import aligned, gpus_words, moves_of, running
+from packer.planning.follow import gpus_words, running
 from packer.planning.loop import planned
 from packer.planning.prove import bounded
 from packer.planning.spare import with_spare
@@ -151,7 +152,7 @@ def solve(
         max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
     )  # fmt: skip
     given = margin if confidence is None else raised
-    return planned(Search(problem, search, again, verify, given, with_headroom), verify=verify)
+    return planned(SolverTask(problem, search, again, verify, given, with_headroom), verify=verify)
 
 
 def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
@@ -176,7 +177,7 @@ def _usual(problem: Problem) -> str:
 
 
 @dataclass(eq=False)
-class Search:
+class SolverTask:
     """A plan for an objective by one solver.
 
     `again`: `solve` for other rates or objectives, by greedy alone. `verify`: fresh hours are simulated. `margin`: as

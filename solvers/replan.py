@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from packer.bin import Bin
-from packer.moves import match, moved
-from packer.plan import Moves, Plan
+from packer.moves import aligned, moved, moves_of
+from packer.plan import Plan
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
@@ -53,26 +52,11 @@ class Replan:
         fresh = Greedy().solve(replace(free, old_bins=()))
         kept = _Repair(free).run(enough=len(fresh.bins) if not fresh.unplaced else 1)
         plans = (repaired(free), kept, fresh.bins if not fresh.unplaced else None)
-        options = [aligned(problem, homeward(free, bins)) for bins in plans if bins]
+        options = [aligned(problem.old_bins, homeward(free, bins)) for bins in plans if bins]
         if not options:
             return _limited(problem, fresh)
         best = min(options, key=lambda bins: (len(bins), len(moved(problem.old_bins, bins))))
-        gone = moved(problem.old_bins, best)
-        moves = Moves(tuple(gone), tuple(continued(problem, best)))
-        return _limited(problem, Solution(tuple(best), moves=moves))
-
-
-def continued(problem: Problem, bins: Sequence[Bin]) -> list[int | None]:
-    """For each bin the running server that it continues, None for a new one."""
-    becomes = match(problem.old_bins, bins)
-    return [becomes.get(k) for k in range(len(bins))]
-
-
-def aligned(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
-    """Bins in the order of the running servers that they continue."""
-    becomes = match(problem.old_bins, bins)
-    order = sorted(range(len(bins)), key=lambda k: (becomes.get(k, len(problem.old_bins)), k))
-    return [bins[k] for k in order]
+        return _limited(problem, Solution(tuple(best), moves=moves_of(problem.old_bins, best)))
 
 
 def _limited(problem: Problem, found: Solution) -> Solution:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from packer.moves import moved
-from packer.plan import Moves
+from packer.moves import aligned, moves_of
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.confirm import confirmed_solution
 from packer.solvers.cpsat.search import NeighbourhoodSearch
 from packer.solvers.limit import within_limit
-from packer.solvers.replan import aligned, continued
 from packer.solvers.support import plain
 
 DEFAULT_S = 30.0
@@ -60,8 +58,8 @@ class CpSat:
         }
         moves = None
         if problem.old_bins:
-            bins = tuple(aligned(problem, bins))
-            moves = Moves(tuple(moved(problem.old_bins, bins)), tuple(continued(problem, bins)))
+            bins = tuple(aligned(problem.old_bins, bins))
+            moves = moves_of(problem.old_bins, bins)
         found = replace(first, bins=bins, moves=moves, details={**first.details, **details})
         if bins != first.bins and first.lower_bound is not None and not first.proven:
             found = replace(found, lower_bound=None, bound_source="")

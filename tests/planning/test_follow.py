@@ -10,8 +10,9 @@ import pytest
 import packer
 from packer import Adapter, Bin, Workload
 from packer.errors import IncompatibleError
+from packer.moves import aligned
 from packer.plan import Status
-from packer.planning.follow import aligned, nearby, running
+from packer.planning.follow import nearby, running
 from packer.profile import Profile
 
 
