@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def run_job(
     client: subprocess.Popen[bytes] | None = None
     died = False
     try:
-        client = _started(job_path, result_path, log_path, authorization)
+        with _held_back():
+            client = _started(job_path, result_path, log_path, authorization)
         start = time.monotonic()
         while client.poll() is None and time.monotonic() - start < limit:
             if not died and not alive():
@@ -73,22 +75,28 @@ def run_job(
     return replace(result, ended="the server died") if died else result
 
 
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Signals that end a run wait for the end of the block, where the client is known to whoever has to end it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _started(job: Path, result: Path, log_path: Path, authorization: str) -> subprocess.Popen[bytes]:
     """The client's process. It inherits a mask that holds signals back until it handles them: one that comes
     while it still imports ends the run with a result, too."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        with log_path.open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "packer.live.client", str(job), str(result)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, KEY: authorization},
-            )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with log_path.open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "packer.live.client", str(job), str(result)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, KEY: authorization},
+        )
 
 
 def _finish(client: subprocess.Popen[bytes]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +186,28 @@ def test_stopping_before_the_client_is_ready_gives_a_result(
     assert result.ended == "interrupted"
     assert len(result.done) == 0
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)
+
+
+def test_an_interrupt_while_the_client_is_started_ends_it(
+    url: str, fleet: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes between the start of the client and the first look at it leaves no client behind."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_job(job(url, fleet, 60.0), tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [each.poll() is not None for each in started] == [True]
 
 
 def test_a_job_file_round_trips(fleet: Workload, tmp_path: Path) -> None:
