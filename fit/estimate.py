@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from packer import checks
-from packer.errors import IncompatibleError, UnknownNameError, shown
+from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.fit.bands import band_errors, kind_of
 from packer.fit.dimensions import BYTES, LORA_MODULES, ModelDimensions
 from packer.fit.memory import Takes, defaults_of, takes
@@ -22,6 +22,7 @@ from packer.io.profiles import load_profile
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
+from packer.twin.override import VERSION
 
 REFERENCE = "h100-64gb/llama-3.1-8b-instruct"
 """The calibrated profile whose terms of adapters are scaled."""
@@ -112,6 +113,10 @@ def estimate_profile(
     own = model if isinstance(model, ModelDimensions) else model_named(model)
     sizes = _with_modules(quantized(own, quantization), lora_target_modules)
     n = _checked_gpus(sizes, tensor_parallel_size, engine_name, kv_cache_dtype)
+    _check_settings(
+        engine_name, version, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )  # fmt: skip
     engine = EngineSpec(
         name=engine_name,
         version=version or ENGINES[engine_name],
@@ -126,10 +131,6 @@ def estimate_profile(
         lora_target_modules=sizes.lora_modules,
     )
     engine = _with_batch(engine, sheet, max_num_batched_tokens, max_num_seqs)
-    if price_per_hour is not None:
-        checks.real("the price per hour", price_per_hour, low=0.0)
-    elif sheet.price_per_hour is not None:
-        price_per_hour = n * sheet.price_per_hour
     cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
     taken = takes(sizes, sheet, engine, cache_bytes or BYTES)
     known = load_profile(reference)
@@ -142,7 +143,7 @@ def estimate_profile(
             sizes.lora_bytes_per_rank,
             sizes.repository,
         ),
-        gpu=GpuSpec(sheet.title, n * sheet.memory_bytes, price_per_hour),
+        gpu=GpuSpec(sheet.title, n * sheet.memory_bytes, _price(price_per_hour, sheet, n)),
         engine=engine,
         memory=_memory(sizes, taken, engine),
         latency=_latency(sizes, sheet, n, known, cache_bytes),
@@ -174,6 +175,22 @@ def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_
             f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}, got {n}."
         )
     return n
+
+
+def _price(given: float | None, sheet: Datasheet, n: int) -> float | None:
+    """Of a server: what is given, or that of its GPUs."""
+    if given is not None:
+        return checks.real("the price per hour", given, low=0.0)
+    return None if sheet.price_per_hour is None else n * sheet.price_per_hour
+
+
+def _check_settings(engine_name: str, version: str | None, **counts: int | None) -> None:
+    """Raise `ValidationError` where a given version or number is none."""
+    if version is not None and engine_name == "vllm" and not VERSION.fullmatch(version):
+        raise ValidationError(f"Expected a version of vLLM as 0.11.0, got {shown(version)}.")
+    for name, value in counts.items():
+        if value is not None:
+            checks.integer(name, value, low=1)
 
 
 def _with_modules(sizes: ModelDimensions, modules: Sequence[str]) -> ModelDimensions:

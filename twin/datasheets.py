@@ -63,7 +63,8 @@ def datasheet(name: str) -> Datasheet:
     if exact:
         return exact[0]
     words = re.findall(r"[a-z]+\d*|\d+[a-z]*", name.lower().removeprefix("nvidia "))
-    several = [each for each in GPUS.values() if words and set(words) <= set(re.split(r"[-_ ]", each.name))]
+    once = 0 < len(words) == len(set(words))
+    several = [each for each in GPUS.values() if once and set(words) <= set(re.split(r"[-_ ]", each.name))]
     if len(several) == 1:
         return several[0]
     if several:

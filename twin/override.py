@@ -21,7 +21,8 @@ SAMPLER_BYTES_PER_LOGIT = 38.2
 
 LARGEST_VOCABULARY = 262_144
 """Of Gemma's tokenizer: a profile does not have its model's, and memory is not to be underestimated."""
-_VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")
+VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")
+"""What a version of vLLM looks like."""
 
 
 SETTINGS = (
@@ -53,7 +54,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
     if not given:
         return profile
     engine = replace(profile.engine, **given)
-    if "version" in given and (engine.name != "vllm" or not _VERSION.fullmatch(engine.version)):
+    if "version" in given and (engine.name != "vllm" or not VERSION.fullmatch(engine.version)):
         raise ValidationError(
             f"Expected a version as 0.11.0 of a server of vLLM, got {shown(engine.version)} of {engine.name}."
         )

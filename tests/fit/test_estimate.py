@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from packer.errors import FileFormatError, IncompatibleError, UnknownNameError
+from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
 from packer.fit.bands import BAND_KEYS
 from packer.fit.dimensions import ModelDimensions
 from packer.fit.estimate import estimate_profile
@@ -254,6 +254,22 @@ def test_quantised_weights(root: Path, tmp_path: Path, given: dict[str, Any], bi
     one, other = (estimate_profile(each, "l40s", max_model_len=8192) for each in (whole, small))
     saved = whole.weights_bytes - small.weights_bytes
     assert other.memory.kv_budget_bytes - one.memory.kv_budget_bytes == pytest.approx(saved)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_num_seqs": 0},
+        {"max_model_len": 0},
+        {"max_num_batched_tokens": -1},
+        {"version": "x"},
+        {"version": ""},
+    ],
+)
+def test_settings_that_are_none_are_refused(given: dict[str, Any]) -> None:
+    """A 0 is not taken for "as vLLM has it", nor a word for a version."""
+    with pytest.raises(ValidationError, match="Expected"):
+        estimate_profile("Qwen/Qwen3-8B", "h200", **given)
 
 
 def test_slots_hold_the_modules_that_the_server_is_told() -> None:

@@ -32,7 +32,7 @@ def test_a_name_of_several_gpus_asks_which(said: str) -> None:
 
 def test_unknown_gpus_are_refused() -> None:
     """Another GPU's name with a suffix is not taken for it."""
-    for said in ("l40", "h100-80g", "v100", ""):
+    for said in ("l40", "h100-80g", "v100", "", "h200 h200"):
         with pytest.raises(UnknownNameError):
             datasheet(said)
 
