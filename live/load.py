@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,12 +78,24 @@ def run_job(
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Signals that end a run wait for the end of the block, where the client is known to whoever has to end it."""
+    """Signals that end a run wait for the end of the block, where the client is known to whoever has to end it.
+
+    The mask is for the client, which inherits it; here another thread may get the signal all the same.
+    """
+    seen: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in STOPPING if main}
+    for number in handlers:
+        signal.signal(number, lambda number, _frame: seen.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for late in seen:
+            signal.raise_signal(late)
 
 
 def _started(job: Path, result: Path, log_path: Path, authorization: str) -> subprocess.Popen[bytes]:
