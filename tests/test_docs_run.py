@@ -120,6 +120,16 @@ def test_readme_shows_a_decision_of_the_tutorial() -> None:
     assert f"\n{shown}\n" in (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 
 
+def test_every_command_is_typed() -> None:
+    """A command of packer outside of ```console, without `$` or the reason why it is not run, would rot unseen."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        for *_, language, body in (
+            BLOCK.findall(path.read_text("utf-8")) if "reference" not in path.parts else ()
+        ):
+            told = [line for line in body.splitlines() if re.match(r"packer [a-z]", line)]
+            assert not told, f"{path.name}: ```{language}: {told[0]}"
+
+
 def test_marks_are_understood() -> None:
     """A mark above a block that no test reads would silently run, or not run, the block."""
     for path in (ROOT / "docs").rglob("*.md"):

@@ -100,6 +100,8 @@ LOGS: dict[str, Callable[[], Trace]] = {
     "steady": _drawn(lambda hour: 9.0, seed=5),
     "whole-seconds": _drawn(_day(5.0, 0.9), step_s=1.0, seed=6),
     "hot": _drawn(_day(6.0, 0.8), adapters=20, exponent=2.0, seed=7),
+    "large-bursty-day": _drawn(_day(15.0, 0.9), adapters=150, seed=9, burst_cv=0.5),
+    "large-deep-day": _drawn(lambda hour: 45.0 * np.exp(-((hour - 3.5) ** 2)) + 1.0, seed=10),
     "quiet": _drawn(_day(4.0, 0.8), adapters=400, exponent=0.3, seed=8),
 }
 
@@ -169,16 +171,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     path = Path(__file__).with_name("results.json")
-    rows = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for name in given.names or LOGS:
-        row = rows[name] = ask(LOGS[name](), WIDER.get(name, USUAL))
+        row = ask(LOGS[name](), WIDER.get(name, USUAL))
         counts = row["gpus"].values()
         broken = [way for way, verdict in row["replayed hour"].items() if not verdict["holds"]]
         print(name, row["gpus"], "mean", row["mean alone"], row["evaluate --log"], flush=True)
         print(f"  differ by {max(counts) - min(counts)}; break: {broken or 'none'}", flush=True)
         for way in broken:
             print(f"  {way}: {row['replayed hour'][way]['text']}", flush=True)
-        if given.write:
+        if given.write:  # others may have written theirs
+            rows = {**(json.loads(path.read_text("utf-8")) if path.exists() else {}), name: row}
             path.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
 
