@@ -31,7 +31,8 @@ class DayOptions:
     period_s: Length of a period.
     startup_s: From the start of a server until it serves. [default: the profile's]
     margin: Share by which rates are raised. [default: the profile's, for 95 %]
-    max_replicas: Split an adapter that is too hot for one GPU in a period over up to so many.
+    max_replicas: Split an adapter that is too hot for one GPU in a period over up to so many. [default: as many as
+        it needs]
     """
 
     rates_path: str | None = option("--rates", metavar="FILE.csv")
@@ -40,7 +41,7 @@ class DayOptions:
     startup_s: float | None = option("--startup", type=click.FloatRange(min=0.0), metavar="SECONDS")
     predictor: str = common("predictor", default="auto")
     margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
-    max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
+    max_replicas: int | None = option(type=click.IntRange(min=1, max=10_000), metavar="N")
     slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 

@@ -22,7 +22,7 @@ from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Period, Schedule
 from packer.operate.steady import with_steady_settings
 from packer.plan import Plan, Status
-from packer.planning.replicas import Replicas, fewest_parts, part
+from packer.planning.replicas import MOST_REPLICAS, Replicas, fewest_parts, part
 from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.evaluator import Evaluator, rate_margin_for
@@ -67,7 +67,7 @@ def schedule(
     slo: GoalLike | None = None,
     predictor: str | Predictor = "auto",
     margin: float | None = None,
-    max_replicas: int = 1,
+    max_replicas: int | None = None,
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     stop: Callable[[], bool] = lambda: False,
@@ -99,7 +99,7 @@ def schedule(
         The latency goal: a `packer.Goal`, its text (which changes the workload's; "none": servers only must not
         starve) or a mapping of limits; None: the workload's. Servers keep it by `server_goal`.
     max_replicas
-        Most parts of an adapter.
+        Most parts of an adapter; None: as many as it needs, but for a replayed trace.
     predictor, margin, seed, progress, stop
         As for `packer.solve`.
 
@@ -113,6 +113,8 @@ def schedule(
     if not rates:
         raise ValidationError("Expected the rates of at least one period, got none.")
     checks.real("period_s", period_s, low=1.0)
+    if max_replicas is None:
+        max_replicas = 1 if workload.arrivals.trace is not None else MOST_REPLICAS
     checks.integer("max_replicas", max_replicas, low=1)
     within = server_goal(workload.held_to(slo).slo)
     profiles = tuple(dict.fromkeys(kind.profile for kind in kinds_of(profile)))
