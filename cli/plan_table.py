@@ -286,7 +286,8 @@ def _totals(plan: Plan) -> list[str]:
 def _engine(plan: Plan) -> list[str]:
     """What the plan assumes of the engine: the version whose rules it follows, and prefixes that requests share."""
     from packer.report.prefixes import prefix_words
-    from packer.twin.engine_rules import followed
+    from packer.twin.engine_rules import followed, rules_of
+    from packer.twin.server import unlike_vllm
 
     lines = []
     for profile in dict.fromkeys(item.profile for item in plan.bins):
@@ -302,6 +303,12 @@ def _engine(plan: Plan) -> list[str]:
             )
         if said := followed(profile.engine):
             lines.append(f"Version     {said}")
+        rules, unlike = rules_of(profile.engine), unlike_vllm(plan.workload, profile)
+        if unlike and (rules.prefix_caching or rules.async_scheduling):
+            lines.append(
+                f"Engine      without prefix caching and asynchronous scheduling: a server that {unlike} is not "
+                f"vLLM's; vLLM {profile.engine.version} has them on by default"
+            )
     if (shared := prefix_words(plan)) is not None:
         lines.append(f"Prefixes    {shared}")
     return lines

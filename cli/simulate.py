@@ -52,8 +52,8 @@ class RunOptions:
     duration_s: Simulated time. [default: 3600; whole cycles of piecewise rates; a replayed trace's own time]
     seeds: Simulate with N seeds and report the mean of each metric and its 95 % interval.
     max_outstanding: Requests that the client keeps open at most; it refuses those beyond. [default: no limit]
-    concurrency: Closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`.
-        The rates only say how often each adapter is chosen.
+    concurrency: Closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`; in
+        the whole cluster, if there is one. The rates only say how often each adapter is chosen.
     paced: With --concurrency: requests come at the fleet's rates, and wait at the client for a place.
     scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or
         none]
@@ -241,7 +241,6 @@ def _simulated(
                 "max_lora_rank",
                 "profile_name",
                 "scrape_interval_s",
-                "concurrency",
                 "paced",
                 "settings",
             ),
@@ -252,7 +251,7 @@ def _simulated(
         _, planned, limits = judged(workload, cluster, goal)
         cluster = placed(planned, cluster, named, limits, run.seed)
         how |= {"system": replace(named, placement=None), "router": system.router}
-        how |= {"stats_interval_s": system.stats_age_s}
+        how |= {"stats_interval_s": system.stats_age_s, "concurrency": run.concurrency}
         return repeated(
             lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
         )

@@ -192,10 +192,7 @@ class Server:
 
         Raises `ValidationError`: such a server's profile asks for prefix caching or asynchronous scheduling.
         """
-        engine, job = self.profile.engine, self.workload.fine_tuning
-        other = "shares its KV cache with adapters" if not memory_policy(self.profile).fixed_slots else ""
-        if job is not None and trains(job):
-            other = "trains beside its requests"
+        engine, other = self.profile.engine, unlike_vllm(self.workload, self.profile)
         if not other:
             return rules_of(engine)
         for setting in ("prefix_caching", "async_scheduling"):
@@ -312,6 +309,17 @@ class Server:
         if pool is not None:
             return pool.found[taken].astype(np.int64)
         return np.where(np.isnan(state.times[taken, rows.FIRST]), -1, 0)
+
+
+def unlike_vllm(workload: Workload, profile: Profile) -> str:
+    """What a server does that vLLM does not; "" for nothing.
+
+    Such a server is simulated without prefix caching and asynchronous scheduling.
+    """
+    job = workload.fine_tuning
+    if job is not None and trains(job):
+        return "trains beside its requests"
+    return "" if memory_policy(profile).fixed_slots else "shares its KV cache with adapters"
 
 
 def fill_inbox(state: rows.ServerState, time_s: FloatArray) -> None:

@@ -68,6 +68,29 @@ def test_metrics_are_those_of_the_library(
     assert found["servers"] == 2
 
 
+def test_a_closed_loop_over_a_cluster(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--concurrency` holds for the whole cluster, and is one of the figures."""
+    words = [
+        "simulate",
+        fleet,
+        "--cluster",
+        cluster,
+        "--router",
+        "most-idle",
+        "--duration",
+        "30",
+        "--concurrency",
+        "5",
+    ]
+    found = _json(words, capsys)
+    again = simulate_cluster(
+        read_workload(fleet), read_cluster(cluster), router="most-idle", duration_s=30.0, concurrency=5
+    )
+    assert found["max_concurrency"] == 5
+    assert found["completed"] == again.completed
+    assert again.sent - again.completed == 5
+
+
 def test_table_and_files(
     fleet: str, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

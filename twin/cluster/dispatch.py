@@ -53,6 +53,7 @@ class Dispatch:
     controller: Controller | None = None
     ahead: bool = False
     sessions: IntArray | None = None
+    concurrency: int | None = None
 
     @property
     def current(self) -> Candidates:
@@ -131,6 +132,7 @@ class Dispatch:
         acting: tuple[object, ...] = (self.policy, self.router)
         ticks = [each for each in acting if isinstance(each, TickingPolicy | TickingRouter)]
         plain = self.way is None and self.max_outstanding is None and self.serving is None
+        plain &= self.concurrency is None
         if assigned is not None and not ticks and plain:
             events.deal(servers, assigned, 0)
         else:

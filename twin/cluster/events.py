@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray
+from packer.twin.cluster.client import first_free_s, is_closed, see_ends, take_place
 from packer.twin.cluster.routers.base import HOLD
 from packer.twin.cluster.state import (
     REFUSED, Engines, Servers, give, outstanding, run_until,
@@ -80,6 +81,8 @@ def pass_on(c: Servers, way: Transit | None, until_s: float, engines: Engines) -
             if not receive(c, way, at_s):
                 return False
     run_all_until(c, until_s, engines)
+    if is_closed(c.client):
+        see_ends(c, until_s)
     return True
 
 
@@ -89,7 +92,10 @@ def hand_over(c: Servers, way: Transit | None, s: int, r: int, now_s: float) -> 
     if way is not None:
         send(c, way, s, r, now_s)
         return True
-    return bool(give(c, s, r, now_s))
+    given = bool(give(c, s, r, now_s))
+    if is_closed(c.client) and given:
+        take_place(c.client)
+    return given
 
 
 @njit(**ENGINE_FLAGS)
@@ -129,6 +135,25 @@ def choose(c: Servers, p: FloatArray, group: IntArray, start: IntArray, server: 
 
 
 @njit(**ENGINE_FLAGS)
+def set_out_s(c: Servers, r: int, now_s: float, end_s: float, engines: Engines) -> float:
+    """When request `r` reaches the router, from `now_s` on; infinite if not before `end_s`.
+
+    In a closed loop when the client has a place for it, after all that happens before.
+    """
+    if not is_closed(c.client):
+        return math.inf if c.sent_s[r] >= end_s else max(now_s, c.sent_s[r])
+    see_ends(c, now_s)
+    while first_free_s(c.client) > now_s:
+        # Steps that start now see no request that is sent later.
+        now_s = min(first_free_s(c.client), next_change_s(c, None, now_s, engines))
+        if now_s >= end_s:
+            return math.inf
+        pass_on(c, None, now_s, engines)
+    c.sent_s[r] = first_free_s(c.client)
+    return now_s
+
+
+@njit(**ENGINE_FLAGS)
 def route(
     c: Servers, seen: Servers, interval_s: float, assigned: IntArray, p: FloatArray, group: IntArray,
     start: IntArray, server: IntArray, first: int, now_s: float, end_s: float, limit: int, way: Transit | None,
@@ -145,9 +170,10 @@ def route(
     """
     looked_s = -math.inf
     for r in range(first, c.server.size):
-        if c.sent_s[r] >= end_s:
+        due_s = set_out_s(c, r, now_s, end_s, engines)
+        if due_s == math.inf:
             return r, end_s, False
-        now_s = max(now_s, c.sent_s[r])
+        now_s = due_s
         if not pass_on(c, way, now_s, engines):
             return r, now_s, False
         g = group[c.adapter[r]]

@@ -57,12 +57,14 @@ def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any, ahead: 
         run_all_until = _variant(events.run_all_until, run_until=run_until)
         pass_on = _variant(pass_on, run_all_until=run_all_until)
         waiting = _variant(waiting, run_all_until=run_all_until)
-    route = events.route
+    route, due = events.route, events.set_out_s
+    if engines or ahead:
+        due = _variant(due, pass_on=pass_on, next_change_s=waiting)
     choose = events.choose
     if score is not None:
         choose = _variant(choose, score=score, **({} if survey is None else {"survey": survey}))
     if engines or ahead or score is not None:
-        route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose)
+        route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose, set_out_s=due)
     return Loop(run_until, pass_on, choose, route)
 
 

@@ -26,6 +26,16 @@ def raw_of(state: Servers, transit: Transit | None, duration_s: float) -> Raw:
     return raw
 
 
+def sent_only(state: Servers, sent: int) -> Servers:
+    """The servers after a run with the first so many requests, of which there were rows for more."""
+    columns = ("requests", "times", "status", "sent_s", "adapter", "prompt", "output", "server")
+    kept = {key: getattr(state, key)[:sent] for key in columns}
+    if state.ahead is not None:
+        pool = state.ahead.pool
+        kept["ahead"] = state.ahead._replace(pool=pool._replace(found=pool.found[:sent]))
+    return state._replace(**kept)
+
+
 def server_view(run: Run, s: int) -> Run:
     """See `Run.server`."""
     setup, workload = run.setups[s], run.workload

@@ -19,6 +19,7 @@ from packer.twin.arrivals import Marks
 from packer.twin.cluster.caching import FIXED, CachePolicy, TickingPolicy
 from packer.twin.cluster.ahead import idle_ahead
 from packer.twin.cluster.candidates import Candidates
+from packer.twin.cluster.client import new_client
 from packer.strategies import Engine
 from packer.twin.cluster.state import EngineKernels, Engines, Servers, adapter_rows
 from packer.twin.cluster.system import System
@@ -220,6 +221,7 @@ def idle_servers(
         wake_s=np.full(count, np.inf),
         on_way=np.zeros(count, dtype=np.int64),
         tuning=no_tuning(count) if tuning is None else tuning,
+        client=new_client(work.concurrency or 0, count),
         ahead=idle_ahead([setup.server for setup in own], marks),
     )
     servers.times[:, rows.LAST] = _noise(own, n, seed)

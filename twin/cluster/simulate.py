@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from packer import checks, registry
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, IntArray
 from packer.change import Change, Controller
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
-from packer.twin.arrivals import Marks, draw_marks, draw_times, replaying
+from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times, replaying
 from packer.twin.cluster.caching import CachePolicy
 from packer.twin.cluster.ahead import schedules_ahead
 from packer.twin.cluster.candidates import candidates_of
+from packer.twin.cluster.client import LIKELY_REQ_S
 from packer.twin.cluster.dispatch import Dispatch
-from packer.twin.cluster.result import raw_of
+from packer.twin.cluster.result import raw_of, sent_only
 from packer.twin.cluster.routers.base import Router
 from packer.twin.cluster.serving import Serving, ever_placed
 from packer.twin.cluster.setup import Setup, idle_servers, kernels_of, kind_setup, server_setups
@@ -42,6 +46,7 @@ def simulate_cluster(
     stats_interval_s: float | None = None,
     timeline_bin_s: float = 10.0,
     max_outstanding: int | None = None,
+    concurrency: int | None = None,
     cache: str | CachePolicy | None = None,
     changes: Sequence[Change] = (),
     controller: Controller | None = None,
@@ -67,8 +72,8 @@ def simulate_cluster(
     stats_interval_s
         How old the counts of requests and KV blocks that a router with a compiled score reads may be; 0: up to date;
         None: the system's.
-    max_outstanding
-        Requests that the client keeps open in the whole cluster; it refuses those beyond.
+    max_outstanding, concurrency
+        As for `packer.simulate`: requests that the client keeps open in the whole cluster, at most or always.
     cache
         A cache policy, by name or an object; None: the system's.
     changes
@@ -91,7 +96,7 @@ def simulate_cluster(
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the cluster", cluster, Cluster, "packer.read_cluster(FILE)")
     duration_s = simulated_s(workload, duration_s, timeline_bin_s, seed)
-    check_client(workload, max_outstanding)
+    check_client(workload, max_outstanding, concurrency)
     goal, planned, limits = judged(workload, cluster, slo)
     how = system if isinstance(system, System) else load_system(system)
     stats_interval_s = how.stats_age_s if stats_interval_s is None else stats_interval_s
@@ -112,21 +117,20 @@ def simulate_cluster(
     servers, way = None, None
     if failed is None:
         drawn = replaying(workload, duration_s, seed)
-        time_s, owner = draw_times(drawn, duration_s, seed)
-        marks = draw_marks(drawn, owner, len(time_s), seed)
-        way = transit_of(workload, cluster, len(time_s))
+        times = None if concurrency else draw_times(drawn, duration_s, seed)
+        way = transit_of(workload, cluster, 0 if times is None else len(times[0]))
         work = Dispatch(
             chosen, cluster, workload, candidates, duration_s, stats_interval_s, seed, max_outstanding, way, policy,
             kernels_of(own), serving, controller, schedules_ahead([setup.server for setup in own]),
-            None if drawn.arrivals.trace is None else drawn.arrivals.trace.sessions,
+            None if drawn.arrivals.trace is None else drawn.arrivals.trace.sessions, concurrency,
         )  # fmt: skip
-        servers = _served(work, kinds, own, time_s, marks, timeline_bin_s)
+        servers = _run(work, kinds, own, drawn, times, timeline_bin_s)
     first = own[0].server
     return Run(
         "ok" if failed is None else "memory_error", failed or "", workload, first.profile, first.settings,
         duration_s, seed, sum(setup.server.kv_cache_tokens for setup in own),
         Raw.nothing(len(workload)) if servers is None else raw_of(servers, way, duration_s),
-        timeline_bin_s, cluster=cluster, system=how.name, router=chosen.name,
+        timeline_bin_s, concurrency, cluster=cluster, system=how.name, router=chosen.name,
         setups=[setup.server for setup in own], state=servers, transit=way,
         spans=None if serving is None or servers is None else serving.finished(servers, duration_s),
     )  # fmt: skip
@@ -137,6 +141,17 @@ def _with_job(workload: Workload, cluster: Cluster, system: System) -> Workload:
     if workload.fine_tuning is None and cluster.fine_tuning is not None:
         workload = replace(workload, fine_tuning=cluster.fine_tuning)
     return workload if system.tuning is None else workload.tuned_by(system.tuning)
+
+
+def _run(
+    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload,
+    times: tuple[FloatArray, IntArray | None] | None, bin_s: float,
+) -> Servers:  # fmt: skip
+    """The servers when requests came at these times, from these adapters; None: in a closed loop."""
+    if times is None:
+        return _closed_loop(work, kinds, own, drawn, bin_s)
+    time_s, owner = times
+    return _served(work, kinds, own, time_s, draw_marks(drawn, owner, len(time_s), work.seed), bin_s)
 
 
 def _served(
@@ -150,6 +165,31 @@ def _served(
     if serving is not None:
         serving.begin(servers)
     return work.run(servers, engines, assigned)
+
+
+def _closed_loop(
+    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload, bin_s: float
+) -> Servers:
+    """The servers when a client kept its requests open all the time, with the requests that it sent.
+
+    Raises `IncompatibleError`: what makes the ends of requests known elsewhere, or later, than at their server.
+    """
+    assert work.concurrency is not None
+    if work.way is not None:
+        raise IncompatibleError("A closed loop is simulated without network_ms and limits of host memory.")
+    if work.serving is not None:
+        raise IncompatibleError("A closed loop is simulated without changes of the servers.")
+    trace, count = drawn.arrivals.trace, len(own)
+    most = len(trace) if trace is not None else MAX_REQUESTS
+    rows = work.concurrency + math.ceil(LIKELY_REQ_S * work.duration_s) * count
+    while True:
+        rows = min(rows, most)
+        marks = draw_marks(drawn, None, rows, work.seed)
+        servers = _served(work, kinds, own, np.full(rows, np.inf), marks, bin_s)
+        sent = int(np.count_nonzero(np.isfinite(servers.sent_s)))
+        if sent < rows or rows == most:
+            return sent_only(servers, sent)
+        rows *= 2
 
 
 def _cache(cache: str | CachePolicy) -> CachePolicy:

@@ -17,6 +17,7 @@ from numba import njit
 from packer.arrays import ByteArray, FloatArray, IntArray
 from packer.twin.cluster.ahead import ahead_of
 from packer.twin.cluster.caching import FIXED
+from packer.twin.cluster.client import Client
 from packer.twin.engine.advance import advance
 from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.arrive import offer
@@ -49,7 +50,7 @@ class Servers(NamedTuple):
     `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
     on_way (S,): requests that left the router and did not reach the server yet. tuning: what the servers train,
     registers with a leading axis. ahead: `cluster.ahead.Ahead` of
-    those that schedule ahead or cache prefixes; None if none does.
+    those that schedule ahead or cache prefixes; None if none does. client: who sends, with places in a closed loop.
     """
 
     ints: IntArray
@@ -91,6 +92,7 @@ class Servers(NamedTuple):
     on_way: IntArray
     tuning: Tuning
     ahead: Any
+    client: Client
 
 
 REFUSED = -2

@@ -1,0 +1,85 @@
+"""A client that keeps a number of requests open in the whole cluster: a closed loop through the router.
+
+As `vllm bench serve --max-concurrency` against a router: the next request is sent when the client has seen another
+one end, wherever that was served (`engine.arrive.free_places` does the same for one server).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from packer.arrays import FloatArray, IntArray
+from packer.twin.engine.state import PENDING_COUNT, RUNNING, SEEN_S, TAKEN, WAITING
+from packer.twin.flags import ENGINE_FLAGS
+
+LIKELY_REQ_S = 64.0
+"""Requests per second that hardly any server completes: rows are made for so many, more if they run out."""
+
+
+class Client(NamedTuple):
+    """The client's places.
+
+    free_s (C,): when each free place became free, s, in order of time, a ring; ring (2,): where the first one stands,
+    and how many there are; ended (S,): requests of each server that the client has seen end.
+    """
+
+    free_s: FloatArray
+    ring: IntArray
+    ended: IntArray
+
+
+def new_client(concurrency: int, servers: int) -> Client:
+    """A client with all places free from the start; 0: requests come at their own times."""
+    none = np.zeros(servers, dtype=np.int64)
+    return Client(np.zeros(concurrency), np.array([0, concurrency], dtype=np.int64), none)
+
+
+@njit(**ENGINE_FLAGS)
+def is_closed(client: Client) -> bool:
+    """Whether there is such a client: one without places sends open loop."""
+    return bool(client.free_s.size > 0)
+
+
+@njit(**ENGINE_FLAGS)
+def free_place(client: Client, at_s: float) -> None:
+    """A place becomes free at `at_s`, behind those that are free before."""
+    size = client.free_s.size
+    k = (client.ring[0] + client.ring[1]) % size
+    client.ring[1] += 1
+    for _ in range(client.ring[1] - 1):
+        before = k - 1 if k > 0 else size - 1
+        if client.free_s[before] <= at_s:
+            break
+        client.free_s[k] = client.free_s[before]
+        k = before
+    client.free_s[k] = at_s
+
+
+@njit(**ENGINE_FLAGS)
+def take_place(client: Client) -> None:
+    """The first free place is taken."""
+    client.ring[0] = (client.ring[0] + 1) % client.free_s.size
+    client.ring[1] -= 1
+
+
+@njit(**ENGINE_FLAGS)
+def first_free_s(client: Client) -> float:
+    """When the first free place became free; infinite if none is."""
+    at_s: float = client.free_s[client.ring[0]] if client.ring[1] > 0 else math.inf
+    return at_s
+
+
+@njit(**ENGINE_FLAGS)
+def see_ends(c: Any, now_s: float) -> None:
+    """After the steps that end by `now_s`, and none before it: requests that ended make room."""
+    client = c.client
+    for s in range(c.wake_s.size):
+        ints = c.ints[s]
+        ended = ints[TAKEN] - ints[RUNNING] - ints[WAITING] - ints[PENDING_COUNT]
+        for _ in range(ended - client.ended[s]):
+            free_place(client, max(now_s, c.floats[s, SEEN_S]))
+        client.ended[s] = ended
