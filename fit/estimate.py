@@ -134,15 +134,10 @@ def estimate_profile(
     cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
     taken = takes(sizes, sheet, engine, cache_bytes or BYTES)
     known = load_profile(reference)
+    bytes_of = sizes.weights_bytes, taken.kv_bytes_per_token, sizes.lora_bytes_per_rank
     return Profile(
         name=name or _name(sizes, sheet, n),
-        model=ModelSpec(
-            sizes.name,
-            sizes.weights_bytes,
-            taken.kv_bytes_per_token,
-            sizes.lora_bytes_per_rank,
-            sizes.repository,
-        ),
+        model=ModelSpec(sizes.name, *bytes_of, sizes.repository),
         gpu=GpuSpec(sheet.title, n * sheet.memory_bytes, _price(price_per_hour, sheet, n)),
         engine=engine,
         memory=_memory(sizes, taken, engine),

@@ -130,20 +130,11 @@ def solve(
     goal = within(load_objective(objective), workload, slo, old_bins)
     workload = goal.fleet(workload)
     raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
+    evaluator = Evaluator.load(predictor, profiles, seed=seed, objective=goal, margin=raised)
     problem = Problem(
-        workload,
-        profiles,
-        goal,
-        Evaluator.load(predictor, profiles, seed=seed, objective=goal, margin=raised),
-        max_gpus=max_gpus,
-        stock=stock_of(kinds),
-        max_replicas=max_replicas,
-        seed=seed,
-        time_limit_s=time_limit_s,
-        old_bins=old_bins,
-        progress=progress,
-        stop=stop,
-    )
+        workload, profiles, goal, evaluator, max_gpus=max_gpus, stock=stock_of(kinds), max_replicas=max_replicas,
+        seed=seed, time_limit_s=time_limit_s, old_bins=old_bins, progress=progress, stop=stop,
+    )  # fmt: skip
     solver = solver or _usual(problem)
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
     _check_fit(problem, search)
