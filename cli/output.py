@@ -201,6 +201,7 @@ def check_distinct(path: str | os.PathLike[str]) -> None:
     """Raise `OutputError` if another parameter of the command names the same file: an input or a second output."""
     context = click.get_current_context(silent=True)
     named = [] if context is None else [value for value in context.params.values() if value]
+    named = [each for value in named for each in (value.values() if isinstance(value, dict) else (value,))]
     texts = [each for value in named for each in (value if isinstance(value, tuple) else (value,))]
     same = [text for text in texts if isinstance(text, str) and _same_file(text.rpartition("=")[2], path)]
     if len(same) > (os.fspath(path) in same):

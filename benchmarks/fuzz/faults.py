@@ -69,6 +69,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "init f.csv --model meta-llama/Llama-3.1-8B-Instruct --gpu h100-64gb -o new": (
         "new/profile.toml", "new/fleet.csv", "new/packer.toml", "new/plan.json", "new/report.html",
     ),
+    "live follow plan.json --simulate r.json -o o.json": ("o.json",),
     "live validate plan.json --launch launch.toml --duration 1s --bins 0 -o v.json --html v.html": (
         "v.json", "v.html",
     ),
@@ -176,8 +177,11 @@ def prepare(folder: Path, commands: tuple[str, ...], url: str) -> None:
     (folder / "measured" / "latency_backbone.csv").write_text(
         "model,phase,set_batch_size,actual_prompt_len,set_output_length,itl_mean_ms,status\n" + rows
     )
+    named = [json.dumps({"time": 5e8 + 30 * k, "model": f"a{k % 6}", "usage": usage}) for k in range(60)]
+    (folder / "replayed.jsonl").write_text("\n".join(named))
     made = [
         "solve f.csv --predictor tree -o plan.json -q",
+        "workload from-log replayed.jsonl --rank 16 --replay -o r.json -q",
         "profiles estimate --model config.json --gpu l40s -o e.toml -q",
     ]
     if any("rows.parquet" in words for words in commands):

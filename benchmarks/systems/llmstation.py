@@ -55,6 +55,9 @@ def ratio_rows(found: dict[str, dict[float, list[float]]], model: str) -> list[R
                     shown(ratios),
                     "in this range, by a factor of 1.2 at most outside",
                     low / ROOM <= mean(ratios) <= high * ROOM,
+                    ""
+                    if rate == LOW
+                    else "at so low a rate every policy trains nearly all the time, so that little is left to gain",
                 )
             )
     return rows
@@ -325,6 +328,7 @@ def access_rows(seeds: int) -> list[Row]:
                     ("chunked training", 1.74),
                 )
             ),
+            "FineInfer and torchtune train little at this rate, as in Fig. 9i at 1 req/s",
         ),
         Row(
             "Fig. 13, rank 32, uniform access to 8 adapters",

@@ -213,6 +213,7 @@ def scenario_rows(found: Found, scenario: Scenario) -> list[Row]:
             f"{served} of {len(possible)} fleets; {sum(each.refused for each in every)} refused",
             "at least 0.9",
             served >= 0.9 * len(possible),
+            "to the letter it gives up where no tested number of adapters fits on the last GPU",
         ),
         Row(
             f"Fig. 11, {scenario.name}: MaxBase and MaxBase* starve or fail",

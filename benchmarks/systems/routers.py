@@ -12,6 +12,7 @@ from packer.twin.run import Run
 SYSTEMS = {
     "vllm": "vLLM behind fewest requests",
     "round-robin": "vLLM behind round robin",
+    "production-stack": "vLLM production stack: in turn",
     "affinity": "vLLM behind adapter affinity",
     "hrw": "rendezvous hashing",
     "dynamo": "NVIDIA Dynamo: hashing, replicas by load",

@@ -12,7 +12,7 @@ from packer.cli.evaluate import MeasuredTraffic
 from packer.cli.live.calibrate import duration
 from packer.cli.options import PlanArgument, Writing, common
 from packer.cli.output import Table, write_json
-from packer.cli.traffic import PrometheusOptions
+from packer.cli.traffic import PrometheusOptions, refuse_unused
 from packer.errors import IncompatibleError
 from packer.words import counted
 
@@ -82,6 +82,10 @@ def follow(
     """
     if (given.servers is None) == (given.simulate is None):
         raise click.UsageError("Give either --servers or --simulate.")
+    if given.simulate is not None:
+        refuse_unused("--simulate", ("fleet", "dry_run", "html", "log_path", "listen", "url", "export_path"))
+    else:
+        refuse_unused("--servers", ("output", "failures", "gpus"))
     plan = file.plan()
     if not plan.bins or plan.unplaced:
         raise IncompatibleError("Expected a plan with a server for each adapter, got an infeasible one.")

@@ -18,11 +18,12 @@ PLACES = ("FILE", "FOLDER", "PATH", "PLAN", "DIR")
 """Parts of the metavars of options that name a file or folder."""
 INPUTS = {
     "--add", "--adapters-dir", "--api-key-env", "--available", "--base", "--bench", "--cluster",
-    "--comparison", "--find-links", "--folder",
+    "--comparison", "--find-links", "--folder", "live follow --fleet", "live follow --html",
     "--from", "--input", "--launch", "--model", "--predictor", "--price", "--profile", "--profiling", "--python",
-    "--ranks", "--rates", "--runs", "show --diff", "--sources", "--system", "--trace", "solve --loads",
+    "--ranks", "--rates", "--runs", "--servers", "show --diff", "--sources", "--system", "--trace", "solve --loads",
 }  # fmt: skip
-"""Options that name what is read (or a folder of intermediate results); every other one names a result."""
+"""Options that name what is read, a folder of intermediate results, or a page that is written as long as a loop runs
+(tests/operate/test_follow.py); every other one names a result."""
 
 
 @pytest.mark.parametrize("only", ["simulate", "export", "workload generate", "predictor build"])
@@ -62,7 +63,7 @@ def test_every_option_that_writes_is_tried(root: Path) -> None:
         tried = [line.split() for line in faults.COMMANDS if f"{line} ".startswith(f"{name} ")]
         options = every_option(found)
         places = {
-            each.opts[-1]: each.opts
+            each.opts[-1]: [*each.opts, *(f"--{one}" for one in getattr(each, "names", ()))]
             for each in options
             if any(place in (each.metavar or "") for place in PLACES)
         }

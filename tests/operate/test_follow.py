@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,10 @@ def test_metrics_say_what_is_there(following: Callable[..., Following], servers:
     assert 'packer_live_server_load_tok_s{server="gpu-1"} ' in text
     assert "packer_live_servers_needed 0.0" in text
     assert "packer_live_server_itl_ms{" not in text
+    template = files("packer.export").joinpath("templates", "dashboard.json").read_text("utf-8")
+    drawn = set(re.findall(r"packer_live_\w+", template))
+    assert drawn
+    assert drawn <= set(re.findall(r"packer_live_\w+", text))
     (load,) = [
         line for line in text.splitlines() if line.startswith('packer_live_server_load_tok_s{server="gpu-0"')
     ]

@@ -78,7 +78,7 @@ def test_a_trace_has_the_blocks_of_its_prompts() -> None:
         trace([16, 33], [1, 1], blocks([1], [2]))
     with pytest.raises(ValidationError, match="at most 2 with its output, got 3"):
         trace([16], [16], blocks([1, 2, 3]))
-    with pytest.raises(ValidationError, match="blocks of 2 requests, got those of 1"):
+    with pytest.raises(ValidationError, match="blocks of 2 requests, got blocks of 1"):
         trace([16, 16], [1, 1], blocks([1]))
 
 
