@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from packer.lengths import Lengths
 from packer.live import load as load_module
 from packer.live import server as server_module
 from packer.live.launch import Launch
+from packer.live.server import LiveServer
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.workload import Workload
+from tests.live.loads import SLOTS
 
 FAKE = Path(__file__).with_name("fake_server.py")
 
@@ -44,6 +46,14 @@ def launch() -> Launch:
         token_ids=(4, 100),
         startup_timeout_s=20.0,
     )
+
+
+@pytest.fixture(scope="module")
+def url(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A fake server without faults, for all tests of a file."""
+    with LiveServer(launch, SLOTS, tmp_path_factory.mktemp("server")) as server:
+        assert server.start() is None
+        yield server.url
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,25 +22,9 @@ from packer.live.launch import Launch
 from packer.live.load import run_job
 from packer.live.metrics import summarise
 from packer.live.results import LoadResult, read_result, write_result
-from packer.live.server import LiveServer, ServerOptions
-from packer.settings import Slots
-from packer.twin.arrivals import draw_requests
+from packer.live.server import LiveServer
 from packer.workload import Workload
-
-SLOTS = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
-
-
-@pytest.fixture(scope="module")
-def url(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A fake server without faults, for all tests."""
-    with LiveServer(launch, SLOTS, tmp_path_factory.mktemp("server")) as server:
-        assert server.start() is None
-        yield server.url
-
-
-def job(url: str, fleet: Workload, duration_s: float = 0.7) -> LoadJob:
-    requests = draw_requests(fleet, duration_s, 0)
-    return LoadJob(url, fleet.names, requests, duration_s, token_ids=(4, 100), metrics_interval_s=0.5)
+from tests.live.loads import SLOTS, job
 
 
 def test_every_request_is_served_and_counted(url: str, fleet: Workload) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,29 +13,11 @@ from typing import Any
 import pytest
 
 from packer.live.client import STOPPING
-from packer.live.job import LoadJob
-from packer.live.launch import Launch
 from packer.live.load import run_job
 from packer.live.results import read_result
-from packer.live.server import LiveServer, ServerOptions, get
-from packer.settings import Slots
-from packer.twin.arrivals import draw_requests
+from packer.live.server import get
 from packer.workload import Workload
-
-SLOTS = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
-
-
-@pytest.fixture(scope="module")
-def url(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A fake server without faults, for all tests."""
-    with LiveServer(launch, SLOTS, tmp_path_factory.mktemp("server")) as server:
-        assert server.start() is None
-        yield server.url
-
-
-def job(url: str, fleet: Workload, duration_s: float = 0.7) -> LoadJob:
-    requests = draw_requests(fleet, duration_s, 0)
-    return LoadJob(url, fleet.names, requests, duration_s, token_ids=(4, 100), metrics_interval_s=0.5)
+from tests.live.loads import job
 
 
 def test_a_process_of_its_own_gives_the_same_kind_of_result(

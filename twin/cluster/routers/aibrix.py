@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from numba import njit
 
 from packer.arrays import FloatArray
-from packer.cluster import Cluster
-from packer.twin.cluster.routers.base import ScoringRouter
+from packer.twin.cluster.routers.base import ScoringRouter, VllmServers
 from packer.twin.cluster.state import Servers, outstanding, row_of
 from packer.twin.engine.state import HEAD, IN_BATCH
 from packer.twin.flags import ENGINE_FLAGS
-from packer.workload import Workload
 
 MANY = 1e12
 
@@ -30,7 +28,7 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
 
 
 @dataclass(frozen=True)
-class Aibrix(ScoringRouter):
+class Aibrix(VllmServers, ScoringRouter):
     """Of the servers where requests of the adapter run or wait the one with the fewest requests, else a random one.
 
     vllm-project/aibrix at 3582dcc, pkg/plugins/gateway/algorithms/lora_affinity.go. There, servers with a free slot are
@@ -40,8 +38,3 @@ class Aibrix(ScoringRouter):
 
     name = "aibrix"
     score = staticmethod(_score)
-
-    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Servers of vLLM, whose metrics it reads."""
-        others = [kind.engine.name for kind in cluster.kinds if kind.engine.name != "vllm"]
-        return f"it reads vLLM's metrics, and a server runs {others[0]!r}" if others else None

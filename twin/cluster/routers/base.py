@@ -98,6 +98,15 @@ class AnyCluster:
         return None
 
 
+class VllmServers:
+    """Base of the routers that read vLLM's metrics."""
+
+    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
+        """Servers of vLLM."""
+        others = [kind.engine.name for kind in cluster.kinds if kind.engine.name != "vllm"]
+        return f"it reads vLLM's metrics, and a server runs {others[0]!r}" if others else None
+
+
 class ScoringRouter(AnyCluster):
     """Base of the routers with a compiled score, `score(servers, parameters, server, request)`: Numba's `njit`.
 

@@ -35,6 +35,7 @@ class Dynamo(AnyCluster):
     smoothing: float = 0.3
     cooldown: int = 3
     _load: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
+    _by_name: list[int] = field(init=False, repr=False, default_factory=list)
     _rank: list[list[int]] = field(init=False, repr=False, default_factory=list)
     _sets: list[list[int]] = field(init=False, repr=False, default_factory=list)
     _shrunk: dict[int, int] = field(init=False, repr=False, default_factory=dict)
@@ -52,6 +53,7 @@ class Dynamo(AnyCluster):
         names = view.workload.names
         self._rank = [ranked(name, view.candidates(a)) for a, name in enumerate(names)]
         self._sets = [order[:1] for order in self._rank]
+        self._by_name = np.argsort(names, kind="stable").tolist()
         self._load, self._shrunk, self._ticks, self._turn = np.full(len(names), -1.0), {}, 0, 0
 
     def route(self, request: Request, view: ClusterView) -> int:
@@ -72,7 +74,7 @@ class Dynamo(AnyCluster):
         slots = view.slots
         wanted = replicas_of(load, int(slots.sum()), len(view.cluster), view.workload.names)
         used, dropped = view.residents.copy(), []
-        for a in np.argsort(view.workload.names, kind="stable").tolist():
+        for a in self._by_name:
             if wanted[a] > 0:
                 self._place(a, self._after_cooldown(a, int(wanted[a])), used, slots, view.on_gpu(a))
             elif load[a] > 0:

@@ -10,7 +10,7 @@ from numba import njit
 from packer import checks
 from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster
-from packer.twin.cluster.routers.base import ScoringRouter
+from packer.twin.cluster.routers.base import ScoringRouter, VllmServers
 from packer.twin.cluster.state import Servers, row_of
 from packer.twin.engine.state import (
     ACTIVE, HEAD, HEAP_ACTIVE, HEAP_IDLE, IN_BATCH, KV_BLOCKS, SLOTS, USED, WAITING,
@@ -48,7 +48,7 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
 
 
 @dataclass(frozen=True)
-class Gateway(ScoringRouter):
+class Gateway(VllmServers, ScoringRouter):
     """Scorers for LoRA affinity, queue and KV cache, and the pod with the highest weighted sum.
 
     kubernetes-sigs/gateway-api-inference-extension at 02308be, pkg/epp/scheduling/framework/plugins/scorer
@@ -68,11 +68,6 @@ class Gateway(ScoringRouter):
     def __post_init__(self) -> None:
         for name in ("lora", "queue", "kv"):
             checks.real(name, getattr(self, name), low=0.0)
-
-    def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Servers of vLLM, whose metrics it reads."""
-        others = [kind.engine.name for kind in cluster.kinds if kind.engine.name != "vllm"]
-        return f"it reads vLLM's metrics, and a server runs {others[0]!r}" if others else None
 
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
         """The weights, the mean output tokens, and room for the survey."""
