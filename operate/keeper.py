@@ -7,6 +7,7 @@ the twin says that it holds within the goal, and a change must be worth what it 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -228,9 +229,10 @@ class Keeper:
         serving = self.serving
         if len(serving) < 2:
             return []
-        used = self.used(load)[serving] / self.caps(serving)
+        offered, caps = self.used(load)[serving], self.caps(serving)
+        used = offered / caps
         # At the total's own share an even load is what is left to reach.
-        mean = float(self.used(load)[serving].sum() / self.caps(serving).sum())
+        mean = float(offered.sum() / caps.sum())
         if used.max() <= max(FULL, 1.05 * mean):
             return []
         most = max(FULL - LOWER, 1.02 * mean)
@@ -238,7 +240,7 @@ class Keeper:
         own = [self.held[s] for s in serving]
         fits = [[self._rank(s) >= adapter.rank for adapter in self.workload.adapters] for s in serving]
         rooms = [self.rooms[s] if self.rooms else None for s in serving]
-        loads, shares = spread(load, self.caps(serving), own, fits, rooms, most, max(0, left))
+        loads, shares = spread(load, caps, own, fits, rooms, most, max(0, left))
         if not shares:
             return []
         route = {a: {serving[k]: share for k, share in parts.items()} for a, parts in shares.items()}
@@ -279,10 +281,10 @@ class Keeper:
         total, caps = float(load.sum()), self.caps(serving)
         if len(serving) < 2 or self.starting or not self.may_start:
             return []
-        alone = [
-            sum(not any(a in self.held[t] for t in serving if t != s) for a in self.held[s]) for s in serving
-        ]
-        k = min(range(len(serving)), key=lambda k: (alone[k], self.used(load)[serving[k]], -serving[k]))
+        copies = Counter(a for s in serving for a in self.held[s])
+        alone = [sum(copies[a] == 1 for a in self.held[s]) for s in serving]
+        offered = self.used(load)
+        k = min(range(len(serving)), key=lambda k: (alone[k], offered[serving[k]], -serving[k]))
         s, others = serving[k], [t for t in serving if t != serving[k]]
         if total > ENOUGH * (float(caps.sum()) - float(caps[k])):
             self._spare_since_s = math.inf
@@ -292,7 +294,7 @@ class Keeper:
         if now_s - self._spare_since_s < cost_s:
             return []
         self._spare_since_s = math.inf
-        used = dict(zip(others, self.used(load)[others], strict=True))
+        used = dict(zip(others, offered[others], strict=True))
         fresh: list[tuple[int, int]] = []
         route: dict[int, dict[int, float]] = {}
         for a, share in sorted(self.held[s].items(), key=lambda item: -load[item[0]] * item[1]):

@@ -166,7 +166,7 @@ def observe_log(
     table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))
     if view.at != "mean" and not replay and len(table.rates) > 1:
         fleet = with_rates(fleet, next(iter(loads.values())))
-    if fleet.has_sessions or fleet.shared_prefix_tokens.any():
+    if fleet.shares_prefixes:
         notes.append(shared_words(fleet))
     if trace.step_s:
         notes.append(stepped(trace.step_s))

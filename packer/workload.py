@@ -154,6 +154,11 @@ class Workload:
         return given and self.arrivals.trace is None and any(self.sessions_by_adapter)
 
     @property
+    def shares_prefixes(self) -> bool:
+        """Whether prompts of an adapter begin alike, by a shared beginning or in sessions; a trace has its blocks."""
+        return self.has_sessions or bool(self.shared_prefix_tokens.any())
+
+    @property
     def n_loras(self) -> int:
         """Adapters with a rank: all but those that stand for requests to the base model."""
         return int(np.count_nonzero(self.ranks))
@@ -262,7 +267,7 @@ class Workload:
 
         `cached`: less what a cache that keeps everything spares of each prompt, for an approximation of prefix caching.
         """
-        if not self.has_sessions and not self.shared_prefix_tokens.any():
+        if not self.shares_prefixes:
             return self
         adapters = []
         for adapter, own, mean in zip(

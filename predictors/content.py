@@ -23,7 +23,7 @@ MAX_STORED = 200_000
 
 def caches_prefixes(workload: Workload, profile: Profile) -> bool:
     """Whether prompts of the fleet begin alike and a server of this profile computes such beginnings only once."""
-    if not workload.shared_prefix_tokens.any() and not workload.has_sessions:
+    if not workload.shares_prefixes:
         return False
     return rules_of(profile.engine).prefix_caching
 

@@ -19,11 +19,7 @@ def prefix_words(plan: Plan) -> str | None:
     """
     caching = [k for k, item in enumerate(plan.bins) if rules_of(item.profile.engine).prefix_caching]
     fleet, trace = plan.workload, plan.workload.arrivals.trace
-    shared = (
-        fleet.has_sessions
-        or fleet.shared_prefix_tokens.any()
-        or (trace is not None and trace.blocks is not None)
-    )
+    shared = fleet.shares_prefixes or (trace is not None and trace.blocks is not None)
     if not caching or shared:
         return None
     assumed = "none are assumed to be shared, so that prefix caching saves nothing"

@@ -205,8 +205,7 @@ def _load_factor(workload: Workload, margin: float, stable: bool = False) -> flo
     all), and 5 % are left for chance. None for arrivals whose mean rate is not that of the fleet, and where prompts
     share prefixes: what of them is in the KV cache takes no time."""
     arrivals = workload.arrivals
-    shares = workload.has_sessions or workload.shared_prefix_tokens.any()
-    if shares or arrivals.kind in ("trace", "unpredictable"):
+    if workload.shares_prefixes or arrivals.kind in ("trace", "unpredictable"):
         return None
     swing = float(np.mean(arrivals.factors)) if arrivals.kind == "piecewise" else 1.0
     return swing * (1.0 + margin) * (1.0 if stable else STARVATION_THRESHOLD) / _BOUND_SLACK
