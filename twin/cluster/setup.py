@@ -181,6 +181,9 @@ def idle_servers(
     ends = dict(zip(lists, np.cumsum([len(served) for served, _ in lists.values()]).tolist(), strict=True))
     last = np.array([ends[id(setup.served)] for setup in own], dtype=np.int64)
     names, tuning = list(kinds), _tuning(own, seed)
+    # One array for all servers: where adapters of one may be evicted, every server walks over its batch.
+    walks = any(state.sets.shape[1] > 1 for state in states)
+    places = max(rows.walk_places(int(state.ints[rows.SLOTS])) for state in states) if walks else 1
     servers = Servers(
         ints=ints,
         floats=np.stack([state.floats for state in states]),
@@ -191,7 +194,7 @@ def idle_servers(
         adapters=adapters,
         sizes=sizes,
         heaps=heaps,
-        sets=np.zeros((count, rows.N_SETS, max(state.sets.shape[1] for state in states)), dtype=np.int64),
+        sets=np.zeros((count, rows.N_SETS, places), dtype=np.int64),
         series=np.zeros((count, max(state.series.size for state in states)), dtype=np.int64),
         classes=classes,
         phase=np.zeros((count, max(state.phase.size for state in states)), dtype=np.int64),

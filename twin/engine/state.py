@@ -219,6 +219,11 @@ def set_places(members: int) -> int:
     return places
 
 
+def walk_places(slots: int) -> int:
+    """Columns of `sets` where adapters of the batch may be evicted: a set of them, or twice as many by entry."""
+    return max(set_places(slots), 2 * slots + 1)
+
+
 def new_links(n: int, ring: int, servers: int = 1) -> IntArray:
     """`links` for n requests and empty rings of `servers` servers, whose SENTINELs are n, n + ring, …"""
     links = np.empty((n + ring * servers, 4), dtype=np.int64)
@@ -247,7 +252,7 @@ def new_state(
     table = 2 ** int(np.clip(np.ceil(np.log2(2.0 * scraped_steps)), 10, 24)) if scraped_steps else 1
     bins = int(np.nextafter(run_s, 0.0) / bin_s) + 1
     slots, m = settings.get(SLOTS, 0), int(np.count_nonzero(sizes[:, RANK]))
-    places = max(set_places(slots), 2 * slots + 1) if m > slots or sizes[:, BLOCKS].any() else 1
+    places = walk_places(slots) if m > slots or sizes[:, BLOCKS].any() else 1
     adapters = np.zeros((len(sizes), N_ADAPTER_COLUMNS), dtype=np.int64)
     serve_base(adapters, sizes)
     return ServerState(

@@ -13,11 +13,13 @@ from naive_twin import Request
 from naive_twin import Server as NaiveSettings
 
 from packer import registry
+from packer.adapter import Adapter
 from packer.cluster import Cluster, ServerKind
+from packer.io.profiles import load_profile
 from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine import state as rows
-from packer.twin.engine.state import HASH, sizes_of
+from packer.twin.engine.state import HASH, set_places, sizes_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
@@ -234,3 +236,16 @@ def test_room_for_adapters_grows(case: Callable[..., Any], monkeypatch: pytest.M
     assert grown.state is not None
     assert grown.state.heaps.shape[2] > 1
     assert grown.requests.equals(enough.requests)
+
+
+def test_servers_of_a_cluster_have_room_to_walk_over_their_own_batches() -> None:
+    """A server that never evicts has as many slots as it says, although another of the cluster has fewer and evicts."""
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    fleet = Workload([Adapter(f"a{i}", 8, 0.5) for i in range(60)])
+    placement = tuple({f"a{i}": 1.0 for i in held} for held in (range(20), range(20, 60)))
+    kinds = (ServerKind("few", profile, 16), ServerKind("all", profile, 40))
+    run = simulate_cluster(
+        fleet, Cluster(kinds, ("few", "all"), placement=placement), router="plan", duration_s=60.0
+    )
+    assert run.state is not None
+    assert run.state.sets.shape[-1] >= max(set_places(40), 2 * 40 + 1)
