@@ -27,6 +27,8 @@ OWN_CELL_S = 5.0
 """Own bursts of adapters are measured from this time scale on: single adapters have few requests."""
 MIN_CV = 0.05
 MIN_WEIGHT = 0.01
+TREND_DEGREE = 2
+"""Degree of the polynomial that is taken for the trend inside a window: the rise, the top or the fall of a day."""
 
 
 def dispersion(time_s: FloatArray, span_s: float) -> dict[float, float]:
@@ -43,19 +45,20 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
     """Poisson arrivals, or bursty ones where the counts are dispersed significantly more than Poisson's.
 
     `window_s`: measure bursts within windows of this length, relative to the rate of each window, so that a plan for
-    the rates of one window does not count the difference between windows twice; time scales above a tenth of the
-    window are left out. None: relative to the mean rate of the whole trace.
+    the rates of one window does not count the difference between windows twice. The trend inside each window is
+    removed, because a day's ramp is no burst, and time scales above a tenth of the window are left out. None: relative
+    to the mean rate of the whole trace.
     Raises `ValidationError`: the trace names no adapters.
     """
     time_s = trace.time_s - trace.time_s[0]
     adapter = trace.requests().adapter
-    if window_s is None or window_s > trace.span_s:
-        window_s = trace.span_s
-    if not _significant(time_s, trace.span_s, window_s):
+    degree = 0 if window_s is None else TREND_DEGREE
+    window_s = trace.span_s if window_s is None else min(window_s, trace.span_s)
+    if not _significant(time_s, trace.span_s, window_s, degree):
         return Arrivals()
     cell_s = max(_cell_s(time_s, trace.span_s), trace.step_s)
-    lag_s, total = _pooled(_rows(_counts(time_s, trace.span_s, cell_s), cell_s, window_s), cell_s)
-    own = _own_bursts(trace, time_s, adapter, window_s)
+    lag_s, total = _pooled(_rows(_counts(time_s, trace.span_s, cell_s), cell_s, window_s), cell_s, degree)
+    own = _own_bursts(trace, time_s, adapter, window_s, degree)
     common = _fit(lag_s, total)
     if common is None and own is None:
         return Arrivals()
@@ -96,7 +99,7 @@ def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:
     return Bursts(float(f"{np.sqrt(variance):.4g}"), scales)
 
 
-def _significant(time_s: FloatArray, span_s: float, within_s: float) -> bool:
+def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int) -> bool:
     """Whether the counts of some width vary more than the counts of Poisson arrivals do by chance."""
     from scipy.stats import chi2
 
@@ -107,13 +110,15 @@ def _significant(time_s: FloatArray, span_s: float, within_s: float) -> bool:
         rows = _rows(counts, width_s, within_s)
         rows = rows[rows.any(axis=1)]
         means = rows.mean(axis=1, keepdims=True)
-        freedom = len(rows) * (rows.shape[1] - 1)
-        if float(((rows - means) ** 2 / means).sum()) > chi2.ppf(SIGNIFICANCE, freedom):
+        freedom = len(rows) * (rows.shape[1] - 1 - degree)
+        if float((_detrended(rows, degree) ** 2 / means).sum()) > chi2.ppf(SIGNIFICANCE, freedom):
             return True
     return False
 
 
-def _own_bursts(trace: Trace, time_s: FloatArray, adapter: IntArray, window_s: float) -> Bursts | None:
+def _own_bursts(
+    trace: Trace, time_s: FloatArray, adapter: IntArray, window_s: float, degree: int
+) -> Bursts | None:
     """Bursts that an adapter does not share with the others.
 
     The covariance within adapters, pooled with the squares of their means as weights, is
@@ -130,8 +135,8 @@ def _own_bursts(trace: Trace, time_s: FloatArray, adapter: IntArray, window_s: f
     rows = _rows(table, cell_s, window_s)
     summed = _rows(table.sum(axis=0), cell_s, window_s)
     squares = float((rows.mean(axis=1) ** 2).sum())
-    lag_s, within = _pooled(rows, cell_s)
-    _, total = _pooled(summed, cell_s)
+    lag_s, within = _pooled(rows, cell_s, degree)
+    _, total = _pooled(summed, cell_s, degree)
     same = squares / float((summed.mean(axis=1) ** 2).sum())
     if same >= 1.0:
         return None
@@ -150,10 +155,17 @@ def _rows(counts: FloatArray, cell_s: float, window_s: float) -> FloatArray:
     return counts[..., :whole].reshape(-1, size)
 
 
-def _pooled(rows: FloatArray, cell_s: float) -> tuple[FloatArray, FloatArray]:
+def _detrended(rows: FloatArray, degree: int) -> FloatArray:
+    """Rows, float64 (rows, cells), less the polynomial of this degree in time that fits each best; 0: the mean."""
+    basis, _ = np.linalg.qr(np.vander(np.linspace(-1.0, 1.0, rows.shape[1]), degree + 1))
+    left: FloatArray = rows - (rows @ basis) @ basis.T
+    return left
+
+
+def _pooled(rows: FloatArray, cell_s: float, degree: int) -> tuple[FloatArray, FloatArray]:
     """Lags, s, and the covariance of each row with itself at these lags, over the sum of the squared means.
 
-    Covariances are averaged in bands of lags.
+    Trends of this degree are removed from the rows. Covariances are averaged in bands of lags.
     """
     n = rows.shape[1]
     edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
@@ -164,7 +176,7 @@ def _pooled(rows: FloatArray, cell_s: float) -> tuple[FloatArray, FloatArray]:
     lagged = np.zeros(n)
     for begin in range(0, len(rows), max(1, MAX_CELLS // n)):  # in parts, which bounds the memory
         part = slice(begin, begin + max(1, MAX_CELLS // n))
-        spectrum = np.fft.rfft(rows[part] - means[part, np.newaxis], 2 * n)
+        spectrum = np.fft.rfft(_detrended(rows[part], degree), 2 * n)
         lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0))[:n]
     lagged /= n - np.arange(n)
     cov = np.array([lagged[a:b].mean() for a, b in bands])

@@ -72,6 +72,28 @@ def test_the_day_is_no_burst_within_an_hour() -> None:
     assert measure_arrivals(trace, window_s=3600.0).kind == "poisson"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_ramps_of_a_day_are_no_bursts(seed: int) -> None:
+    """A rate that rises tenfold within an hour and falls again is a trend, within the hour as between hours."""
+    rng = np.random.default_rng(seed)
+    minutes = np.arange(360.0)
+    means = 60.0 * (1.0 + 45.0 * np.exp(-((minutes / 60.0 - 3.5) ** 2)))
+    at_s = np.repeat(60.0 * minutes, rng.poisson(means))
+    at_s = np.sort(at_s + 60.0 * rng.random(len(at_s)))
+    tokens = np.full(len(at_s), 50)
+    owner = rng.integers(0, 20, len(at_s))
+    trace = Trace(at_s - at_s[0], tokens, tokens, owner, tuple(f"a{k:02d}" for k in range(20)), (8,) * 20)
+    assert measure_arrivals(trace, window_s=3600.0).kind == "poisson"
+
+
+@pytest.mark.parametrize(("cv", "scale_s", "rel"), [(0.3, 30.0, 0.1), (0.3, 220.0, 0.25), (2.0, 8.0, 0.1)])
+def test_bursts_survive_the_removal_of_trends(cv: float, scale_s: float, rel: float) -> None:
+    """A polynomial takes little of a burst, even of one that lasts minutes."""
+    truth = Arrivals("bursty", common=Bursts(cv, ((scale_s, 1.0),)))
+    found = [measure_arrivals(drawn(truth, seed, factor=2.0), window_s=3600.0).common for seed in range(8)]
+    assert np.mean([bursts.cv if bursts else 0.0 for bursts in found]) == pytest.approx(cv, rel=rel)
+
+
 def test_bursts_within_an_hour_are_found_beside_the_day() -> None:
     """Measured within windows, bursts of a minute have the spread that was put in, whatever the day does."""
     truth = Arrivals("bursty", common=Bursts(0.6, ((30.0, 1.0),)))
