@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from packer.bin import Bin
 from packer.failover import without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import candidates_of
+from packer.solvers.slots import SlotSearch
 from packer.solvers.spread_refined import SpreadRefined
 
 MORE = 4
@@ -58,10 +57,10 @@ def _with_slots(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...] | None
 
 def _fewest_slots(problem: Problem, item: Bin) -> int | None:
     """Fewest slots from those it has upward with which a bin holds."""
-    candidates = [item.max_loras, *(p for p in candidates_of(item) if p > item.max_loras)]
-    bins = [_slotted(item, slots, item.max_lora_rank) for slots in candidates]
-    holds = np.flatnonzero(problem.evaluator.holds(problem.workload, bins))
-    return candidates[int(holds[0])] if holds.size else None
+    more = [item, *(item.with_slots(p) for p in candidates_of(item) if p > item.max_loras)]
+    return next(
+        (each.max_loras for each, ok in zip(more, SlotSearch(problem).holds(more), strict=True) if ok), None
+    )
 
 
 def _slotted(item: Bin, slots: int, rank: int) -> Bin:

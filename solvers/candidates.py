@@ -56,6 +56,11 @@ def candidates_of(item: Bin, *, proof: bool = False) -> tuple[int, ...]:
     return max_loras_candidates(len(item.adapters), item.profile, item.max_lora_rank, proof=proof)
 
 
+def nearest(item: Bin, slots: int, *, proof: bool = False) -> list[int]:
+    """`candidates_of` a server, the nearest to so many slots first."""
+    return sorted(candidates_of(item, proof=proof), key=lambda n: abs(n - slots))
+
+
 def neighbours(item: Bin, steps: int) -> tuple[int, ...]:
     """The candidates up to `steps` above (or, if negative, below) the slots that a server has, farthest first."""
     candidates = candidates_of(item)

@@ -22,7 +22,7 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.order import by_falling_load
-from packer.solvers.slots import SlotSearch, scores
+from packer.solvers.slots import Climb, SlotSearch, scores, search
 from packer.twin.margin import HARDENING_STEP
 
 STEPS = 4
@@ -105,23 +105,20 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
 
     One without a place for every adapter, or that stays close to a running plan, is left as it is.
     """
-    made = list(found.bins)
-    if found.unplaced or found.moves or not made or problem.out_of_time():
+    if found.unplaced or found.moves or not found.bins or problem.out_of_time():
         return found
-    refused = [k for k, holds in enumerate(_admitted(problem, made)) if not holds]
-
+    made, slots = list(found.bins), SlotSearch(problem, problem.evaluator.judged)
+    refused = [k for k, holds in enumerate(slots.holds(made)) if not holds]
     for some in (refused[:_SAMPLE], refused[_SAMPLE:]):
-        tried = [
-            (k, item.with_slots(n))
-            for k, item in ((k, found.bins[k]) for k in some)
-            for n in (*neighbours(item, AWAY)[:1], *neighbours(item, -AWAY)[:1])
+        items = [made[k] for k in some]
+        climbs = [
+            Climb(item, 0, [neighbours(item, AWAY)[:1] + neighbours(item, -AWAY)[:1]]) for item in items
         ]
-        if not tried or problem.out_of_time():
+        if not some or problem.out_of_time():
             break
-        rows = problem.evaluator.judged(problem.workload, [item for _, item in tried])
-        rated = zip(scores(rows), problem.objective.holds(rows).tolist(), tried, strict=True)
-        for _, holds, (k, item) in sorted(rated, key=itemgetter(0)):
-            made[k] = item if holds else made[k]
+        search(climbs, slots.rated)
+        for k, climb in zip(some, climbs, strict=True):
+            made[k] = climb.best or made[k]
         if made == list(found.bins):
             break
     return replace(found, bins=tuple(made))
@@ -139,9 +136,7 @@ def all_hold(problem: Problem, found: Solution) -> bool:
 
 def _admitted(problem: Problem, bins: Sequence[Bin]) -> list[bool]:
     """Which of the bins the whole predictor admits."""
-    evaluations = problem.evaluator.judged(problem.workload, bins)
-    admitted: list[bool] = problem.objective.holds(evaluations).tolist()
-    return admitted
+    return SlotSearch(problem, problem.evaluator.judged).holds(bins)
 
 
 def shortfall_by_profile(

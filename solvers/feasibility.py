@@ -10,9 +10,9 @@ from packer.arrays import BoolArray, IntArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.solvers.base import Problem
-from packer.solvers.candidates import candidates_of
+from packer.solvers.candidates import nearest
 from packer.solvers.classes import Classes
-from packer.solvers.slots import SlotSearch, qualities
+from packer.solvers.slots import Climb, Score, search
 
 _BATCH = 256
 _REMEMBERED = 400
@@ -103,48 +103,39 @@ class Feasibility:
         return np.array([self._known[key] for key in keys], dtype=bool)
 
     def _evaluate_rows(self, rows: list[tuple[bytes, IntArray]]) -> None:
-        open_rows: list[tuple[bytes, Bin, list[int]]] = []
-        profile = self.problem.profile
+        climbs: dict[bytes, Climb] = {}
         for key, row in rows:
             n = int(row.sum())
             if n == 0 or n > self.problem.most_adapters:
                 self._known[key] = n == 0
                 continue
             rank = slot_rank_for(int(self.classes.ranks[row > 0].max()))
+            profile = self.problem.profile
             like = Bin(self.classes.representatives(row), profile.settings(1, rank), profile)
-            every = candidates_of(like, proof=True)
-            liked = self._preferred.get((rank, n.bit_length()), n)
-            candidates = sorted(every, key=lambda p: abs(p - liked))
-            open_rows.append((key, like.with_slots(candidates[0]), candidates))
-        # The most promising candidate of every row, then all the others of the rows that failed.
-        self._evaluate_bins([(key, liked_most) for key, liked_most, _ in open_rows])
-        others = [
-            (key, liked_most.with_slots(p))
-            for key, liked_most, candidates in open_rows
-            if key not in self._known
-            for p in candidates[1:]
-        ]
-        self._evaluate_bins(others)
-        for key, _, candidates in open_rows:
-            if not self._known.setdefault(key, False):
-                self.most_slots = max(self.most_slots, *candidates)
+            order = nearest(like, self._preferred.get((rank, n.bit_length()), n), proof=True)
+            # the most promising value of every row, then all the others of the rows that failed
+            climbs[key] = Climb(like.with_slots(order[0]), 0, [order[:1], order], until_holds=True)
+        search([*climbs.values()], self._rated)
+        for key, climb in climbs.items():
+            self._known[key] = (made := climb.best) is not None
+            if made is None:
+                self.most_slots = max(self.most_slots, *climb.score)
+            else:
+                self._preferred[made.max_lora_rank, len(made.adapters).bit_length()] = made.max_loras
         for key, row in rows:
             (self._good if self._known[key] else self._bad).add(row @ self.classes.chains)
 
-    def _evaluate_bins(self, tried: Sequence[tuple[bytes, Bin]]) -> None:
-        for start in range(0, len(tried), _BATCH):
+    def _rated(self, bins: Sequence[Bin]) -> list[Score]:
+        """Whether each bin holds; raises `OutOfTime`."""
+        rated: list[Score] = []
+        for start in range(0, len(bins), _BATCH):
             if self.problem.out_of_time():
                 raise OutOfTime
-            part = tried[start : start + _BATCH]
-            bins = [each for _, each in part]
-            evaluations = self.problem.evaluator.evaluate(self.classes.fleet, bins)
-            self.evaluated += len(bins)
-            holds = self.problem.objective.holds(evaluations)
-            for i in np.flatnonzero(holds).tolist():
-                key, each = part[i]
-                if key not in self._known:
-                    self._known[key] = True
-                    self._preferred[each.max_lora_rank, len(each.adapters).bit_length()] = each.max_loras
+            part = bins[start : start + _BATCH]
+            self.evaluated += len(part)
+            holds = self.problem.objective.holds(self.problem.evaluator.evaluate(self.classes.fleet, part))
+            rated += [(float(ok),) for ok in holds.tolist()]
+        return rated
 
 
 def _key(row: IntArray) -> bytes:
@@ -167,21 +158,3 @@ class _Recent:
         rows = self._rows[: min(self._used, _REMEMBERED)]
         held = rows >= row if above else rows <= row
         return bool(held.all(axis=1).any())
-
-
-def real_bins(problem: Problem, sets: Sequence[tuple[int, ...]]) -> list[Bin | None]:
-    """Bins of these adapters of the real fleet with the `max_loras` that serves them best.
-
-    None where no candidate is feasible. Never raises `OutOfTime`: it ends a search.
-    """
-    slots = SlotSearch(problem)
-    made = [(k, slots.make(each, 1)) for k, each in enumerate(sets)]
-    tried = [(k, item.with_slots(n)) for k, item in made for n in candidates_of(item, proof=True)]
-    if not tried:
-        return []
-    evaluations, holds = slots.evaluate([item for _, item in tried])
-    best: dict[int, tuple[tuple[float, float, float], Bin]] = {}
-    for (k, item), rank, ok in zip(tried, qualities(evaluations), holds.tolist(), strict=True):
-        if ok and (k not in best or rank < best[k][0]):
-            best[k] = rank, item
-    return [best[k][1] if k in best else None for k in range(len(sets))]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from packer.bin import Bin
 from packer.plan import Plan
 from packer.room import LEVELS, Room
+from packer.search import reach
 from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.evaluator import Evaluator
+from packer.solvers.slots import Climb, Score, search
 from packer.twin.hours import Hours, of_hours, with_adapters
 from packer.workload import Workload
 
@@ -34,18 +34,21 @@ def with_slots(
     `given`: the rooms of the servers as they are; empty for a replayed trace, where nothing changes.
     `holds`: whether a server may be part of the plan.
     """
-    made, rooms = list(bins), list(given)
-    for k, (item, room) in enumerate(zip(bins, given, strict=False)):
-        if not 1.0 <= (room.headroom or 0.0) < LITTLE or room.limit not in ("slots", "loading"):
-            continue
-        for most in reversed(neighbours(item, AWAY)):
-            other = item.with_slots(most)
-            if hours.stop() or not holds(other):
-                continue
-            (found,) = hours.rooms([other], fleet)
-            if (found.headroom or 0.0) > (rooms[k].headroom or 0.0):
-                made[k], rooms[k] = other, found
-    return tuple(made), tuple(rooms)
+    rooms = dict(zip(bins, given, strict=False))
+
+    def little(item: Bin) -> bool:
+        room = rooms.get(item, Room(None, None, None))
+        return 1.0 <= (room.headroom or 0.0) < LITTLE and room.limit in ("slots", "loading")
+
+    def rated(tried: list[Bin]) -> list[Score]:
+        new = [item for item in tried if item not in rooms and not hours.stop() and holds(item)]
+        rooms.update(zip(new, hours.rooms(new, fleet) if new else (), strict=True))
+        return [(1.0, rooms[item].headroom or 0.0) if item in rooms else (0.0,) for item in tried]
+
+    climbs = [Climb(item, 0, [(item.max_loras, *neighbours(item, AWAY))] * little(item)) for item in bins]
+    search(climbs, rated)
+    made = tuple(climb.best or climb.like for climb in climbs)
+    return made, tuple(rooms[item] for item in made) if given else ()
 
 
 def with_room(
@@ -78,20 +81,17 @@ def headroom(
 ) -> tuple[float | None, ...]:
     """Largest of the `factors` (rising) of its rates at which the predictor says that a bin does not starve.
 
-    All bins are bisected together, one batch a step; stopped early, the largest factors known to hold are returned.
-    None for a bin that starves already, and for a replayed trace.
+    Stopped early, the largest factors known to hold are returned. None for a bin that starves already, and for a
+    replayed trace.
     """
-    if workload.arrivals.trace is not None or not bins:
+    if workload.arrivals.trace is not None:
         return (None,) * len(bins)
-    levels = np.array(factors)
-    low = np.full(len(bins), -1)
-    high = np.full(len(bins), len(levels))
-    while True:
-        open_ = np.flatnonzero(high - low > 1)
-        if not open_.size or stop():
-            break
-        middle = (low[open_] + high[open_]) // 2
-        found = evaluator.scaled(workload, [bins[k] for k in open_.tolist()], levels[middle])
-        low[open_] = np.where(found.feasible, middle, low[open_])
-        high[open_] = np.where(found.feasible, high[open_], middle)
-    return tuple(float(levels[level]) if level >= 0 else None for level in low.tolist())
+
+    def found(item: Bin) -> float | None:
+        def holds(level: int) -> bool:
+            return bool(evaluator.scaled(workload, [item], factors[level]).feasible[0])
+
+        low = -1 if stop() else reach(holds, 0, len(factors) - 1, len(factors) // 2, 0, stop)[0]
+        return factors[low] if low >= 0 else None
+
+    return tuple(map(found, bins))

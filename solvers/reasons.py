@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from packer.checks import slot_rank_for
 from packer.profile import Profile
+from packer.search import reach
 from packer.solvers.base import Problem
 from packer.solvers.slots import SlotSearch
 from packer.workload import Workload
 
 _SHOWN = 5
-_BISECTIONS = 8
+_PARTS = 256
 
 
 def listed(workload: Workload, adapters: Sequence[int]) -> str:
@@ -84,10 +85,5 @@ def largest_share(slots: SlotSearch, adapter: int, profile: Profile) -> float:
     def ok(share: float) -> bool:
         return slots.holds([slots.make([adapter], 1, profile, [share])])[0]
 
-    if ok(1.0):
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if ok(middle) else (low, middle)
-    return low if low > 0.0 or not ok(0.01) else 0.01
+    most, _ = reach(lambda n: ok(n / _PARTS), 1, _PARTS, _PARTS, 0)
+    return most / _PARTS or 0.01 * ok(0.01)

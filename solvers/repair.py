@@ -10,8 +10,7 @@ from packer.bin import Bin
 from packer.moves import match, moved
 from packer.solvers.base import Problem
 from packer.solvers.columns.master import solve_integer
-from packer.solvers.feasibility import real_bins
-from packer.solvers.slots import SlotSearch
+from packer.solvers.slots import SlotSearch, real_bins
 
 MOST_ADAPTERS, MOST_SIMULATED = 12, 7
 """Fleets up to which every set of adapters is evaluated; the latter where that simulates."""

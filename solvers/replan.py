@@ -7,6 +7,7 @@ from dataclasses import replace
 from packer.bin import Bin
 from packer.moves import aligned, moved, moves_of
 from packer.plan import Plan
+from packer.search import fewest
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
@@ -98,19 +99,16 @@ class _Repair:
             if self.slots.holds([as_it_is])[0]:
                 return as_it_is
         falling = sorted(old.adapters, key=lambda i: (-self.loads[i], i))
-        low, high, best = 0, len(falling), None
-        while low < high:  # the smallest number of evictions
-            out_of_time = self.problem.out_of_time()
-            if out_of_time and best is not None:
-                break
-            middle = (low + high) // 2
-            kept = sorted(falling[middle:])
-            found = self.slots.feasible(kept, old.profile, hint=old.max_loras, thorough=not out_of_time)
-            if found is not None:
-                best, high = found, middle
-            else:
-                low = middle + 1
-        return best
+        found: dict[int, Bin] = {}
+
+        def enough(gone: int) -> bool:
+            thorough, kept = not self.problem.out_of_time(), sorted(falling[gone:])
+            made = self.slots.feasible(kept, old.profile, hint=old.max_loras, thorough=thorough)
+            found.update({} if made is None else {gone: made})
+            return made is not None
+
+        fewest(enough, 0, len(falling) - 1, lambda: bool(found) and self.problem.out_of_time())
+        return found[min(found)] if found else None
 
     def _place(self, adapter: int) -> bool:
         """Put an adapter into the least loaded bin that takes it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, isnan
 
 import numpy as np
@@ -14,12 +14,15 @@ from packer.evaluation import Evaluations
 from packer.predictors.bin_table import SLOT_RANK_FOR, BinTable, ones
 from packer.profile import Profile
 from packer.solvers.base import Problem
-from packer.solvers.candidates import candidates_of, max_loras_candidates, most_slots_of
+from packer.solvers.candidates import candidates_of, most_slots_of, nearest
+from packer.workload import Workload
 
 _WIDE = 3
 """Neighbours of a climb where a call costs more than the evaluation of a bin."""
 Quality = tuple[float, float, float]
 """See `qualities`."""
+Score = tuple[float, ...]
+"""Whether a server holds (1 or 0), then how good it is: larger is better."""
 _COARSE = 3
 """Where evaluations are simulations, one candidate in so many is evaluated before those near the best."""
 _BATCH = 15
@@ -29,9 +32,13 @@ _BATCH = 15
 class SlotSearch:
     """Makes the bins of one solver run, with the right slots, and evaluates whether they hold."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(
+        self, problem: Problem, evaluations: Callable[[Workload, Sequence[Bin]], Evaluations] | None = None
+    ) -> None:
+        """`evaluations` of bins of a fleet; None: those of the search."""
         self.problem = problem
         evaluator = problem.evaluator
+        self._evaluations = evaluations or evaluator.evaluate
         self.width = _WIDE if evaluator.fast else 1
         """How many neighbours on either side a climb evaluates at once."""
         self.batch = _BATCH if evaluator.fast and not evaluator.confirms else 1
@@ -71,7 +78,7 @@ class SlotSearch:
 
     def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, BoolArray]:
         """Evaluations, and which of the bins hold, bool (n,)."""
-        found = self.problem.evaluator.evaluate(self.problem.workload, bins)
+        found = self._evaluations(self.problem.workload, bins)
         return found, self.problem.objective.holds(found)
 
     def holds(self, bins: Sequence[Bin]) -> list[bool]:
@@ -97,22 +104,18 @@ class SlotSearch:
         like = self.make(adapters, 1, profile, shares)
         if hint is None:
             return self.any_slots(like)
-        like = like.with_slots(min(candidates_of(like), key=lambda slots: abs(slots - hint)))
-        climb = _Climb(like, self.width, until_holds=True)
-        self._run([climb])
-        if thorough and climb.best is None:
-            return self.any_slots(like)
-        return climb.best
+        climb = Climb(like.with_slots(nearest(like, hint)[0]), self.width, until_holds=True)
+        search([climb], self.rated)
+        return self.any_slots(like) if thorough and climb.best is None else climb.best
 
     def any_slots(self, bin_: Bin) -> Bin | None:
         """The same adapters with whichever number of slots serves them best, or None if none holds.
 
         Every candidate is evaluated where that takes microseconds, else one in `_COARSE`, and those near the best.
         """
-        candidates = max_loras_candidates(len(bin_.adapters), bin_.profile, bin_.max_lora_rank)
-        spread = range(len(candidates) - 1, -1, -1 if self.width > 1 else -_COARSE)
-        climb = _Climb(bin_.with_slots(candidates[-1]), self.width, first=spread)
-        self._run([climb])
+        first = candidates_of(bin_)[:: -1 if self.width > 1 else -_COARSE]
+        climb = Climb(bin_.with_slots(first[-1]), self.width, [first])
+        search([climb], self.rated, self.problem.out_of_time)
         return climb.best
 
     def best(self, bin_: Bin) -> Bin:
@@ -124,65 +127,91 @@ class SlotSearch:
 
         Nothing if one of them does not hold.
         """
-        climbs = [_Climb(item, self.width) for item in bins]
-        self._run(climbs)
-        found = [climb.best for climb in climbs]
-        made = [item for item in found if item is not None]
-        return (made, [climb.quality for climb in climbs]) if len(made) == len(bins) else ([], [])
+        climbs = [Climb(item, self.width) for item in bins]
+        search(climbs, self.rated, self.problem.out_of_time)
+        made = [climb.best for climb in climbs]
+        if None in made:
+            return [], []
+        marks = (climb.score[climb.top] for climb in climbs)
+        return [item for item in made if item is not None], [
+            (-risk, -request, -ttft) for _, _, risk, request, ttft in marks
+        ]
 
-    def _run(self, climbs: Sequence[_Climb]) -> None:
-        """Climb a step of each at a time, to the end, or to the first bin that holds; for better ones while there is
-        time.
-        """
-        while wanted := [(climb, k) for climb in climbs for k in climb.wanted()]:
-            found, holds = self.evaluate([climb.bin(k) for climb, k in wanted])
-            for (climb, k), ok, score in zip(wanted, holds.tolist(), scores(found), strict=True):
-                climb.score[k] = (float(ok), *score)
-            if not climbs[0].until_holds and self.problem.out_of_time():
-                break
+    def rated(self, bins: Sequence[Bin]) -> list[Score]:
+        """Whether each bin holds, then its `scores`."""
+        found, holds = self.evaluate(bins)
+        return [(float(ok), *score) for ok, score in zip(holds.tolist(), scores(found), strict=True)]
 
 
-class _Climb:
-    """Hill climbing over the slots of otherwise equal bins, `width` neighbours on both sides at once.
+class Climb:
+    """The search for the slots of one server: proposes values of `max_loras`, and knows what was found.
 
-    `until_holds`: up to the first bin that holds, which may be the one that is given. `first`: candidates to
-    evaluate at first, by their place; those near the given one if there are none.
+    `first`: values that are tried at first, stage by stage. Then those near the best one, at first the server's own:
+    `width` candidates to both sides (0: no others), until none is better. `until_holds`: only until one holds, the
+    server's own tried alone.
     """
 
     def __init__(
-        self, like: Bin, width: int, *, until_holds: bool = False, first: Sequence[int] = ()
+        self, like: Bin, width: int, first: Sequence[Sequence[int]] = (), *, until_holds: bool = False
     ) -> None:
-        self.like, self.width, self.until_holds, self.first = like, width, until_holds, first
-        self.candidates = sorted({*candidates_of(like), like.max_loras})
-        self.start = self.at = self.candidates.index(like.max_loras)
-        self.score: dict[int, tuple[float, ...]] = {}
-
-    def bin(self, k: int) -> Bin:
-        """The bin with the slots of a candidate."""
-        return self.like.with_slots(self.candidates[k])
+        self.like, self.width, self.until_holds = like, width, until_holds
+        self.stages = [*reversed(first)] or [(like.max_loras,)] * until_holds
+        self.score: dict[int, Score] = {}
+        """By value: whether it holds (1 or 0), then how good it is; larger is better."""
 
     def wanted(self) -> list[int]:
-        """Candidates to evaluate next; none at the end."""
-        if self.score:
-            self.at = max(self.score, key=lambda k: (self.score[k], -abs(k - self.start)))
-        elif self.first:
-            return [*self.first]
-        if self.until_holds and (not self.score or self.score[self.at][0]):
-            return [] if self.score else [self.at]
-        near = range(max(0, self.at - self.width), min(len(self.candidates), self.at + self.width + 1))
-        return [k for k in near if k not in self.score]
+        """Values to evaluate next; none at the end."""
+        if self.until_holds and self.best is not None:
+            return []
+        while self.stages:
+            if new := [n for n in self.stages.pop() if n not in self.score]:
+                return new
+        if not self.width:
+            return []
+        candidates = sorted({*candidates_of(self.like), self.like.max_loras})
+        at = candidates.index(self.top)
+        near = candidates[max(0, at - self.width) : at + self.width + 1]
+        return [n for n in near if n not in self.score]
+
+    @property
+    def top(self) -> int:
+        """The best value so far, whether it holds or not; of equal ones the nearest to the server's own."""
+        own = self.like.max_loras
+        return max(self.score, key=lambda n: (self.score[n], -abs(n - own), -n), default=own)
 
     @property
     def best(self) -> Bin | None:
-        """The best bin that holds so far."""
-        top = max(self.score, key=lambda k: (self.score[k], -k))
-        return self.bin(top) if self.score[top][0] else None
+        """The server with the best value that holds so far."""
+        return self.like.with_slots(self.top) if self.score and self.score[self.top][0] else None
 
-    @property
-    def quality(self) -> Quality:
-        """That of the best bin, which holds."""
-        _, _, risk, request, ttft = max(self.score.values())
-        return -risk, -request, -ttft
+
+def search(
+    climbs: Sequence[Climb],
+    rated: Callable[[list[Bin]], Sequence[Score]],
+    over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Climb a step of each at a time, to the end or, after a step, until the time is `over`.
+
+    `rated`: of each server whether it holds (1 or 0), then how good it is; larger is better.
+    """
+    while wanted := [(climb, n) for climb in climbs for n in climb.wanted()]:
+        found = rated([climb.like.with_slots(n) for climb, n in wanted])
+        for (climb, n), score in zip(wanted, found, strict=True):
+            climb.score[n] = score
+        if over():
+            break
+
+
+def real_bins(problem: Problem, sets: Sequence[Sequence[int]]) -> list[Bin | None]:
+    """Of each of these sets of adapters the bin that serves it best, of all that a proof looks at; None if none holds.
+
+    To the end, even out of time.
+    """
+    slots = SlotSearch(problem)
+    made = [slots.make(each, 1) for each in sets]
+    climbs = [Climb(item, 0, [candidates_of(item, proof=True)]) for item in made]
+    search(climbs, slots.rated)
+    return [climb.best for climb in climbs]
 
 
 def most_slots(like: Bin) -> int:

@@ -35,7 +35,7 @@ from packer.profile import Profile
 from packer.solvers.backbone import engine_load
 from packer.solvers.base import Problem
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.feasibility import real_bins
+from packer.solvers.slots import real_bins
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor
 

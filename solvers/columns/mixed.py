@@ -9,6 +9,7 @@ import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
+from packer.search import reach
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import merged, parts, rank, solved
 from packer.solvers.classes import FEW_BINS
@@ -17,12 +18,12 @@ from packer.solvers.columns.exact import FEW_SIMULATED, ExactSearch
 from packer.solvers.columns.mixes import Cut, Mixes, cheapest
 from packer.solvers.columns.source import Source
 from packer.solvers.confirm import confirmed_solution, repaired
-from packer.solvers.feasibility import OutOfTime, real_bins
+from packer.solvers.feasibility import OutOfTime
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.greedy.top_up import top_up
 from packer.solvers.limit import within_limit
-from packer.solvers.slots import SlotSearch
+from packer.solvers.slots import SlotSearch, real_bins
 from packer.solvers.support import plain
 
 DEFAULT_S = 20.0
@@ -343,11 +344,10 @@ def _largest_part(problem: Problem, adapters: Sequence[int]) -> Bin | None:
     """A server of these adapters without the fewest of the lightest ones that it can't take."""
     loads = problem.workload.offered_tok_s_by_adapter
     order = sorted(adapters, key=lambda i: (-loads[i], i))
-    low, high = 0, len(order) + 1  # so many fit, so many do not
-    best: Bin | None = None
-    tried = len(order)
-    while high - low > 1:
-        (made,) = real_bins(problem, [tuple(sorted(order[:tried]))])
-        low, high, best = (low, tried, best) if made is None else (tried, high, made)
-        tried = (low + high) // 2 if low else max(1, high * 9 // 10)
-    return best
+    made: dict[int, Bin | None] = {}
+
+    def holds(n: int) -> bool:
+        (made[n],) = real_bins(problem, [tuple(sorted(order[:n]))])
+        return made[n] is not None
+
+    return made.get(reach(holds, 1, len(order), len(order), -(-len(order) // 10))[0])

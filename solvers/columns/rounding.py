@@ -12,8 +12,7 @@ from packer.bin import Bin
 from packer.solvers.base import Problem
 from packer.solvers.classes import Classes
 from packer.solvers.confirm import repaired
-from packer.solvers.feasibility import real_bins
-from packer.solvers.slots import SlotSearch
+from packer.solvers.slots import SlotSearch, real_bins
 
 
 def trimmed(patterns: Sequence[IntArray], demand: IntArray) -> list[IntArray]:

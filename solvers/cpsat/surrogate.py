@@ -11,6 +11,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.profile import Profile
+from packer.search import reach
 from packer.solvers.base import Problem
 from packer.solvers.slots import SlotSearch
 
@@ -19,6 +20,10 @@ _ORDERS, _SIMULATED_ORDERS = 24, 6
 
 _POWERS = (0.0, 0.0, 1.0, -0.5)
 """An order prefers adapters by their load to one of these powers."""
+
+
+_FIRST = 16
+"""So many adapters are tried first."""
 
 
 @dataclass(frozen=True)
@@ -119,18 +124,17 @@ def _orders(
 
 
 def _largest(problem: Problem, profile: Profile, order: Sequence[int]) -> tuple[int, ...]:
-    """The longest start of the order that bisection finds to hold."""
+    """The longest start of the order that is found to hold."""
     slots, hint = SlotSearch(problem), 32
-    low, high = 0, min(len(order), problem.most_adapters) + 1
-    tried = min(16, high - 1)
-    while high - low > 1 and not problem.out_of_time():
-        made = slots.feasible(order[:tried], profile, hint=min(hint, tried), thorough=True)
-        low, high, hint = (low, tried, hint) if made is None else (tried, high, made.max_loras)
-        if made is None:
-            low, high = low if low < tried else 0, tried
-        tried = (low + high) // 2 if high <= len(order) else min(2 * tried, (tried + high) // 2 + 1, high - 1)
-        tried = max(low + 1, min(tried, high - 1))
-    return tuple(order[:low])
+
+    def holds(n: int) -> bool:
+        nonlocal hint
+        made = slots.feasible(order[:n], profile, hint=min(hint, n), thorough=True)
+        hint = hint if made is None else made.max_loras
+        return made is not None
+
+    most = min(len(order), problem.most_adapters)
+    return tuple(order[: reach(holds, 1, most, _FIRST, _FIRST, problem.out_of_time)[0]])
 
 
 def _fit(held: FloatArray, target: FloatArray, *, with_base: bool = False) -> tuple[FloatArray, float]:

@@ -21,8 +21,8 @@ from packer.solvers import auto
 from packer.solvers.auto import Auto
 from packer.solvers.base import Solution
 from packer.solvers.columns.exact import ExactSearch
-from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
+from packer.solvers.slots import real_bins
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload

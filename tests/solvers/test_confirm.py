@@ -18,8 +18,8 @@ from packer.solvers.bound import Bound
 from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.confirm import STEPS, all_hold, confirmed_solution, repaired, with_other_slots
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
+from packer.solvers.slots import real_bins
 from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload
 

@@ -17,7 +17,8 @@ from packer.settings import Slots
 from packer.solvers import feasibility as module
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.classes import aggregate
-from packer.solvers.feasibility import Feasibility, OutOfTime, real_bins
+from packer.solvers.feasibility import Feasibility, OutOfTime
+from packer.solvers.slots import real_bins
 from packer.testing.analytic import random_fleet
 from packer.workload import Workload
 

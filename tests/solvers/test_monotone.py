@@ -19,7 +19,7 @@ from packer.planning.solve import solve
 from packer.solvers import classes
 from packer.solvers.columns import exact
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.feasibility import real_bins
+from packer.solvers.slots import real_bins
 from packer.testing.analytic import small_profile
 from packer.workload import Workload
 

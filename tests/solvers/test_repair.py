@@ -14,10 +14,10 @@ from packer.bin import Bin
 from packer.moves import moved
 from packer.objectives.moves import FewestMoves
 from packer.solvers.base import Problem
-from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.repair import homeward, repaired
 from packer.solvers.replan import Replan
+from packer.solvers.slots import real_bins
 from packer.solvers.verify import check
 from packer.workload import Workload
 

@@ -28,9 +28,9 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.columns import generation
 from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.headroom import headroom
+from packer.solvers.slots import real_bins
 from packer.solvers.spread_refined import SpreadRefined
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile

@@ -30,8 +30,9 @@ from packer.solvers.columns.generation import BOUND
 from packer.solvers.columns.master import solve_integer, solve_relaxation
 from packer.solvers.columns.proof import certify
 from packer.solvers.columns.rounding import realise
-from packer.solvers.feasibility import Feasibility, real_bins
+from packer.solvers.feasibility import Feasibility
 from packer.solvers.greedy.solver import Greedy
+from packer.solvers.slots import real_bins
 from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload

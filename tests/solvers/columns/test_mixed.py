@@ -22,8 +22,8 @@ from packer.solvers.by_model import solved
 from packer.solvers.columns.exact import Exact
 from packer.solvers.columns.mixed import Mixed
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.feasibility import real_bins
 from packer.solvers.greedy.solver import Greedy
+from packer.solvers.slots import real_bins
 from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload

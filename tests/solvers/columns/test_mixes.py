@@ -16,7 +16,7 @@ from packer.solvers.base import Problem
 from packer.solvers.columns import mixes
 from packer.solvers.columns.mixes import Cut, Mixes, cheapest
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.feasibility import real_bins
+from packer.solvers.slots import real_bins
 from packer.testing.analytic import small_profile
 from packer.workload import Workload
 

@@ -21,7 +21,7 @@ from packer.solvers.cpsat.model import Aim, Refused, Repacking, ServerOption
 from packer.solvers.cpsat.search import NeighbourhoodSearch, assigned
 from packer.solvers.cpsat.solver import CpSat
 from packer.solvers.cpsat.surrogate import fitted_limits
-from packer.solvers.feasibility import real_bins
+from packer.solvers.slots import real_bins
 from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload
