@@ -8,30 +8,26 @@ from typing import ClassVar
 from packer import checks, registry
 
 (BLOCKING, PREFETCH, ASYNC, CPU_ASSIST) = range(4)
-"""The server waits; it waits, and brings those of the next batch before; only the request waits; the CPU computes
-meanwhile.
+MODES = {
+    "blocking": BLOCKING,
+    "prefetch": PREFETCH,
+    "async": ASYNC,
+    "cpu-assist": CPU_ASSIST,
+    "none": BLOCKING,
+}
+"""Modes by name.
+
+"blocking": the step that admits a request loads its adapter first. "prefetch": likewise, but before the queue is looked
+at, the adapters of its first requests are loaded during the decodes. "async": a load starts when its request arrives;
+the request is passed over until it is there, others go on. "cpu-assist": `CpuAssist`. "none": loads cost nothing.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
-    """The step that admits a request loads its adapter first."""
+class Plain:
+    """A mode without parameters."""
 
-    mode: ClassVar[int] = BLOCKING
-
-
-@dataclass(frozen=True, slots=True)
-class Prefetch:
-    """Blocking; before the queue is looked at, the adapters of its first requests are loaded during the decodes."""
-
-    mode: ClassVar[int] = PREFETCH
-
-
-@dataclass(frozen=True, slots=True)
-class Async:
-    """A load starts when its request arrives; the request is passed over until it is there, others go on."""
-
-    mode: ClassVar[int] = ASYNC
+    factor: ClassVar[float] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +38,18 @@ class CpuAssist:
     as the loads. The paper (arXiv 2401.11240) gives no such number; 1.25 is an assumption.
     """
 
-    mode: ClassVar[int] = CPU_ASSIST
     factor: float = 1.25
 
     def __post_init__(self) -> None:
         checks.real("factor", self.factor, low=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class NoLoading:
-    """Loads cost nothing."""
-
-    mode: ClassVar[int] = BLOCKING
-
-
-Loading = Blocking | Prefetch | Async | CpuAssist | NoLoading
-MODES: dict[str, type[Loading]] = {
-    "blocking": Blocking, "prefetch": Prefetch, "async": Async, "cpu-assist": CpuAssist, "none": NoLoading,
-}  # fmt: skip
-"""Modes by name."""
-
-
-def loading_of(spec: str) -> Loading:
-    """The mode that a text names, with parameters as in "cpu-assist:factor=1.25".
+def loading_of(spec: str) -> tuple[int, float]:
+    """The mode that a text names, as "cpu-assist:factor=1.25", and the factor on prompt tokens; 1 of other modes.
 
     Raises `UnknownNameError`: there is no such mode; `ValidationError`: it has no such parameter, or the value breaks
     a rule.
     """
-    mode: Loading = registry.make("loading mode", spec, MODES)
-    return mode
+    kinds = {name: CpuAssist if mode == CPU_ASSIST else Plain for name, mode in MODES.items()}
+    made: CpuAssist | Plain = registry.make("loading mode", spec, kinds)
+    return MODES[spec.partition(":")[0]], made.factor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,49 +50,57 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
     """The groups of a cluster; `slot_ranks`: the largest rank that each server holds.
 
     Raises `ValidationError`: no server may serve an adapter, or the placement names an adapter that the workload
-    lacks.
+    does not have.
     """
-    ranks = np.asarray(slot_ranks, dtype=np.int64)
     if len(workload.models) > 1 and cluster.placement is None:
         raise ValidationError(
             f"Expected a placement for adapters of several base models ({', '.join(workload.models)}): plan.cluster()."
         )
-    if cluster.placement is None:
-        steps = np.unique(ranks)  # an adapter's group is the least slot rank that holds it
-        groups = [[(int(s), 1.0) for s in np.flatnonzero(ranks >= step)] for step in steps]
-        return grouped(workload, np.searchsorted(steps, workload.ranks), [*groups, []])
-    number = {name: i for i, name in enumerate(workload.names)}
-    placed: list[list[tuple[int, float]]] = [[] for _ in number]
-    for server, adapters in enumerate(cluster.placement):
-        for name, share in adapters.items():
+    placement, number = None, {name: i for i, name in enumerate(workload.names)}
+    if cluster.placement is not None:
+        for name in (name for placed in cluster.placement for name in placed):
             if name not in number:
                 raise ValidationError(f"Expected to place adapters of the workload, got {shown(name)}.")
-            if workload.ranks[number[name]] <= ranks[server]:
-                placed[number[name]].append((server, share))
-    order = {key: k for k, key in enumerate(dict.fromkeys(map(tuple, placed)))}
-    group = np.array([order[tuple(item)] for item in placed], dtype=np.int64)
-    return grouped(workload, group, list(map(list, order)))
-
-
-def grouped(
-    workload: Workload, group: IntArray, groups: Sequence[list[tuple[int, float]]], *, gaps: bool = False
-) -> Candidates:
-    """Candidates from the group of each adapter, and the (server, share) of each group.
-
-    `gaps`: adapters may have no server. Else raises `ValidationError` where one has none.
-    """
-    sizes = np.array([len(item) for item in groups], dtype=np.int64)
-    without = np.flatnonzero(sizes[group] == 0)
-    if len(without) and not gaps:
+        placement = [{number[name]: share for name, share in each.items()} for each in cluster.placement]
+    found = allowed(workload, np.asarray(slot_ranks, dtype=np.int64), range(len(cluster)), placement)
+    without = np.flatnonzero(np.diff(found.start)[found.group] == 0)
+    if len(without):
         i = int(without[0])
         raise ValidationError(
             f"Expected a server for every adapter, but none may serve {shown(workload.names[i])} "
             f"(rank {workload.ranks[i]})."
         )
+    return found
+
+
+def allowed(
+    workload: Workload, ranks: IntArray, on: Iterable[int], placement: Sequence[Mapping[int, float]] | None
+) -> Candidates:
+    """The groups of adapters by the servers `on` that may serve them; adapters may have none.
+
+    `ranks` (S,): the largest rank that each server holds. `placement`: adapters of each server with their shares; None:
+    every server may serve every adapter that its slots hold.
+    """
+    groups: list[list[tuple[int, float]]]
+    if placement is None:
+        steps = np.unique(ranks)  # an adapter's group is the least slot rank that holds it
+        group = np.searchsorted(steps, workload.ranks)
+        groups = [*([(s, 1.0) for s in on if ranks[s] >= step] for step in steps), []]
+    else:
+        placed: list[list[tuple[int, float]]] = [[] for _ in range(len(workload))]
+        for s in on:
+            for a, share in placement[s].items():
+                if workload.ranks[a] <= ranks[s]:
+                    placed[a].append((s, share))
+        held = [
+            tuple(own if any(share for _, share in own) else ((s, 1.0) for s, _ in own)) for own in placed
+        ]
+        order = {key: k for k, key in enumerate(dict.fromkeys(held))}
+        group, groups = np.array([order[own] for own in held]), list(map(list, order))
     pairs = [pair for item in groups for pair in item]
     return Candidates(
         group.astype(np.int64),
-        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        np.concatenate([[0], np.cumsum([len(item) for item in groups])]).astype(np.int64),
         np.array([server for server, _ in pairs], dtype=np.int64),
         np.array([share for _, share in pairs], dtype=np.float64),
     )

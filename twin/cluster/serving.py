@@ -16,7 +16,7 @@ from packer.change import Change
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError
 from packer.twin.cluster.caching import FIXED
-from packer.twin.cluster.candidates import Candidates, grouped
+from packer.twin.cluster.candidates import Candidates, allowed
 from packer.twin.cluster.state import Servers, row_of
 from packer.twin.engine import state as rows
 from packer.twin.engine.containers import link_last
@@ -122,24 +122,7 @@ class Serving:
 
     def candidates(self) -> Candidates:
         """The servers that may serve each adapter now; none where those that hold it are off."""
-        on = np.flatnonzero(self.on)
-        if self._shares is None:
-            steps = np.unique(self._ranks)
-            groups = [[(int(s), 1.0) for s in on if self._ranks[s] >= step] for step in steps]
-            return grouped(
-                self.workload, np.searchsorted(steps, self.workload.ranks), [*groups, []], gaps=True
-            )
-        placed: list[list[tuple[int, float]]] = [[] for _ in self._index]
-        for s in on.tolist():
-            for a, share in self._shares[s].items():
-                if self.workload.ranks[a] <= self._ranks[s]:
-                    placed[a].append((s, share))
-        for own in placed:
-            if own and not any(share for _, share in own):
-                own[:] = [(s, 1.0) for s, _ in own]
-        order = {key: k for k, key in enumerate(dict.fromkeys(map(tuple, placed)))}
-        group = np.array([order[tuple(item)] for item in placed], dtype=np.int64)
-        return grouped(self.workload, group, list(map(list, order)), gaps=True)
+        return allowed(self.workload, self._ranks, np.flatnonzero(self.on).tolist(), self._shares)
 
     def apply(self, servers: Servers, now_s: float) -> None:
         """Make the changes of this time; `orphans` gets the requests that must be sent again."""

@@ -16,9 +16,9 @@ from packer.engines import engine_of
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
-from packer.papers.cache.drop import Drop
-from packer.papers.cache.loading import CpuAssist, loading_of
+from packer.papers.cache.loading import CPU_ASSIST, loading_of
 from packer.papers.cache.replicas import ReplicaCache, replicas
+from packer.papers.cache.rules import Drop
 from packer.papers.lightllm.engine import LightLlm
 from packer.papers.routers.rock import Rock
 from packer.registry import make
@@ -250,7 +250,7 @@ def test_kinds_share_the_cache_policy() -> None:
 def test_what_does_not_exist_is_named(fleet: Workload) -> None:
     """Unknown engines, modes, kernels, policies and parameters are refused with what exists, misfits with why."""
     assert engine_of("lightllm:max_wait_tokens=3") == LightLlm(3)
-    assert loading_of("cpu-assist:factor=2") == CpuAssist(2)
+    assert loading_of("cpu-assist:factor=2") == (CPU_ASSIST, 2.0)
     with pytest.raises(UnknownNameError, match="Known: job, lightllm, vllm"):
         engine_of("slora")
     with pytest.raises(ValidationError, match="no parameter 'wait'; it has: abort_after_s"):
