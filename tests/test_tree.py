@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,15 @@ def test_every_package_is_drawn(root: Path, folders: dict[str, str]) -> None:
 def test_other_folders_are_drawn(root: Path, name: str) -> None:
     """Folders without a package belong to the drawing, too."""
     assert name in drawn(root)
+
+
+VARIANTS = {"packer.predictors.learned", "packer.papers.placements.maxbase", "packer.planning.placing"}
+"""Modules whose strategies differ in one value of the same rule."""
+
+
+def test_a_strategy_has_a_file_of_its_own(root: Path) -> None:
+    """A newcomer who looks for a router, solver, cache or engine finds it by its name: one strategy, one file."""
+    groups = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
+    for strategies in groups.values():
+        modules = Counter(target.partition(":")[0] for target in strategies.values() if ":" in target)
+        assert {name for name, count in modules.items() if count > 1} <= VARIANTS

@@ -13,7 +13,10 @@ from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
-from packer.papers.placements import Flow, HrwPlacement, MaxBase, MaxBaseHalf, RandomPlacement, scores
+from packer.papers.placements.flow import Flow
+from packer.papers.placements.hrw import HrwPlacement, scores
+from packer.papers.placements.maxbase import MaxBase, MaxBaseHalf
+from packer.papers.placements.random import RandomPlacement
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Slots

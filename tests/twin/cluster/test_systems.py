@@ -16,9 +16,9 @@ from packer.engines import engine_of
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
+from packer.papers.cache.drop import Drop
 from packer.papers.cache.loading import CPU_ASSIST, loading_of
 from packer.papers.cache.replicas import ReplicaCache, replicas
-from packer.papers.cache.rules import Drop
 from packer.papers.lightllm.engine import LightLlm
 from packer.papers.routers.rock import Rock
 from packer.registry import make

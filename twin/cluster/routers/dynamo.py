@@ -10,7 +10,7 @@ import numpy as np
 from packer import checks
 from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.twin.cluster.routers.base import AnyCluster, Request
-from packer.twin.cluster.routers.plain import ranked
+from packer.twin.cluster.routers.hrw import ranked
 
 if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView

@@ -1,0 +1,34 @@
+"""Router "first-fit": the first server, in a fixed order, with room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import njit
+
+from packer.arrays import FloatArray
+from packer.twin.cluster.routers.base import ScoringRouter
+from packer.twin.cluster.state import Servers, has_room, outstanding
+from packer.twin.flags import ENGINE_FLAGS
+
+_LATER = 1e9  # any server without room comes after all that have room
+
+
+@njit(**ENGINE_FLAGS)
+def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """Number of the server; without room, its requests, after all others."""
+    if has_room(c, s, r, p[0], p[1]):
+        return float(s)
+    return _LATER + float(outstanding(c, s))
+
+
+@dataclass(frozen=True)
+class FirstFitRouter(ScoringRouter):
+    """First server with fewer than `max_batch` requests and KV cache for one more; else the most idle.
+
+    CaraServe's FirstFit (arXiv 2401.11240, section 7.5); `max_batch` is Punica's, the paper does not give it.
+    """
+
+    name = "first-fit"
+    score = staticmethod(_score)
+    max_batch: int = 32

@@ -1,0 +1,33 @@
+"""Router "matching-score": weighted points for a cached adapter and a short queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import njit
+
+from packer.arrays import FloatArray
+from packer.twin.cluster.routers.base import ScoringRouter
+from packer.twin.cluster.state import Servers, on_gpu, outstanding
+from packer.twin.engine.state import MAX_SEQS
+from packer.twin.flags import ENGINE_FLAGS
+
+
+@njit(**ENGINE_FLAGS)
+def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """Minus the points; the free share of a server is that of its places for running requests."""
+    points: float = p[1] * (1.0 - outstanding(c, s) / c.ints[s, MAX_SEQS])
+    return -(points + p[0]) if on_gpu(c, s, c.adapter[r]) else -points
+
+
+@dataclass(frozen=True)
+class MatchingScore(ScoringRouter):
+    """Baseline LRUMS of ROCK: the highest sum of `cached`, if the adapter lies on the GPU, and `queue` × free share.
+
+    The weights are not published; every server here has the base model, whose weight therefore decides nothing.
+    """
+
+    name = "matching-score"
+    score = staticmethod(_score)
+    cached: float = 0.4
+    queue: float = 0.2
