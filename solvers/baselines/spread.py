@@ -1,8 +1,9 @@
-"""Spread: each adapter to the least loaded GPU (ProposedLat of arXiv 2602.24044)."""
+"""Spread: each adapter to the least loaded GPU (as ProposedLat of arXiv 2602.24044, by falling rate)."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,12 +12,12 @@ from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
 
 
-def spread_parts(problem: Problem) -> list[list[int]]:
-    """Adapters by falling rate, each to the GPU with the lowest Σ rate."""
+def spread_parts(problem: Problem, order: Sequence[int] | None = None) -> list[list[int]]:
+    """Adapters in the given order, or by falling rate, each to the GPU with the lowest sum of rates."""
     rates = problem.workload.rates
     heap = [(0.0, k) for k in range(gpus_to_use(problem))]
     parts: list[list[int]] = [[] for _ in heap]
-    for i in np.argsort(-rates, kind="stable").tolist():
+    for i in np.argsort(-rates, kind="stable").tolist() if order is None else order:
         total, k = heapq.heappop(heap)
         parts[k].append(i)
         heapq.heappush(heap, (total + float(rates[i]), k))

@@ -16,6 +16,7 @@ from packer.lengths import Lengths
 from packer.papers.placements.flow import Flow
 from packer.papers.placements.hrw import HrwPlacement, scores
 from packer.papers.placements.maxbase import MaxBase, MaxBaseHalf
+from packer.papers.placements.proposed_lat import ProposedLat
 from packer.papers.placements.random import RandomPlacement
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
@@ -24,6 +25,7 @@ from packer.solvers.backbone import backbone_tok_s, load_bound, without_adapters
 from packer.solvers.base import Problem
 from packer.solvers.baselines.spread import Spread
 from packer.solvers.greedy.solver import Greedy
+from packer.solvers.slots import SlotSearch
 from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet, small_profile
 from packer.twin.memory.policy import kv_cache_tokens
@@ -151,6 +153,17 @@ def test_spread_evens_out_rates() -> None:
     assert len(found.bins) == 4
 
 
+def test_proposed_lat_refuses_what_the_predictor_says_would_starve() -> None:
+    """The placement is whole and holds, or nothing is placed; adapters go in the fleet's order."""
+    few, many = ProposedLat().solve(on(4)), ProposedLat().solve(on(12))
+    assert not few.bins
+    assert few.unplaced == tuple(range(len(FLEET)))
+    assert "of 4 GPUs break the goal" in few.reasons[0]
+    assert not many.unplaced
+    assert {min(item.adapters) for item in many.bins} == set(range(12))
+    assert all(SlotSearch(on(12)).holds(many.bins))
+
+
 def test_hashing_moves_few_adapters_when_a_gpu_comes() -> None:
     """With one more GPU only adapters that go to it move."""
     names = [f"adapter-{i}" for i in range(400)]
@@ -195,7 +208,11 @@ def test_flow_splits_what_one_gpu_can_not_carry() -> None:
     assert sum(0 in b.adapters for b in found.bins) == 3
 
 
-@pytest.mark.parametrize("solver", [MaxBase(), RandomPlacement(), Spread(), HrwPlacement(), Flow()])
-def test_one_gpu_type_only(solver: MaxBase | RandomPlacement | Spread | HrwPlacement | Flow) -> None:
+@pytest.mark.parametrize(
+    "solver", [MaxBase(), RandomPlacement(), Spread(), ProposedLat(), HrwPlacement(), Flow()]
+)
+def test_one_gpu_type_only(
+    solver: MaxBase | RandomPlacement | Spread | ProposedLat | HrwPlacement | Flow,
+) -> None:
     """Baselines refuse several GPU types before running."""
     assert "one GPU type" in str(solver.supports(on(2, profiles=(small_profile(), small_profile("b/c")))))

@@ -13,6 +13,7 @@ NAMES = [
     "greedy-paper",
     "maxbase",
     "maxbase-half",
+    "proposed-lat",
     "random",
     "spread",
     "spread-refined",

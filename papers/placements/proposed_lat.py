@@ -1,0 +1,35 @@
+"""ProposedLat: the latency-oriented placement of arXiv 2602.24044, section 8.4.4."""
+
+from __future__ import annotations
+
+from packer.solvers.base import Problem, Solution
+from packer.solvers.baselines.spread import spread_parts
+from packer.solvers.reasons import listed
+from packer.solvers.slots import SlotSearch
+from packer.solvers.support import one_type
+
+
+class ProposedLat:
+    """Each adapter, in the fleet's order, to the GPU with the lowest sum of rates; a slot for each adapter.
+
+    The predictor then judges all servers. If one of them starves or has a memory error, the whole placement is
+    refused: the paper tries no other slots.
+    """
+
+    name = "proposed-lat"
+    spreads = True
+    supports = staticmethod(one_type)
+
+    def solve(self, problem: Problem) -> Solution:
+        """One bin per GPU, or none if one of them does not hold."""
+        slots, order = SlotSearch(problem), range(len(problem.workload))
+        bins = tuple(slots.make(part, len(part)) for part in spread_parts(problem, order))
+        failed = [item for item, holds in zip(bins, slots.holds(bins), strict=True) if not holds]
+        if not failed:
+            return Solution(bins)
+        reason = (
+            f"with a slot for each adapter {len(failed)} of {len(bins)} GPUs break the goal, the first with "
+            f"{listed(problem.workload, failed[0].adapters)}. "
+            "What would help: --solver spread-refined, which tries other slots and moves adapters, or more --gpus"
+        )
+        return Solution((), tuple(order), (reason,))
