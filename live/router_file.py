@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -66,7 +65,7 @@ class RouterWriter:
                         modules=tuple(modules), base=tuple(plain),
                     )
                 )  # fmt: skip
-        render = import_module(FORMATS[router.format].module).render
+        render = FORMATS[router.format].render
         texts: dict[str, str] = render(tuple(found), options)
         return texts
 

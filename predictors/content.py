@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 import numpy as np
 
+from packer.adapter import Adapter
 from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
@@ -19,6 +21,7 @@ from packer.workload import Workload
 Factors = FloatArray | float
 
 MAX_STORED = 200_000
+_CONTENT = attrgetter(*(item.name for item in fields(Adapter) if item.name != "name"))
 
 
 def caches_prefixes(workload: Workload, profile: Profile) -> bool:
@@ -29,41 +32,17 @@ def caches_prefixes(workload: Workload, profile: Profile) -> bool:
 
 
 def content_classes(workload: Workload) -> IntArray:
-    """Class of each adapter, int64 (n,): equal where rank, rate, lengths, slo_class, model, prefix and sessions are.
+    """Class of each adapter, int64 (n,): equal where all but their names is.
 
     Numbered by falling rank and rate. Adapters of a replayed trace are each their own class.
     """
     if workload.arrivals.trace is not None:
         return np.arange(len(workload), dtype=np.int64)
     ids: dict[object, int] = {}
-    raw = np.array(
-        [
-            ids.setdefault(
-                (
-                    a.rank,
-                    a.rate,
-                    a.input_tokens,
-                    a.output_tokens,
-                    a.slo_class,
-                    a.model,
-                    a.shared_prefix_tokens,
-                    a.sessions,
-                ),
-                len(ids),
-            )
-            for a in workload.adapters
-        ],
-        dtype=np.int64,
-    )
+    raw = np.array([ids.setdefault(_CONTENT(each), len(ids)) for each in workload.adapters], dtype=np.int64)
     first = np.unique(raw, return_index=True)[1]
-    order = np.lexsort(
-        (
-            workload.mean_output_tokens[first],
-            workload.mean_input_tokens[first],
-            -workload.rates[first],
-            -workload.ranks[first],
-        )
-    )
+    outputs, inputs = workload.mean_output_tokens[first], workload.mean_input_tokens[first]
+    order = np.lexsort((outputs, inputs, -workload.rates[first], -workload.ranks[first]))
     number = np.empty(len(first), dtype=np.int64)
     number[order] = np.arange(len(first))
     return number[raw]

@@ -1,31 +1,41 @@
-"""The interface of a kind of model, so that one procedure trains all kinds."""
+"""The kinds of model, behind one interface, so that one procedure trains all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from importlib import import_module
 from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
 from packer.arrays import Float32Array
 from packer.errors import UnknownNameError
 from packer.io.shipped import table
+from packer.predictors.ensemble import from_lightgbm, from_sklearn, packed
+from packer.predictors.features import FEATURES
+from packer.predictors.targets import OUTPUTS, STARVED
 
 Arrays = dict[str, npt.NDArray[Any]]
+CERTAIN = 4.0  # log odds of a neighbour that starves; calibration follows
 
 
 class ModelKind:
     """A kind of model.
 
     `family` names the class of `packer.predictors.families` that evaluates it; `max_rows`: no more than so
-    many rows of the dataset are used (kernel machines and neighbours slow down with each). Hyperparameters, for
-    regression and for classification: `grids`, of which the halving grid search tries some; `defaults` without it.
+    many rows of the dataset are used (kernel machines and neighbours slow down with each). `estimators`: module and
+    names of the estimators for regression and for classification, `fixed`: their parameters that are not searched.
+    Hyperparameters, for regression and for classification: `grids`, of which the halving grid search tries some;
+    `defaults` without it.
     """
 
     name: ClassVar[str]
     family: ClassVar[str] = "trees"
     max_rows: ClassVar[int | None] = None
+    estimators: ClassVar[tuple[str, str, str]]
+    fixed: ClassVar[dict[str, Any]] = {}
 
     _tables = cached_property(lambda self: table("packer.predictors", "hyperparameters.yaml")[self.name])
     grids = cached_property(lambda self: self._tables["grids"])
@@ -33,22 +43,115 @@ class ModelKind:
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
         """An unfitted scikit-learn estimator of features float32 (n, F)."""
-        raise NotImplementedError
+        module, *names = self.estimators
+        made = getattr(import_module(module), names[classify])(**self.fixed, **params)
+        return made.set_params(random_state=seed) if "random_state" in made.get_params() else made
 
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
-        """Arrays of the fitted estimators by output, absent ones empty; x: what they were fitted on."""
-        raise NotImplementedError
+        """Arrays of the fitted estimators by output, absent ones empty; x: what they were fitted on.
+
+        Here flattened trees, which count equally: the value of a leaf for starvation is the share that starved.
+        """
+        outputs = []
+        for name in OUTPUTS:
+            trees = getattr(fitted[name], "estimators_", [fitted[name]]) if name in fitted else []
+            column = 1 if name == STARVED and hasattr(fitted.get(name), "classes_") else 0
+            outputs.append([from_sklearn(tree.tree_, 1.0 / len(trees), column) for tree in trees])
+        return packed(outputs, x.shape[1])
+
+
+class Forest(ModelKind):
+    """Means over trees grown on bootstrap samples, as in arXiv 2602.24044."""
+
+    name = "forest"
+    estimators = ("sklearn.ensemble", "RandomForestRegressor", "RandomForestClassifier")
+    fixed: ClassVar[dict[str, Any]] = {"n_jobs": 1}
+
+
+class Tree(ModelKind):
+    """One tree per figure, which can be read as rules: at most 32 leaves, 16 for starvation.
+
+    `packer.predictors.tree.refined` searches the smallest ones.
+    """
+
+    name = "tree"
+    estimators = ("sklearn.tree", "DecisionTreeRegressor", "DecisionTreeClassifier")
+
+
+class Boosting(ModelKind):
+    """LightGBM's sums over small trees, each fitted to what the ones before it left; beyond the paper.
+
+    The probability of starvation never falls when all rates rise.
+    """
+
+    name = "boosting"
+    estimators = ("lightgbm", "LGBMRegressor", "LGBMClassifier")
+    fixed: ClassVar[dict[str, Any]] = {
+        "n_jobs": 1, "deterministic": True, "force_row_wise": True, "verbosity": -1, "reg_lambda": 1.0,
+    }  # fmt: skip
+
+    def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
+        """With the signs of the features for classification, else by the absolute error."""
+        signs = {"monotone_constraints": [feature.trend for feature in FEATURES]}
+        more: dict[str, Any] = signs if classify else {"objective": "regression_l1"}
+        return super().estimator(classify, seed, {**more, **params})
+
+    def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
+        """Flattened trees."""
+        outputs = [from_lightgbm(fitted[name].booster_) if name in fitted else [] for name in OUTPUTS]
+        return packed(outputs, x.shape[1])
+
+
+class Svm(ModelKind):
+    """RBF kernels on squashed and scaled features, as in arXiv 2602.24044."""
+
+    name = "svm"
+    family = "machine"
+    max_rows = 2500  # the time to fit grows with the square of the rows
+    estimators = ("sklearn.svm", "SVR", "SVC")
+
+    def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
+        """Support vectors and their weights."""
+        arrays: Arrays = {"constants": np.zeros((len(OUTPUTS), 2))}
+        for k, name in enumerate(OUTPUTS):
+            vectors, weights = np.zeros((0, x.shape[1])), np.zeros(0)
+            if (machine := fitted.get(name)) is not None:
+                vectors, weights = machine.support_vectors_, machine.dual_coef_[0]
+                arrays["constants"][k] = machine.gamma, machine.intercept_[0]
+            arrays[f"vectors_{k}"], arrays[f"weights_{k}"] = (
+                vectors.astype(np.float32),
+                weights.astype(np.float32),
+            )
+        return arrays
+
+
+class Knn(ModelKind):
+    """Means over the nearest points of the training set, weighted by 1 / distance, as in arXiv 2602.24044."""
+
+    name = "knn"
+    family = "neighbours"
+    max_rows = 4000  # each evaluation reads every row
+    estimators = ("sklearn.neighbors", "KNeighborsRegressor", "KNeighborsClassifier")
+    fixed: ClassVar[dict[str, Any]] = {"weights": "distance"}
+
+    def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
+        """The points with their values; where a point has none, the prediction from its neighbours."""
+        values = np.zeros((len(x), len(OUTPUTS)), dtype=np.float32)
+        k = self.defaults[True]["n_neighbors"]
+        for column, name in enumerate(OUTPUTS):
+            if name in fitted:
+                predicted = fitted[name].predict(x)  # a point that was fitted on is its own nearest neighbour
+                values[:, column] = CERTAIN * (2.0 * predicted - 1.0) if name == STARVED else predicted
+                k = fitted[name].n_neighbors
+        return {"points": x, "values": values, "k": np.array([k], dtype=np.int64)}
+
+
+KINDS: dict[str, type[ModelKind]] = {kind.name: kind for kind in (Forest, Boosting, Tree, Svm, Knn)}
+"""The kinds by name."""
 
 
 def kind_of(name: str) -> ModelKind:
-    """The kind of that name: "forest", "boosting", "tree", "svm" or "knn"."""
-    from packer.predictors.boosting import Boosting
-    from packer.predictors.forest import Forest
-    from packer.predictors.knn import Knn
-    from packer.predictors.svm import Svm
-    from packer.predictors.tree import Tree
-
-    kinds = {kind.name: kind for kind in (Forest, Boosting, Tree, Svm, Knn)}
-    if name not in kinds:
-        raise UnknownNameError("kind of predictor", name, kinds)
-    return kinds[name]()
+    """The kind of that name; raises `UnknownNameError` without one."""
+    if name not in KINDS:
+        raise UnknownNameError("kind of predictor", name, KINDS)
+    return KINDS[name]()

@@ -1,17 +1,15 @@
-"""Shallow trees that can be read as rules: one for each figure."""
+"""The smallest trees, to be read as rules, that keep the accuracy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from packer.arrays import Float32Array, FloatArray
-from packer.predictors.ensemble import from_sklearn, packed
-from packer.predictors.kinds import Arrays, ModelKind
-from packer.predictors.targets import OUTPUTS, STARVED
+from packer.predictors.kinds import ModelKind
+from packer.predictors.targets import STARVED
 
 PENALTY = 0.003
 """What a rule must be worth: the error may grow by so much (relative) for each rule that is saved."""
@@ -19,27 +17,6 @@ FOLDS = 3
 MIN_LEAVES = (5, 20)
 TEACHERS = 40
 MOST_ROWS = 3000  # of the search; the chosen tree is fitted to all
-
-
-class Tree(ModelKind):
-    """One tree per figure: at most 32 leaves, 16 for starvation; `refined` searches the smallest ones."""
-
-    name = "tree"
-
-    def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
-        """A scikit-learn tree."""
-        from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
-
-        make = DecisionTreeClassifier if classify else DecisionTreeRegressor
-        return make(random_state=seed, **params)
-
-    def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
-        """Flattened trees; the value of a rule for starvation is the share of its rows that starved."""
-        outputs = []
-        for name in OUTPUTS:
-            column = 1 if name == STARVED and hasattr(fitted.get(name), "classes_") else 0
-            outputs.append([from_sklearn(fitted[name].tree_, 1.0, column)] if name in fitted else [])
-        return packed(outputs, x.shape[1])
 
 
 def refined(

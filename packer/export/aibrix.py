@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from packer.errors import ValidationError, shown
 from packer.export import kubernetes, quoting, templates
-from packer.export.pods import check_pods
 from packer.export.servers import ExportedServer, Options, routes
-from packer.export.sources import parsed, refused
+from packer.export.sources import address
 
 _NAME, _PORT = "model.aibrix.ai/name", "model.aibrix.ai/port"
 
@@ -41,12 +40,10 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         base = quoting.label_value(places[0][0].model)
         names = [server.name for server, _ in places]
         adapters.append((own, annotations, base, names, _artifact(name, sources[name])))
-    files = {
+    return {
         "model-adapters.yaml": templates.render("model-adapters.yaml", adapters=adapters, options=options),
         "servers.yaml": kubernetes.manifests(servers, options, labels, with_adapters=False),
     }
-    check_pods(servers, options)
-    return files
 
 
 def _artifact(name: str, source: str) -> str:
@@ -55,12 +52,7 @@ def _artifact(name: str, source: str) -> str:
     Of a bucket AIBrix takes a path with a slash at its end for a folder, which an adapter is, and another one
     for a single file. It reads https:// too, but only one file of it.
     """
-    kind, rest = parsed(source)
-    if kind == "huggingface":
-        return f"{kind}://{rest}"
-    if kind in ("s3", "gcs", "tos"):
-        return f"{kind}://{rest.rstrip('/')}/"
-    if kind == "path" and rest.startswith("/"):
-        return rest
     expected = "what AIBrix loads adapters from: an absolute path, a Hugging Face repository or a bucket"
-    raise refused(name, source, expected)
+    buckets = {kind: f"{kind}://" for kind in ("s3", "gcs", "tos")}
+    found = address(name, source, {"huggingface": "huggingface://", "path": "", **buckets}, expected)
+    return f"{found.rstrip('/')}/" if found.startswith(tuple(buckets.values())) else found

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from packer.errors import IncompatibleError
 from packer.export import templates
-from packer.export.pods import check_pods
-from packer.export.servers import ExportedServer, Module, Options
-from packer.export.sources import parsed, refused
+from packer.export.servers import ExportedServer, Options
+from packer.export.sources import address
 
 IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.3.1"
 _MOST_SERVICES = 25
@@ -21,26 +20,20 @@ _MOST_SERVICES = 25
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`graph.yaml` and `dynamo-models.yaml`, for `kubectl apply -f`."""
-    check_pods(servers, options)
     if len(servers) + 1 > _MOST_SERVICES:
         raise IncompatibleError(
             f"Expected at most {_MOST_SERVICES - 1} servers, the most that one DynamoGraphDeployment holds, got "
             f"{len(servers)}."
         )
     image = options.image or IMAGE
-    adapters = [(server, item, _uri(item)) for server in servers for item in server.modules]
+    prefixes = {"huggingface": "hf://", "s3": "s3://", "path": "file://"}
+    expected = "an absolute path, a Hugging Face repository or s3://"
+    adapters = [
+        (server, item, address(item.name, item.source, prefixes, expected))
+        for server in servers
+        for item in server.modules
+    ]
     return {
         "graph.yaml": templates.render("dynamo-graph.yaml", servers=servers, image=image, options=options),
         "dynamo-models.yaml": templates.render("dynamo-models.yaml", adapters=adapters, options=options),
     }
-
-
-def _uri(item: Module) -> str:
-    kind, rest = parsed(item.source)
-    if kind == "huggingface":
-        return f"hf://{rest}"
-    if kind == "s3":
-        return item.source
-    if kind == "path" and rest.startswith("/"):
-        return f"file://{rest}"
-    raise refused(item.name, item.source, "an absolute path, a Hugging Face repository or s3://")

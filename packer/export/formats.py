@@ -1,4 +1,4 @@
-"""The export formats by name. Each is one module with `render(servers, options) -> {file name: text}`."""
+"""The export formats by name. Each is a function: `render(servers, options) -> {file name: text}`."""
 
 from __future__ import annotations
 
@@ -59,34 +59,43 @@ def _parts(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: where its `render` is, the versions that it was checked against, and the engine that it starts.
+    """A format: the versions that it was checked against, and the engine that it starts.
 
-    `by_load`: the stack's own router splits an adapter on several servers by their load, not by the planned shares.
+    `where`: module and name of its function. `by_load`: the stack's own router splits an adapter on several servers by
+    their load, not by the planned shares. `pods`: it starts pods (`packer.export.pods`).
     """
 
-    module: str
+    where: str
     fits: Versions | None = None
     engine: str = "vllm"
     by_load: bool = False
+    pods: bool = False
+
+    @property
+    def render(self) -> Render:
+        """Its function."""
+        module, _, name = self.where.partition(":")
+        function: Render = getattr(import_module(f"packer.export.{module}"), name)
+        return function
 
 
 FORMATS = {
-    "vllm": Format("packer.export.vllm", Versions("vLLM", "0.8.5", "0.32")),
-    "sglang": Format("packer.export.sglang", Versions("SGLang", "0.5", "0.5"), engine="sglang"),
-    "compose": Format("packer.export.compose"),
-    "k8s": Format("packer.export.kubernetes", Versions("Kubernetes", "1.31", None)),
-    "helm": Format("packer.export.helm", Versions("chart", "0.1.12", "0.1.12"), by_load=True),
-    "aibrix": Format("packer.export.aibrix", Versions("AIBrix", "0.5", "0.7"), by_load=True),
-    "llm-d": Format("packer.export.llmd", Versions("llm-d router", "0.10", "0.10")),
-    "kserve": Format("packer.export.kserve", Versions("KServe", "0.20", "0.20")),
-    "ray": Format("packer.export.ray", Versions("Ray", "2.49", "2.60")),
-    "dynamo": Format("packer.export.dynamo", Versions("Dynamo", "1.3", "1.4"), by_load=True),
-    "routing": Format("packer.export.routing"),
-    "nginx": Format("packer.export.nginx"),
-    "envoy": Format("packer.export.envoy"),
-    "gateway-api": Format("packer.export.gateway_api", Versions("Gateway API", "1.0", None)),
-    "litellm": Format("packer.export.litellm"),
-    "grafana": Format("packer.export.grafana", Versions("Grafana", "10", "12")),
+    "vllm": Format("hosts:vllm", Versions("vLLM", "0.8.5", "0.32")),
+    "sglang": Format("hosts:sglang", Versions("SGLang", "0.5", "0.5"), engine="sglang"),
+    "compose": Format("hosts:compose"),
+    "k8s": Format("kubernetes:render", Versions("Kubernetes", "1.31", None), pods=True),
+    "helm": Format("helm:render", Versions("chart", "0.1.12", "0.1.12"), by_load=True, pods=True),
+    "aibrix": Format("aibrix:render", Versions("AIBrix", "0.5", "0.7"), by_load=True, pods=True),
+    "llm-d": Format("llmd:render", Versions("llm-d router", "0.10", "0.10"), pods=True),
+    "kserve": Format("kserve:render", Versions("KServe", "0.20", "0.20"), pods=True),
+    "ray": Format("ray:render", Versions("Ray", "2.49", "2.60")),
+    "dynamo": Format("dynamo:render", Versions("Dynamo", "1.3", "1.4"), by_load=True, pods=True),
+    "routing": Format("routing:routing"),
+    "nginx": Format("routing:nginx"),
+    "envoy": Format("routing:envoy"),
+    "gateway-api": Format("routing:gateway_api", Versions("Gateway API", "1.0", None)),
+    "litellm": Format("routing:litellm"),
+    "grafana": Format("grafana:render", Versions("Grafana", "10", "12")),
 }
 ANY_ENGINE = ("routing", "nginx", "envoy", "gateway-api", "litellm", "grafana")
 """Formats that start no server, and name no base model."""
@@ -106,24 +115,26 @@ def export_plan(
     what its pods need is missing: a volume, a token; `ValidationError`: an adapter has no source though a table was
     given, or a server gets no valid port or address.
     """
+    from packer.export.pods import check_pods
     from packer.export.servers import Options, servers
 
     if format_name not in FORMATS:
         raise UnknownNameError("export format", format_name, FORMATS)
-    chosen = options or Options()
+    chosen, kind = options or Options(), FORMATS[format_name]
     if stack_version is not None:
-        fits = FORMATS[format_name].fits
-        if fits is None:
+        if kind.fits is None:
             raise IncompatibleError(
                 f"The format {format_name} is for no stack with versions: leave out --stack-version."
             )
-        fits.check(stack_version)
+        kind.fits.check(stack_version)
     found = servers(plan, chosen, numbers)
     if format_name not in ANY_ENGINE:
         _check_engine(plan, format_name)
-    render: Render = import_module(FORMATS[format_name].module).render
+    files = kind.render(found, chosen)
+    if kind.pods:
+        check_pods(found, chosen)
     estimates = dict.fromkeys(item.profile.label for item in plan.bins if item.profile.doubts)
-    return {name: _marked(name, text, estimates) for name, text in render(found, chosen).items()}
+    return {name: _marked(name, text, estimates) for name, text in files.items()}
 
 
 def _marked(name: str, text: str, estimates: Iterable[str]) -> str:
@@ -144,10 +155,10 @@ def start_commands(plan: Plan) -> list[str]:
     """
     from shlex import join
 
-    from packer.export import sglang
+    from packer.export.hosts import sglang_command
     from packer.export.servers import ExportedServer, Options, servers
 
-    command = {"vllm": ExportedServer.command, "sglang": sglang.command}
+    command = {"vllm": ExportedServer.command, "sglang": sglang_command}
     options = Options()
     found = []
     for server in servers(plan, options):

@@ -9,7 +9,6 @@ the planned share, and where shares must hold, route with one of the routing for
 from __future__ import annotations
 
 from packer.export import templates
-from packer.export.pods import check_pods
 from packer.export.servers import ExportedServer, Module, Options, words
 from packer.export.sources import parsed, refused
 
@@ -20,7 +19,6 @@ _BY_OTHER_KEYS = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`values.yaml` for `helm install`, and `lora-adapters.yaml` for `kubectl apply`."""
-    check_pods(servers, options)
     specs = []
     for server in servers:
         repository, _, tag = server.image.rpartition(":")

@@ -12,9 +12,8 @@ import re
 
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
-from packer.export.pods import check_pods
 from packer.export.servers import ExportedServer, Module, Options, words
-from packer.export.sources import parsed, refused
+from packer.export.sources import address, parsed
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", re.ASCII)
 _LORA_FLAGS = {"enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "tensor-parallel-size"}
@@ -22,7 +21,6 @@ _LORA_FLAGS = {"enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "te
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`services.yaml`, for `kubectl apply -f`."""
-    check_pods(servers, options)
     found = []
     for server in servers:
         _check_names(server)
@@ -47,14 +45,10 @@ def _model_uri(model: str) -> str:
 
 
 def _adapter_uri(item: Module, options: Options) -> str:
-    kind, rest = parsed(item.source)
-    if kind == "huggingface":
-        return f"hf://{rest}"
-    if kind == "s3":
-        return item.source
-    if kind == "path":
-        return f"pvc://{options.adapters_claim}/{rest.removeprefix(options.adapters_dir.rstrip('/') + '/')}"
-    raise refused(item.name, item.source, "a path in the claim, a Hugging Face repository or s3://")
+    expected = "a path in the claim, a Hugging Face repository or s3://"
+    found = address(item.name, item.source, {"huggingface": "hf://", "s3": "s3://", "path": ""}, expected)
+    folder = options.adapters_dir.rstrip("/") + "/"
+    return f"pvc://{options.adapters_claim}/{found.removeprefix(folder)}" if found.startswith("/") else found
 
 
 def _check_names(server: ExportedServer) -> None:

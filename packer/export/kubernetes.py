@@ -13,7 +13,6 @@ from markupsafe import Markup
 
 from packer.errors import ValidationError
 from packer.export import templates
-from packer.export.pods import check_pods
 from packer.export.servers import ExportedServer, Options
 
 _MAX_CONFIG_BYTES = 1_000_000
@@ -22,7 +21,6 @@ _MAX_CONFIG_BYTES = 1_000_000
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`packer.yaml`, for `kubectl apply -f`."""
-    check_pods(servers, options)
     return {"packer.yaml": manifests(servers, options)}
 
 

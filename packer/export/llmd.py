@@ -11,13 +11,11 @@ which every completion has as POST. Requests without the header run the profile 
 from __future__ import annotations
 
 from packer.export import kubernetes, quoting, templates
-from packer.export.pods import check_pods
 from packer.export.servers import ExportedServer, Options, routes
 
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`values.yaml` for the chart llm-d-router-gateway or -standalone, and `servers.yaml` for `kubectl apply`."""
-    check_pods(servers, options)
 
     def labels(server: ExportedServer) -> dict[str, str]:
         pool = {"llm-d.ai/inference-pool": options.prefix, "llm-d.ai/engine-type": "vllm"}

@@ -1,26 +1,108 @@
-"""Which server serves which adapter: JSON for own routers, and the nginx, Envoy and LiteLLM files."""
+"""Which server serves which adapter: JSON for own routers, nginx, Envoy, the Gateway API and LiteLLM.
+
+nginx and Envoy don't read request bodies, so clients (or a gateway in front) send the adapter's name in the header
+`X-Adapter` too; characters other than letters, digits and `._/:@+-` are percent-encoded
+(`packer.export.quoting.header_key`).
+"""
 
 from __future__ import annotations
 
-from packer.export import envoy, litellm, nginx, quoting
+from collections import Counter
+
+from packer.export import quoting, templates
 from packer.export.servers import ExportedServer, Options, routes
 
 VERSION = 1
+MOST_RULES = 16
+"""Rules of an HTTPRoute (gateway-api v1.2, apis/v1/httproute_types.go)."""
+_TOTAL_WEIGHT = 10_000
+
+Servers = tuple[ExportedServer, ...]
 
 
-def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
+def routing(servers: Servers, options: Options) -> dict[str, str]:
     """`routing.json`, `nginx.conf`, `envoy.yaml` and `litellm.yaml`."""
-    table = routes(servers)
     document = {
         "version": VERSION,
         "servers": {server.name: f"http://{server.address}" for server in servers},
         "profiles": {server.name: server.bin.profile.label for server in servers},
         "adapters": {
             name: [{"server": server.name, "share": round(share, 9)} for server, share in places]
-            for name, places in table.items()
+            for name, places in routes(servers).items()
         },
     }
     files = {"routing.json": quoting.json_text(document, indent=2) + "\n"}
-    for module in (nginx, envoy, litellm):
-        files |= module.render(servers, options)
+    for render in (nginx, envoy, litellm):
+        files |= render(servers, options)
     return files
+
+
+def nginx(servers: Servers, options: Options) -> dict[str, str]:
+    """`nginx.conf`, to be included in the block `http`: a map from the header to the server.
+
+    `split_clients` distributes the requests of replicated adapters; those with the same header `X-Session-Id` go to
+    the same replica. nginx compares the values of a map without case, so names that differ by case alone become
+    regular expressions, which keep it.
+    """
+    table = {quoting.header_key(name): places for name, places in routes(servers).items()}
+    folded = Counter(key.lower() for key in table)
+    splits, rows = [], []
+    for number, (key, places) in enumerate(table.items()):
+        target = places[0][0].name
+        if len(places) > 1:
+            target = f"$packer_split_{number}"
+            parts = [(f"{100 * share:.2f}%", server.name) for server, share in places]
+            splits.append((target, [*parts[:-1], ("*", parts[-1][1])]))
+        rows.append((quoting.nginx_map_key(key, exact_case=folded[key.lower()] > 1), target))
+    # Both tables must hold the longest key; nginx rounds the bucket up to the cache line itself.
+    bucket, most = (
+        1 << max(6, (max(map(len, table)) + 64).bit_length()),
+        1 << max(11, (4 * len(table)).bit_length()),
+    )
+    text = templates.render("nginx.conf", servers=servers, splits=splits, rows=rows, bucket=bucket, most=most)
+    return {"nginx.conf": text}
+
+
+def envoy(servers: Servers, options: Options) -> dict[str, str]:
+    """`envoy.yaml`: static resources to merge into a bootstrap configuration.
+
+    A `RouteConfiguration` with the `clusters` it names (envoy.config.route.v3, envoy.config.cluster.v3): a route for
+    each adapter, with weighted clusters for replicated ones.
+    """
+    found = {
+        key: {server.name: weight for server, weight in places} for key, places in _weighted(servers).items()
+    }
+    return {"envoy.yaml": templates.render("envoy.yaml", routes=found, servers=servers)}
+
+
+def gateway_api(servers: Servers, options: Options) -> dict[str, str]:
+    """`httproutes.yaml`, for `kubectl apply -f`: HTTPRoutes (gateway.networking.k8s.io/v1) to the servers' Services.
+
+    There is one for each `MOST_RULES` adapters. The Gateway is called `packer` and the Services as the servers.
+    """
+    rules = list(_weighted(servers).items())
+    groups = [rules[k : k + MOST_RULES] for k in range(0, len(rules), MOST_RULES)]
+    return {"httproutes.yaml": templates.render("httproutes.yaml", groups=groups, options=options)}
+
+
+def litellm(servers: Servers, options: Options) -> dict[str, str]:
+    """`litellm.yaml`: a deployment for each adapter on each server, weighted by its share (`simple-shuffle`).
+
+    LiteLLM takes `*` in a model's name for any text, after looking for the exact name: an adapter with `*` in its name
+    still reaches its server, and other names that fit the pattern are answered there with vLLM's "no such model".
+    """
+    table = routes(servers).items()
+    deployments = [(name, server, weight) for name, places in table for server, weight in weights(places)]
+    return {"litellm.yaml": templates.render("litellm.yaml", deployments=deployments)}
+
+
+def _weighted(servers: Servers) -> dict[str, list[tuple[ExportedServer, int]]]:
+    """Header of an adapter → its servers with their weights."""
+    return {quoting.header_key(name): weights(places) for name, places in routes(servers).items()}
+
+
+def weights(places: list[tuple[ExportedServer, float]]) -> list[tuple[ExportedServer, int]]:
+    """The servers with whole weights in proportion to their shares, each at least 1, with the sum 10,000."""
+    rounded = [max(1, round(share * _TOTAL_WEIGHT)) for _, share in places]
+    rounded[rounded.index(max(rounded))] += _TOTAL_WEIGHT - sum(rounded)
+    return [(server, weight) for (server, _), weight in zip(places, rounded, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from packer.errors import FileFormatError, IncompatibleError, reader, shown
@@ -84,6 +85,17 @@ def vllm_path(name: str, source: str) -> str:
     if kind == "path" or (kind == "huggingface" and (rest == source or _REPOSITORY.fullmatch(rest))):
         return rest
     raise refused(name, source, "a path on the server or a Hugging Face repository (vLLM reads nothing else)")
+
+
+def address(name: str, source: str, prefixes: Mapping[str, str], expected: str) -> str:
+    """A source in the terms of a stack: what follows its scheme behind the prefix of its kind, an absolute path.
+
+    Raises `IncompatibleError`: its kind has no prefix, or it is a relative path.
+    """
+    kind, rest = parsed(source)
+    if kind not in prefixes or (kind == "path" and not rest.startswith("/")):
+        raise refused(name, source, expected)
+    return f"{prefixes[kind]}{rest}"
 
 
 def refused(name: str, source: str, expected: str) -> IncompatibleError:

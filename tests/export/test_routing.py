@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from packer.errors import ValidationError
-from packer.export import envoy, quoting
+from packer.export import quoting, routing
 from packer.export.formats import export_plan
 from packer.export.servers import Options, servers
 from packer.plan import Plan
@@ -206,7 +206,7 @@ def test_weights_are_whole_and_complete(hostile_plan: Plan) -> None:
     """Rounded weights lose no server and sum to 10,000."""
     server, *_ = servers(hostile_plan, Options())
     for shares in ([1.0], [0.5, 0.5], [1 / 3] * 3, [0.99999, 0.00001], [1 / 7] * 7):
-        parts = [weight for _, weight in envoy.weights([(server, share) for share in shares])]
+        parts = [weight for _, weight in routing.weights([(server, share) for share in shares])]
         assert sum(parts) == 10_000
         assert min(parts) >= 1
 

@@ -1,0 +1,88 @@
+"""Servers that share a host: start commands of vLLM and SGLang as a shell script and as JSON, and Docker Compose.
+
+A plan for SGLang is one whose profile describes it (`packer profiles estimate --engine sglang`). The memory of its
+adapters is that of `--max-loras-per-batch` slots of `--max-lora-rank` (sglang/srt/lora/mem_pool.py), as vLLM's; a
+pool in pages of ranks is proposed (sgl-project/sglang, pull request 31305) and not modelled.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+from packer.export import quoting, templates
+from packer.export.servers import ExportedServer, Options, on_one_host, words
+from packer.export.sources import vllm_path
+
+Servers = tuple[ExportedServer, ...]
+
+
+def vllm(servers: Servers, options: Options) -> dict[str, str]:
+    """`start.sh` and `args.json`."""
+    return _scripts(servers, options, ExportedServer.command)
+
+
+def sglang(servers: Servers, options: Options) -> dict[str, str]:
+    """`start.sh` and `args.json` of SGLang 0.5."""
+    return _scripts(servers, options, sglang_command)
+
+
+def compose(servers: Servers, options: Options) -> dict[str, str]:
+    """`compose.yaml`: a service per server, each with its own GPU (compose-spec, `deploy.resources`).
+
+    The adapters are in `./adapters` next to it.
+    """
+    text = templates.render("compose.yaml", servers=list(on_one_host(servers, options)), options=options)
+    return {"compose.yaml": text}
+
+
+def sglang_command(server: ExportedServer, port: int) -> list[str]:
+    """The command line of one server.
+
+    Raises `IncompatibleError`: the engine can't read the source of an adapter.
+    """
+    engine = server.bin.profile.engine
+    flags: dict[str, object] = {
+        "enable-metrics": True,
+        "enable-mixed-chunk": True,  # decodes beside prefills in one step, as in the twin
+        **({"enable-lora": True} if server.modules else {}),
+        "model-path": server.model,
+        "host": "0.0.0.0",
+        "port": port,
+        "context-length": engine.max_model_len,
+        "chunked-prefill-size": engine.max_num_batched_tokens,
+        "max-running-requests": engine.max_num_seqs,
+        "mem-fraction-static": engine.gpu_memory_utilization,
+        "dtype": engine.dtype,
+        "tp-size": engine.tensor_parallel_size,
+        "page-size": engine.block_size,
+    }
+    if server.modules:
+        flags["max-loras-per-batch"] = server.bin.max_loras
+        flags["max-lora-rank"] = server.bin.max_lora_rank
+        flags["max-loaded-loras"] = server.max_cpu_loras
+        paths = {item.name: vllm_path(item.name, item.source) for item in server.modules}
+        modules = ({"lora_name": name, "lora_path": path, "pinned": False} for name, path in paths.items())
+        flags["lora-paths"] = [quoting.json_text(module) for module in modules]
+    return ["python3", "-m", "sglang.launch_server", *words(flags)]
+
+
+def _scripts(
+    servers: Servers, options: Options, command: Callable[[ExportedServer, int], list[str]]
+) -> dict[str, str]:
+    """`start.sh` and `args.json` of any engine; `command`: a server and its port → its command line."""
+    cases, arguments = [], []
+    for server, port, gpus in on_one_host(servers, options):
+        devices, line = ",".join(gpus), command(server, port)
+        cases.append((server, port, devices, shlex.join(line)))
+        arguments.append(
+            {
+                "server": server.name,
+                "profile": server.bin.profile.label,
+                "port": port,
+                "env": {"CUDA_VISIBLE_DEVICES": devices},
+                "command": line,
+            }
+        )
+    script = templates.render("start.sh", servers=cases)
+    return {"start.sh": script, "args.json": quoting.json_text(arguments, indent=2) + "\n"}
