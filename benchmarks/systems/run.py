@@ -99,15 +99,25 @@ def missed(results: dict[str, Any]) -> str:
     return "\n".join(["Contradicted:", "", *lines]) + "\n"
 
 
+RESULTS = "https://github.com/adapter-packer/adapter-packer/tree/main/benchmarks/systems/results.md"
+
+
+def page(results: dict[str, Any]) -> str:
+    """docs/systems.md: the introduction in intro.md and the summary."""
+    last = f"Every row with its rule, its figures and the reason of each contradiction: [results]({RESULTS}).\n"
+    return "\n".join([(HERE / "intro.md").read_text("utf-8"), summary(results), last])
+
+
 def document(results: dict[str, Any]) -> str:
-    """docs/systems.md: the introduction in intro.md, the summary, and every section."""
+    """results.md: the page, how to read the rows (rules.md), what is contradicted, and every section."""
     marks = "".join(f"- {text}\n" for text in MARKS.values())
     parts = [
-        (HERE / "intro.md").read_text("utf-8").replace("{marks}", marks),
+        (HERE / "intro.md").read_text("utf-8"),
+        (HERE / "rules.md").read_text("utf-8").replace("{marks}", marks),
         summary(results),
         missed(results),
+        *(results[name]["text"] for name in PAPERS if name in results),
     ]
-    parts += [results[name]["text"] for name in PAPERS if name in results]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
@@ -126,9 +136,8 @@ def main() -> None:
     print(summary(results))
     if options.write:
         write_text(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n", force=True)
-        text = document(results)
-        write_text(HERE / "results.md", text.replace("](", "](../../docs/"), force=True)
-        write_text(HERE.parent.parent / "docs" / "systems.md", text, force=True)
+        write_text(HERE / "results.md", document(results).replace("](", "](../../docs/"), force=True)
+        write_text(HERE.parent.parent / "docs" / "systems.md", page(results), force=True)
 
 
 if __name__ == "__main__":
