@@ -1,4 +1,4 @@
-"""Write docs/fidelity.md, its pictures and the README's table from what fit_h100.py, trials.py and left_out.py found.
+"""Write docs/fidelity.md, details.md, their pictures and the README's table from what fit_h100.py, trials.py and left_out.py found.
 
 uv run python benchmarks/fidelity/report.py
 """
@@ -273,43 +273,42 @@ def write_readme(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page and the details."""
     found = json.loads((HERE / "held_out.json").read_text())
     trials = json.loads((HERE / "trials.json").read_text())
-    text = [_prose("head"), ""]
-    text += ["## Against the paper's twin, on the same runs", "", *peer_table(found), ""]
+    page = [_prose("head"), "", "## Against the paper's twin, on the same runs", "", *peer_table(found), ""]
+    more = ["# How accurate the twin is: details", "", _prose("details"), ""]
     for model in MODELS:
         runs = {run.run_id: run for run in tables(model)[1]}
         summary = found[model]["held_out"]["summary"]
         by_seed = ", ".join(f"{e['starvation_macro_f1']:.3f}" for e in found[model]["held_out"]["by_seed"])
-        text += [
+        page += [
             f"## {model}", "",
             f"Families left out of the fit ({int(summary['runs'])} runs; starvation macro F1 "
             f"{summary['starvation_macro_f1']:.3f}, by seed {by_seed}, floor "
             f"{found[model]['floor']['all']['starvation_macro_f1']:.3f}; memory errors wrong: "
             f"{int(summary['memory_verdicts_wrong'])}); in brackets the floor:", "",
             *regime_table(found[model]["held_out"]["regimes"], found[model]["floor"]), "",
-            "Calibrated on micro-benchmarks alone (no run seen; starvation macro F1 "
-            f"{found[model]['micro']['summary']['starvation_macro_f1']:.3f}):", "",
-            *regime_table(found[model]["micro"]["regimes"]), "",
             f"![Predicted against measured](images/{parity(model, found[model]['held_out']['runs'], runs)})", "",
         ]  # fmt: skip
-    text += [
-        "## Over time",
-        "",
-        "The same rates, other random arrivals: the level counts, not each wave.",
-        "",
-    ]
+        more += [
+            f"## {model}, calibrated on micro-benchmarks alone", "",
+            f"No run seen; starvation macro F1 {found[model]['micro']['summary']['starvation_macro_f1']:.3f}:", "",
+            *regime_table(found[model]["micro"]["regimes"]), "",
+        ]  # fmt: skip
+    more += ["## Over time", "", "The same rates, other random arrivals: the level counts, not each wave.", ""]
     for regime, run_id in OVERLAYS.items():
         name = overlay(regime, run_id)
         if name:
-            text += [f"![A {regime} run](images/{name})", ""]
-    text += ["## Unpredictable arrivals", "", _prose("arrivals"), "", *unpredictable_table(), ""]
-    text += ["## Trials of effects", "", _prose("trials"), "", *trials_tables(trials), ""]
+            more += [f"![A {regime} run](../../docs/images/{name})", ""]
+    more += ["## Unpredictable arrivals", "", _prose("arrivals"), "", *unpredictable_table(), ""]
+    more += ["## Trials of effects", "", _prose("trials"), "", *trials_tables(trials), ""]
     variants = json.loads((HERE / "left_out.json").read_text())
-    text += ["## Trials of the fit", "", _prose("variants"), "", *variants_table(variants), ""]
-    text += [_prose("tail"), ""]
-    write_text(ROOT / "docs" / "fidelity.md", "\n".join(text), force=True)
+    more += ["## Trials of the fit", "", _prose("variants"), "", *variants_table(variants), ""]
+    page += [_prose("tail"), ""]
+    more += [_prose("mechanisms"), ""]
+    write_text(ROOT / "docs" / "fidelity.md", "\n".join(page), force=True)
+    write_text(HERE / "details.md", "\n".join(more), force=True)
     write_readme(found)
 
 
