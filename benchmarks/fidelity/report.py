@@ -1,4 +1,4 @@
-"""Write docs/fidelity.md, details.md, their pictures and the README's table from what fit_h100.py, trials.py and left_out.py found.
+"""Write docs/fidelity.md, details.md, pictures and the README's table from what its neighbours found.
 
 uv run python benchmarks/fidelity/report.py
 """
@@ -296,7 +296,12 @@ def main() -> None:
             f"No run seen; starvation macro F1 {found[model]['micro']['summary']['starvation_macro_f1']:.3f}:", "",
             *regime_table(found[model]["micro"]["regimes"]), "",
         ]  # fmt: skip
-    more += ["## Over time", "", "The same rates, other random arrivals: the level counts, not each wave.", ""]
+    more += [
+        "## Over time",
+        "",
+        "The same rates, other random arrivals: the level counts, not each wave.",
+        "",
+    ]
     for regime, run_id in OVERLAYS.items():
         name = overlay(regime, run_id)
         if name:

@@ -104,7 +104,9 @@ RESULTS = "https://github.com/adapter-packer/adapter-packer/tree/main/benchmarks
 
 def page(results: dict[str, Any]) -> str:
     """docs/systems.md: the introduction in intro.md and the summary."""
-    last = f"Every row with its rule, its figures and the reason of each contradiction: [results]({RESULTS}).\n"
+    last = (
+        f"Every row with its rule, its figures and the reason of each contradiction: [results]({RESULTS}).\n"
+    )
     return "\n".join([(HERE / "intro.md").read_text("utf-8"), summary(results), last])
 
 
