@@ -1,10 +1,11 @@
-"""An estimate improved by result files of load generators: `vllm bench serve --save-result` and GuideLLM.
+"""An estimate improved by what was measured on one's own GPU: load generators, a busy server, vLLM's LoRA kernels.
 
 A run of the base model at a steady load says how long its steps take: by Little's law its mean batch is the request
 throughput times the time that a request decodes. All terms of the base model in the estimated law are multiplied with
-one factor, for which a handful of runs is enough; the terms of adapters stay. Sources: vllm/benchmarks/serve.py,
-vllm/benchmarks/sweep/serve.py; GuideLLM's GenerativeMetrics (src/guidellm/benchmark/schemas/metrics.py), whose keys are
-the same from 0.2 to 0.7.
+one factor, for which a handful of runs is enough. A scrape of /metrics says the same of all steps since the server
+started. The terms of adapters stay, unless LoRA kernels were measured (`packer.fit.lora_kernels`). Sources:
+vllm/benchmarks/serve.py, vllm/benchmarks/sweep/serve.py, vllm/v1/metrics/loggers.py; GuideLLM's GenerativeMetrics
+(src/guidellm/benchmark/schemas/metrics.py), whose keys are the same from 0.2 to 0.7.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ import numpy as np
 from packer.arrays import FloatArray
 from packer.errors import FileFormatError, IncompatibleError, ModelError, reading, shown
 from packer.fit.from_tables import micro_equations
+from packer.fit.lora_kernels import Kernel, Times, is_lora_benchmark, read_lora_kernels, with_lora_kernels
 from packer.fit.step_law import residuals
 from packer.fit.tables import Profiling, Row, number
 from packer.io.files import read_text
@@ -30,9 +34,9 @@ from packer.twin.law.linear import AT
 
 Path = str | os.PathLike[str]
 
-BENCH_ERRORS = {"base_tpot_p50": 0.035, "base_tpot_p90": 0.097}
+BENCH_ERRORS = {"base_tpot_p50": 0.037, "base_tpot_p90": 0.102}
 """Errors of the base model's TPOT after three runs: rows of dense servers, each predicted by shares fitted without its
-server and a factor from three of its other rows (30 draws each; benchmarks/accuracy)."""
+server and a factor from three of its other rows (eight draws each)."""
 
 _FEWEST_OUTPUT_TOKENS = 2.0
 _MOST_OF_BUDGET = 0.5
@@ -40,13 +44,20 @@ _MOST_OF_BUDGET = 0.5
 with and without prefills differ too much."""
 
 
-def improved(estimate: Profile, rows: Sequence[Row]) -> Profile:
+def improved(estimate: Profile, measured: Measured) -> Profile:
+    """The estimate with all that was measured."""
+    if measured.kernels:
+        estimate = with_lora_kernels(estimate, measured.kernels)
+    return with_level(estimate, measured.rows) if measured.rows else estimate
+
+
+def with_level(estimate: Profile, rows: Sequence[Row]) -> Profile:
     """The estimate with the base model's terms times the factor by which the steps of these runs take longer.
 
     The factor is the geometric mean of the runs.
 
     `estimate`: an uncalibrated profile.
-    `rows`: of `read_bench_results`; runs near the token budget of a step are left out.
+    `rows`: runs; those near the token budget of a step are left out.
     Raises `IncompatibleError`: the profile is calibrated, or its law is not the linear one; `ModelError`: all runs
     are near the token budget.
     """
@@ -112,22 +123,68 @@ def _tokens_per_step(row: Row) -> float:
     return batch * (1.0 + prompt / output)
 
 
-def read_bench_results(paths: Sequence[Path]) -> tuple[Row, ...]:
-    """Rows of `latency_backbone.csv` for the runs in these files; several runs in a file are one row each.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What files of measurements hold: rows of `latency_backbone.csv`, one a run, and times of LoRA kernels."""
 
-    Raises `FileFormatError`: a file can't be read, is of neither tool, or has a run that completed nothing or lacks a
+    rows: tuple[Row, ...] = ()
+    kernels: Times = field(default_factory=dict)
+
+
+def read_bench_results(paths: Sequence[Path]) -> Measured:
+    """What these files measured; each is a result of `vllm bench serve` or GuideLLM, a page of /metrics, or what
+    `benchmark_lora.py` printed.
+
+    Raises `FileFormatError`: a file can't be read, is none of these, or has a run that completed nothing or lacks a
     figure.
     """
-    found: list[Row] = []
+    rows: list[Row] = []
+    kernels: dict[Kernel, dict[int, float]] = {}
     for path in paths:
         with reading(path):
-            found += [_row(values, k) for k, values in enumerate(_runs(path), 1)]
-    return tuple(found)
+            text = read_text(path)
+            if is_lora_benchmark(text):
+                for kernel, each in read_lora_kernels(text).items():
+                    kernels.setdefault(kernel, {}).update(each)
+                continue
+            runs = [_scraped(text)] if re.search("^vllm:", text, re.MULTILINE) else _runs(text)
+            rows += [_row(values, k) for k, values in enumerate(runs, 1)]
+    return Measured(tuple(rows), kernels)
 
 
-def _runs(path: Path) -> Iterator[dict[str, float]]:
+def _scraped(text: str) -> dict[str, float]:
+    """Of all steps since the server started, the rate at which as many requests would run as in the mean step."""
+    totals: dict[str, float] = {}
+    for name, labels, value in re.findall(r"^vllm:(\w+)(\{.*\})? +([-+.\w]+)", text, re.MULTILINE):
+        if re.search('(running|waiting)_lora_adapters="[^"]', labels):
+            raise FileFormatError(
+                "expected the base model's steps alone, got adapters in vllm:lora_requests_info."
+            )
+        with suppress(ValueError):
+            totals[name] = totals.get(name, 0.0) + float(value)
+
+    def mean(*names: str) -> float:
+        sums = next((name for name in names if totals.get(f"{name}_count")), names[0])
+        return totals.get(f"{sums}_sum", math.nan) / (totals.get(f"{sums}_count") or math.nan)
+
+    output, itl_s = mean("request_generation_tokens"), mean(*_GAPS)
+    steps = totals.get("iteration_tokens_total_count") or math.nan
+    # the first token of a request comes from its prefill
+    running = (
+        totals.get("generation_tokens_total", math.nan) * (1.0 - 1.0 / output) / steps if output else math.nan
+    )
+    stay_s = (output - 1.0) * itl_s
+    return {
+        "rate": running / stay_s if stay_s else math.nan,
+        "prompt": mean("request_prompt_tokens"),
+        "output": output,
+        "itl_ms": 1e3 * itl_s,
+    }
+
+
+def _runs(text: str) -> Iterator[dict[str, float]]:
     """Of each run: requests per second, mean tokens of a request, and the mean time between its tokens in ms."""
-    for document in documents(path):
+    for document in documents(text):
         if isinstance(document, dict) and isinstance(runs := document.get("benchmarks"), list) and runs:
             for each in runs:
                 metrics = each.get("metrics") if isinstance(each, dict) else None
@@ -150,13 +207,12 @@ def _runs(path: Path) -> Iterator[dict[str, float]]:
                 "itl_ms": _number(document.get("mean_tpot_ms", document.get("mean_itl_ms"))),
             }
         else:
-            rule = "expected a result of vllm bench serve (request_throughput) or GuideLLM (benchmarks)"
+            rule = "expected a result of vllm bench serve (request_throughput), GuideLLM (benchmarks) or /metrics"
             raise FileFormatError(f"{rule}, got {shown(document)}.")
 
 
-def documents(path: Path) -> list[Any]:
-    """The JSON document of a file, those of its list (`vllm bench sweep serve`) or one a line (`--append-result`)."""
-    text = read_text(path)
+def documents(text: str) -> list[Any]:
+    """The JSON document of a text, those of its list (`vllm bench sweep serve`) or one a line (`--append-result`)."""
     try:
         found = json.loads(text)
         return found if isinstance(found, list) and found else [found]
@@ -198,8 +254,10 @@ def _row(values: dict[str, float], run: int) -> Row:
     return {"phase": "decode", **{name: repr(value) for name, value in columns.items()}}
 
 
+_GAPS = ("inter_token_latency_seconds", "time_per_output_token_seconds")
+"""Histograms of the time between tokens, the newest name first."""
 _NAMES = {
-    "rate": "the request throughput",
+    "rate": "the request throughput (of /metrics: iteration_tokens_total, generation_tokens_total)",
     "prompt": "the mean input tokens",
     "output": "the mean output tokens",
     "itl_ms": "the mean time between tokens (tpot or itl in --percentile-metrics)",

@@ -182,32 +182,35 @@ class ModelDimensions:
         return float(bytes_each * layers * self.kv_elements)
 
     @property
+    def lora_shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Inputs, outputs and slices of `LORA_MODULES` as vLLM packs them; of attention without compressed keys."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        gates = queries if self.gated_attention else 0
+        return {
+            "qkv_proj": (self.hidden, queries + gates + 2 * keys, 3),
+            "o_proj": (queries, self.hidden, 1),
+            "gate_up_proj": (self.hidden, 2 * self.intermediate, 2),
+            "down_proj": (self.intermediate, self.hidden, 1),
+        }
+
+    @property
     def lora_bytes_per_rank(self) -> float:
         """Bytes of an adapter of all linear layers, or of `lora_modules`, per rank: A is rank × in, B out × rank.
 
         Of a mixture of experts only attention has LoRA.
         """
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        parts = {
+            name: slices * inputs + outputs for name, (inputs, outputs, slices) in self.lora_shapes.items()
+        }
         if self.lora_modules:
-            gates = queries if self.gated_attention else 0
-            sizes = {
-                "qkv_proj": 3 * self.hidden + queries + gates + 2 * keys,
-                "o_proj": queries + self.hidden,
-                "gate_up_proj": 2 * (self.hidden + self.intermediate),
-                "down_proj": self.intermediate + self.hidden,
-            }
-            return float(BYTES * self.layers * sum(sizes[name] for name in self.lora_modules))
+            return float(BYTES * self.layers * sum(parts[name] for name in self.lora_modules))
+        attention, mlp = parts["qkv_proj"] + parts["o_proj"], parts["gate_up_proj"] + parts["down_proj"]
         if self.kv_rank:
-            out = self.heads * self.value_dim
-            into = self.hidden + queries + 2 * self.query_rank
+            queries, out = self.heads * self.head_dim, self.heads * self.value_dim
             each = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
-            attention = (
-                into + self.hidden + self.kv_rank + self.rope_dim + self.kv_rank + each + out + self.hidden
-            )
-        else:
-            attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
-            attention += queries if self.gated_attention else 0
-        mlp = 0 if self.experts else 3 * (self.hidden + self.intermediate)
+            into = self.hidden + queries + 2 * self.query_rank
+            attention = into + 2 * (self.hidden + self.kv_rank) + self.rope_dim + each + out
+        mlp = 0 if self.experts else mlp
         state = 2 * self.hidden + self.state_in + self.state_out
         return float(
             BYTES * (self.attention_layers * attention + self.state_layers * state + self.layers * mlp)

@@ -14,7 +14,7 @@ from packer import checks
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.fit.bands import band_errors, kind_of
 from packer.fit.dimensions import BYTES, LORA_MODULES, ModelDimensions
-from packer.fit.memory import Takes, defaults_of, takes
+from packer.fit.memory import Takes, takes
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
 from packer.fit.roofline import Roofline, law_terms
@@ -22,6 +22,7 @@ from packer.io.profiles import load_profile
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
+from packer.twin.engine_rules import OLDEST, server_defaults
 from packer.twin.override import VERSION
 
 REFERENCE = "h100-64gb/llama-3.1-8b-instruct"
@@ -153,7 +154,8 @@ def _with_batch(engine: EngineSpec, sheet: Datasheet, tokens: int | None, seqs: 
     """The engine with the largest batch that was given, or vLLM's for the GPU."""
     if engine.lora_target_modules and engine.release < _MODULES_SINCE:
         raise IncompatibleError(f"vLLM has lora_target_modules since 0.17, got version {engine.version}.")
-    usual_seqs, usual_tokens = defaults_of(sheet, engine)
+    release = engine.release if engine.name == "vllm" else OLDEST
+    usual_tokens, usual_seqs = server_defaults(release, sheet.memory_bytes, sheet.title)
     batch = tokens or max(usual_tokens, seqs or 0)
     return replace(engine, max_num_batched_tokens=batch, max_num_seqs=seqs or min(usual_seqs, batch))
 

@@ -41,20 +41,6 @@ class Takes:
     kv_bytes_per_token: float
 
 
-def defaults_of(sheet: Datasheet, engine: EngineSpec) -> tuple[int, int]:
-    """`max_num_seqs` and `max_num_batched_tokens` that vLLM's API server takes on this GPU.
-
-    vllm/engine/arg_utils.py, `_set_default_max_num_seqs_and_batched_tokens_args`: by memory, and not on an A100.
-    """
-    if engine.name != "vllm" or engine.release < (0, 10):
-        return 256, 2048
-    if sheet.memory_bytes >= 160 * GIB:
-        return 1024, 16384
-    if sheet.memory_bytes >= 70 * GIB and not sheet.name.startswith("a100"):
-        return 1024, 8192
-    return 256, 2048
-
-
 def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes_each: float) -> Takes:
     """What is left of the memory of a server.
 

@@ -10,9 +10,9 @@ the experts that a batch touches.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
-from scipy.optimize import nnls
 
 from packer.arrays import FloatArray
 from packer.fit.dimensions import BYTES, ModelDimensions
@@ -185,27 +185,47 @@ def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:
     model, shares = roofline.model, roofline.shares
     wanted = roofline.tokens_ms(GRID)
     share = model.experts_per_token / model.experts if model.experts else 0.0
-    best: tuple[float, float, float, FloatArray] | None = None
-    for ridge in GRID[(GRID >= 16) & (GRID <= 4096)]:
-        slopes = np.column_stack([np.ones(len(GRID)), GRID, np.maximum(0.0, GRID - ridge)])
-        for of_token in share * _ALIKE if share else (0.0,):
-            touched = 1.0 - (1.0 - of_token) ** GRID
-            columns = np.column_stack([slopes, touched]) if share else slopes
-            found, error = nnls(columns / wanted[:, None], np.ones(len(GRID)))
-            if best is None or error < best[0]:
-                best = (error, float(ridge), float(of_token), found)
-    assert best is not None
-    _, ridge, share, found = best
+    shares_of_token = share * _ALIKE if share else np.zeros(1)
+    ridges, of_token = (
+        each.ravel()
+        for each in np.meshgrid(GRID[(GRID >= 16) & (GRID <= 4096)], shares_of_token, indexing="ij")
+    )
+    bent = np.maximum(0.0, GRID - ridges[:, None])
+    touched = 1.0 - (1.0 - of_token[:, None]) ** GRID
+    columns = np.stack([np.ones_like(bent), GRID + 0.0 * bent, bent, touched][: 4 if share else 3], axis=-1)
+    found, error = non_negative(columns / wanted[:, None], np.ones(len(GRID)))
+    best = int(np.argmin(error))
+    ridge, share = float(ridges[best]), float(of_token[best])
+    base, slope, beyond, experts = (float(each) for each in np.append(found[best], 0.0)[:4])
     whole, windowed = roofline.context_ms()
     attended, attended_windowed = roofline.attended_ms()
     terms = {
-        "base_ms": found[0],
-        "per_decode_ms": found[1] + shares["request_ms"] + windowed * model.window,
-        "per_prefill_token_ms": found[1] + attended_windowed * model.window,
+        "base_ms": base,
+        "per_decode_ms": slope + shares["request_ms"] + windowed * model.window,
+        "per_prefill_token_ms": slope + attended_windowed * model.window,
         "prefill_step_ms": shares["prefill_step_ms"],
         "per_kv_token_ms": whole,
-        "per_token_beyond_ridge_ms": found[2],
+        "per_token_beyond_ridge_ms": beyond,
         "per_attended_token_ms": attended,
-        "experts_ms": found[3] if share else 0.0,
+        "experts_ms": experts,
     }
-    return {name: shares["level"] * float(value) for name, value in terms.items()}, ridge, share
+    return terms, ridge, share
+
+
+def non_negative(designs: FloatArray, wanted: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Non-negative least squares of many designs, float64 (n, rows, columns): coefficients, and sums of squares.
+
+    Of all sets of columns, the best whose own least squares are not negative: for a few columns that is the solution.
+    """
+    n, _, many = designs.shape
+    best, least = np.zeros((n, many)), np.full(n, wanted @ wanted)
+    for size in range(1, many + 1):
+        for chosen in combinations(range(many), size):
+            part = designs[:, :, chosen]
+            found = (np.linalg.pinv(part) @ wanted[:, None])[..., 0]
+            error = ((np.einsum("nrc,nc->nr", part, found) - wanted) ** 2).sum(axis=1)
+            better = (found >= 0.0).all(axis=1) & (error < least)
+            best[better] = 0.0
+            best[np.ix_(better, chosen)] = found[better]
+            least[better] = error[better]
+    return best, least

@@ -21,6 +21,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, reading, shown
 from packer.fit.bench_results import documents
+from packer.io.files import read_text
 from packer.profile import Profile
 from packer.twin.run import Run
 from packer.twin.scores import smape
@@ -109,7 +110,7 @@ def beside_bench(
         )
     runs = []
     with reading(path):
-        for document in documents(path):
+        for document in documents(read_text(path)):
             if not isinstance(document, dict) or "request_throughput" not in document:
                 raise FileFormatError(f"expected a result of vllm bench serve, got {shown(document)}.")
             trace, assumed = _requests(document, len(fleet), seed)

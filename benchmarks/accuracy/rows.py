@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+import packer
 from packer.arrays import FloatArray
 from packer.fit.dimensions import ModelDimensions
 from packer.fit.models import model_named
@@ -21,6 +22,9 @@ LIBRARY = Path(__file__).resolve().parents[3] / "shared" / "data" / "public"
 GPU = {"h100_sxm": "h100-80gb", "h200_sxm": "h200-141gb", "b200_sxm": "b200", "b300_sxm": "b300"}
 SATURATED_MS = 3000.0
 """Rows with a longer TTFT wait for KV blocks: they measure the queue."""
+SHORTEST = 0.8
+"""The client draws each length evenly from this share of the nominal one up to it (InferenceMAX, README.md:
+`RANDOM_RANGE_RATIO` 0.8 for `vllm bench serve`): requests that start together do not stay together."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +83,26 @@ def _server(key: tuple[str, ...], rows: list[dict[str, str]]) -> Server:
     return Server(model, datasheet(GPU[system]), int(gpus), precision, bool(split), *table)
 
 
+def drawn(nominal: int) -> packer.Lengths:
+    """Lengths as the client draws them."""
+    return packer.Lengths.empirical(np.linspace(SHORTEST * nominal, nominal, 64).round())
+
+
 def proxy_tpot_ms(server: Server) -> FloatArray:
     """TPOT of each row without a simulation: a decode step, and its share of the other requests' prefills.
 
     step(c, prompt + output / 2) + (c - 1) * prefill(prompt) / output; a long prefill's cost of a token is taken.
     """
     roofline, c = server.roofline(), server.concurrency
-    context = server.prompt + server.output / 2.0
+    prompt, output = (each * (1.0 + SHORTEST) / 2.0 for each in (server.prompt, server.output))
+    context = prompt + output / 2.0
     whole, windowed = roofline.context_ms()
     attended, attended_windowed = roofline.attended_ms()
     window, shares = server.model.window, roofline.shares
     step = roofline.tokens_ms(c)
     decode = step + shares["request_ms"] * c + c * (whole * context + windowed * np.minimum(context, window))
     chunk = 8192.0
-    tokens = (roofline.tokens_ms(c + chunk) - step) / chunk * server.prompt
-    prefill = tokens + attended * server.prompt**2 / 2.0 + attended_windowed * server.prompt * window
-    stall = np.maximum(0.0, c - 1.0) * prefill / server.output
-    return decode + stall + np.minimum(1.0, c / server.output) * shares["prefill_step_ms"]
+    tokens = (roofline.tokens_ms(c + chunk) - step) / chunk * prompt
+    prefill = tokens + attended * prompt**2 / 2.0 + attended_windowed * prompt * window
+    stall = np.maximum(0.0, c - 1.0) * prefill / output
+    return decode + stall + np.minimum(1.0, c / output) * shares["prefill_step_ms"]

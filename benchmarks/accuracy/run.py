@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from rows import Server, servers
+from rows import Server, drawn, servers
 
 import packer
 from packer.arrays import FloatArray
@@ -39,8 +39,8 @@ def simulated_tpot_ms(server: Server, rows: np.ndarray) -> FloatArray:
         )
         fleet = packer.Workload(
             adapters=[packer.Adapter("base", rank=0, rate=1.0)],
-            input_tokens=packer.Lengths.constant(prompt),
-            output_tokens=packer.Lengths.constant(output),
+            input_tokens=drawn(prompt),
+            output_tokens=drawn(output),
         )
         long_s = REQUESTS * server.tpot_ms[i] * 1e-3 * output
         run = packer.simulate(
@@ -87,8 +87,6 @@ def main() -> int:
     table: list[dict[str, object]] = []
     inside, n = 0, 0
     for server in servers():
-        if server.experts_split:
-            continue
         rng = np.random.default_rng(0)
         rows = np.arange(len(server.tpot_ms))
         if given.rows and len(rows) > given.rows:

@@ -31,8 +31,8 @@ class Measurements:
     profiling_dir: Micro-benchmarks: some or all of kv_capacity.csv, latency_backbone.csv, latency_adapters.csv,
         loading.csv.
     runs_path: Whole runs of the server: one row each, with its metrics.
-    bench_paths: A result of `vllm bench serve --save-result` or GuideLLM on the base model, which improves an
-        estimate given as --base; repeatable.
+    bench_paths: What improves an estimate given as --base: a result of `vllm bench serve --save-result` or GuideLLM on
+        the base model, one scrape of a busy server's /metrics, or what vLLM's benchmark_lora.py printed; repeatable.
     base_name: Gives the identity of the server (model, GPU, engine settings) and whatever has no measurements;
         `packer profiles estimate` makes one.
     about: What the files do not say: model (in the tables' model column; the base profile's), name (of the new profile;
@@ -64,6 +64,7 @@ def fit(given: Measurements, out: Writing) -> None:
     Example:
       packer profiles fit --profiling measured/ --runs runs.csv -o profile.toml
       packer profiles fit --base l40s.toml --bench rate-2.json --bench rate-8.json -o improved.toml
+      packer profiles fit --base l40s.toml --bench metrics.txt --bench lora-kernels.txt -o improved.toml
     """
     from packer.errors import IncompatibleError
     from packer.fit.pipeline import calibrate, with_provenance
@@ -131,7 +132,8 @@ def _finish(
     facts = {"profile": profile.name, "path": given.output, "fingerprint": profile.fingerprint}
     out.result({**facts, "coefficients": dict(profile.latency.coefficients), **errors}, tables)
     if not out.as_json:
-        improved = f": {profile.provenance['improved']}" if given.bench_paths else ""
+        notes = [profile.provenance[key] for key in ("improved", "adapters") if key in profile.provenance]
+        improved = ": " + "; ".join(notes) if given.bench_paths else ""
         out.note(f"Profile {profile.name} written to {given.output}{improved}.")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import packer
 from packer.errors import FileFormatError, IncompatibleError, ModelError
-from packer.fit.bench_results import improved, read_bench_results
+from packer.fit.bench_results import Measured, improved, read_bench_results
 from packer.fit.estimate import estimate_profile
 from packer.fit.model_config import read_model_config
 from packer.io.profiles import load_profile
@@ -109,19 +109,48 @@ def test_both_tools_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
     runs = [(2.0, 101, 10.0), (8.0, 51, 20.0)]
     of_vllm = written(tmp_path / "vllm.json", *(vllm_result(*run) for run in runs))
     of_guidellm = written(tmp_path / "guidellm.json", guidellm_result(*runs))
-    rows = read_bench_results([of_vllm])
-    assert rows == read_bench_results([of_guidellm])
+    rows = read_bench_results([of_vllm]).rows
+    assert rows == read_bench_results([of_guidellm]).rows
     assert [float(row["set_batch_size"]) for row in rows] == pytest.approx([2.0, 8.0])
     assert [float(row["itl_mean_ms"]) for row in rows] == [10.0, 20.0]
     assert [float(row["actual_prompt_len"]) for row in rows] == [500.0, 500.0]
 
 
+PAGE = """# HELP vllm:iteration_tokens_total Histogram of number of tokens per engine_step.
+# TYPE vllm:iteration_tokens_total histogram
+vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="m"} 5000.0
+vllm:iteration_tokens_total_count{engine="0",model_name="m"} 5000.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 10100.0
+vllm:request_prompt_tokens_sum{engine="0",model_name="m"} 50000.0
+vllm:request_prompt_tokens_count{engine="0",model_name="m"} 100.0
+vllm:request_generation_tokens_sum{engine="0",model_name="m"} 10100.0
+vllm:request_generation_tokens_count{engine="0",model_name="m"} 100.0
+vllm:GAPS_sum{engine="0",model_name="m"} 100.0
+vllm:GAPS_count{engine="0",model_name="m"} 10000.0
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters=""} 1.7e+09
+"""
+"""Names and labels of vLLM's page (vllm/v1/metrics/loggers.py)."""
+
+
+@pytest.mark.parametrize("gaps", ["inter_token_latency_seconds", "time_per_output_token_seconds"])
+def test_a_scrape_says_the_mean_step(tmp_path: Path, gaps: str) -> None:
+    """Of all steps since the start: tokens after the first, over the steps; lengths and gaps of old and new names."""
+    page = tmp_path / "metrics.txt"
+    page.write_text(PAGE.replace("GAPS", gaps))
+    (row,) = read_bench_results([page]).rows
+    bench = vllm_result(2.0, 101, 10.0)
+    (expected,) = read_bench_results([written(tmp_path / "bench.json", bench)]).rows
+    assert row.keys() == expected.keys()
+    for name in row.keys() - {"phase"}:
+        assert float(row[name]) == pytest.approx(float(expected[name]))
+
+
 def test_options_of_the_tool_change_no_figure(tmp_path: Path) -> None:
     """`--save-detailed`, other percentiles, no tpot among the metrics and the list of a sweep give the same rows."""
     plain = vllm_result(2.0, 101, 10.0)
-    (expected,) = read_bench_results([written(tmp_path / "plain.json", plain)])
+    (expected,) = read_bench_results([written(tmp_path / "plain.json", plain)]).rows
     (tmp_path / "sweep.json").write_text(json.dumps([plain | {"run_number": 0}, plain], indent=4))
-    assert read_bench_results([tmp_path / "sweep.json"]) == (expected, expected)
+    assert read_bench_results([tmp_path / "sweep.json"]).rows == (expected, expected)
     variants = (
         detailed(plain),
         {**plain, "p50_tpot_ms": 9.0, "p99.9_tpot_ms": 30.0},
@@ -129,7 +158,7 @@ def test_options_of_the_tool_change_no_figure(tmp_path: Path) -> None:
         without(plain | {"mean_itl_ms": 10.0}, "tpot"),
     )
     for k, each in enumerate(variants):
-        assert read_bench_results([written(tmp_path / f"{k}.json", each)]) == (expected,)
+        assert read_bench_results([written(tmp_path / f"{k}.json", each)]).rows == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +177,8 @@ def test_options_of_the_tool_change_no_figure(tmp_path: Path) -> None:
         (json.dumps(vllm_result(2.0, 100, 5.0) | {"spec_decode_acceptance_length": 2.1}), "speculative"),
         (json.dumps(vllm_result(2.0, 100, 5.0) | {"completed": 0}), "mean input tokens"),
         (json.dumps(guidellm_result((2.0, 100, 5.0)) | {"benchmarks": [{}]}), "request throughput"),
+        (PAGE, "time between tokens"),
+        (PAGE.replace('running_lora_adapters=""', 'running_lora_adapters="a1"'), "base model's steps alone"),
     ],
 )
 def test_what_is_no_result_is_refused(tmp_path: Path, text: str, rule: str) -> None:
@@ -208,7 +239,8 @@ def test_runs_near_the_token_budget_are_left_out(root: Path, tmp_path: Path) -> 
     estimate = estimated(root, "llama-3.1-8b", load_profile(LLAMA), QWEN)
     light = read_bench_results([written(tmp_path / "light.json", vllm_result(2.0, 101, 15.0))])
     full = read_bench_results([written(tmp_path / "full.json", vllm_result(40.0, 101, 100.0))])
-    assert improved(estimate, (*light, *full)).latency == improved(estimate, light).latency
+    both = Measured((*light.rows, *full.rows))
+    assert improved(estimate, both).latency == improved(estimate, light).latency
     with pytest.raises(ModelError, match="lower rates"):
         improved(estimate, full)
     with pytest.raises(IncompatibleError, match="estimate"):

@@ -56,7 +56,7 @@ def test_servers_that_do_not_start() -> None:
     ("gpu", "version", "seqs", "tokens"),
     [
         ("b200", None, 1024, 16384), ("h100-80gb", None, 1024, 8192), ("a100-80gb", None, 256, 2048),
-        ("l40s", None, 256, 2048), ("h100-80gb", "0.8.5", 256, 2048),
+        ("l40s", None, 256, 2048), ("h100-80gb", "0.8.5", 1024, 8192),
     ],
 )  # fmt: skip
 def test_defaults_are_those_of_the_card(gpu: str, version: str | None, seqs: int, tokens: int) -> None:

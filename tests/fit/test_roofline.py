@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from packer.fit.bands import BANDS, band_errors, evidence, kind_of
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import MODELS, model_named
 from packer.fit.quantization import quantized
-from packer.fit.roofline import GRID, SHARES, Roofline, law_terms
+from packer.fit.roofline import GRID, SHARES, Roofline, law_terms, non_negative
 from packer.terms import LINEAR_TERMS
 from packer.twin.datasheets import GPUS, datasheet
 from packer.twin.law.linear import linear_features
@@ -32,13 +35,23 @@ def test_the_law_is_near_the_roofline(name: str, gpu: str) -> None:
         graph_max_tokens=512, ridge_tokens=ridge, expert_share=share,
     )  # fmt: skip
     once = {**terms, "prefill_step_ms": 0.0}
-    once["per_prefill_token_ms"] -= (
-        roofline.shares["level"] * roofline.attended_ms()[1] * roofline.model.window
-    )
+    once["per_prefill_token_ms"] -= roofline.attended_ms()[1] * roofline.model.window
     law = features @ np.array([once.get(term, 0.0) for term in LINEAR_TERMS])
-    off = np.abs(law / roofline.shares["level"] / roofline.tokens_ms(GRID) - 1.0)
+    off = np.abs(law / roofline.tokens_ms(GRID) - 1.0)
     assert off.max() < 0.12
     assert np.median(off) < 0.04
+
+
+@given(seed=st.integers(0, 10**6), columns=st.integers(1, 4))
+def test_few_columns_are_solved_exactly(seed: int, columns: int) -> None:
+    """Non-negative least squares over sets of columns are those of SciPy's active sets."""
+    rng = np.random.default_rng(seed)
+    designs, wanted = rng.normal(size=(3, 12, columns)), rng.normal(size=12)
+    found, squares = non_negative(designs, wanted)
+    for k, design in enumerate(designs):
+        known, norm = nnls(design, wanted)
+        assert np.allclose(found[k], known, atol=1e-9)
+        assert np.isclose(squares[k], norm**2)
 
 
 def test_a_step_reads_the_weights_and_multiplies_them() -> None:

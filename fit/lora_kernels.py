@@ -1,0 +1,164 @@
+"""An estimate's terms of adapters from vLLM's own benchmark of its LoRA kernels on a GPU at hand.
+
+`benchmarks/kernels/benchmark_lora.py` of vLLM prints tables of `torch.utils.benchmark.Compare`: rows are sizes as JSON
+(`bench_sublabel`), columns are kernels, and a label says how many calls a time is of (`--cuda-graph-nops`). The kernels
+of all modules and layers add up to what adapters cost a step.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from packer.errors import FileFormatError, IncompatibleError, ModelError
+from packer.fit.dimensions import LORA_MODULES, ModelDimensions
+from packer.fit.models import model_named
+from packer.fit.prior import Prior
+from packer.fit.step_law import Equations, solve
+from packer.profile import Profile
+from packer.terms import LINEAR
+from packer.twin.law.linear import linear_features
+
+Kernel = tuple[str, int, int, int, int]
+"""LORA_SHRINK or LORA_EXPAND, tokens, adapters (all in the batch), rank, slices."""
+Times = Mapping[Kernel, Mapping[int, float]]
+"""Time of a call by kernel and by the size that is not the rank, ms."""
+
+KERNEL_TERMS = tuple(term.name for term in LINEAR if term.part == "lora" and term.bound == "adapters")
+_UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+_SIZES = ("m", "num_loras", "k", "n", "num_slices")
+
+
+def is_lora_benchmark(text: str) -> bool:
+    """Whether the text has a table of vLLM's LoRA kernels."""
+    return "LORA_SHRINK(" in text or "LORA_EXPAND(" in text
+
+
+def read_lora_kernels(text: str) -> Times:
+    """Times in what `benchmark_lora.py` printed; kernels of experts and `torch.mm` are left out.
+
+    Raises `FileFormatError`: a table without its unit, or a row that is none.
+    """
+    found: dict[Kernel, dict[int, float]] = {}
+    rows: list[tuple[int, list[str]]] = []
+    columns: list[str] = []
+    calls = 1
+    for line, content in enumerate(text.splitlines(), 1):
+        if content.startswith("["):
+            graph = re.search(r"cugraph (\d{1,6}) ops", content)
+            rows, columns, calls = [], [], int(graph[1]) if graph else 1
+        elif unit := re.match(r"Times are in \w+ \((\w+)\)", content):
+            if unit[1] not in _UNITS or not calls:
+                raise FileFormatError(f"expected a unit among {', '.join(_UNITS)}, got {unit[1]}.", row=line)
+            for place, cells in rows:
+                _add(found, columns, cells, _UNITS[unit[1]] / calls, place)
+            rows = []
+        elif "|" in content:
+            cells = [cell.strip() for cell in content.split("  |  ")]
+            if cells[0].startswith("{"):
+                rows.append((line, cells))
+            elif not cells[0]:
+                columns = cells
+    if rows or not found:
+        raise FileFormatError(
+            "expected tables of LORA_SHRINK and LORA_EXPAND that end with their unit of time."
+        )
+    return found
+
+
+def _add(
+    found: dict[Kernel, dict[int, float]], columns: list[str], cells: list[str], unit_ms: float, line: int
+) -> None:
+    """Add the times of one row."""
+    try:
+        sizes = json.loads(cells[0])
+        tokens, adapters, k, n, slices = (int(sizes[name]) for name in _SIZES)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        rule = f"expected a size as JSON with {', '.join(_SIZES)}, got {cells[0][:80]}."
+        raise FileFormatError(rule, row=line) from None
+    for column, cell in zip(columns[1:], cells[1:], strict=False):
+        operation = column.partition("(")[0]
+        number = re.fullmatch(r"(?:\(! *\d+%\) *)?(\d{1,12}(?:\.\d{1,12})?)", cell)
+        # what vLLM calls adds to the layer's output
+        if operation not in ("LORA_SHRINK", "LORA_EXPAND") or "add_inputs=False" in column or not number:
+            continue
+        size, rank = (k, n) if operation == "LORA_SHRINK" else (n, k)
+        if min(tokens, adapters, size, rank, slices) < 1:
+            raise FileFormatError(f"expected sizes of 1 and more, got {cells[0][:80]}.", row=line)
+        found.setdefault((operation, tokens, adapters, rank, slices), {})[size] = float(number[1]) * unit_ms
+
+
+def with_lora_kernels(profile: Profile, times: Times) -> Profile:
+    """The profile with the terms of adapters that are bound by kernels fitted to these times.
+
+    Terms that the sizes measured leave open stay near those of the profile. `errors` stay: nothing public says how far
+    sums of these kernels are from servers.
+
+    Raises `IncompatibleError`: the profile is calibrated, or its model's modules are not known; `ModelError`: no
+    number of tokens, adapters and rank has the kernels of all modules.
+    """
+    if profile.calibrated or profile.latency.form != "linear":
+        raise IncompatibleError(
+            f"Expected an estimate of `packer profiles estimate` to improve, got {profile.label!r}."
+        )
+    model = model_named(profile.model.repository or profile.model.name)
+    if model.kv_rank or model.state_layers:
+        raise IncompatibleError(f"LoRA's modules of {model.name} are not those that the benchmark measures.")
+    modules = _modules(model, profile.engine.lora_target_modules, profile.engine.tensor_parallel_size)
+    states = sorted({(tokens, adapters, rank) for _, tokens, adapters, rank, _ in times})
+    sums = np.array([model.layers * _sum_ms(times, state, modules) for state in states])
+    known = np.isfinite(sums)
+    if not known.any():
+        slices = sorted({count for _, _, count in modules})
+        raise ModelError(
+            "Expected LORA_SHRINK and LORA_EXPAND of equal tokens, adapters and rank with "
+            f"{', '.join(map(str, slices))} slices, got none: run the benchmark with both op types."
+        )
+    tokens, adapters, ranks = np.array(states, dtype=np.float64)[known].T
+    features = linear_features(
+        decodes=tokens, prefill_tokens=0, adapters=adapters, sum_ranks=adapters * ranks, slots=adapters,
+        slot_rank=ranks, kv_tokens=0, waiting=0, graph_max_tokens=profile.latency.graph_max_tokens,
+    )  # fmt: skip
+    law = profile.latency
+    own = {name: law.coefficients[name] for name in KERNEL_TERMS if law.coefficients.get(name)}
+    found = solve(
+        Equations(features, sums[known], np.ones(known.sum())), tuple(own), Prior(own, profile.name)
+    )
+    fitted = {name: float(f"{value:.6g}") for name, value in found.items()}
+    note = f"from LoRA kernels at {known.sum()} numbers of tokens, adapters and rank"
+    return replace(
+        profile,
+        latency=replace(law, coefficients={**law.coefficients, **fitted}),
+        provenance={**profile.provenance, "adapters": note},
+    )
+
+
+def _modules(model: ModelDimensions, chosen: Iterable[str], n: int) -> list[tuple[float, float, int]]:
+    """Inputs and outputs of a slice on one of `n` GPUs, and slices, of the modules with LoRA."""
+    own = tuple(chosen) or (LORA_MODULES[:2] if model.experts else LORA_MODULES)
+    found = []
+    for name in own:
+        inputs, outputs, slices = model.lora_shapes[name]
+        split_inputs = name in ("o_proj", "down_proj")
+        found.append(
+            (inputs / n if split_inputs else inputs, outputs / slices / (1 if split_inputs else n), slices)
+        )
+    return found
+
+
+def _sum_ms(times: Times, state: tuple[int, int, int], modules: list[tuple[float, float, int]]) -> float:
+    """All kernels of one layer, NaN where one was not measured; proportional to the size beyond those measured."""
+    total = 0.0
+    for inputs, outputs, slices in modules:
+        for operation, size in (("LORA_SHRINK", inputs), ("LORA_EXPAND", outputs)):
+            measured = times.get((operation, *state, slices))
+            if not measured:
+                return float("nan")
+            sizes = sorted(measured)
+            each = np.interp(size, sizes, [measured[known] for known in sizes])
+            total += float(each) * max(1.0, size / sizes[-1])
+    return total
