@@ -201,7 +201,7 @@ def limits_of(goal: Goal) -> dict[str, float]:
     """Limits of figures of `Evaluations` that say whether a server keeps a goal.
 
     `slo_used` for what the requests of a simulation are needed for, the figures of a server of the same name for its
-    own limits, and for those of adapters without classes, which its server keeps if all of them do.
+    own limits and for limits of adapters without classes: a server keeps them if all its adapters do.
     """
     whole, found = goal.limits.to_dict(), dict[str, float]()
     for key in (*goal.keys("server"), *(() if goal.classes else goal.keys("adapter"))):

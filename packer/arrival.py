@@ -200,7 +200,7 @@ class Arrivals:
 
     def whole_s(self, at_least_s: float) -> float:
         """Time after which a run has seen all there is, s: a trace's span; whole cycles of piecewise rates, at
-        least `at_least_s`; that itself for arrivals of which one hour is like another.
+        least `at_least_s`; that itself where every hour of the arrivals is alike.
         """
         if self.trace is not None:
             return self.trace.span_s or at_least_s

@@ -44,7 +44,7 @@ class ServerKind:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine: the next `servers` of the cluster share its host memory, of which `host_bytes` hold adapters."""
+    """A machine: the next `servers` of the cluster share its host memory; `host_bytes` of it hold adapters."""
 
     servers: int = 1
     host_bytes: float = math.inf

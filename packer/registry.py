@@ -60,7 +60,7 @@ def load(kind: str, name: str) -> Any:
     """Class (or factory) registered under a name.
 
     Raises `UnknownNameError`: nothing of that kind has that name; `MissingDependencyError`: its module imports a
-    package that is not installed; `PluginError`: its module is not there, lacks the class, or fails while it is
+    package that is not installed; `PluginError`: its module is not there, does not have the class, or fails while it is
     imported.
     """
     entries = _entries(kind)

@@ -114,7 +114,7 @@ def fill(
 
     Arrays: start, end int64 (n,): entries of each bin in index int64 and share float64 (nnz,): its adapters and the
     part of their rate that comes there, times factor float64 (n,); slots, slot_rank, kv_tokens float64 (n,); room:
-    float64 `ROOM`, of which the last two rows are left to the caller.
+    float64 `ROOM`; the last two rows are left to the caller.
     """
     _table, law, paper, engine, _load = fleet
     by_load, groups, sums, vector = room[:4], room[4:SUMS], room[SUMS], room[10]

@@ -27,8 +27,8 @@ class ModelKind:
     `family` names the class of `packer.predictors.families` that evaluates it; `max_rows`: no more than so
     many rows of the dataset are used (kernel machines and neighbours slow down with each). `estimators`: module and
     names of the estimators for regression and for classification, `fixed`: their parameters that are not searched.
-    Hyperparameters, for regression and for classification: `grids`, of which the halving grid search tries some;
-    `defaults` without it.
+    Hyperparameters, for regression and for classification: the halving search tries some points of `grids`; without
+    it `defaults` are taken.
     """
 
     name: ClassVar[str]

@@ -2,7 +2,7 @@
 
 With B running requests (decodes), prompts of I and outputs of O tokens, each step admits B/O requests on
 average, so that every term of the step law is a function of B: the step time t(B), the request rate B/(O·t),
-and the expected number of distinct adapters, each of which is running with probability 1 − exp(−its expected
+and the expected number of distinct adapters: one is running with probability 1 − exp(−its expected
 running requests). The largest rate over the B that fit into the KV cache is the server's capacity; the B whose
 rate is the offered one is where it works. Adapters are grouped by load (factors of two), so that the work does
 not grow with their number.

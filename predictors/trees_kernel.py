@@ -37,7 +37,8 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Write figures float64 (N_FIGURES, n) and flags bool (4, n) of n bins; latencies are NaN where one fails.
 
-    From table the parts of `FleetArrays`, from feature those of `Ensemble`: a call with both as tuples takes 2 µs more.
+    Parameters from table on are the parts of `FleetArrays`, from feature on the parts of `Ensemble`: a call with both
+    as tuples takes 2 µs more.
     bases int64 (outputs,): the feature that each output corrects (the first and the last, starvation and stability,
     correct none); slope, offset: calibration of the log odds; largest: limit of a correction; low, high float64 (F,):
     the range that the model learned from; min_kv: KV tokens that a server needs. `room` as for `fill`, x float32

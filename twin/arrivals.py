@@ -120,7 +120,7 @@ def blocks_of_prefixes(marks: Marks, shared: IntArray) -> Blocks:
 
 
 def _chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray) -> Blocks:
-    """Blocks of requests, `counts` of each: the first `shared` are those of its owner, the others its session's.
+    """Blocks of requests, `counts` of each: the first `shared` belong to its owner, the others to its session.
 
     `first` int64 (n,): number of the first block of the request's session, which no other session reaches.
     """

@@ -129,7 +129,7 @@ class EngineRules:
 def rules_of(engine: EngineSpec) -> EngineRules:
     """The rules of the engine's version; other engines than vLLM have neither of the last two.
 
-    Raises `ValidationError`: the version is beyond the newest whose rules are known, or lacks a setting.
+    Raises `ValidationError`: the version is beyond the newest whose rules are known, or does not have a setting.
     """
     release = engine.release
     if release > READ[-1]:

@@ -55,7 +55,7 @@ class Hours:
     first needed.
 
     `stop`: no further simulation is started once it is true. `limits`: what the first mark of `rooms` refers to, by
-    the name of the figure; left out, those of the adapters.
+    the name of the figure; left out, the limits of the adapters.
     """
 
     seed: int = 0

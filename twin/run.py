@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.arrays import FloatArray, IntArray
+from packer.errors import UnknownNameError
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.goal import STATISTICS
 from packer.profile import Profile
@@ -285,6 +286,17 @@ class Run:
     def servers(self) -> tuple[Run, ...]:
         """One run for each server."""
         return tuple(self.server(k) for k in range(len(self.cluster or "1")))
+
+    def adapter(self, which: int | str) -> dict[str, Any]:
+        """The row of `per_adapter` of one adapter, by its number or its name.
+
+        Raises `UnknownNameError`: the workload has no such adapter.
+        """
+        names = self.workload.names
+        number = names.index(which) if which in names else which
+        if not isinstance(number, int) or not 0 <= number < len(names):
+            raise UnknownNameError("adapter", str(which), names)
+        return self.per_adapter.row(number, named=True)
 
     @property
     def server_of_requests(self) -> IntArray:

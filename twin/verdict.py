@@ -20,7 +20,7 @@ from packer.words import counted
 class MeasuredLimit:
     """A limit of the goal beside the figure that is nearest to it, or furthest beyond.
 
-    `value_ms`: of an adapter, or of a server; NaN for limits of requests, of which a share is in `words`.
+    `value_ms`: of an adapter, or of a server; NaN for limits of requests: `words` has the share that keeps them.
     `beyond`: adapters over their limit.
     """
 

@@ -99,7 +99,7 @@ class ExportedServer:
 
     `base`: names, other than the model's own, under which its base model is requested (rank 0 in the fleet), as modules
     without a source.
-    `nodes`: label → values, one of which a node must have; empty: any node.
+    `nodes`: label → values; a node must have one of them. Empty: any node.
     """
 
     index: int

@@ -127,7 +127,7 @@ def leave_batch(state: ServerState, a: int) -> bool:
 
 @njit(**ENGINE_FLAGS)
 def tidy(ints: IntArray, adapters: IntArray, sizes: IntArray, tag: int) -> None:
-    """Idle adapters leave that the rule does not keep; those of prefetch `tag` stay, if it is not 0."""
+    """Idle adapters leave unless the rule keeps them or, where `tag` is not 0, prefetch `tag` brought them."""
     rule = ints[CACHE_RULE]
     if rule in (DROP, NOTHING):
         e = adapters[0, IDLE_AFTER]

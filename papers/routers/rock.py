@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Rock(AnyCluster):
     """ROCK's task router (section 4.1, Algorithm 1).
 
-    Tasks are vectors of iterations and adapter bytes; a Gaussian mixture over those of the last period makes the
+    Tasks are vectors of iterations and adapter bytes; a Gaussian mixture over the tasks of the last period makes the
     queues, `queues` of them (0: half as many as servers). Every `period_s` the weight of each queue at each server
     is the sum of `cached` × share of its adapters that lie there, `idle` × (1 − distance of the busy share from
     `use`), `time` / expected seconds of the queue's tasks; `top` servers with the highest weights are its candidates.

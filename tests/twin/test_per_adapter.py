@@ -12,6 +12,7 @@ from scipy.stats import binom
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
+from packer.errors import UnknownNameError
 from packer.goal import OF_MANY, Goal, Limits, Slo, level
 from packer.profile import LatencySpec, Profile
 from packer.twin.per_adapter import (
@@ -28,6 +29,14 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 MakeProfile = Callable[..., Profile]
+
+
+def test_an_adapter_is_found_by_name_or_number(busy: Run) -> None:
+    """The view of one adapter is its row of the frame; an adapter that is not there is refused by name."""
+    assert busy.adapter("a3") == busy.adapter(3) == busy.per_adapter.row(3, named=True)
+    for unknown in ("a9", 6, -1):
+        with pytest.raises(UnknownNameError, match=str(unknown)):
+            busy.adapter(unknown)
 
 
 def test_adapters_add_up_to_the_server(busy: Run) -> None:

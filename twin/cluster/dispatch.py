@@ -74,7 +74,7 @@ class Dispatch:
     ) -> IntArray | None:  # fmt: skip
         """The server of each request if the router is static, int64 (n,); else None.
 
-        `candidates`: those of the moment, where changes are made; requests without any get -1. `rows`: numbers of the
+        `candidates`: of the moment, where changes are made; requests without any get -1. `rows`: numbers of the
         requests, None: the first n. Where a router keeps sessions together, the first of these of each decides.
         """
         if self.sessions is None or not getattr(self.router, "keeps_sessions", False) or not len(adapter):

@@ -27,7 +27,7 @@ def raw_of(state: Servers, transit: Transit | None, duration_s: float) -> Raw:
 
 
 def sent_only(state: Servers, sent: int) -> Servers:
-    """The servers after a run with the first so many requests, of which there were rows for more."""
+    """The servers after a run, with rows for the requests that were sent alone."""
     columns = ("requests", "times", "status", "sent_s", "adapter", "prompt", "output", "server")
     kept = {key: getattr(state, key)[:sent] for key in columns}
     if state.ahead is not None:

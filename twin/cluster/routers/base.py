@@ -31,7 +31,7 @@ class Request:
     """The data of a request that a router gets.
 
     `number`: place in the order of arrival. `adapter`: index into the workload. `time_s`: when it arrived.
-    `iterations`: those of a job (`packer.papers.jobs`), which are known when it is sent. For a language model it
+    `iterations`: of a job (`packer.papers.jobs`), known when it is sent. For a language model it
     is the output length, which is unknown when it is sent.
     """
 

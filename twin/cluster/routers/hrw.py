@@ -26,29 +26,17 @@ class Hrw(AnyCluster):
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
         """By the adapter alone."""
         used, position = np.unique(adapter, return_inverse=True)
-        home = np.array([_home(workload.names[i], candidates.of(i)) for i in used.tolist()], dtype=np.int64)
-        return home[position] if len(used) else np.zeros(0, dtype=np.int64)
-
-
-def _home(name: str, servers: IntArray) -> int:
-    return int(servers[np.argmax(_scores(name, servers))])
+        homes = [ranked(workload.names[i], candidates.of(i))[0] for i in used.tolist()]
+        return np.array(homes, dtype=np.int64)[position]
 
 
 def ranked(name: str, servers: IntArray) -> list[int]:
-    """The servers by falling hash of adapter and server."""
-    order: list[int] = servers[np.argsort(-_scores(name, servers).astype(np.float64), kind="stable")].tolist()
-    return order
-
-
-def _scores(name: str, servers: IntArray) -> np.typing.NDArray[np.uint64]:
+    """The servers by falling hash of adapter and server: SplitMix64's finaliser (Steele, Lea and Flood, 2014)."""
     digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
-    return mixed(servers.astype(np.uint64) + np.uint64(digest))
-
-
-def mixed(x: np.typing.NDArray[np.uint64]) -> np.typing.NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea and Flood, 2014), on uint64 with wrap-around."""
     with np.errstate(over="ignore"):
-        x = x * np.uint64(0x9E3779B97F4A7C15)
+        x = (servers.astype(np.uint64) + np.uint64(digest)) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+        x ^= x >> np.uint64(31)
+    order: list[int] = servers[np.argsort(~x, kind="stable")].tolist()
+    return order
