@@ -190,11 +190,20 @@ class Frontier:
         return self.first_that_holds(low, high)
 
     def first_that_holds(self, low: int, high: int) -> int | None:
-        """Fewest GPUs from `low` to `high` on which the limits are kept; None if none does."""
+        """Fewest GPUs from `low` to `high` on which the limits are kept; None if none does.
+
+        Once the time is over no further plan is made, but for the first.
+        """
+        if self._points and self.over():
+            return min(
+                (n for n, each in self._points.items() if low <= n <= high and each.holds), default=None
+            )
         return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over)
 
     def extend(self, low: int, high: int) -> None:
         """Add points upward from `low` until one more GPU gains little, and fill the gaps below."""
+        if self._points and self.over():
+            return
         n = self.at(low).n_gpus
         while n < high and len(self._points) < MOST_POINTS and not self.over():
             here, there = self.at(n), self.at(min(high, n + max(1, round(0.1 * n))))

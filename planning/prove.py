@@ -59,10 +59,15 @@ def bounded(problem: Problem, plan: Plan, *, simulated: bool = True, search: Pro
     known = None if own is None else Bound(own, plan.bound_source, plan.bound_proven)
     most = next(iter(plan.objective_value), 0.0)
     found = prove(problem, most, known=known, verified=plan.verified, simulated=simulated, search=search)
-    if found is None or found == known:
+    return plan if found == known else told(problem, plan, found)
+
+
+def told(problem: Problem, plan: Plan, bound: Bound | None) -> Plan:
+    """The plan with this bound, "optimal" if it attains a proven one; None: as it is."""
+    if bound is None:
         return plan
-    told = replace(plan, lower_bound=found.value, bound_source=found.source, bound_proven=found.proven)
-    return closed(problem, told)
+    new = replace(plan, lower_bound=bound.value, bound_source=bound.source, bound_proven=bound.proven)
+    return closed(problem, new)
 
 
 def _by_load(problem: Problem, most: float, verified: bool | None, simulated: bool) -> Bound:

@@ -18,8 +18,9 @@ from packer.planning.explain import breaks_later, finished, missed
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, nearby, running
 from packer.planning.frontier import FrontierPoint, Progress
+from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
-from packer.planning.prove import bounded
+from packer.planning.prove import bounded, told
 from packer.planning.settle import with_best_slots
 from packer.predictors.twin import TwinPredictor
 from packer.room import Room
@@ -230,7 +231,7 @@ class Deployment:
 
     def prove(self, plan: Plan) -> Plan:
         """By load, relative to the twin; by an estimate: a search with trained trees, for Poisson arrivals, that finds
-        no fuller servers whose median TTFT and mean ITL are within the goal."""
+        no fuller servers whose median TTFT and mean ITL are within the goal, or by full servers of each slot rank."""
         job = self.job
         ttft_ms, itl_ms = (float(each.max()) for each in job.workload.slo.columns(job.workload))
         goal = Slo(stable=True).within(
@@ -245,7 +246,8 @@ class Deployment:
         if job.kept.required == len(job.workload) and not job.over():
             fleet = job.as_learned(job.parts)
             search = replace(posed, workload=fleet, evaluator=Evaluator(job.predictor, goal, margin))
-        return bounded(posed, plan, simulated=False, search=search)
+        plan = bounded(posed, plan, simulated=False, search=search)
+        return told(posed, plan, by_full_servers(job, plan))
 
     def at_rates(self, workload: Workload) -> Plan | None:
         """The plan at other rates, without fresh hours."""

@@ -1,0 +1,88 @@
+"""How many GPUs a goal takes at the least if each server is as full as one of a single slot rank: an estimate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from packer.arrays import IntArray
+from packer.bin import Bin
+from packer.checks import slot_rank_for
+from packer.plan import Plan
+from packer.planning.explore import Frontier
+from packer.planning.kept import KeptHours
+from packer.planning.settle import with_best_slots
+from packer.search import reach
+from packer.solvers.bound import Bound
+from packer.solvers.candidates import candidates_of
+from packer.solvers.order import golden
+from packer.twin.hours import Hours
+
+WORTH_GPUS = 5
+"""Smaller plans get no such estimate, which takes as long as three to five more servers."""
+STEP = 1.04
+"""Sizes of servers differ by this factor: what breaks the goal is at most so much more than what keeps it."""
+_STEPS = 40
+SOURCE = "estimate: full servers of one slot rank keep the goal, if none of mixed ranks or other rates carries more"
+
+
+def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
+    """An estimate of the GPUs that a fleet needs; None where it is no more than is known.
+
+    Of each slot rank one server is filled with a fair sample of its adapters, and copies of them where they are few,
+    up to a size that breaks the goal in a simulated hour with any slots; the load of the rank over that of the server
+    is how many servers the rank takes. Servers that mix ranks have slots of the largest one for all; what is not known
+    is whether the best mix of hot and quiet adapters, or of ranks, carries more than the sample.
+    """
+    fleet, known = job.parts.fleet, plan.lower_bound or 1.0
+    every = len(job.workload) == job.kept.required and not job.replayed
+    if not every or plan.n_gpus < WORTH_GPUS or known >= plan.n_gpus or job.over():
+        return None
+    ranks = np.array([slot_rank_for(rank) for rank in fleet.ranks.tolist()])
+    servers = 0.0
+    for rank in np.unique(ranks).tolist():
+        share = _part_of_a_server(job, plan, np.flatnonzero(ranks == rank), rank)
+        if share is None:
+            return None
+        servers += share
+    gpus = math.ceil(servers - 1e-6) * job.size
+    return Bound(float(gpus), SOURCE) if known < gpus <= plan.n_gpus else None
+
+
+def _part_of_a_server(job: Frontier, plan: Plan, members: IntArray, rank: int) -> float | None:
+    """How many servers, at the least, adapters of one slot rank take; None where that is not found."""
+    fleet, profile = job.parts.fleet, job.profile
+    loads = fleet.offered_tok_s_by_adapter
+    falling = members[np.argsort(-loads[members], kind="stable")]
+    like = [item for item in plan.bins if item.max_lora_rank == rank] or plan.bins
+    full = max(like, key=lambda item: item.offered_tok_s(job.workload))
+    guess_tok_s, slots = full.offered_tok_s(job.workload), full.max_loras
+    times = math.ceil(STEP**_STEPS * guess_tok_s / float(loads[members].sum())) + 1
+    order = np.tile(falling[np.argsort(golden(len(falling)), kind="stable")], times)
+    sums = np.cumsum(loads[order])
+    near = int(np.searchsorted(sums, guess_tok_s)) + 1
+    order = order[: math.ceil(near * STEP**_STEPS)]
+    sample = replace(
+        fleet, adapters=tuple(replace(fleet.adapters[i], name=f"{k}") for k, i in enumerate(order.tolist()))
+    )
+    kept = KeptHours(sample, sample.scaled(1.0 + (job.margin or 0.0)), job.seed, Hours(job.seed, job.over))
+
+    def size(step: int) -> int:
+        return max(1, min(len(order), round(near * STEP**step)))
+
+    def holds(step: int) -> bool:
+        nonlocal slots
+        made = Bin(tuple(range(size(step))), profile.settings(1, rank), profile)
+        made = made.with_slots(min(slots, candidates_of(made)[-1]))
+        (best,) = with_best_slots(kept, [made], kept.hours[:1], job.over, tight=1.0)
+        if kept.used([best], kept.hours[:1])[0] > 1.0:
+            return False
+        slots = max(slots, best.max_loras)
+        return True
+
+    _, broken = reach(holds, -_STEPS, _STEPS, 0, 1, job.over)
+    if broken > _STEPS or job.over():
+        return None
+    return float(loads[members].sum() / sums[size(broken) - 1])

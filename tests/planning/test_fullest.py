@@ -1,0 +1,52 @@
+"""An estimate by full servers is what servers of equal adapters need, and never more than the plan has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from packer import Adapter, Bin, Workload
+from packer.planning.explore import Frontier
+from packer.planning.fullest import SOURCE, STEP, by_full_servers
+from packer.planning.settle import with_best_slots
+from packer.profile import Profile
+from packer.search import reach
+
+
+def most_on_one(job: Frontier) -> int:
+    """How many adapters of a fleet of equal ones a server takes within the goal, by halving."""
+
+    def holds(n: int) -> bool:
+        alone = Bin(tuple(range(n)), job.profile.settings(n, 16), job.profile)
+        return job.kept.used(with_best_slots(job.kept, [alone], job.kept.hours, job.over, 1.0))[0] <= 1.0
+
+    return reach(holds, 1, len(job.workload), 40, 8)[0]
+
+
+@pytest.fixture(scope="module")
+def job(server: Profile) -> Frontier:
+    """Equal adapters for five servers and more."""
+    return Frontier(Workload([Adapter(f"a{k}", 16, 0.9) for k in range(150)]), server)
+
+
+def test_equal_adapters_need_what_full_servers_say(job: Frontier) -> None:
+    """Within the step in which sizes are tried; what is known already or above the plan is no estimate."""
+    fair, most = len(job.workload) / most_on_one(job), job.at(8).plan
+    found = by_full_servers(job, most)
+    assert found is not None
+    assert found.source == SOURCE
+    assert not found.proven
+    assert fair / STEP**2 <= found.value <= fair + 1.0
+    assert by_full_servers(job, replace(most, lower_bound=found.value)) is None
+    assert by_full_servers(job, replace(most, bins=most.bins[:4])) is None  # small plans take less time
+
+
+def test_copies_fill_a_server_where_a_rank_is_rare(job: Frontier, server: Profile) -> None:
+    """A few adapters of a large rank take a part of a server, not a whole one."""
+    adapters = [replace(each, rank=64 if k < 3 else 16) for k, each in enumerate(job.workload.adapters)]
+    mixed = Frontier(replace(job.workload, adapters=tuple(adapters)), server)
+    alone, both = (by_full_servers(each, each.at(8).plan) for each in (job, mixed))
+    assert alone is not None
+    assert both is not None
+    assert both.value <= alone.value + 1.0
