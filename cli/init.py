@@ -79,13 +79,14 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     """
     from packer.cli.plan_table import plan_lines
     from packer.io.files import make_folder
-    from packer.io.plans import plan_to_dict, write_plan
+    from packer.io.plans import write_plan
     from packer.io.profiles import write_profile
     from packer.io.workloads import write_workload
     from packer.operate.observe import View
     from packer.operate.project import fleet_for, is_log
     from packer.plan import Status
     from packer.planning.recommend import recommend
+    from packer.report.energy import with_energy
     from packer.report.page import write_report
     from packer.traces.measure import rounded
 
@@ -117,7 +118,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
         if plan.status is not Status.INFEASIBLE:
             write_plan(plan, paths["plan.json"], force=out.force)
             write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)
-    out.result(lambda: plan_to_dict(plan), lambda: [*planned_for, *plan_lines(plan)])
+    out.result(lambda: with_energy(plan), lambda: [*planned_for, *plan_lines(plan)])
     if plan.status is Status.INFEASIBLE:
         return 130 if plan.interrupted else 3
     for path in paths.values():

@@ -1,56 +1,86 @@
-"""What the GPUs of a plan draw, from their board power and the share of it that inference takes.
+"""What the GPUs of a plan draw, from their board power and the share of it that their load takes.
 
-`SHARE`: power over the peak of H100 nodes that serve models, its centre and its 5th and 95th percentiles
-(arXiv:2509.20241, section on node power). Host, network and cooling come on top.
+A GPU that decodes one request after the other draws 300 of its 700 W, with a batch of 128 600 W (H100 SXM; ML.ENERGY
+Benchmark 3.0, as read by arXiv:2603.17280); the lowest decodes measured on an H200 draw 137 W (arXiv:2605.11999). In
+between the share grows with the logarithm of the batch. Other kinds are taken to draw the same shares of their board
+power, which is good to about a fifth (arXiv:2603.17280). Host, network and cooling come on top.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from packer.io.plans import plan_to_dict
 from packer.plan import Plan
 from packer.twin.datasheets import GPUS
 from packer.words import number
 
-SHARE = (0.4, 0.7, 0.9)
+SHARES = ((0.0, 137 / 700), (1.0, 300 / 700), (128.0, 600 / 700))
+"""Requests running on average, and the share of board power."""
+SPREAD = 0.2
+SOURCE = (
+    "board power by data sheet; share by load of H100 and H200: ML.ENERGY 3.0, arXiv:2603.17280, 2605.11999"
+)
+
+
+def share_of(running: float) -> float:
+    """Share of its board power that a GPU draws while so many requests run on average."""
+    (_, idle), (_, one), (most, full) = SHARES
+    if running < 1.0:
+        return idle + running * (one - idle)
+    return one + (full - one) * min(1.0, float(np.log(running) / np.log(most)))
 
 
 @dataclass(frozen=True)
 class Energy:
-    """`board_watts`: of all GPUs by their data sheets; `tok_s`: tokens in and out per second that they serve."""
+    """`watts`: of all GPUs under their load; `tok_s`: tokens in and out per second that they serve."""
 
-    board_watts: float
+    watts: float
     tok_s: float
 
     @property
-    def watts(self) -> tuple[float, float, float]:
-        """Low, usual and high draw."""
-        low, usual, high = (share * self.board_watts for share in SHARE)
-        return low, usual, high
-
-    @property
     def kwh_per_day(self) -> float:
-        """At the usual draw."""
-        return self.watts[1] * 24.0 / 1e3
+        """Of a day like the hour planned for."""
+        return self.watts * 24.0 / 1e3
 
     @property
     def joules_per_token(self) -> float:
-        """At the usual draw, of a token in or out; NaN where none is served."""
-        return self.watts[1] / self.tok_s if self.tok_s > 0.0 else float("nan")
+        """Of a token in or out; NaN where none is served."""
+        return self.watts / self.tok_s if self.tok_s > 0.0 else float("nan")
 
     def __str__(self) -> str:
-        low, usual, high = (f"{each / 1e3:.2g}" for each in self.watts)
+        low, usual, high = (f"{(1.0 + side * SPREAD) * self.watts / 1e3:.2g}" for side in (-1, 0, 1))
         return (
-            f"about {usual} kW ({low} to {high}: 40 to 90% of board power), {number(self.kwh_per_day, 0)} kWh a day, "
-            f"{self.joules_per_token:.2g} J per token, GPUs alone"
+            f"about {usual} kW ({low} to {high}), {number(self.kwh_per_day, 0)} kWh a day, "
+            f"{self.joules_per_token:.2g} J per token, GPUs alone, by their load"
         )
 
 
 def energy_of(plan: Plan) -> Energy | None:
-    """Of a plan's servers; None without servers, or where a GPU has no data sheet."""
-    watts = {sheet.title: sheet.watts for sheet in GPUS.values()}
-    profiles = [item.profile for item in plan.bins]
-    if not profiles or any(profile.gpu.name not in watts for profile in profiles):
-        return None
-    board_watts = sum(watts[each.gpu.name] * each.engine.tensor_parallel_size for each in profiles)
-    return Energy(board_watts, float(plan.evaluations.total_token_throughput.sum()))
+    """Of a plan's servers; None without servers, or where a GPU has no data sheet or a server no predicted latency.
+
+    Requests that run: output tokens per second times the time between tokens (Little's law).
+    """
+    board = {sheet.title: sheet.watts for sheet in GPUS.values()}
+    watts = 0.0
+    for item, found in zip(plan.bins, plan.evaluations, strict=True):
+        profile, fleet = item.profile, item.workload(plan.workload)
+        generated = float(fleet.rates @ fleet.mean_output_tokens) / max(fleet.offered_tok_s, 1e-12)
+        running = found.total_token_throughput * generated * found.mean_itl_ms / 1e3
+        if profile.gpu.name not in board or not np.isfinite(running):
+            return None
+        watts += share_of(running) * board[profile.gpu.name] * profile.engine.tensor_parallel_size
+    return Energy(watts, float(plan.evaluations.total_token_throughput.sum())) if plan.bins else None
+
+
+def with_energy(plan: Plan) -> dict[str, Any]:
+    """The plan in the shape of its file, with its energy where that is known."""
+    energy = energy_of(plan)
+    known = None if energy is None else {
+        "watts": energy.watts, "kwh_per_day": energy.kwh_per_day, "joules_per_token": energy.joules_per_token,
+        "source": SOURCE,
+    }  # fmt: skip
+    return {**plan_to_dict(plan), "energy": known}

@@ -93,6 +93,8 @@ class PlanFile(PlainFields):
     gpus: list[GpuTable]
     profiles: dict[str, Any]
     workload: Any
+    energy: dict[str, Any] | None = None
+    """Of `--json`: not read."""
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
