@@ -17,8 +17,8 @@ from packer.change import Change
 from packer.errors import IncompatibleError, LiveError, PackerError, shown
 from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet, filled
-from packer.live.host import Models, Running, slots
-from packer.live.metrics import samples
+from packer.live.host import Models, Running
+from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
 from packer.live.state import LiveState
 from packer.moves import Placement, ordered
@@ -143,7 +143,7 @@ class Acting:
         if server.host.profile not in (None, profile.name, profile.label):
             return f"{server.name} is of the profile {server.host.profile}, the plan's is {profile.label}"
         try:
-            there = slots(samples(server.metrics()))
+            there = page_of(server.metrics()).max_loras
         except LiveError:
             there = None
         if there is not None and there != item.max_loras:
@@ -277,7 +277,7 @@ class Acting:
         server = self.servers[s]
         end = time.monotonic() + self.fleet.limits.drain_s
         while True:
-            busy = server.in_flight()
+            busy = page_of(server.metrics()).in_flight
             if busy is not None and name not in busy:
                 break
             if time.monotonic() > end:

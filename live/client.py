@@ -99,7 +99,7 @@ def import_aiohttp() -> Any:
         import aiohttp
     except ImportError:
         raise MissingDependencyError(
-            "Real servers need aiohttp and prometheus-client: pip install 'adapter-packer[live]'."
+            "Real servers need aiohttp: pip install 'adapter-packer[live]'."
         ) from None
     return aiohttp
 

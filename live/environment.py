@@ -14,7 +14,7 @@ from pathlib import Path
 from packer.errors import LiveError
 from packer.io.documents import parse_json
 from packer.io.web import Address
-from packer.live.metrics import parse_metrics
+from packer.live.metrics import page_of
 from packer.live.server import get
 
 PROBE_LIMIT_S = 120.0
@@ -104,14 +104,10 @@ def find_vllm(python: str | None = None) -> tuple[VllmEnvironment | None, list[s
     return None, reasons
 
 
-def _client_checks() -> list[Check]:
-    checks = []
-    for module, use in (("aiohttp", "sends the load"), ("prometheus_client", "reads /metrics")):
-        present = importlib.util.find_spec(module) is not None
-        checks.append(
-            Check(module, present, use if present else f"missing; {use}", "" if present else INSTALL_CLIENT)
-        )
-    return checks
+def _client() -> Check:
+    present = importlib.util.find_spec("aiohttp") is not None
+    use = "sends the load"
+    return Check("aiohttp", present, use if present else f"missing; {use}", "" if present else INSTALL_CLIENT)
 
 
 def _machine() -> Check:
@@ -129,7 +125,7 @@ def diagnose(python: str | None = None) -> list[Check]:
         vllm = Check("vLLM", True, f"{environment.version} on {environment.back_end}: {environment.python}")
     else:
         vllm = Check("vLLM", False, "; ".join(reasons), f"{INSTALL_CPU}   (with a GPU: {INSTALL_GPU})")
-    return [*_client_checks(), vllm, _machine()]
+    return [_client(), vllm, _machine()]
 
 
 def diagnose_url(where: Address | str) -> list[Check]:
@@ -138,9 +134,9 @@ def diagnose_url(where: Address | str) -> list[Check]:
     status, text = get(address, "/health")
     answer = f"{address.url}/health answers {_answer(status, text)}"
     if status != 200:
-        return [*_client_checks(), Check("health", False, answer, "start it")]
+        return [_client(), Check("health", False, answer, "start it")]
     rest = (_version(address), _models(address), _metrics(address))
-    return [*_client_checks(), Check("health", True, answer), *rest]
+    return [_client(), Check("health", True, answer), *rest]
 
 
 def _answer(status: int, text: str) -> str:
@@ -178,8 +174,9 @@ def _metrics(where: Address) -> Check:
     status, text = get(where, "/metrics")
     if status != 200:
         return Check("metrics", False, f"{where.url}/metrics answers {_answer(status, text)}")
-    sample = parse_metrics(text)
+    page = page_of(text)
+    found = {**page.figures, "kv_cache_tokens": page.kv_cache_tokens}
     names = ("running", "waiting", "kv_usage", "preemptions", "kv_cache_tokens")
-    missing = [name for name in names if getattr(sample, name) is None]
-    detail = f"without {', '.join(missing)}" if missing else f"KV cache of {sample.kv_cache_tokens} tokens"
+    missing = [name for name in names if found.get(name) is None]
+    detail = f"without {', '.join(missing)}" if missing else f"KV cache of {page.kv_cache_tokens} tokens"
     return Check("metrics", not missing, detail)

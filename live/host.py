@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from packer.errors import LiveError, shown
 from packer.io.web import Address, ask, masked
 from packer.live.fleet_file import Host, Limits, filled
-from packer.live.metrics import samples
 from packer.live.server import MAX_PAGE_BYTES, get, healthy
 
 PROBE_TOKENS = (10, 11, 12)
@@ -104,10 +103,6 @@ class Running:
             raise LiveError(f"{self.name}: /metrics: {_status(status, text)}.")
         return text
 
-    def in_flight(self) -> set[str] | None:
-        """Adapters with requests in the engine now; None: some has, the page does not say which."""
-        return in_flight(samples(_lines(self.metrics())))
-
     def command(self, text: str) -> None:
         """Run a command of the user's for this server. Raises `LiveError`: it fails or takes too long."""
         run_command(filled(text, self.name, self.where.url), self.limits.start_s)
@@ -147,38 +142,6 @@ def run_command(text: str, limit_s: float) -> None:
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip())[-ERROR_TEXT:]
         raise LiveError(f"The command {shown(text)} ended with status {done.returncode}: {said}")
-
-
-def in_flight(page: Iterable[tuple[str, Mapping[str, str], float]]) -> set[str] | None:
-    """As `Running.in_flight`, from the samples of a page.
-
-    vLLM keeps a series of `lora_requests_info` for each list of adapters that it has seen; its value is when that
-    list was last current.
-    """
-    busy, latest, names = 0.0, -1.0, ""
-    for name, labels, value in page:
-        if name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
-            busy += value
-        elif name == "vllm:lora_requests_info" and value > latest:
-            latest = value
-            names = f"{labels.get('running_lora_adapters', '')},{labels.get('waiting_lora_adapters', '')}"
-    if busy <= 0.0:
-        return set()
-    found = {part.strip() for part in names.split(",")} - {""}
-    return found if latest > 0.0 else None
-
-
-def slots(page: Iterable[tuple[str, Mapping[str, str], float]]) -> int | None:
-    """`max_loras` of the server, where its metrics say it: after its first request."""
-    for name, labels, _ in page:
-        if name == "vllm:lora_requests_info" and labels.get("max_lora", "").isdecimal():
-            return int(labels["max_lora"])
-    return None
-
-
-def _lines(text: str) -> str:
-    wanted = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:lora_requests_info")
-    return "\n".join(line for line in text.splitlines() if line.startswith(wanted))
 
 
 def _status(status: int, text: str) -> str:

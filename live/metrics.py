@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-
-from packer.errors import MissingDependencyError
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "running": ("vllm:num_requests_running",),
@@ -18,48 +14,91 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
     "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
     "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "prompt": ("vllm:prompt_tokens_total", "vllm:prompt_tokens"),
+    "generated": ("vllm:generation_tokens_total", "vllm:generation_tokens"),
+    "ttft_s": ("vllm:time_to_first_token_seconds_sum",),
+    "ttfts": ("vllm:time_to_first_token_seconds_count",),
+    "itl_s": ("vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"),
+    "itls": ("vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"),
 }
-"""Figure → its names, the newest first (0.32, then those of older releases)."""
-_CACHE = "vllm:cache_config_info"
-_READ = (_CACHE, *(name for names in NAMES.values() for name in names))
+"""Figure → its names, the newest first (0.32, then those of older releases). The first three are gauges, kv_usage a
+share; the others count from the server's start, prefix_queries and prefix_hits tokens."""
+_CACHE, _LORA = "vllm:cache_config_info", "vllm:lora_requests_info"
+_KEPT = (_CACHE, *(name for names in NAMES.values() for name in names))
+_LINE = re.compile(r"(vllm:\w+)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 MAX_KEPT = 100_000
 """Characters of a page that are kept; vLLM writes some hundred for each engine."""
+MAX_FIGURE = 1e18
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One scrape of /metrics. Gauges: running, waiting, kv_usage (share); the others count from the start:
-    preemptions, tokens that were looked up in the prefix cache, and found there.
+class Page:
+    """One look at /metrics: a figure that is not on the page is in no table, or None.
+
+    `figures`: by the keys of `NAMES`. `adapters`: with requests in the engine when one last changed.
     """
 
     time_s: float
-    running: float | None = None
-    waiting: float | None = None
-    kv_usage: float | None = None
-    preemptions: float | None = None
-    prefix_queries: float | None = None
-    prefix_hits: float | None = None
+    figures: Mapping[str, float]
+    adapters: frozenset[str] | None = None
+    max_loras: int | None = None
     kv_cache_tokens: int | None = None
 
+    @property
+    def in_flight(self) -> frozenset[str] | None:
+        """Adapters with requests in the engine now; None: some may have, the page does not say which."""
+        if "running" not in self.figures:
+            return None
+        idle = not self.figures["running"] and not self.figures.get("waiting")
+        return frozenset() if idle else self.adapters
 
-def parse_metrics(text: str, time_s: float = 0.0) -> Sample:
-    """Read one page; a figure that is not on it is None. Figures of several engines are added."""
+
+def page_of(text: str, time_s: float = 0.0) -> Page:
+    """Read a page; figures of several engines are added, damaged lines are passed over.
+
+    vLLM keeps a series of `lora_requests_info` for each list of adapters that it has seen, which may be thousands;
+    its value is when that list was last current.
+    """
     values: dict[str, float] = {}
-    labels: dict[str, Mapping[str, str]] = {}
-    for name, tags, value in samples(kept(text)):
+    cache, latest, loras = "", 0.0, ""
+    for line in text.splitlines():
+        found = _LINE.fullmatch(line) if line.startswith((_LORA, *_KEPT)) else None
+        value = _figure(found[3]) if found else None
+        if found is None or value is None:
+            continue
+        name, labels = found[1], found[2] or ""
+        if name == _LORA and value > latest:
+            latest, loras = value, labels
+        elif name == _CACHE:
+            cache = labels
         values[name] = values.get(name, 0.0) + value
-        labels[name] = tags
-    found = {key: next((values[n] for n in names if n in values), None) for key, names in NAMES.items()}
-    cache = labels.get(_CACHE, {})
-    blocks, size = _whole(cache.get("num_gpu_blocks")), _whole(cache.get("block_size"))
-    tokens = blocks * size if blocks is not None and size is not None else None
-    return Sample(time_s, **found, kv_cache_tokens=tokens)
+    figures = {key: next((values[n] for n in names if n in values), None) for key, names in NAMES.items()}
+    sizes, lists = dict(_LABEL.findall(cache)), dict(_LABEL.findall(loras))
+    blocks, size = _whole(sizes.get("num_gpu_blocks")), _whole(sizes.get("block_size"))
+    listed = ",".join(lists.get(f"{state}_lora_adapters", "") for state in ("running", "waiting"))
+    adapters = {re.sub(r"\\(.)", r"\1", part).strip() for part in listed.split(",")} - {""}
+    return Page(
+        time_s,
+        {key: value for key, value in figures.items() if value is not None},
+        frozenset(adapters) if latest else None,
+        _whole(lists.get("max_lora")),
+        blocks * size if blocks is not None and size is not None else None,
+    )
 
 
 def kept(text: str) -> str:
-    """The lines of a page with figures that are read, at most `MAX_KEPT` characters."""
-    lines = [line for line in text.splitlines() if line.startswith(_READ)]
-    return "\n".join(lines)[:MAX_KEPT]
+    """The lines of a page with figures, at most `MAX_KEPT` characters."""
+    return "\n".join(line for line in text.splitlines() if line.startswith(_KEPT))[:MAX_KEPT]
+
+
+def _figure(text: str) -> float | None:
+    """A count or a share; None for what is neither: NaN, infinite, negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0.0 <= value <= MAX_FIGURE else None
 
 
 def _whole(text: str | None) -> int | None:
@@ -67,20 +106,12 @@ def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch("[0-9]{1,15}", text) else None
 
 
-def samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
-    """Name, labels and value of each line of a page that can be read."""
-    try:
-        from prometheus_client.parser import text_string_to_metric_families
-    except ImportError:
-        raise MissingDependencyError(
-            "Reading /metrics needs prometheus-client: pip install 'adapter-packer[live]'."
-        ) from None
-    found: list[tuple[str, Mapping[str, str], float]] = []
-    for line in text.splitlines():
-        with suppress(Exception):  # a damaged line: the parser raises almost anything, and the others count
-            for family in text_string_to_metric_families(line):
-                found += [(s.name, s.labels, float(s.value)) for s in family.samples]
-    return [sample for sample in found if math.isfinite(sample[2])]
+def grown(before: Page, now: Page, key: str) -> float:
+    """By how much a counter grew; after a restart it begins at 0. A page without it says nothing."""
+    if key not in before.figures or key not in now.figures:
+        return 0.0
+    a, b = before.figures[key], now.figures[key]
+    return b - a if b >= a else b
 
 
 @dataclass(frozen=True)
@@ -103,29 +134,25 @@ class MetricsSummary:
 
 def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
     """Figures of a run from its pages (seconds, text); pages that could not be read have the text ""."""
-    samples = [parse_metrics(text, time_s) for time_s, text in pages if text]
-    during = [s for s in samples if s.time_s > 0.0]
-    counts = [s.preemptions for s in samples if s.preemptions is not None]
-    queries = _growth([s.prefix_queries for s in samples])
-    hits = _growth([s.prefix_hits for s in samples])
+    seen = [page_of(text, time_s) for time_s, text in pages if text]
+
+    def mean(key: str) -> float | None:
+        known = [page.figures[key] for page in seen if page.time_s > 0.0 and key in page.figures]
+        return sum(known) / len(known) if known else None
+
+    def growth(key: str) -> float | None:
+        known = [page for page in seen if key in page.figures]
+        return sum(grown(a, b, key) for a, b in pairwise(known)) if known else None
+
+    counts = [page.figures["preemptions"] for page in seen if "preemptions" in page.figures]
+    queries, hits = growth("prefix_queries"), growth("prefix_hits")
     return MetricsSummary(
-        _mean([s.running for s in during]),
-        _mean([s.waiting for s in during]),
-        _mean([s.kv_usage for s in during]),
-        _growth([s.preemptions for s in samples]),
-        next((s.kv_cache_tokens for s in samples if s.kv_cache_tokens is not None), None),
-        len(samples),
+        mean("running"),
+        mean("waiting"),
+        mean("kv_usage"),
+        growth("preemptions"),
+        next((page.kv_cache_tokens for page in seen if page.kv_cache_tokens is not None), None),
+        len(seen),
         sum(b < a for a, b in pairwise(counts)),
         hits / queries if hits is not None and queries else None,
     )
-
-
-def _growth(values: list[float | None]) -> float | None:
-    """By how much a counter grew; after a restart it begins at 0."""
-    known = [v for v in values if v is not None]
-    return sum(b - a if b >= a else b for a, b in pairwise(known)) if known else None
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None and math.isfinite(v)]
-    return sum(known) / len(known) if known else None

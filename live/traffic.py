@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,57 +11,10 @@ from itertools import pairwise
 from packer.errors import LiveError
 from packer.live.act import AT_ONCE
 from packer.live.host import Running
+from packer.live.metrics import Page, grown, page_of
 
-_INFO = "vllm:lora_requests_info{"
-_LISTS = re.compile(r'(?:running|waiting)_lora_adapters="((?:[^"\\]|\\.)*)"')
-COUNTERS: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("vllm:prompt_tokens_total", "vllm:prompt_tokens"),
-    "generated": ("vllm:generation_tokens_total", "vllm:generation_tokens"),
-    "ttft_s": ("vllm:time_to_first_token_seconds_sum",),
-    "ttfts": ("vllm:time_to_first_token_seconds_count",),
-    "itl_s": ("vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"),
-    "itls": ("vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"),
-}
-"""Counters and their names, the newest first."""
 PRIOR = 10.0
 """The planned shares of a server's load count as so many looks at what is in flight."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """One page of a server: counters, and the adapters in flight."""
-
-    time_s: float
-    counters: Mapping[str, float]
-    adapters: frozenset[str]
-
-
-def look_of(text: str, time_s: float) -> Look:
-    """Read a page. Lines are not parsed further than needed: a page may have thousands of lists of adapters."""
-    names = {name: key for key, each in COUNTERS.items() for name in reversed(each)}
-    found: dict[str, float] = {}
-    latest, current = 0.0, ""
-    for line in text.splitlines():
-        if not line.startswith("vllm:"):
-            continue
-        head, _, last = line.rpartition(" ")
-        try:
-            value = float(last)
-        except ValueError:
-            continue
-        if line.startswith(_INFO):
-            if value > latest:
-                latest, current = value, head
-        elif (key := names.get(head.partition("{")[0])) is not None:
-            found[key] = found.get(key, 0.0) + value
-    busy = {part.strip() for part in ",".join(_LISTS.findall(current)).split(",")} - {""}
-    return Look(time_s, found, frozenset(busy))
-
-
-def grown(before: Look, now: Look, key: str) -> float:
-    """By how much a counter grew; after a restart it begins at 0."""
-    a, b = before.counters.get(key, 0.0), now.counters.get(key, 0.0)
-    return b - a if b >= a else b
 
 
 @dataclass(eq=False)
@@ -75,7 +27,7 @@ class Traffic:
 
     servers: Sequence[Running]
     span_s: float
-    looks: list[deque[Look]] = field(default_factory=list)
+    looks: list[deque[Page]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.looks = [deque() for _ in self.servers]
@@ -83,9 +35,9 @@ class Traffic:
     def scrape(self, now_s: float) -> list[str]:
         """Read every page; returns why some could not be read."""
 
-        def one(server: Running) -> Look | str:
+        def one(server: Running) -> Page | str:
             try:
-                return look_of(server.metrics(), now_s)
+                return page_of(server.metrics(), now_s)
             except LiveError as error:
                 return str(error)
 
@@ -117,8 +69,8 @@ class Traffic:
         total = sum(planned.values())
         found = {name: PRIOR * load / total for name, load in planned.items()} if total > 0 else {}
         for look in self.looks[s]:
-            for name in look.adapters:
-                found[name] = found.get(name, 0.0) + 1.0 / len(look.adapters)
+            for name in look.adapters or ():
+                found[name] = found.get(name, 0.0) + 1.0 / len(look.adapters or ())
         whole = sum(found.values())
         return {name: part / whole for name, part in found.items()} if whole > 0 else {}
 

@@ -20,7 +20,7 @@ from packer.io.files import claimed
 from packer.live.calibration import options_for
 from packer.live.campaign import Campaign, Outcome, Progress, Session, Task
 from packer.live.launch import Launch
-from packer.live.metrics import parse_metrics
+from packer.live.metrics import page_of
 from packer.live.server import split_cores
 from packer.twin.run import Run
 from packer.twin.scores import smape
@@ -299,11 +299,10 @@ def _repeatability(runs: Sequence[Repeat], name: str) -> float | None:
 
 
 def gauges(outcome: Outcome) -> dict[str, list[float]]:
-    """time_s, running, waiting, kv_usage of the /metrics samples of a run; NaN where one is missing."""
-    pages = outcome.load.metrics if outcome.load is not None else ()
-    samples = [parse_metrics(text, time_s) for time_s, text in pages if text]
-    columns: dict[str, list[float]] = {"time_s": [s.time_s for s in samples]}
+    """time_s, running, waiting, kv_usage of the /metrics pages of a run; NaN where one is missing."""
+    texts = outcome.load.metrics if outcome.load is not None else ()
+    pages = [page_of(text, time_s) for time_s, text in texts if text]
+    columns: dict[str, list[float]] = {"time_s": [page.time_s for page in pages]}
     for name in ("running", "waiting", "kv_usage"):
-        values = [getattr(s, name) for s in samples]
-        columns[name] = [math.nan if v is None else v for v in values]
+        columns[name] = [page.figures.get(name, math.nan) for page in pages]
     return columns

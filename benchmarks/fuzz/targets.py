@@ -44,6 +44,27 @@ def _bench(path: str) -> Any:
     return read_bench_results([path])
 
 
+PAGE = b"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} 3.0
+vllm:num_requests_waiting{engine="0"} 1
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:num_preemptions_total{engine="0"} 2
+vllm:generation_tokens_total{engine="0",model_name="x"} 5e3 1700000000
+vllm:prompt_tokens_total{engine="0"} 7000
+vllm:time_to_first_token_seconds_sum{engine="0"} 12.5
+vllm:time_to_first_token_seconds_count{engine="0"} 60
+vllm:prefix_cache_queries_total 900
+vllm:prefix_cache_hits_total 300
+vllm:cache_config_info{block_size="32",num_gpu_blocks="129"} 1
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters=""} 1.7e9
+"""
+
+
+def _page(path: str) -> str:
+    """A page as it comes from a server."""
+    return Path(path).read_bytes().decode(errors="replace")
+
+
 def _rates(path: str) -> Any:
     from packer.objectives.headroom import read_rates
 
@@ -138,7 +159,18 @@ def _traces() -> list[Target]:
     names = ("requests", "input_tokens", "output_tokens", "running", "loaded", "load_sum", "load_count")
     metrics = {"window_s": 60, **dict.fromkeys(names, answer)}
     newer = metrics | {"running": answer | {"data": {"resultType": "matrix", "result": []}}}
+    turns = [
+        {"timestamp": 50 * k, "model": "ab"[k % 2], "session_id": f"s{k // 2}",
+         "prompt_tokens": 40 + 30 * k, "completion_tokens": 9, "cached_tokens": 16 * (k % 3)}
+        for k in range(8)
+    ]  # fmt: skip
+    blocks = [
+        {"timestamp": 500 * k, "input_length": 600 + 9 * k, "output_length": 5, "hash_ids": [1, 2 + k % 3]}
+        for k in range(6)
+    ]
     return [
+        Target("log of sessions", "log.jsonl", b"\n".join(map(_json, turns)), TEXT, read_trace, use.log),
+        Target("trace of blocks", "t.jsonl", b"\n".join(map(_json, blocks)), TEXT, read_trace, use.log),
         Target("trace csv", "t.csv", named, TEXT, read_trace, use.trace),
         Target("trace azure", "t.csv", azure, TEXT, read_trace),
         Target("trace jsonl", "t.jsonl", lines, TEXT, read_trace),
@@ -154,7 +186,9 @@ def _documents() -> list[Target]:
     from packer.io.clusters import read_cluster
     from packer.io.plans import load_plan, plan_to_dict
     from packer.io.profiles import load_profile
+    from packer.live.fleet_file import read_live_fleet
     from packer.live.launch import launch_text, read_launch
+    from packer.live.state import LiveState
     from packer.live.tiny_model import tiny_launch
     from packer.planning.solve import solve
     from packer.report.page import read_comparison
@@ -175,6 +209,15 @@ def _documents() -> list[Target]:
     launch = launch_text(tiny_launch("/opt/vllm/bin/python", "0.32.0")).encode()
     profile = (ROOT / "twin" / "profiles" / f"{PROFILE}.toml").read_bytes()
     plan = _json(plan_to_dict(solve(use.fleet_of_six(), load_profile(PROFILE), predictor="tree")))
+    servers = (
+        b'schema = 1\nadapters = "/a/{name}"\nstate = "s.json"\n[[servers]]\nurl = "http://gpu-0:8000"\nroom = 8\n'
+        b'start = "up {name}"\n[[servers]]\nurl = "http://gpu-1:8000"\n'
+        b'[router]\nformat = "nginx"\nfile = "n.conf"\nreload = "true"\n[limits]\ndrain_s = 9\ntries = 2\n'
+    )
+    state = {
+        "schema": 1, "plan": "a plan", "servers": {"gpu-0": {"a": 0.5, "b": 1.0}, "gpu-1": {"a": 0.5}},
+        "doing": "load a", "history": [{"time_s": 5.5, "step": "load b", "error": "x"}],
+    }  # fmt: skip
     config = (ROOT / "tests" / "data" / "models" / "qwen-2.5-7b.json").read_bytes()
     return [
         Target("plan", "p.json", plan, JSON, load_plan, use.plan),
@@ -185,6 +228,8 @@ def _documents() -> list[Target]:
         Target("system", "y.toml", system, TOML, load_system, use.system),
         Target("settings", "packer.toml", settings, TOML, _settings),
         Target("launch", "l.toml", launch, TOML, read_launch),
+        Target("servers", "servers.toml", servers, TOML, read_live_fleet, use.servers),
+        Target("state of servers", "s.json", _json(state), JSON, LiveState.read, use.state),
         Target("model config", "config.json", config, JSON, read_model_config),
         Target("comparison", "c.json", b'[{"solver": "greedy", "gpus": 3}]', JSON, read_comparison),
         Target("sources json", "s.json", b'{"a": "acme/a", "b": "/x"}', JSON, read_sources),
@@ -225,6 +270,7 @@ def _tables() -> list[Target]:
         Target("runs", "runs.csv", runs, TEXT, partial(read_runs, model="m"), use.runs),
         Target("calibration rows", "k.csv", b"max_loras,status\n8,ok\n16,oom\n", TEXT, rows),
         Target("step log", "l.csv", "\n".join(map(",".join, steps)).encode(), TEXT, read_steps),
+        Target("page of metrics", "m.txt", PAGE, TEXT, _page, use.page),
         Target("live result", "r.npz", _live_result(), (mutate.raw,), read_result),
     ]
 

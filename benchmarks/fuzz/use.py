@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,15 @@ def trace(trace: Any) -> None:
     workload(measure_workload(trace))
 
 
+def log(trace: Any) -> None:
+    """As a trace whose requests have adapters with ranks."""
+    from packer.traces.assign import assign_adapters
+
+    if trace.adapter is None:
+        trace = assign_adapters(trace, 2, ranks=[8, 16])
+    globals()["trace"](replace(trace, ranks=(8,) * len(trace.names)))
+
+
 def plan(plan: Any) -> None:
     """Exported in every format."""
     from packer.export.formats import FORMATS, export_plan
@@ -133,6 +142,34 @@ def profile(profile: Any) -> None:
 
     found = simulate(Workload([Adapter("a", 8, 1.0)]), profile, max_loras=1, duration_s=5.0)
     assert np.isfinite(found.total_token_throughput)
+
+
+def servers(fleet: Any) -> None:
+    """Where each answers, and its commands."""
+    from packer.live.fleet_file import filled
+
+    assert len(fleet.addresses()) == len(fleet.servers)
+    for each in fleet.servers:
+        filled(fleet.adapters, each.name, each.url, 8)
+        filled(each.start or "", each.name, each.url)
+
+
+def state(state: Any) -> None:
+    """The routes that it says."""
+    numbers = {name: k for k, name in enumerate(state.servers)}
+    for shares in state.routes(numbers).values():
+        assert all(0.0 < share <= 1.0 for share in shares.values())
+
+
+def page(text: str) -> None:
+    """Its figures are finite, and so are those of a run that ends with it."""
+    from packer.live.metrics import NAMES, grown, page_of, summarise
+
+    before, now = page_of("vllm:prompt_tokens_total 5\nvllm:num_preemptions_total 3"), page_of(text, 1.0)
+    assert all(np.isfinite(grown(before, now, key)) for key in NAMES)
+    assert now.in_flight is None or all(now.in_flight)
+    found = asdict(summarise([(0.0, text), (1.0, text), (2.0, "")]))
+    assert all(value is None or np.isfinite(value) for value in found.values())
 
 
 def model(model: Any) -> None:

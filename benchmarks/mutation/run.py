@@ -3,9 +3,10 @@
     python benchmarks/mutation/run.py --mutants 100 --seed 0 -o benchmarks/mutation/results.json
 
 A mutant is one small change of one expression: a comparison, an operator, a constant, `and` for `or`, a condition
-that is turned round. All are drawn from the seed, each place with the same probability. The tests that mirror the
-changed file run first, then those of its folder, then the whole suite (`--whole`): the first failure kills the
-mutant. The work is done in a copy of the checkout; kernels that a mutant changes are compiled anew.
+that is turned round. All are drawn from the seed, each place with the same probability. The test file that mirrors the
+changed module runs first, then those that import it, then those that import a module which imports it, until one fails
+(the mutant is killed) or the CPU time of a mutant is spent. The work is done in a copy of the checkout; kernels that a
+mutant changes are compiled anew. `--first` goes on behind what an output file holds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import ast
 import json
 import os
 import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +28,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("twin", "solvers", "planning", "operate", "packer")
+TOGETHER = 4
+"""Test files that one process runs: each start costs about 2 s of CPU time."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -130,39 +135,77 @@ def source_with(mutant: Mutant, source: str) -> str:
     raise ValueError(f"{mutant.path}:{mutant.line} has no {mutant.before!r}")
 
 
-def tests_of(path: str, *, whole: bool) -> list[list[str]]:
-    """Arguments of pytest, the nearest tests first."""
-    module = Path(path)
-    folder = module.parent.parts
-    # Some folders of packer/ have their tests at the top: export, testing.
-    folders = [Path("tests", *folder), Path("tests", *folder[1:]), Path("tests", folder[0])]
-    folders = [each for each in folders if each != Path("tests")]
-    own = [each / f"test_{module.stem}.py" for each in folders[:2]]
-    steps = [str(each) for each in dict.fromkeys([*own, *folders]) if (ROOT / each).exists()]
-    return [[step] for step in steps] + ([["tests"]] if whole else [])
+def imported(path: Path) -> set[str]:
+    """Names of packer's modules in the imports of a file: also packages and what is imported from modules."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("packer"):
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("packer")}
+    return found
 
 
-def outcome(mutant: Mutant, copy: Path, limit_s: float, *, whole: bool) -> str:
+def module_of(path: str) -> str:
+    """Name under which a file is imported."""
+    parts = Path(path).with_suffix("").parts
+    return ".".join(parts if parts[0] == "packer" else ("packer", *parts))
+
+
+class Nearest:
+    """Which test files have to do with a module."""
+
+    def __init__(self) -> None:
+        self.tests = {path: imported(path) for path in (ROOT / "tests").rglob("test_*.py")}
+        folders = {each.resolve() for each in (ROOT / "packer").iterdir() if each.is_dir()}
+        files = [str(each.relative_to(ROOT)) for folder in folders for each in folder.rglob("*.py")]
+        self.modules = {module_of(name): imported(ROOT / name) for name in files}
+
+    def of(self, path: str) -> list[Path]:
+        """The nearest first; of those equally near the ones that import least."""
+        own = module_of(path)
+        near = {own}
+        ordered: list[Path] = []
+        for _ in range(2):
+            found = [test for test, names in self.tests.items() if names & near and test not in ordered]
+            mirror = f"test_{Path(path).stem}.py"
+            ordered += sorted(found, key=lambda test: (test.name != mirror, len(self.tests[test]), test))
+            near = {name for name, names in self.modules.items() if names & near}
+        return ordered
+
+
+def outcome(mutant: Mutant, copy: Path, tests: list[Path], limit_s: float) -> str:
     """What kills the mutant."""
     target = copy / mutant.path
     source = target.read_text("utf-8")
     target.write_text(source_with(mutant, source), "utf-8")
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    end = _used_s() + limit_s
     try:
-        for step in tests_of(mutant.path, whole=whole):
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *step]
-            try:
-                done = subprocess.run(
-                    command, cwd=copy, env=environment, capture_output=True, text=True, timeout=limit_s
-                )
-            except subprocess.TimeoutExpired:
-                return f"killed by time in {step[0]}"
+        for k in range(0, len(tests), TOGETHER):
+            left = int(end - _used_s())
+            if left < 3:
+                return f"lives ({k} of {len(tests)} files in {limit_s:g} s)"
+            step = [str(each.relative_to(ROOT)) for each in tests[k : k + TOGETHER]]
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *step], cwd=copy,
+                env=environment, capture_output=True, text=True, check=False,
+                preexec_fn=lambda left=left: resource.setrlimit(resource.RLIMIT_CPU, (left, left + 5)),
+            )  # fmt: skip
+            if done.returncode == -signal.SIGXCPU:
+                return f"undecided: {limit_s:g} s of CPU time in {' '.join(step)}"
             if done.returncode not in (0, 5):
                 failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 return f"killed by {failed[0].split(' ')[1] if failed else step[0]}"
     finally:
         target.write_text(source, "utf-8")
-    return "lives"
+    return f"lives ({len(tests)} files)"
+
+
+def _used_s() -> float:
+    """CPU time of the tests so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -173,27 +216,29 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folders", default=",".join(FOLDERS))
-    parser.add_argument(
-        "--limit", type=float, default=900.0, help="seconds of a step; a mutant may loop for ever"
-    )
-    parser.add_argument("--whole", action="store_true", help="run the whole suite on those that live")
+    parser.add_argument("--limit", type=float, default=60.0, help="CPU time for a mutant, s")
+    parser.add_argument("--first", type=int, default=0, help="mutants to pass over: an earlier run has them")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    drawn = list(mutants(given.mutants, given.seed, tuple(given.folders.split(","))))
+    count = given.first + given.mutants
+    drawn = list(mutants(count, given.seed, tuple(given.folders.split(","))))[given.first :]
+    done = json.loads(given.output.read_text("utf-8"))["mutants"] if given.first else []
+    nearest = Nearest()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "checkout"
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "live-results")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
         for mutant in drawn:
-            mutant.outcome = outcome(mutant, copy, given.limit, whole=given.whole)
+            mutant.outcome = outcome(mutant, copy, nearest.of(mutant.path), given.limit)
             print(
                 f"{mutant.path}:{mutant.line}: {mutant.before} → {mutant.after}: {mutant.outcome}", flush=True
             )
-    killed = sum(mutant.outcome != "lives" for mutant in drawn)
-    print(f"{killed} of {len(drawn)} killed")
-    if given.output is not None:
-        rows = {"seed": given.seed, "killed": killed, "mutants": [asdict(mutant) for mutant in drawn]}
-        given.output.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            done.append(asdict(mutant))
+            killed = sum(each["outcome"].startswith("killed") for each in done)
+            if given.output is not None:
+                rows = {"seed": given.seed, "killed": killed, "mutants": done}
+                given.output.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(f"{killed} of {len(done)} killed, {_used_s() / 60:.0f} minutes of CPU time")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class StandIn:
         self.headers: list[dict[str, str]] = []
         self.counts: Counter[str] = Counter()
         self.victim = 0
-        self.counters, self.longest = "", 256
+        self.counters, self.longest = "vllm:prompt_tokens_total 0\nvllm:generation_tokens_total 0\n", 256
         stand_in = self
 
         class Handler(BaseHTTPRequestHandler):

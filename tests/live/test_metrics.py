@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from packer.live.metrics import MAX_KEPT, kept, parse_metrics, summarise
+from packer.live.metrics import MAX_KEPT, kept, page_of, summarise
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -25,30 +25,30 @@ vllm:cache_config_info{block_size="32",num_gpu_blocks="128",engine="0"} 1.0
 
 def test_the_figures_of_a_page_of_0_32() -> None:
     """Gauges, counters and what hides in labels."""
-    sample = parse_metrics(PAGE, 1.5)
-    assert (sample.time_s, sample.running, sample.waiting, sample.kv_usage) == (1.5, 20.0, 42.0, 0.48)
-    assert sample.preemptions == 3.0
-    assert sample.kv_cache_tokens == 128 * 32
+    page = page_of(PAGE, 1.5)
+    assert page.figures == {"running": 20.0, "waiting": 42.0, "kv_usage": 0.48, "preemptions": 3.0}
+    assert (page.time_s, page.kv_cache_tokens, page.max_loras) == (1.5, 128 * 32, 8)
+    assert page.in_flight == {"a0"}
 
 
 def test_older_names_are_known() -> None:
     """The KV gauge of releases before 0.10 is read as the same figure."""
     old = PAGE.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
-    assert parse_metrics(old).kv_usage == 0.48
+    assert page_of(old).figures["kv_usage"] == 0.48
 
 
 def test_engines_are_added() -> None:
     """Data-parallel engines report apart; the server's figure is their sum."""
     more = PAGE + 'vllm:num_requests_running{engine="1",model_name="base"} 5.0\n'
-    assert parse_metrics(more.replace("# TYPE vllm:num_requests_running gauge\n", "")).running == 25.0
+    assert page_of(more.replace("# TYPE vllm:num_requests_running gauge\n", "")).figures["running"] == 25.0
 
 
 @pytest.mark.parametrize("text", ["", "no metrics here", PAGE.replace("vllm:", "new:"), "vllm:x{ 1\n\x00"])
 def test_a_page_without_our_figures_is_no_error(text: str) -> None:
     """Renamed, empty or damaged: every figure is missing, nothing raises."""
-    sample = parse_metrics(text)
-    assert sample.running is None
-    assert sample.kv_cache_tokens is None
+    page = page_of(text)
+    assert "running" not in page.figures
+    assert page.kv_cache_tokens is None
 
 
 def test_a_run_is_means_of_gauges_and_growth_of_counters() -> None:
@@ -70,22 +70,41 @@ def test_no_page_at_all() -> None:
 @pytest.mark.parametrize("blocks", ["²", "9" * 5000, "-3", "1e3", ""])
 def test_a_count_of_blocks_that_is_no_number_is_missing(blocks: str) -> None:
     """Signs that Python takes for digits, and numbers that it refuses to read."""
-    assert parse_metrics(PAGE.replace('"128"', f'"{blocks}"')).kv_cache_tokens is None
+    assert page_of(PAGE.replace('"128"', f'"{blocks}"')).kv_cache_tokens is None
 
 
 def test_a_damaged_line_costs_that_line() -> None:
     """What stands before and after it is read."""
     lines = PAGE.splitlines()
     lines[2] = "vllm:num_requests_running{engine= 20"
-    sample = parse_metrics("\n".join(["\x00\xff{{{", *lines]))
-    assert sample.running is None
-    assert (sample.waiting, sample.preemptions, sample.kv_cache_tokens) == (42.0, 3.0, 128 * 32)
+    page = page_of("\n".join(["\x00\xff{{{", *lines]))
+    assert "running" not in page.figures
+    assert page.figures == {"waiting": 42.0, "kv_usage": 0.48, "preemptions": 3.0}
+    assert page.kv_cache_tokens == 128 * 32
 
 
-@pytest.mark.parametrize("value", ["nan", "+Inf", "1e999"])
-def test_a_figure_that_is_not_finite_is_missing(value: str) -> None:
+@pytest.mark.parametrize("value", ["nan", "+Inf", "1e999", "-1", "1e300"])
+def test_a_figure_that_no_server_has_is_missing(value: str) -> None:
     """It would make the mean of a run as useless."""
-    assert parse_metrics(PAGE.replace("} 20.0", f"}} {value}")).running is None
+    assert page_of(PAGE.replace("} 20.0", f"}} {value}")).figures.keys() == {
+        "waiting",
+        "kv_usage",
+        "preemptions",
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "busy"),
+    [
+        (PAGE.replace("} 20.0", "} 0").replace("} 42.0", "} 0"), frozenset()),
+        (PAGE.replace("vllm:num_requests_running{", "vllm:running{"), None),
+        (PAGE.replace("lora_requests_info{", "lora_info{"), None),
+        (PAGE.replace('"a0"', r'"a\\b,c \"d\""'), {"a\\b", 'c "d"'}),
+    ],
+)
+def test_an_adapter_is_idle_only_where_the_page_says_so(page: str, busy: frozenset[str] | None) -> None:
+    """It is unloaded then: a page without the figures must not pass for one of an idle server."""
+    assert page_of(page).in_flight == busy
 
 
 def test_what_is_kept_of_a_page_is_bounded() -> None:

@@ -6,7 +6,8 @@ from collections import deque
 
 import pytest
 
-from packer.live.traffic import Look, Traffic, look_of
+from packer.live.metrics import Page, page_of
+from packer.live.traffic import Traffic
 
 PAGE = """\
 # TYPE vllm:prompt_tokens_total counter
@@ -19,17 +20,18 @@ vllm:lora_requests_info{max_lora="4",running_lora_adapters="old",waiting_lora_ad
 vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 101.0
 damaged{ 1 2 x
 vllm:damaged
+vllm:prompt_tokens_total{engine="2"} NaN
 """
 
 
 def test_a_page_gives_counters_and_the_latest_list_of_adapters() -> None:
     """Engines are added, the list with the largest time counts, damaged lines are passed over."""
-    look = look_of(PAGE, 7.0)
-    assert look.counters == {"prompt": 1500.0, "generated": 2500.0, "itl_s": 4.0, "itls": 200.0}
+    look = page_of(PAGE, 7.0)
+    assert look.figures == {"prompt": 1500.0, "generated": 2500.0, "itl_s": 4.0, "itls": 200.0}
     assert look.adapters == {"a", "b", "c"}
 
 
-def traffic(*looks: Look) -> Traffic:
+def traffic(*looks: Page) -> Traffic:
     found = Traffic([], 1800.0)
     found.looks = [deque(looks)]
     return found
@@ -39,9 +41,9 @@ def test_a_rate_survives_a_restart() -> None:
     """A counter that fell began anew: what it counts since then is its growth."""
     none = frozenset[str]()
     seen = traffic(
-        Look(0.0, {"prompt": 100.0}, none),
-        Look(10.0, {"prompt": 300.0}, none),
-        Look(20.0, {"prompt": 50.0}, none),
+        Page(0.0, {"prompt": 100.0}, none),
+        Page(10.0, {"prompt": 300.0}, none),
+        Page(20.0, {"prompt": 50.0}, none),
     )
     assert seen.tok_s(0) == pytest.approx((200.0 + 50.0) / 20.0)
     assert seen.tok_s(0, span_s=10.0) == pytest.approx(5.0)
@@ -53,13 +55,13 @@ def test_shares_move_from_the_planned_ones_to_those_seen() -> None:
     """With no look the plan's shares hold; an adapter that is always in flight gets most of the load."""
     planned = {"a": 3.0, "b": 1.0}
     assert traffic().shares(0, planned) == {"a": 0.75, "b": 0.25}
-    busy = traffic(*(Look(float(k), {}, frozenset("b")) for k in range(90)))
+    busy = traffic(*(Page(float(k), {}, frozenset("b")) for k in range(90)))
     assert busy.shares(0, planned)["b"] == pytest.approx((2.5 + 90.0) / 100.0)
 
 
 def test_a_mean_latency_needs_requests() -> None:
     """Fewer than fifty say nothing; more give their mean."""
-    few = traffic(Look(0.0, {}, frozenset()), Look(1.0, {"itl_s": 1.0, "itls": 10.0}, frozenset()))
+    few = traffic(Page(0.0, {}, frozenset()), Page(1.0, {"itl_s": 1.0, "itls": 10.0}, frozenset()))
     assert few.mean_ms(0, "itl") is None
-    many = traffic(Look(0.0, {}, frozenset()), Look(1.0, {"itl_s": 4.0, "itls": 200.0}, frozenset()))
+    many = traffic(Page(0.0, {"itl_s": 0.0, "itls": 0.0}), Page(1.0, {"itl_s": 4.0, "itls": 200.0}))
     assert many.mean_ms(0, "itl") == pytest.approx(20.0)
