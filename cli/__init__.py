@@ -67,7 +67,7 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
         return failed(error, 2)
     except MemoryError as error:
         return failed(error, 2, message="not enough memory")
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a plug-in may raise anything
         if isinstance(error, SystemExit) and COMPLETION in os.environ:
             raise  # click ends the process after it printed what completes a word
         if os.environ.get("PACKER_DEBUG"):

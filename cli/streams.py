@@ -39,15 +39,18 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # by packer/__init__.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.unraisablehook = _unraisable
     warnings.showwarning = partial(_warned, warnings.showwarning)
 
 
 def _warned(as_python: Callable[..., None], message: Warning | str, *about: Any, **more: Any) -> None:
-    """A warning of packer's is one line, without the line of code."""
-    if isinstance(message, KernelsNotKeptWarning):
+    """A warning of packer's is one line, without the line of code, and so is one that holds a traceback."""
+    first, _, rest = str(message).partition("\n")
+    if isinstance(message, KernelsNotKeptWarning) or "Traceback" in rest:
         with suppress(OSError):
-            click.echo(f"packer: {visible(message)}", err=True)
+            click.echo(f"packer: {visible(first)}", err=True)
     else:
         as_python(message, *about, **more)
 

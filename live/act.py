@@ -16,7 +16,7 @@ from packer.bin import Bin
 from packer.change import Change
 from packer.errors import IncompatibleError, LiveError, PackerError, shown
 from packer.io.files import claimed
-from packer.live.fleet_file import LiveFleet, filled
+from packer.live.fleet_file import LiveFleet
 from packer.live.host import Models, Running
 from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
@@ -233,7 +233,7 @@ class Acting:
     def _load(self, s: int, name: str) -> str:
         """Load an adapter, or take it back; returns what failed."""
         server, own = self.servers[s], self.state.servers.setdefault(self.servers[s].name, {})
-        path = filled(self.fleet.adapters, name, server.where.url, self.ranks.get(name, 0))
+        path = self.fleet.path_of(name, self.ranks.get(name, 0), server.where.url)
         what = f"load {shown(name)} on {server.name}"
 
         def work() -> None:

@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from packer.errors import MissingDependencyError
+from packer.errors import MissingDependencyError, shown
 from packer.io.web import Address
+from packer.lengths import MAX_TOKENS
 from packer.live import results
 from packer.live.job import LoadJob, Said, read_job
 from packer.live.metrics import kept
@@ -252,7 +253,7 @@ async def _text(response: Any, limit: int) -> str:
 async def _stream(run: _Run, response: Any, i: int) -> None:
     """Read one answer: server-sent events, one a token (more where the server lags behind)."""
     last, chunks = math.nan, 0
-    usage: dict[str, Any] = {}
+    usage: Any = {}
     async for line in response.content:
         if not line.startswith(b"data:"):
             continue
@@ -265,6 +266,10 @@ async def _stream(run: _Run, response: Any, i: int) -> None:
         if line.startswith(b'data: {"error"'):
             text = run.where.masked(line[6 : 6 + ERROR_BYTES].decode(errors="replace"))
             _failed(run, i, text[:ERROR_TEXT].strip())
+            return
+        if b'"choices"' not in line:
+            text = run.where.masked(line[5:].decode(errors="replace"))
+            _failed(run, i, f"the stream has what is no event of a completion: {text[:ERROR_TEXT].strip()}")
             return
         run.heard = now
         run.said.hear(i, line)
@@ -279,9 +284,7 @@ async def _stream(run: _Run, response: Any, i: int) -> None:
             run.owners.append(i)
         last = now
         run.last[i], run.received[i] = now, chunks
-    run.received[i] = usage.get("completion_tokens", chunks)
-    fault = _count_fault(run, i, chunks, usage)
-    if fault:
+    if fault := _count_fault(run, i, chunks, usage):
         _failed(run, i, fault)
         return
     run.finish[i] = last
@@ -290,18 +293,27 @@ async def _stream(run: _Run, response: Any, i: int) -> None:
     run.failures_in_row = 0
 
 
-def _count_fault(run: _Run, i: int, chunks: int, usage: dict[str, Any]) -> str:
+def _count_fault(run: _Run, i: int, chunks: int, usage: Any) -> str:
     """What is wrong with the token counts of an answer that has ended; "" if they are those that were requested."""
     prompt, output = int(run.job.requests.input_tokens[i]), int(run.job.requests.output_tokens[i])
+    counts = usage if isinstance(usage, dict) else {"": usage}
+    found, sent = counts.get("completion_tokens", chunks), counts.get("prompt_tokens", prompt)
+    if counts is not usage or not (_is_count(found) and _is_count(sent)):
+        return f"usage has other things than counts of tokens: {shown(usage)}"
+    run.received[i] = found
     if chunks == 0 or run.received[i] < output:
         return "the answer ended before its last token"
     if run.received[i] > output:
         return f"the answer has more tokens than max_tokens: {run.received[i]} instead of {output}"
     if chunks > run.received[i]:
         return f"usage counts {run.received[i]} completion tokens, {chunks} were streamed"
-    if usage.get("prompt_tokens", prompt) != prompt:
-        return f"usage counts {usage['prompt_tokens']} prompt tokens, {prompt} were sent"
+    if sent != prompt:
+        return f"usage counts {sent} prompt tokens, {prompt} were sent"
     return ""
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_TOKENS
 
 
 def _failed(run: _Run, i: int, message: str) -> None:

@@ -34,6 +34,7 @@ from packer.io.documents import parse_toml
 from packer.io.files import read_text
 from packer.io.schema import check_version, parse
 from packer.io.web import Address, address_of, key_of
+from packer.live.launch import filled
 
 ROUTING = ("nginx", "envoy", "gateway-api", "litellm", "routing", "helm", "aibrix", "kserve")
 """Formats that say which adapter is where."""
@@ -54,7 +55,7 @@ class Host:
         if self.room is not None:
             checks.integer("the room of a server", self.room, low=1)
         for what, text in (("start", self.start), ("stop", self.stop)):
-            check_template(what, text)
+            filled(what, text or "", name=self.name, url=self.url)
 
 
 @dataclass(frozen=True)
@@ -128,28 +129,17 @@ class LiveFleet:
                 )
         for each in named:
             address_of(each.url)
-        check_template("adapters", self.adapters)
+        self.path_of("name", 8)
         object.__setattr__(self, "servers", named)
+
+    def path_of(self, name: str, rank: int, url: str = "") -> str:
+        """Where an adapter lies on the server at an address."""
+        return filled("adapters", self.adapters, name=name, url=url, rank=rank)
 
     def addresses(self) -> list[Address]:
         """Where each server answers, with the key from the environment. Raises `ValidationError`: it is not set."""
         key = key_of(self.api_key_env)
         return [address_of(each.url, key) for each in self.servers]
-
-
-def check_template(what: str, text: str | None) -> None:
-    """Raise `ValidationError` for a text with other braces than those of a server or an adapter."""
-    try:
-        filled(text or "", "name", "url", 8)
-    except (KeyError, IndexError, ValueError):
-        raise ValidationError(
-            f"Expected {what} with no other braces than {{name}}, {{url}} and {{rank}}, got {shown(text)}."
-        ) from None
-
-
-def filled(text: str, name: str, url: str = "", rank: int = 0) -> str:
-    """A command or a path with its braces filled in."""
-    return text.format(name=name, url=url, rank=rank)
 
 
 @reader

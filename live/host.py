@@ -12,7 +12,8 @@ from typing import Any
 
 from packer.errors import LiveError, shown
 from packer.io.web import Address, ask, masked
-from packer.live.fleet_file import Host, Limits, filled
+from packer.live.fleet_file import Host, Limits
+from packer.live.launch import filled
 from packer.live.server import MAX_PAGE_BYTES, get, healthy
 
 PROBE_TOKENS = (10, 11, 12)
@@ -105,7 +106,7 @@ class Running:
 
     def command(self, text: str) -> None:
         """Run a command of the user's for this server. Raises `LiveError`: it fails or takes too long."""
-        run_command(filled(text, self.name, self.where.url), self.limits.start_s)
+        run_command(filled("a command", text, name=self.name, url=self.where.url), self.limits.start_s)
 
     def _json(self, path: str, body: Any, total_s: float) -> Any:
         data = None if body is None else json.dumps(body).encode()

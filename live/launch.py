@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from packer import checks
-from packer.errors import FileFormatError, ValidationError, reader
+from packer.errors import FileFormatError, ValidationError, reader, shown
 from packer.io.documents import parse_toml, toml_table
 from packer.io.files import read_text
 from packer.io.schema import parse
 from packer.profile import EngineSpec, GpuSpec, ModelSpec
 from packer.settings import Settings
+from packer.words import listed
 
 DEFAULT_COMMAND = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
 """`vllm serve` requires a distribution named vllm, unlike that of the CPU wheel; the module always works."""
@@ -87,15 +89,29 @@ class Launch:
         checks.integer("token_ids[1]", self.token_ids[1], low=self.token_ids[0] + 1)
         checks.real("startup_timeout_s", self.startup_timeout_s, low=0, open_low=True)
         checks.real("stall_timeout_s", self.stall_timeout_s, low=0, open_low=True)
-        try:
-            self.adapter_folder("name", 8)
-        except (KeyError, IndexError, ValueError):
-            rule = "a path with only {name} and {rank} in braces"
-            raise ValidationError(f"Expected adapter_path to be {rule}, got {self.adapter_path!r}.") from None
+        self.adapter_folder("name", 8)
+        self.program()
 
     def adapter_folder(self, name: str, rank: int) -> str:
         """Path of an adapter."""
-        return self.adapter_path.format(name=name, rank=rank)
+        return filled("adapter_path", self.adapter_path, name=name, rank=rank)
+
+    def program(self) -> list[str]:
+        """The words that start a server, without its flags."""
+        return [filled("command", part, python=self.python) for part in self.command]
+
+
+def filled(what: str, text: str, **values: object) -> str:
+    """A text with names in braces filled in; {{ is a brace. Raises `ValidationError`: it has others.
+
+    `what`: the text is, for the message.
+    """
+    known = {"{{": "{", "}}": "}", **{f"{{{name}}}": str(value) for name, value in values.items()}}
+    try:
+        return re.sub(r"\{\{|\}\}|\{\w*\}|[{}]", lambda found: known[found[0]], text)
+    except KeyError:
+        names = listed([f"{{{name}}}" for name in values])
+        raise ValidationError(f"Expected {what} with only {names} in braces, got {shown(text)}.") from None
 
 
 @reader

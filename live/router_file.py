@@ -12,7 +12,7 @@ from packer.export import quoting
 from packer.export.formats import FORMATS
 from packer.export.servers import Module, Options, servers
 from packer.io.files import make_folder, write_text
-from packer.live.fleet_file import LiveFleet, filled
+from packer.live.fleet_file import LiveFleet
 from packer.live.host import run_command
 from packer.plan import Plan
 
@@ -51,7 +51,7 @@ class RouterWriter:
             parts = urlsplit(host.url)
             held = sorted((name, places[s]) for name, places in routes.items() if places.get(s, 0.0) > 0.0)
             modules = [
-                Module(name, filled(self.fleet.adapters, name, rank=ranks[name]), share)
+                Module(name, self.fleet.path_of(name, ranks[name]), share)
                 for name, share in held
                 if ranks.get(name)
             ]

@@ -87,7 +87,7 @@ def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]
         flags["--kv-cache-memory-bytes"] = options.kv_cache_bytes
     if launch.step_log:
         flags["--worker-cls"] = "packer_step_worker.StepWorker"
-    command = [part.format(python=launch.python) for part in launch.command]
+    command = launch.program()
     for flag, value in flags.items():
         command += [flag, str(value)]
     command += [f"--{'' if on else 'no-'}{name}" for name, on in engine.switches.items()]

@@ -10,6 +10,12 @@ Names are loaded at first use (PEP 562), so that `packer --help` starts fast.
 
 from __future__ import annotations
 
+import _signal
+import sys
+
+if sys.argv[:1] and sys.argv[0].endswith("packer") and _signal.getsignal(2) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C while the command imports is no traceback
+
 import re
 from importlib import import_module
 from pathlib import Path

@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy as np
 
 from packer.bin import Bin
-from packer.errors import IncompatibleError
+from packer.errors import IncompatibleError, PluginError, shown
 from packer.gpu import base_model, serving
 from packer.objectives.gpus import Gpus
 from packer.plan import Moves
@@ -87,10 +87,17 @@ def supports(problem: Problem, solver: Solver) -> str | None:
     return None
 
 
+def _checked(solver: Solver, found: object) -> Solution:
+    """What a solver gave, which may be one of another package."""
+    if not isinstance(found, Solution):
+        raise PluginError(f"Expected a Solution of {type(solver).__qualname__}.solve, got {shown(found)}.")
+    return found
+
+
 def solved(problem: Problem, solver: Solver) -> Solution:
     """What a solver finds for a problem that it `supports`."""
     if is_whole(problem) or (isinstance(solver, Joint) and solver.joint):
-        return solver.solve(problem)
+        return _checked(solver, solver.solve(problem))
     found = parts(problem)
     if problem.objective.fixed_gpus:
         return _divided(problem, found, solver)
@@ -175,7 +182,7 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
                 continue
             each = replace(each, max_gpus=each.max_gpus // tensor)
         if search.supports(each) is None:
-            one = search.solve(each)
+            one = _checked(search, search.solve(each))
             if one.lower_bound is not None and problem.objective.minimises == "gpus":
                 one = replace(one, lower_bound=one.lower_bound * tensor)
             options.append(within_limit(each, one))

@@ -4,8 +4,8 @@
 
 A mutant is one small change of one expression: a comparison, an operator, a constant, `and` for `or`, a condition
 that is turned round. All are drawn from the seed, each place with the same probability. The test file that mirrors the
-changed module runs first, then those that import it, then those that import a module which imports it, until one fails
-(the mutant is killed) or the CPU time of a mutant is spent. The work is done in a copy of the checkout; kernels that a
+changed module runs first, then those that import it, then those that reach it by more imports, until one fails (the
+mutant is killed) or the CPU time of a mutant is spent. The work is done in a copy of the checkout; kernels that a
 mutant changes are compiled anew. `--first` goes on behind what an output file holds.
 """
 
@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("twin", "solvers", "planning", "operate", "packer")
 TOGETHER = 4
 """Test files that one process runs: each start costs about 2 s of CPU time."""
+DEPTH = 4
+"""Imports from a test to the module that is changed, at most."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -158,7 +160,11 @@ class Nearest:
     def __init__(self) -> None:
         self.tests = {path: imported(path) for path in (ROOT / "tests").rglob("test_*.py")}
         folders = {each.resolve() for each in (ROOT / "packer").iterdir() if each.is_dir()}
-        files = [str(each.relative_to(ROOT)) for folder in folders for each in folder.rglob("*.py")]
+        paths = [
+            *(ROOT / "packer").glob("*.py"),
+            *(each for folder in folders for each in folder.rglob("*.py")),
+        ]
+        files = [str(each.relative_to(ROOT)) for each in paths]
         self.modules = {module_of(name): imported(ROOT / name) for name in files}
 
     def of(self, path: str) -> list[Path]:
@@ -166,7 +172,7 @@ class Nearest:
         own = module_of(path)
         near = {own}
         ordered: list[Path] = []
-        for _ in range(2):
+        for _ in range(DEPTH):
             found = [test for test, names in self.tests.items() if names & near and test not in ordered]
             mirror = f"test_{Path(path).stem}.py"
             ordered += sorted(found, key=lambda test: (test.name != mirror, len(self.tests[test]), test))

@@ -50,11 +50,11 @@ def test_what_is_changed_and_what_is_left(mutation: ModuleType) -> None:
     )
 
 
-def test_the_nearest_tests_run_first(mutation: ModuleType) -> None:
-    """The mirrored file, its folder, then the folder at the top."""
-    assert mutation.tests_of("twin/tuning/planner.py", whole=True) == [
-        ["tests/twin/tuning/test_planner.py"],
-        ["tests/twin/tuning"],
-        ["tests/twin"],
-        ["tests"],
-    ]
+def test_the_nearest_tests_run_first(mutation: ModuleType, root: Path) -> None:
+    """The file that mirrors the module, then what imports it, then what imports a module that does."""
+    nearest = mutation.Nearest()
+    found = [str(each.relative_to(root)) for each in nearest.of("operate/keeper.py")]
+    assert found[0] == "tests/operate/test_keeper.py"
+    assert "tests/operate/test_follow.py" in found
+    assert "tests/packer/test_lengths.py" not in found
+    assert all(nearest.of(path) for path in ("twin/engine/admit.py", "packer/words.py", "solvers/support.py"))

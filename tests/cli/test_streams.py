@@ -205,7 +205,9 @@ class Mine:
 @pytest.mark.parametrize(
     ("body", "what"),
     [("sys.exit(0)", "ended the program by sys.exit"),
-     ("raise RuntimeError('\\x1b[2Jno')", r"raised RuntimeError: \\x1b\[2Jno")],
+     ("raise RuntimeError('\\x1b[2Jno')", r"raised RuntimeError: \\x1b\[2Jno"),
+     ("raise GeneratorExit('no')", "raised GeneratorExit: no"),
+     ("return None", "")],
 )  # fmt: skip
 def test_a_plug_in_that_fails_is_named_with_its_file(tmp_path: Path, body: str, what: str) -> None:
     """Exit code 2 whatever it does; what it prints does not stand among the results."""
@@ -222,10 +224,8 @@ def test_a_plug_in_that_fails_is_named_with_its_file(tmp_path: Path, body: str, 
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     error = json.loads(done.stdout)["error"]
-    assert re.search(
-        rf"[Tt]he solver 'mine' \(strange_plugin:Mine\) {what} \(.*strange_plugin.py, line 10\)",
-        error["message"],
-    )
+    where = rf"[Tt]he solver 'mine' \(strange_plugin:Mine\) {what} \(.*strange_plugin.py, line 10\)"
+    assert re.search(where if what else "Expected a Solution of Mine.solve, got None", error["message"])
     assert error["message"] in done.stderr
     assert "noise" in done.stderr
 
@@ -237,6 +237,15 @@ def test_settings_that_numba_refuses_are_bad_input(value: str, tmp_path: Path) -
     done = shell("packer simulate f.csv --max-loras 1 --duration 5", tmp_path, NUMBA_NUM_THREADS=value)
     assert done.returncode == 2
     assert done.stderr.startswith(b"packer: Numba refuses its settings in the environment")
+
+
+def test_a_warning_with_a_traceback_is_one_line() -> None:
+    """Numba warns of a setting that is no number with the traceback of its own error."""
+    program = (
+        "import warnings; from packer.cli.streams import prepare; prepare(); warnings.warn('a\\nTraceback b')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "packer: a\n")
 
 
 def test_ctrl_c_while_a_command_ends_changes_nothing() -> None:

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from packer.adapter import Adapter
 from packer.lengths import Lengths
+from packer.live import client
 from packer.live import load as load_module
 from packer.live import server as server_module
 from packer.live.launch import Launch
@@ -28,6 +30,8 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "STOP_GRACE_S", 0.5)
     monkeypatch.setattr(server_module, "POLL_S", 0.02)
     monkeypatch.setattr(load_module, "POLL_S", 0.02)
+    # Here the heap is that of all tests: looking through it takes longer than a short run.
+    monkeypatch.setattr(client, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int))
 
 
 @pytest.fixture(scope="session")

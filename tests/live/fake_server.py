@@ -6,15 +6,10 @@ It ignores vLLM's flags that it doesn't know. Environment: FAKE_FAULT, one of
     hang:N       stop answering (streams stall) after N answered requests
     http500      every completion answers 500
     refuse:NAME  completions of that adapter answer 404
-    usage:KEY    the usage counts one token more than there are in prompt_tokens or completion_tokens
     no-metrics   /metrics answers 404
     bad-metrics  a byte of /metrics is not UTF-8, a line is damaged, counts are no numbers
     big-metrics  /metrics never ends
-    redirect:URL completions are redirected
-    endless      answers never end: tokens come for ever
-    open         answers never end: nothing comes after the last token
     restart      counters fall during a run
-    big-error    errors never end
     key          only requests with the authorization of FAKE_KEY are answered; errors repeat the key
     renamed      /metrics has other names
     memory       print vLLM's out-of-memory message and exit at start
@@ -94,10 +89,6 @@ class Fake:
         body = await request.json()
         if self.fault == "http500":
             return web.json_response({"error": {"message": "internal"}}, status=500)
-        if self.fault == "redirect":
-            raise web.HTTPTemporaryRedirect(self.detail)
-        if self.fault == "big-error":
-            return await self._endless(request, b"no" * 30_000, status=500)
         given = request.headers.get("Authorization", "")
         if self.fault == "key" and given != os.environ["FAKE_KEY"]:
             return web.json_response({"error": {"message": f"wrong key: {given[7:]}"}}, status=401)
@@ -116,15 +107,11 @@ class Fake:
         self.running += 1
         try:
             n = body["max_tokens"]
-            for _ in range(10**9 if self.fault == "endless" else n):
+            for _ in range(n):
                 await asyncio.sleep(self.step_s)
                 self.tokens += 1
                 await self._send(response, {"choices": [{"text": "w", "index": 0}]})
-            if self.fault == "open":
-                await asyncio.sleep(3600)
             usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": n}
-            if self.fault == "usage":
-                usage[self.detail] += 1
             await response.write(
                 b"data: "
                 + json.dumps({"choices": [], "usage": usage}, separators=(",", ":")).encode()

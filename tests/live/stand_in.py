@@ -19,6 +19,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -26,7 +27,8 @@ HANG_S, SLOW_S = 1.0, 0.1
 
 
 class StandIn:
-    """One server. `adapters`: name → path; `busy`: adapters with requests in flight; `calls`: what was asked."""
+    """One server. `adapters`: name → path; `busy`: adapters with requests in flight; `calls`: what was asked;
+    `raw`: by path, what to do with a request instead of an answer."""
 
     def __init__(self, adapters: dict[str, str] | None = None, base: str = "tiny", port: int = 0) -> None:
         self.adapters, self.base, self.busy = dict(adapters or {}), base, set[str]()
@@ -34,6 +36,7 @@ class StandIn:
         self.calls: list[tuple[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.counts: Counter[str] = Counter()
+        self.raw: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
         self.victim = 0
         self.counters, self.longest = "vllm:prompt_tokens_total 0\nvllm:generation_tokens_total 0\n", 256
         stand_in = self
@@ -45,7 +48,9 @@ class StandIn:
                 stand_in.answer(self, None)
 
             def do_POST(self) -> None:
-                stand_in.answer(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                form = "form" in self.headers.get("Content-Type", "")
+                stand_in.answer(self, data if form else json.loads(data))
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -74,6 +79,10 @@ class StandIn:
         self.counts[path] += 1
         self.calls.append((path, body))
         self.headers.append(dict(handler.headers))
+        if path in self.raw:
+            handler.close_connection = True
+            self.raw[path](handler)
+            return
         kind = next((k for p, n, k in self.faults if p == path and n in (0, self.counts[path])), "")
         if kind == "kill" and self.victim:
             os.kill(self.victim, signal.SIGKILL)
@@ -114,6 +123,8 @@ class StandIn:
     def _do(self, path: str, body: Any, kind: str) -> tuple[int, str]:
         if path == "/health":
             return 200, ""
+        if path == "/version":
+            return 200, '{"version": "0.32.0"}'
         if path == "/v1/models":
             cards = [{"id": self.base, "max_model_len": self.longest}]
             cards += [{"id": n, "root": p, "parent": self.base} for n, p in self.adapters.items()]

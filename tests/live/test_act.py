@@ -309,7 +309,9 @@ def test_a_file_of_servers_says_where_it_is_wrong(tmp_path: Path) -> None:
         ('schema = 1\n[[servers]]\nurl = "gpu-0"', "address like http://"),
         ('schema = 1\n[[servers]]\nurl = "http://a"\n[[servers]]\nurl = "http://a/"', "twice"),
         ('schema = 1\n[[servers]]\nurl = "http://a"\nport = 1', "unknown key"),
-        ('schema = 1\n[[servers]]\nurl = "http://a"\nstart = "run {gpu}"', "no other braces"),
+        ('schema = 1\n[[servers]]\nurl = "http://a"\nstart = "run {gpu}"', "only {name}, {url}"),
+        ('schema = 1\nadapters = "/{name.__class__}"\n[[servers]]\nurl = "http://a"', "only {name}, {url}"),
+        ('schema = 1\nadapters = "{name:>999999999}"\n[[servers]]\nurl = "http://a"', "only {name}, {url}"),
         ('schema = 1\n[[servers]]\nurl = "http://a"\n[router]\nformat = "k8s"\nfile = "x"', "a format among"),
     ):
         path.write_text(text)

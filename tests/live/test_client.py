@@ -89,26 +89,6 @@ def test_one_refused_adapter_fails_alone(
     assert failed.any()
 
 
-@pytest.mark.parametrize("key", ["prompt_tokens", "completion_tokens"])
-def test_wrong_usage_counts_fail_the_request(
-    key: str, with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
-) -> None:
-    """An answer whose usage differs from what was sent or requested isn't completed, and the message says both."""
-    with LiveServer(with_fault(f"usage:{key}"), SLOTS, tmp_path) as server:
-        assert server.start() is None
-        n = np.ones(3, dtype=np.int64)
-        trace = RequestTrace(0.01 * np.arange(3), 0 * n, 5 * n, 2 * n)
-        job = LoadJob(server.url, ("a0",), trace, 1.0, drain_s=5.0, token_ids=(4, 100))
-        result = asyncio.run(run_load(job))
-    assert np.all(result.state == results.FAILED)
-    expected = {
-        "prompt_tokens": "usage counts 6 prompt tokens, 5 were sent",
-        "completion_tokens": "the answer has more tokens than max_tokens: 3 instead of 2",
-    }
-    assert result.errors == {expected[key]: 3}
-    assert result.fault == f"3 of 3 requests failed, mostly: {expected[key]}"
-
-
 def test_a_server_that_stops_answering_hangs_however_short_the_run(
     with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
 ) -> None:
@@ -292,31 +272,6 @@ def test_a_damaged_page_of_metrics_costs_no_request(
     found = summarise(result.metrics)
     assert found.kv_cache_tokens is None
     assert (found.preemptions == 0.0) == (fault == "bad-metrics")
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("endless", "the answer does not end: it has more tokens than max_tokens"),
-        ("open", "the answer does not end after its last token"),
-        ("big-error", "HTTP 500: " + "no" * 80),
-        ("redirect:http://127.0.0.1:9/x", "HTTP 307: a redirect, which is not followed"),
-    ],
-)
-def test_a_server_that_does_not_end_an_answer_has_failed(
-    fault: str,
-    message: str,
-    with_fault: Callable[..., Launch],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its requests are neither answered nor merely late."""
-    monkeypatch.setattr(client, "END_S", 0.5)
-    monkeypatch.setattr(client, "ERROR_S", 0.5)
-    result = load(with_fault(fault), tmp_path, drain_s=1.5)
-    assert result.errors == {message: 3}
-    assert np.all(result.state == results.FAILED)
-    assert result.fault is not None
 
 
 def test_counters_that_fall_are_a_restart(with_fault: Callable[..., Launch], tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""Whatever a server answers, packer ends soon, with words about that server and the exit code for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packer.arrival import RequestTrace
+from packer.cli import run
+from packer.live import client, results
+from packer.live.client import run_load
+from packer.live.job import LoadJob
+from tests.live.faults import ASKED, PROMETHEUS, STREAMED, Answer, Fault
+from tests.live.stand_in import StandIn
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StandIn]:
+    """A server with an adapter."""
+    found = StandIn({"a": "/a"})
+    yield found
+    found.close()
+
+
+def fast(faults: dict[str, Fault]) -> list[str]:
+    """Those that need not wait."""
+    return [name for name, fault in faults.items() if not fault.slow]
+
+
+def check(
+    fault: Fault, words: list[str], code: int, server: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run a command against a server with this fault."""
+    server.raw = {fault.path: fault.answer}
+    found = run(words)
+    out, err = capsys.readouterr()
+    said = re.sub(r"\s+", " ", out + err)
+    assert re.search(fault.says, said), said[-2000:]
+    assert found == code, said[-2000:]
+    assert "Traceback" not in err
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", out + err)
+    assert len(err) < 2000
+
+
+@pytest.mark.parametrize("name", fast(ASKED))
+def test_the_doctor_says_what_is_wrong(
+    name: str, server: StandIn, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damaged, endless and foreign answers to its questions."""
+    monkeypatch.setenv("COLUMNS", "300")
+    check(ASKED[name], ["live", "doctor", "--url", server.url], 2, server, capsys)
+
+
+@pytest.mark.parametrize("name", fast(PROMETHEUS))
+def test_prometheus_may_answer_anything(
+    name: str, server: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No fleet is written from what is not an answer."""
+    words = ["workload", "from-metrics", "--url", server.url, "--rank", "8", "-o", str(tmp_path / "w.csv")]
+    check(PROMETHEUS[name], words, 2, server, capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def load(server: StandIn, answer: Answer) -> results.LoadResult:
+    """Three requests of two tokens, answered so."""
+    server.raw = {"/v1/completions": answer}
+    n = np.ones(3, dtype=np.int64)
+    trace = RequestTrace(0.01 * np.arange(3), 0 * n, 5 * n, 2 * n)
+    return asyncio.run(
+        run_load(LoadJob(server.url, ("a",), trace, 0.1, drain_s=0.4, stall_s=0.3, metrics_interval_s=0.0))
+    )
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_stream_may_be_anything(name: str, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests have failed, or the server hangs: none counts as served, and the run says why."""
+    monkeypatch.setattr(client, "END_S", 0.1)
+    monkeypatch.setattr(client, "ERROR_S", 0.2)
+    answer, says = STREAMED[name]
+    found = load(server, answer)
+    said = f"{found.ended} {' '.join(found.errors)} {found.fault}"
+    assert found.fault is not None, said
+    assert re.search(says, said), said
+    assert not len(found.done)
+    assert max(map(len, [found.ended, *found.errors])) < 400
