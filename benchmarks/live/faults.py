@@ -98,11 +98,11 @@ def faults_of(case: Case) -> tuple[list[str], float, int]:
         begun = time.monotonic()
         if case.told:
             time.sleep(TOLD_S)
-            process.send_signal(signal.SIGTERM)
+            os.kill(process.pid, signal.SIGTERM)
             begun = time.monotonic()
         while (found := os.wait4(process.pid, os.WNOHANG))[0] == 0:
             if time.monotonic() - begun > LIMIT_S:
-                process.kill()
+                os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.05)
         process.returncode = code = os.waitstatus_to_exitcode(found[1])
         took_s, peak_mb = time.monotonic() - begun, found[2].ru_maxrss // 1024

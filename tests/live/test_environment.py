@@ -111,7 +111,7 @@ def test_the_tiny_models_sizes_are_vllms() -> None:
         ("token_ids = [4, 1024]", "token_ids = [9, 9]", "token_ids"),
         ("max_num_seqs = 64", "max_num_seqs = 0", "max_num_seqs"),
         ("adapters/rank-{rank}", "adapters/{other}", "adapter_path"),
-        ('"{python}"', '"{python.__class__}"', "command with only {python}"),
+        ("arguments = [", 'command = ["{python.__class__}"]\narguments = [', "command with only {python}"),
         ("[gpu]", "[gpu", "expected TOML"),
     ],
 )
