@@ -77,7 +77,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
       packer init access.jsonl --rank 16 --model meta-llama/Llama-3.1-8B-Instruct --gpu h100-80gb -o project
       packer init fleet.csv --model config.json --gpu l40s --max-model-len 8192 -o project
     """
-    from packer.cli.plan_table import plan_lines
+    from packer.cli.plan_table import plan_json, plan_lines
     from packer.io.files import make_folder
     from packer.io.plans import write_plan
     from packer.io.profiles import write_profile
@@ -86,7 +86,6 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     from packer.operate.project import fleet_for, is_log
     from packer.plan import Status
     from packer.planning.recommend import recommend
-    from packer.report.energy import with_energy
     from packer.report.page import write_report
     from packer.traces.measure import rounded
 
@@ -118,7 +117,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
         if plan.status is not Status.INFEASIBLE:
             write_plan(plan, paths["plan.json"], force=out.force)
             write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)
-    out.result(lambda: with_energy(plan), lambda: [*planned_for, *plan_lines(plan)])
+    out.result(lambda: plan_json(plan), lambda: [*planned_for, *plan_lines(plan)])
     if plan.status is Status.INFEASIBLE:
         return 130 if plan.interrupted else 3
     for path in paths.values():

@@ -283,6 +283,15 @@ def _totals(plan: Plan) -> list[str]:
     return [*lines, *_engine(plan)]
 
 
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan as its file has it, its energy, and what its `Prefixes` line says."""
+    from packer.report.energy import with_energy
+    from packer.report.prefixes import prefix_figures
+
+    prefixes = prefix_figures(plan)
+    return with_energy(plan) | ({} if prefixes is None else {"prefixes": prefixes})
+
+
 def _engine(plan: Plan) -> list[str]:
     """What the plan assumes of the engine: the version whose rules it follows, and prefixes that requests share."""
     from packer.report.prefixes import prefix_words

@@ -268,12 +268,11 @@ def solve(
     """
     from functools import partial
 
-    from packer.cli.plan_table import adapters_frame, plan_lines
+    from packer.cli.plan_table import adapters_frame, plan_json, plan_lines
     from packer.goal import Goal
     from packer.gpu import kinds_of
     from packer.io.plans import load_plan, write_plan
     from packer.plan import Status
-    from packer.report.energy import with_energy
     from packer.twin.hours import with_adapters
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
@@ -311,7 +310,7 @@ def solve(
             raise
     if result.per_adapter is not None:
         write_frame(adapters_frame(with_adapters(plan)), result.per_adapter)
-    out.result(partial(with_energy, plan), lines)
+    out.result(partial(plan_json, plan), lines)
     if written:
         out.note(f"wrote {path}")
     if plan.verified is False and not planning.recommends(old):

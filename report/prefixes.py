@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from packer.plan import Plan
 from packer.traces.prefixes import with_hit_rate
 from packer.twin.engine_rules import rules_of
@@ -13,19 +15,34 @@ DURATION_S = 900.0
 
 
 def prefix_words(plan: Plan) -> str | None:
-    """That no shared prefixes are assumed, and the busiest server with `HIT_RATE`; None where some are, or none count.
+    """That no shared prefixes are assumed, and the busiest server with `HIT_RATE`; None where it matters not."""
+    found = prefix_figures(plan)
+    if found is None:
+        return None
+    assumed = "none are assumed to be shared, so that prefix caching saves nothing"
+    given = "columns shared_prefix_tokens and turns say what is shared"
+    if "server" not in found:
+        return f"{assumed}; {given}"
+    ttft, itl = found["mean_ttft_ms"], found["mean_itl_ms"]
+    return (
+        f"{assumed}; with {found['hit_rate']:.0%} of the prompt tokens in the KV cache server {found['server']}, the "
+        f"busiest, has a mean TTFT of {ttft['shared']:,.0f} instead of {ttft['assumed']:,.0f} ms and an ITL of "
+        f"{itl['shared']:.1f} instead of {itl['assumed']:.1f} ms ({given})"
+    )
+
+
+def prefix_figures(plan: Plan) -> dict[str, Any] | None:
+    """What `prefix_words` says, JSON-able: the hit rate that is assumed, and the figures of a server with another.
 
     Both figures of the server are simulated with the same requests: what changes is how much of them is in the cache.
     """
     caching = [k for k, item in enumerate(plan.bins) if rules_of(item.profile.engine).prefix_caching]
     fleet, trace = plan.workload, plan.workload.arrivals.trace
-    shared = fleet.shares_prefixes or (trace is not None and trace.blocks is not None)
-    if not caching or shared:
+    if not caching or fleet.shares_prefixes or (trace is not None and trace.blocks is not None):
         return None
-    assumed = "none are assumed to be shared, so that prefix caching saves nothing"
-    given = "columns shared_prefix_tokens and turns say what is shared"
+    assumed: dict[str, Any] = {"assumed_hit_rate": 0.0}
     if trace is not None:
-        return f"{assumed}; {given}"
+        return assumed
     k = max(caching, key=lambda number: float(plan.evaluations.offered_tok_s[number]))
     item = plan.bins[k]
     own = fleet.subset(item.adapters, item.shares or None)
@@ -36,8 +53,8 @@ def prefix_words(plan: Plan) -> str | None:
         )
         for each in (own, with_hit_rate(own, HIT_RATE))
     )  # fmt: skip
-    return (
-        f"{assumed}; with {half.prefix_hit_rate:.0%} of the prompt tokens in the KV cache GPU {k}, the busiest, has a "
-        f"mean TTFT of {half.mean_ttft_ms:,.0f} instead of {bare.mean_ttft_ms:,.0f} ms and an ITL of "
-        f"{half.mean_itl_ms:.1f} instead of {bare.mean_itl_ms:.1f} ms ({given})"
-    )
+    figures = {
+        key: {"assumed": getattr(bare, key), "shared": getattr(half, key)}
+        for key in ("mean_ttft_ms", "mean_itl_ms")
+    }
+    return {**assumed, "hit_rate": half.prefix_hit_rate, "server": k, **figures}

@@ -94,7 +94,8 @@ class PlanFile(PlainFields):
     profiles: dict[str, Any]
     workload: Any
     energy: dict[str, Any] | None = None
-    """Of `--json`: not read."""
+    prefixes: dict[str, Any] | None = None
+    """The last two are of `--json`: not read."""
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:

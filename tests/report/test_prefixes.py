@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from packer.adapter import Adapter
+from packer.io.plans import plan_from_dict, plan_to_dict
 from packer.io.profiles import load_profile
 from packer.plan import Plan
 from packer.planning.solve import solve
-from packer.report.prefixes import prefix_words
+from packer.report.prefixes import prefix_figures, prefix_words
 from packer.sessions import Sessions
 from packer.twin.override import with_engine
 from packer.workload import Workload
@@ -28,8 +29,9 @@ def plan() -> Plan:
 
 def test_the_busiest_server_is_faster_with_half_of_its_prompts_cached(plan: Plan) -> None:
     """The sentence names the hit rate and two figures of a server, of which the cached ones are lower."""
-    said = prefix_words(plan)
+    said, figures = prefix_words(plan), prefix_figures(plan)
     assert said is not None
+    assert figures is not None
     assert said.startswith("none are assumed to be shared")
     found = re.search(
         r"with (\d+)% .* TTFT of ([\d,]+) instead of ([\d,]+) ms .* ITL of ([\d.]+) instead of ([\d.]+)", said
@@ -39,6 +41,12 @@ def test_the_busiest_server_is_faster_with_half_of_its_prompts_cached(plan: Plan
     assert share == pytest.approx(50, abs=2)
     assert times[0] < times[1]
     assert times[2] < times[3]
+    assert figures["hit_rate"] == pytest.approx(share / 100, abs=0.01)
+    assert [figures["mean_ttft_ms"][key] for key in ("shared", "assumed")] == pytest.approx(
+        times[:2], abs=0.5
+    )
+    printed = plan_to_dict(plan) | {"prefixes": figures}
+    assert plan_from_dict(printed).n_gpus == plan.n_gpus
 
 
 def test_nothing_is_said_where_prefixes_are_given_or_not_cached(plan: Plan) -> None:

@@ -143,7 +143,10 @@ def test_cached_tokens_of_a_log_become_a_prefix(tmp_path: Path) -> None:
         prompt, name = int(rng.gamma(4.0, 75.0)) + 1, f"a{k % 2}"
         cached = min(112 if k % 2 else 0, prompt - 1) // 16 * 16
         lines.append({"time": 1.7e9 + k, "model": name, "prompt_tokens": prompt, "completion_tokens": 20})
-        lines[-1]["usage"] = {"prompt_tokens_details": {"cached_tokens": cached}}
+        usage = {"prompt_tokens_details": {"cached_tokens": cached}}
+        lines[-1] |= (
+            {"usage": usage} if k % 3 else {"metadata": {"usage_object": usage}}
+        )  # as LiteLLM logs it
     path = tmp_path / "access.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     found = measure_workload(replace(read_trace(path), ranks=(8, 8)))
