@@ -17,20 +17,17 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from packer.arrays import FloatArray
 from packer.errors import FileFormatError, IncompatibleError, ModelError, reading, shown
-from packer.fit.from_tables import micro_equations
 from packer.fit.lora_kernels import Kernel, Times, is_lora_benchmark, read_lora_kernels, with_lora_kernels
-from packer.fit.step_law import residuals
-from packer.fit.tables import Profiling, Row, number
 from packer.io.files import read_text
-from packer.profile import LatencySpec, Profile
+from packer.profile import Profile
 from packer.terms import LINEAR
-from packer.twin.law.linear import AT
+from packer.twin.law.law import coefficient_vector
+from packer.twin.law.linear import AT, linear_features
 
 Path = str | os.PathLike[str]
 
@@ -38,97 +35,90 @@ BENCH_ERRORS = {"base_tpot_p50": 0.037, "base_tpot_p90": 0.102}
 """Errors of the base model's TPOT after three runs: rows of dense servers, each predicted by shares fitted without its
 server and a factor from three of its other rows (eight draws each)."""
 
-_FEWEST_OUTPUT_TOKENS = 2.0
 _MOST_OF_BUDGET = 0.5
 """Share of `max_num_batched_tokens` up to which the mean of a run's steps says what one takes: near the budget, steps
 with and without prefills differ too much."""
+
+
+class Steady(NamedTuple):
+    """A steady run of the base model: mean requests decoding, mean tokens of a request, mean ms between its tokens."""
+
+    batch: float
+    prompt: float
+    output: float
+    itl_ms: float
+
+    @property
+    def step_tokens(self) -> float:
+        """Tokens of a mean step."""
+        return self.batch * (1.0 + self.prompt / self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What files of measurements hold."""
+
+    runs: tuple[Steady, ...] = ()
+    kernels: Times = field(default_factory=dict)
 
 
 def improved(estimate: Profile, measured: Measured) -> Profile:
     """The estimate with all that was measured."""
     if measured.kernels:
         estimate = with_lora_kernels(estimate, measured.kernels)
-    return with_level(estimate, measured.rows) if measured.rows else estimate
+    return with_level(estimate, measured.runs) if measured.runs else estimate
 
 
-def with_level(estimate: Profile, rows: Sequence[Row]) -> Profile:
+def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
     """The estimate with the base model's terms times the factor by which the steps of these runs take longer.
 
-    The factor is the geometric mean of the runs.
+    The factor is the geometric mean of the runs. A prompt is computed in one step together with the decodes: its tokens
+    beyond the ridge, and half of its length that each attends to, count by the share of steps that have one.
 
-    `estimate`: an uncalibrated profile.
-    `rows`: runs; those near the token budget of a step are left out.
+    `estimate`: an uncalibrated profile. `runs`: those near the token budget of a step are left out.
     Raises `IncompatibleError`: the profile is calibrated, or its law is not the linear one; `ModelError`: all runs
     are near the token budget.
     """
-    if estimate.calibrated or estimate.latency.form != "linear":
+    law = estimate.latency
+    if estimate.calibrated or law.form != "linear":
         raise IncompatibleError(
             f"Expected an estimate of `packer profiles estimate` to improve, got {estimate.label!r}."
         )
     budget = _MOST_OF_BUDGET * estimate.engine.max_num_batched_tokens
-    light = tuple(row for row in rows if _tokens_per_step(row) <= budget)
+    light = [run for run in runs if run.step_tokens <= budget]
     if not light:
         raise ModelError(
             f"Expected a run with at most {budget:,.0f} tokens in a mean step (half of max_num_batched_tokens), got "
-            f"{len(rows)} with {min(map(_tokens_per_step, rows)):,.0f} and more: measure at lower rates."
+            f"{len(runs)} with {min(run.step_tokens for run in runs):,.0f} and more: measure at lower rates."
         )
-    law = estimate.latency
-    equations = micro_equations(Profiling(backbone=light), estimate.engine, law.graph_max_tokens)
-    _bend(equations.features, light, law)
-    slower = 1.0 + residuals(equations, dict(law.coefficients))
-    factor = float(np.exp(-np.mean(np.log(slower))))
+    batch, prompt, output, itl_ms = np.array(light).T
+    starts = batch / output
+    features = linear_features(
+        decodes=batch, prefill_tokens=starts * prompt, adapters=0, sum_ranks=0, slots=0, slot_rank=0,
+        kv_tokens=batch * (prompt + output / 2.0), waiting=0, graph_max_tokens=law.graph_max_tokens,
+        attended=starts * prompt**2 / 2.0, expert_share=law.expert_share,
+    )  # fmt: skip
+    # what is not linear in the tokens, by the steps that have a prompt and those that have none
+    alone, beside = (
+        np.maximum(0.0, tokens - (law.ridge_tokens or np.inf)) for tokens in (batch, batch + prompt)
+    )
+    features[:, AT.per_token_beyond_ridge_ms] = alone + starts * (beside - alone)
+    features[:, AT.experts_ms] = 1.0 - (1.0 - law.expert_share) ** batch
+    features[:, AT.prefill_step_ms] = np.minimum(1.0, starts)
+    factor = float(np.exp(-np.mean(np.log(features @ coefficient_vector(law) / itl_ms))))
     adapters = {term.name for term in LINEAR if term.part == "lora"}
     coefficients = {
         term: value if term in adapters else float(f"{value * factor:.6g}")
         for term, value in law.coefficients.items()
     }
+    bands = {key: min(value, estimate.errors.get(key, value)) for key, value in BENCH_ERRORS.items()}
+    note = f"steps of the base model times {factor:.4g}, from {len(light)} of {len(runs)} runs of it"
     return replace(
         estimate,
         latency=replace(law, coefficients=coefficients),
-        errors={
-            **estimate.errors,
-            **{key: min(value, estimate.errors.get(key, value)) for key, value in BENCH_ERRORS.items()},
-        },
-        provenance={
-            **estimate.provenance,
-            "improved": f"steps of the base model times {factor:.4g}, from {len(light)} of {len(rows)} runs of it",
-        },
+        errors={**estimate.errors, **bands},
+        provenance={**estimate.provenance, "improved": note},
     )
-
-
-def _bend(features: FloatArray, rows: Sequence[Row], law: LatencySpec) -> None:
-    """Write what the terms that are not linear in the tokens multiply in the mean step of these runs.
-
-    A prompt is computed in one step together with the decodes: its tokens beyond the ridge, and half of its length
-    that each attends to, count by the share of steps that have one.
-    """
-    for state, row in zip(features, rows, strict=True):
-        batch, prompt, output = (
-            number(row, name) for name in ("set_batch_size", "actual_prompt_len", "set_output_length")
-        )
-        starts = batch / output
-        if law.ridge_tokens > 0.0:
-            alone = max(0.0, batch - law.ridge_tokens)
-            beside = max(0.0, batch + prompt - law.ridge_tokens)
-            state[AT.per_token_beyond_ridge_ms] = alone + starts * (beside - alone)
-        state[AT.per_attended_token_ms] = starts * prompt * prompt / 2.0
-        state[AT.experts_ms] = 1.0 - (1.0 - law.expert_share) ** batch
-        state[AT.prefill_step_ms] = min(1.0, starts)
-
-
-def _tokens_per_step(row: Row) -> float:
-    batch, prompt, output = (
-        number(row, name) for name in ("set_batch_size", "actual_prompt_len", "set_output_length")
-    )
-    return batch * (1.0 + prompt / output)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What files of measurements hold: rows of `latency_backbone.csv`, one a run, and times of LoRA kernels."""
-
-    rows: tuple[Row, ...] = ()
-    kernels: Times = field(default_factory=dict)
 
 
 def read_bench_results(paths: Sequence[Path]) -> Measured:
@@ -138,7 +128,7 @@ def read_bench_results(paths: Sequence[Path]) -> Measured:
     Raises `FileFormatError`: a file can't be read, is none of these, or has a run that completed nothing or lacks a
     figure.
     """
-    rows: list[Row] = []
+    found: list[Steady] = []
     kernels: dict[Kernel, dict[int, float]] = {}
     for path in paths:
         with reading(path):
@@ -148,8 +138,8 @@ def read_bench_results(paths: Sequence[Path]) -> Measured:
                     kernels.setdefault(kernel, {}).update(each)
                 continue
             runs = [_scraped(text)] if re.search("^vllm:", text, re.MULTILINE) else _runs(text)
-            rows += [_row(values, k) for k, values in enumerate(runs, 1)]
-    return Measured(tuple(rows), kernels)
+            found += [_steady(values, k) for k, values in enumerate(runs, 1)]
+    return Measured(tuple(found), kernels)
 
 
 def _scraped(text: str) -> dict[str, float]:
@@ -239,19 +229,13 @@ def _number(value: Any) -> float:
     return float(value) if known and abs(value) < 1e300 else math.nan
 
 
-def _row(values: dict[str, float], run: int) -> Row:
-    lacking = [name for name, value in values.items() if not (math.isfinite(value) and value > 0.0)]
-    if lacking or values["output"] < _FEWEST_OUTPUT_TOKENS:
+def _steady(values: dict[str, float], run: int) -> Steady:
+    lacking = [name for name, value in values.items() if not 0.0 < value < 1e12]
+    if lacking or values["output"] < 2.0:
         what = ", ".join(_NAMES[name] for name in lacking) or "answers of two tokens or more"
         raise FileFormatError(f"run {run}: expected positive figures, got none for {what}.")
-    batch = values["rate"] * (values["output"] - 1.0) * values["itl_ms"] * 1e-3
-    columns = {
-        "set_batch_size": batch,
-        "actual_prompt_len": values["prompt"],
-        "set_output_length": values["output"],
-        "itl_mean_ms": values["itl_ms"],
-    }
-    return {"phase": "decode", **{name: repr(value) for name, value in columns.items()}}
+    rate, prompt, output, itl_ms = (values[name] for name in _NAMES)
+    return Steady(rate * (output - 1.0) * itl_ms * 1e-3, prompt, output, itl_ms)
 
 
 _GAPS = ("inter_token_latency_seconds", "time_per_output_token_seconds")

@@ -250,6 +250,16 @@ def _tables() -> list[Target]:
     means["inter_token_latency_ms"] = 11.0
     metrics = {name: {"successful": {"mean": value}} for name, value in means.items()}
     guide = {"benchmarks": [{"metrics": metrics}]}
+    totals = {"iteration_tokens_total_count": 5000.0, "generation_tokens_total": 10100.0}
+    for name, total in (("request_prompt_tokens", 5e4), ("request_generation_tokens", 1e4),
+                        ("inter_token_latency_seconds", 100.0)):  # fmt: skip
+        totals |= {f"{name}_sum": total, f"{name}_count": 100.0}
+    page = "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in totals.items())
+    size = '{"m": 8, "num_loras": 2, "k": %d, "n": %d, "num_slices": %d}'
+    kernels = "[- lora -]\n  |  LORA_SHRINK()  |  LORA_EXPAND(add_inputs=True)\n"
+    for slices in (1, 2, 3):
+        kernels += f"{size % (4096, 16, slices)}  |  12.5  |  \n{size % (16, 4096, slices)}  |    |  9.5\n"
+    kernels += "\nTimes are in microseconds (us).\n"
     runs = (
         b"run_id,model,family,max_loras,n_adapters,max_lora_rank,rate_counts,size_counts,total_tok_s,status\n"
         b"r0,m,f,8,4,16,0.5:2;0.1:2,8:1;16:3,400,ok\nr1,m,g,8,2,16,0.5:2,16:2,,oom\n"
@@ -267,6 +277,8 @@ def _tables() -> list[Target]:
         Target("bench vllm", "b.json", _json(bench), JSON, _bench, use.bench),
         Target("bench vllm lines", "b.json", b"\n".join([_json(bench)] * 2), TEXT, _bench, use.bench),
         Target("bench guidellm", "b.json", _json(guide), JSON, _bench, use.bench),
+        Target("bench metrics", "m.txt", page.encode(), TEXT, _bench, use.bench),
+        Target("bench lora kernels", "l.txt", kernels.encode(), TEXT, _bench, use.bench),
         Target("runs", "runs.csv", runs, TEXT, partial(read_runs, model="m"), use.runs),
         Target("calibration rows", "k.csv", b"max_loras,status\n8,ok\n16,oom\n", TEXT, rows),
         Target("step log", "l.csv", "\n".join(map(",".join, steps)).encode(), TEXT, read_steps),

@@ -109,11 +109,10 @@ def test_both_tools_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
     runs = [(2.0, 101, 10.0), (8.0, 51, 20.0)]
     of_vllm = written(tmp_path / "vllm.json", *(vllm_result(*run) for run in runs))
     of_guidellm = written(tmp_path / "guidellm.json", guidellm_result(*runs))
-    rows = read_bench_results([of_vllm]).rows
-    assert rows == read_bench_results([of_guidellm]).rows
-    assert [float(row["set_batch_size"]) for row in rows] == pytest.approx([2.0, 8.0])
-    assert [float(row["itl_mean_ms"]) for row in rows] == [10.0, 20.0]
-    assert [float(row["actual_prompt_len"]) for row in rows] == [500.0, 500.0]
+    found = read_bench_results([of_vllm]).runs
+    assert found == read_bench_results([of_guidellm]).runs
+    assert [run.batch for run in found] == pytest.approx([2.0, 8.0])
+    assert [(run.itl_ms, run.prompt) for run in found] == [(10.0, 500.0), (20.0, 500.0)]
 
 
 PAGE = """# HELP vllm:iteration_tokens_total Histogram of number of tokens per engine_step.
@@ -137,20 +136,17 @@ def test_a_scrape_says_the_mean_step(tmp_path: Path, gaps: str) -> None:
     """Of all steps since the start: tokens after the first, over the steps; lengths and gaps of old and new names."""
     page = tmp_path / "metrics.txt"
     page.write_text(PAGE.replace("GAPS", gaps))
-    (row,) = read_bench_results([page]).rows
+    (run,) = read_bench_results([page]).runs
     bench = vllm_result(2.0, 101, 10.0)
-    (expected,) = read_bench_results([written(tmp_path / "bench.json", bench)]).rows
-    assert row.keys() == expected.keys()
-    for name in row.keys() - {"phase"}:
-        assert float(row[name]) == pytest.approx(float(expected[name]))
+    assert run == pytest.approx(read_bench_results([written(tmp_path / "bench.json", bench)]).runs[0])
 
 
 def test_options_of_the_tool_change_no_figure(tmp_path: Path) -> None:
     """`--save-detailed`, other percentiles, no tpot among the metrics and the list of a sweep give the same rows."""
     plain = vllm_result(2.0, 101, 10.0)
-    (expected,) = read_bench_results([written(tmp_path / "plain.json", plain)]).rows
+    (expected,) = read_bench_results([written(tmp_path / "plain.json", plain)]).runs
     (tmp_path / "sweep.json").write_text(json.dumps([plain | {"run_number": 0}, plain], indent=4))
-    assert read_bench_results([tmp_path / "sweep.json"]).rows == (expected, expected)
+    assert read_bench_results([tmp_path / "sweep.json"]).runs == (expected, expected)
     variants = (
         detailed(plain),
         {**plain, "p50_tpot_ms": 9.0, "p99.9_tpot_ms": 30.0},
@@ -158,7 +154,7 @@ def test_options_of_the_tool_change_no_figure(tmp_path: Path) -> None:
         without(plain | {"mean_itl_ms": 10.0}, "tpot"),
     )
     for k, each in enumerate(variants):
-        assert read_bench_results([written(tmp_path / f"{k}.json", each)]).rows == (expected,)
+        assert read_bench_results([written(tmp_path / f"{k}.json", each)]).runs == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +235,7 @@ def test_runs_near_the_token_budget_are_left_out(root: Path, tmp_path: Path) -> 
     estimate = estimated(root, "llama-3.1-8b", load_profile(LLAMA), QWEN)
     light = read_bench_results([written(tmp_path / "light.json", vllm_result(2.0, 101, 15.0))])
     full = read_bench_results([written(tmp_path / "full.json", vllm_result(40.0, 101, 100.0))])
-    both = Measured((*light.rows, *full.rows))
+    both = Measured((*light.runs, *full.runs))
     assert improved(estimate, both).latency == improved(estimate, light).latency
     with pytest.raises(ModelError, match="lower rates"):
         improved(estimate, full)
