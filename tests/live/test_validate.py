@@ -16,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 from packer.bin import Bin
+from packer.cli import cli
 from packer.errors import OutputError
 from packer.evaluation import Evaluations
 from packer.io.files import claimed
@@ -201,6 +203,11 @@ def packer(*arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def invoked(*arguments: str | Path) -> Result:
+    """The command in this process."""
+    return CliRunner().invoke(cli, list(map(str, arguments)), standalone_mode=False)
+
+
 def test_the_command_writes_report_and_page(
     launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
@@ -219,12 +226,11 @@ def test_the_command_writes_report_and_page(
     assert data["gpus"][0]["runs"][0]["failed"] == 0
     assert "<html" in (tmp_path / "out.html").read_text()[:2000].lower()
     assert data["calibrated"] is True
-    again = packer(
+    again = invoked(
         "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
         "--folder", tmp_path / "work", "--quiet",
     )  # fmt: skip
-    assert again.communicate(timeout=60) == ("", "")
-    assert again.returncode == 0
+    assert (again.output, again.return_value or 0) == ("", 0)
 
 
 def test_failed_requests_are_shown_in_the_table(
@@ -234,12 +240,12 @@ def test_failed_requests_are_shown_in_the_table(
     make_plan(bins).save(tmp_path / "plan.json")
     with launch_file.open("a") as file:
         file.write('[environment]\nFAKE_FAULT = "refuse:a1"\n')
-    text, errors = packer(
+    text = invoked(
         "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
         "--folder", tmp_path / "work",
-    ).communicate(timeout=60)  # fmt: skip
+    ).output  # fmt: skip
     named = re.search(r"server 0: (\d+) requests failed: HTTP 404: .*no model a1", text)
-    assert named, text + errors
+    assert named, text
     assert re.search(rf"failed requests\W+{named[1]}\b", text), text
 
 
@@ -250,12 +256,11 @@ def test_a_server_that_fails_every_request_is_exit_code_3(
     make_plan(bins).save(tmp_path / "plan.json")
     with launch_file.open("a") as file:
         file.write('[environment]\nFAKE_FAULT = "http500"\n')
-    process = packer(
+    done = invoked(
         "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
         "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
     )  # fmt: skip
-    _text, errors = process.communicate(timeout=60)
-    assert process.returncode == 3, errors
+    assert (done.exit_code or done.return_value) == 3, done.output
     assert "requests failed" in json.loads((tmp_path / "out.json").read_text())["gpus"][0]["failure"]
 
 
