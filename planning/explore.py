@@ -38,13 +38,13 @@ from packer.workload import Workload
 
 GAIN = 0.1
 """A GPU more that lowers neither the p95 TTFT nor the ITL by this share is no gain."""
-WORSE = 1.2
-"""A worst adapter this many times as slow as on fewer GPUs is no chance."""
 MOST_POINTS = 12
 FAR = 2.0
 """Where an even split uses more than this of its limits, other ones are not tried."""
 WIDE = 100
 """Where servers get more adapters than this, even splits are tried before plans of the solvers."""
+AT_ONCE = 4
+"""Servers of a plan that may break its limits are simulated so many at a time."""
 SOLVERS = ("spread-refined", "spread")
 """What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
 
@@ -81,6 +81,8 @@ class Frontier:
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
     _slots: int = field(default=SLOTS, init=False)
     """Of the last even split that was found to keep the limits."""
+    _fewest: int = field(default=1, init=False)
+    """Servers on which nothing starves, by trees: fewer are given up where one starves in the twin, too."""
     number: int = field(default=0, init=False)
     """Of the set of fresh hours that was simulated last."""
 
@@ -147,27 +149,40 @@ class Frontier:
             self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
             wide = len(self.workload) > WIDE * n_gpus
             best: list[Bin] = []
-            first = self.kept.hours[:1]  # the one that breaks most
+            first, costs = self.kept.hours[:1], math.inf  # the one that breaks most
             for bins in self._proposals(n_gpus):
-                if following is not None:
+                if following is not None and not wide:
                     self._spread(following, SOLVERS[0])
-                if best and self.kept.least_cost(bins, self.spare) >= self.kept.cost(best, first):
+                if best and not self.spare and self._all_count and self._breaks(bins):
                     continue
-                lost = following is not None and self.kept.starves(bins)
-                made = (
-                    list(bins)
-                    if lost
-                    else with_best_slots(self.kept, bins, self.kept.hours, self.over, alike=wide)
-                )
-                if self.spare and not lost:
-                    made = self._with_spare_slots(made)
-                holds = self.kept.holds(made, self.spare)
-                if not best or holds or self.kept.cost(made, first) < self.kept.cost(best, first):
-                    best = made
-                if holds or self.over():
+                made = with_best_slots(self.kept, bins, self.kept.hours, self.over, alike=wide)
+                made = self._with_spare_slots(made) if self.spare else made
+                holds, cost = self.kept.holds(made, self.spare), self.kept.cost(made, first)
+                if holds or cost < costs:
+                    best, costs = made, cost
+                if holds or self.over() or (n_gpus < self._fewest and cost >= STARVING):
                     break
             self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
+
+    @property
+    def _all_count(self) -> bool:
+        """Whether each adapter must keep its limits."""
+        return self.kept.required == len(self.workload)
+
+    def _breaks(self, bins: Sequence[Bin]) -> bool:
+        """Whether one of these servers, the most loaded first, breaks its limits in the first hour with any slots."""
+        order, first = sorted(bins, key=lambda item: -item.offered_tok_s(self.workload)), self.kept.hours[:1]
+        some = (order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE))
+        made = (with_best_slots(self.kept, each, first, self.over) for each in some)
+        return any(max(self.kept.used(each, first)) > 1.0 for each in made)
+
+    def _fullest(self, bins: Sequence[Bin]) -> tuple[Bin, float]:
+        """The most loaded of these servers with its best slots, and how much of its limits it uses then."""
+        first = self.kept.hours[:1]
+        most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
+        made = with_best_slots(self.kept, [most], first, self.over)
+        return made[0], self.kept.used(made, first)[0]
 
     def first(self, low: int, high: int, least: int | None = None) -> int | None:
         """Fewest GPUs from `least` to `high` on which the limits are kept; None if none does.
@@ -200,28 +215,25 @@ class Frontier:
             )
         return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over)
 
-    def extend(self, low: int, high: int) -> None:
-        """Add points upward from `low` until one more GPU gains little, and fill the gaps below."""
+    def extend(self, low: int, high: int, servers: float = math.inf) -> None:
+        """Add points upward from `low` until one more GPU gains little, or they have so many servers together."""
         if self._points and self.over():
             return
         n = self.at(low).n_gpus
-        while n < high and len(self._points) < MOST_POINTS and not self.over():
+        while n < high and len(self._points) < MOST_POINTS and servers > 0 and not self.over():
             here, there = self.at(n), self.at(min(high, n + max(1, round(0.1 * n))))
-            slower = there.worst_adapter_ttft_ms > WORSE * here.worst_adapter_ttft_ms
-            if slower or there.p95_ttft_ms > here.p95_ttft_ms:
-                bins = with_best_slots(self.kept, there.plan.bins, self.kept.hours, self.over, tight=0.0)
-                if bins != list(there.plan.bins) and self.kept.holds(bins, self.spare):
-                    there = self.put(bins)
             pairs = ((here.p95_ttft_ms, there.p95_ttft_ms), (here.mean_itl_ms, there.mean_itl_ms))
             little = not any(after < (1.0 - GAIN) * before for before, after in pairs)
             if there.n_gpus <= n or (little and (here.holds or self.hopeless)):
                 return
             n = there.n_gpus
+            servers -= n
 
     def least(self) -> int:
         """Servers of the plan with the fewest on which nothing starves, by trees with Poisson arrivals."""
         self.progress("looking for the fewest GPUs", 0, 0)
-        return max(1, len(self._plan(self.parts, "gpus").result().bins))
+        self._fewest = max(1, len(self._plan(self.parts, "gpus").result().bins))
+        return self._fewest
 
     def most(self, max_gpus: int | None) -> int:
         """More servers than this are of no use, or not at hand."""
@@ -277,24 +289,23 @@ class Frontier:
         parts, kept = self.parts.spread_over(n_gpus, self.max_replicas), self.kept
 
         def judged(split: Sequence[Bin]) -> tuple[list[Bin], list[float]]:
-            made = with_best_slots(kept, parts.joined(split), kept.hours, self.over)
-            return made, [STARVING] * len(made) if self.over() else kept.used(made)
+            made = with_best_slots(kept, parts.joined(split), kept.hours[:1], self.over)
+            return made, [STARVING] * len(made) if self.over() else kept.used(made, kept.hours[:1])
 
-        if n_gpus > 1 and not self.spare and kept.required == len(self.workload):
+        if n_gpus > 1 and not self.spare and self._all_count:
             found = split_by_rank(parts.fleet, self.profile, n_gpus, judged)
             yield from [] if found is None else [found]
 
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Even splits of which the most loaded server keeps its limits, all with the slots that suit that server."""
         parts, kept = self.parts.spread_over(n_gpus, self.max_replicas), self.kept
-        several, all_of_them = n_gpus > 1 and not self.spare, kept.required == len(self.workload)
+        several = n_gpus > 1 and not self.spare
         for split in even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ():
             bins = parts.joined(split)
-            most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
-            (tried,) = with_best_slots(kept, [most], kept.hours[:1], self.over)
-            if self.over() or (all_of_them and kept.used([tried], kept.hours[:1])[0] > FAR):
+            tried, used = self._fullest(bins)
+            if self.over() or (self._all_count and used > FAR):
                 return
-            if not all_of_them or kept.used([tried], most=[1.0])[0] <= 1.0:
+            if not self._all_count or kept.used([tried], most=[1.0])[0] <= 1.0:
                 self._slots = tried.max_loras
                 yield [item.with_slots(min(candidates_of(item)[-1], tried.max_loras)) for item in bins]
 

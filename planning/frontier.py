@@ -87,6 +87,6 @@ def frontier(
     found: list[FrontierPoint] = []
     for each in next(iter(served.values())):
         job = Frontier(fleet, each, margin, max_replicas, spare, seed, progress)
-        Deployment(job, max_gpus).explored()
+        Deployment(job, max_gpus, beyond=math.inf).explored()
         found += [point for point in job.points if not point.starving]
     return found

@@ -13,7 +13,7 @@ from packer import seeds
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
-from packer.solvers.candidates import candidates_of, gains_cache
+from packer.solvers.candidates import gains_cache
 from packer.twin.hours import HOUR_S, Hours, merged
 from packer.twin.per_adapter import FEW_REQUESTS
 from packer.workload import Workload
@@ -23,8 +23,6 @@ Hour = tuple[Workload, int]
 FRESH_HOURS = 3
 """Fresh hours that a plan is simulated on where arrivals vary (`Arrivals.varies`), or where it is chance which adapters
 with few requests have one that waits; one is enough for others."""
-SPARSE = 4
-"""One in so many candidates of `max_loras` is tried to see whether a server starves with any."""
 STARVING = 1e3
 """Servers that starve or queue use their limits at least so many times."""
 
@@ -105,31 +103,9 @@ class KeptHours:
                 return False
         return held
 
-    def starves(self, bins: Sequence[Bin]) -> bool:
-        """Whether the most loaded server starves with all the slots that are of use, and with a few smaller numbers of
-        them where these leave it much more KV cache.
-        """
-        most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
-        full = most.with_slots(candidates_of(most)[-1])
-        some = candidates_of(most)[::-SPARSE] if gains_cache(full) else (full.max_loras,)
-        return not any(
-            self.simulated.all([most.with_slots(n)], self.raised)[0].figures.feasible for n in some
-        )
-
     def cost(self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None) -> float:
         """What settled servers are compared by: how far they exceed their limits."""
         return sum(max(1.0, min(used, 1e6)) for used in self.used(bins, hours))
-
-    def least_cost(self, bins: Sequence[Bin], spare: int = 0) -> float:
-        """No settled form of these servers costs less: those with a slot for each adapter stay as they are."""
-        if spare or self.required < len(self.workload):  # they get more slots, or may break limits
-            return 0.0
-        hours = self.hours[:1]
-        full = [item for item in bins if item.max_loras == len(item.adapters)]
-        full = [
-            item for item, short in zip(full, self.short_of_cache(full, hours[0]), strict=True) if not short
-        ]
-        return len(bins) - len(full) + self.cost(full, hours)
 
     def within(self, bins: Sequence[Bin], hour: Hour) -> bool:
         """Whether no server starves or has a queue that grows in that hour, and enough adapters keep their limits."""
@@ -154,10 +130,8 @@ class KeptHours:
         return [(self.workload, seeds.fresh(self.seed, first + k)) for k in range(count)]
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
-        """Of these hours, those that break the limits."""
-        fresh = self.fresh(bins, number)
-        self.simulated.each([(item, *hour) for hour in fresh for item in bins])
-        return [hour for hour in fresh if not self.within(bins, hour)]
+        """Of these hours, those that break the limits; all are looked at, since plans are made for the worst."""
+        return [hour for hour in self.fresh(bins, number) if not self.within(bins, hour)]
 
     def _left_to_chance(self, bins: Sequence[Bin]) -> bool:
         """Whether adapters have few requests, and some request waits longer than a limit."""

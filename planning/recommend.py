@@ -34,6 +34,8 @@ UNCONFIRMED = (
 )
 ROUNDS = 4
 """How often fresh hours are simulated, each time others."""
+BEYOND_SERVERS = 16
+"""Plans with more GPUs than needed are made until they have so many servers together."""
 
 
 def recommend(
@@ -126,12 +128,14 @@ class Deployment:
 
     `job`: the plans by number of GPUs. `verify`: whether fresh hours are to confirm the plan.
     `running`: servers to which the plan stays close, in indices of the fleet.
+    `beyond`: servers of all plans with more GPUs together, beyond which no further ones are made.
     """
 
     job: Frontier
     max_gpus: int | None = None
     verify: bool = True
     running: tuple[Bin, ...] = ()
+    beyond: float = BEYOND_SERVERS
     first: int | None = field(init=False, default=None)
     """Fewest servers that keep the goal in all hours so far."""
     widens = banded = True
@@ -166,16 +170,16 @@ class Deployment:
         self.job.number, self.job.broken = number, self.job.kept.broken_later(plan.bins, number)
         return replace(plan, verified=not self.job.broken)
 
-    def repair(self, plan: Plan, number: int) -> Plan | None:
-        """The fewest GPUs that keep the goal in the worst of these hours, too."""
+    def repair(self, plan: Plan, _number: int) -> Plan | None:
+        """The fewest GPUs that keep the goal in the worst of the hours that broke the plan, too."""
         job, low = self.job, self.first
         assert low is not None
         job.keep(max(job.broken, key=lambda hour: max(job.kept.used(plan.bins, [hour]))))
         return self._plan(None if job.hopeless else job.first(low, job.most(self.max_gpus), low))
 
     def look_around(self) -> None:
-        """Points with more GPUs, up to where one more gains little."""
-        self.job.extend(self.first or self.low, self.job.most(self.max_gpus))
+        """Points with more GPUs, up to where one more gains little, or as far as they take no longer than the plan."""
+        self.job.extend(self.first or self.low, self.job.most(self.max_gpus), self.beyond)
 
     def near(self, plan: Plan | None) -> Plan | None:
         """With as few GPUs, the running servers with few changes if they hold in the same hours and in fresh ones."""

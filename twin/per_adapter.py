@@ -173,7 +173,7 @@ def few_used(sim: Run) -> float:
     if not few.any() or sim.ttft_ms.max() <= limits.min():
         return 0.0
     waits = sim.ttft_ms[sim.ttft_order]
-    number = number[few]
+    (number, limits), times = np.unique(np.array([number[few], limits]), axis=1, return_counts=True)
     place = 0.95 * (number - 1)
     part, above = np.maximum(place % 1.0, 1e-9), number - 1 - np.floor(place)
     usual = float(np.median(waits))
@@ -185,7 +185,8 @@ def few_used(sim: Run) -> float:
             1.0 - np.searchsorted(waits, each, side="right") / len(waits)
             for each in (levels, usual + (levels - usual) / part)
         )
-        return float(np.maximum(_more_than(above, number, both), _more_than(above - 1, number, upper)).sum())
+        beyond = np.maximum(_more_than(above, number, both), _more_than(above - 1, number, upper))
+        return float(beyond @ times)
 
     low, high = 0.0, float(waits[-1] / limits.min())
     while high - low > 0.01 * high:
