@@ -21,7 +21,7 @@ from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.frontier import FrontierPoint, Progress, average
 from packer.planning.kept import STARVING, Hour, KeptHours
-from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_on_all, needed
+from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
 from packer.planning.settle import with_best_slots
 from packer.planning.solve import solve
 from packer.planning.splits import SLOTS, even_splits, split_by_rank
@@ -149,18 +149,22 @@ class Frontier:
             self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
             wide = len(self.workload) > WIDE * n_gpus
             best: list[Bin] = []
-            first, costs = self.kept.hours[:1], math.inf  # the one that breaks most
+            first, costs, worst = self.kept.hours[:1], math.inf, 1.0  # the hour that breaks most
             for bins in self._proposals(n_gpus):
                 if following is not None and not wide:
                     self._spread(following, SOLVERS[0])
-                if best and not self.spare and self._all_count and self._breaks(bins):
+                if best and not self.spare and self._all_count and self._uses_more(bins, worst):
                     continue
                 made = with_best_slots(self.kept, bins, self.kept.hours, self.over, alike=wide)
                 made = self._with_spare_slots(made) if self.spare else made
-                holds, cost = self.kept.holds(made, self.spare), self.kept.cost(made, first)
+                holds, used = self.kept.holds(made, self.spare), self.kept.used(made, first)
+                cost = sum(max(1.0, each) for each in used)
                 if holds or cost < costs:
                     best, costs = made, cost
-                if holds or self.over() or (n_gpus < self._fewest and cost >= STARVING):
+                    worst = (
+                        max(used) if max(used) >= STARVING else 1.0
+                    )  # to break limits is better than to starve
+                if holds or self.over():
                     break
             self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
@@ -170,12 +174,13 @@ class Frontier:
         """Whether each adapter must keep its limits."""
         return self.kept.required == len(self.workload)
 
-    def _breaks(self, bins: Sequence[Bin]) -> bool:
-        """Whether one of these servers, the most loaded first, breaks its limits in the first hour with any slots."""
+    def _uses_more(self, bins: Sequence[Bin], than: float) -> bool:
+        """Whether one of these servers, the most loaded first, uses more of its limits in the first hour, with any
+        slots."""
         order, first = sorted(bins, key=lambda item: -item.offered_tok_s(self.workload)), self.kept.hours[:1]
         some = (order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE))
         made = (with_best_slots(self.kept, each, first, self.over) for each in some)
-        return any(max(self.kept.used(each, first)) > 1.0 for each in made)
+        return any(max(self.kept.used(each, first)) > than for each in made)
 
     def _fullest(self, bins: Sequence[Bin]) -> tuple[Bin, float]:
         """The most loaded of these servers with its best slots, and how much of its limits it uses then."""
@@ -279,10 +284,18 @@ class Frontier:
         return parts, self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
 
     def _proposals(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
-        """Those of solvers, the even splits, first where a server gets hundreds of adapters, and one by rank."""
-        both = self._even(n_gpus), self._proposed(n_gpus)
-        ordered = both if (len(self.workload) > WIDE * n_gpus) else reversed(both)
-        return chain(*ordered, self._by_rank(n_gpus))
+        """Those of solvers, the even splits, first where a server gets hundreds of adapters, one by rank, and parts of
+        every adapter on each server.
+
+        Of fewer servers than trees ask for only the first one, where a server of it starves in the twin, too.
+        """
+        both, wide = (self._even(n_gpus), self._proposed(n_gpus)), len(self.workload) > WIDE * n_gpus
+        ordered = both if wide else reversed(both)
+        for number, bins in enumerate(chain(*ordered, self._by_rank(n_gpus))):
+            yield bins
+            if number == 0 and n_gpus < self._fewest and self._fullest(bins)[1] >= STARVING:
+                break
+        yield from () if wide else self._on_all(n_gpus)
 
     def _by_rank(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Servers of adapters of near ranks, where they keep their limits."""
@@ -320,13 +333,19 @@ class Frontier:
                 rank, make = max(item.max_lora_rank for item in bins), self.profile.settings
                 bins = tuple(replace(item, settings=make(item.max_loras, rank)) for item in bins)
             yield bins
-        if self.spare and n_gpus <= (self.max_replicas or MOST_REPLICAS):
 
-            def placed(cool: Workload) -> Sequence[Bin]:
-                given = {"solver": SOLVERS[0], "max_gpus": n_gpus * self.size}
-                return self._solved(Replicas(cool, {}), "latency", **given).bins
+    def _on_all(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
+        """Every adapter on every server; with spare ones, before, those hotter than a GPU's part of the load alone:
+        when one is lost, its parts go to all others."""
 
-            yield from hot_on_all(self.workload, self.profile, n_gpus, placed)
+        def placed(cool: Workload) -> Sequence[Bin]:
+            given = {"solver": SOLVERS[0], "max_gpus": n_gpus * self.size}
+            return self._solved(Replicas(cool, {}), "latency", **given).bins
+
+        fair = self.workload.offered_tok_s / n_gpus
+        few = 1 < n_gpus <= (self.max_replicas or MOST_REPLICAS) and not self.replayed
+        for least in ((fair, 0.0) if self.spare else (0.0,)) if few else ():
+            yield from on_all(self.workload, self.profile, n_gpus, least, placed, all_slots=bool(self.spare))
 
     def _with_spare_slots(self, bins: Sequence[Bin]) -> list[Bin]:
         """Servers with the slots that they need when any other one is lost."""

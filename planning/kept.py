@@ -14,15 +14,14 @@ from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
 from packer.solvers.candidates import gains_cache
-from packer.twin.hours import HOUR_S, Hours, merged
-from packer.twin.per_adapter import FEW_REQUESTS
+from packer.twin.hours import Hours, merged
 from packer.workload import Workload
 
 Hour = tuple[Workload, int]
 """A fleet, and the seed of the hour in which it is simulated."""
 FRESH_HOURS = 3
-"""Fresh hours that a plan is simulated on where arrivals vary (`Arrivals.varies`), or where it is chance which adapters
-with few requests have one that waits; one is enough for others."""
+"""Fresh hours that a plan is simulated on where arrivals vary (`Arrivals.varies`), where requests wait longer than a
+limit, which is chance, or where servers are equal; one is enough for others."""
 STARVING = 1e3
 """Servers that starve or queue use their limits at least so many times."""
 
@@ -103,10 +102,6 @@ class KeptHours:
                 return False
         return held
 
-    def cost(self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None) -> float:
-        """What settled servers are compared by: how far they exceed their limits."""
-        return sum(max(1.0, min(used, 1e6)) for used in self.used(bins, hours))
-
     def within(self, bins: Sequence[Bin], hour: Hour) -> bool:
         """Whether no server starves or has a queue that grows in that hour, and enough adapters keep their limits."""
         fleet, seed = hour
@@ -125,7 +120,8 @@ class KeptHours:
 
     def fresh(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """The `number`-th set of fresh hours, at the rates as given, that these servers are simulated on."""
-        count = FRESH_HOURS if self._varies or self._left_to_chance(bins) else 1
+        alike = len(set(bins)) < len(bins)  # one simulation stands for several servers
+        count = FRESH_HOURS if alike or self._varies or self._left_to_chance(bins) else 1
         first = 1 + number * FRESH_HOURS
         return [(self.workload, seeds.fresh(self.seed, first + k)) for k in range(count)]
 
@@ -134,11 +130,9 @@ class KeptHours:
         return [hour for hour in self.fresh(bins, number) if not self.within(bins, hour)]
 
     def _left_to_chance(self, bins: Sequence[Bin]) -> bool:
-        """Whether adapters have few requests, and some request waits longer than a limit."""
-        few = bool((self.workload.rates * HOUR_S < FEW_REQUESTS).any())
+        """Whether some request waits longer than a limit: how many of an adapter's do is another number each hour."""
         least_ms = self.workload.slo.columns(self.workload)[0].min()
-        shown = self.simulated.all(bins, self.workload) if few else []
-        return any(hour.ttft_ms.max(initial=0.0) > least_ms for hour in shown)
+        return any(hour.ttft_ms.max(initial=0.0) > least_ms for hour in self.simulated.all(bins, self.workload))
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:
         """How many adapters break their limits in one of the hours, or of further ones."""

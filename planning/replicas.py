@@ -16,6 +16,7 @@ from packer.checks import slot_rank_for
 from packer.planning.kept import KeptHours
 from packer.profile import Profile
 from packer.search import fewest
+from packer.solvers.candidates import most_slots_of
 from packer.workload import Workload
 
 MOST_REPLICAS = 64
@@ -84,24 +85,32 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     )
 
 
-def hot_on_all(
-    fleet: Workload, profile: Profile, n_gpus: int, placed: Callable[[Workload], Sequence[Bin]]
+def on_all(
+    fleet: Workload,
+    profile: Profile,
+    n_gpus: int,
+    least: float,
+    placed: Callable[[Workload], Sequence[Bin]],
+    *,
+    all_slots: bool = False,
 ) -> Iterator[tuple[Bin, ...]]:
-    """Servers with equal parts of the adapters that are hotter than a GPU's part of the load: when one is lost, its
-    parts go to all others. Nothing if there is no such adapter, or `placed` has no place for some of the others.
+    """Servers with equal parts of the adapters of at least that load (tok/s): of all of them for 0.
+
+    Nothing if there is no such adapter, or `placed` has no place for some of the others. `all_slots`: a slot for each
+    adapter, as far as they leave room; else one, to begin with.
     """
-    loads = fleet.offered_tok_s_by_adapter
-    is_hot = loads > loads.sum() / n_gpus * (1.0 - 1e-9)
+    is_hot = fleet.offered_tok_s_by_adapter >= least * (1.0 - 1e-9)
     hot, cool = (tuple(np.flatnonzero(each).tolist()) for each in (is_hot, ~is_hot))
     bins = placed(fleet.subset(cool)) if hot and cool else ()
     whole = [tuple(cool[i] for i in item.adapters) for item in bins]
     if not hot or sum(map(len, (hot, *whole))) < len(fleet):
         return
     rank = slot_rank_for(int(fleet.ranks.max()))
+    most = most_slots_of(profile, rank) if all_slots else 1
     yield tuple(
         Bin(
             hot + own,
-            profile.settings(len(hot) + len(own), rank),
+            profile.settings(min(most, len(hot) + len(own)), rank),
             profile,
             (1.0 / n_gpus,) * len(hot) + (1.0,) * len(own),
         )

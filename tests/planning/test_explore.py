@@ -196,6 +196,20 @@ def test_a_spare_gpu_for_one_or_two_hot_adapters(
         assert left.over_limits == ()
 
 
+def test_adapters_of_half_a_gpu_are_on_all_servers(server: Profile) -> None:
+    """Where two adapters do not fit on a GPU, equal parts of all of them on every server take fewer GPUs than one for
+    each; the plan keeps its goal in a fresh hour and behind routers of its replicas; one copy each is one GPU each."""
+    fleet = Workload([Adapter(f"a{k}", 16, 22.0) for k in range(5)])
+    found = packer.recommend(fleet, server)
+    assert found.verified
+    assert found.n_gpus < 5
+    assert all(item.shares == (1.0 / found.n_gpus,) * 5 for item in found.bins)
+    for router in ("plan", "affinity", "round-robin"):
+        run = packer.simulate_cluster(fleet, found.cluster(), router=router, seed=77, duration_s=1200.0)
+        assert run.adapter_p95_ttft_ms.max() <= 2000.0
+    assert packer.recommend(fleet, server, max_replicas=1).n_gpus == 5
+
+
 def test_a_number_of_gpus_holds_as_it_does_with_all_slots_tried(fleet: Workload, server: Profile) -> None:
     """Slots that are likely to be enough, and a search that ends at a server that breaks its limits with any, find a
     plan that keeps the goal wherever every number of slots of every proposal, tried one by one, finds one."""
