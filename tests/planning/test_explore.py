@@ -110,7 +110,8 @@ def test_bursts_beyond_a_server_split_the_adapter_further(server: Profile) -> No
     assert (found.status, found.verified) == (Status.FEASIBLE, True)
     for seed in (5, 6):
         for item in found.bins:
-            run = packer.simulate(item.workload(fleet), server, max_loras=1, max_lora_rank=16, seed=seed)
+            own = item.workload(fleet)
+            run = packer.simulate(own, server, max_loras=item.max_loras, max_lora_rank=16, seed=seed)
             assert run.worst_adapter_ttft_ms <= 2 * 2000
     rows = found.details["frontier"]
     assert isinstance(rows, list)
