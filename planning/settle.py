@@ -50,12 +50,14 @@ def with_best_slots(
     hours: Sequence[Hour],
     over: Callable[[], bool],
     *,
+    tight: float = TIGHT,
     alike: bool = False,
 ) -> list[Bin]:
     """Each server with the number of slots that keeps its limits best, from `likely_slots`.
 
-    By the first hour, of the worst server first: where that breaks its limits with any number, the others stay as they
-    are, or, `alike`, get what is best for it. Servers that break their limits in further hours are settled by all.
+    More are tried where it uses > `tight` of its limits. By the first hour, of the worst server first: where that
+    breaks its limits with any number, the others stay as they are, or, `alike`, get what is best for it. Servers that
+    break their limits in further hours are settled by all.
     """
     best = [item.with_slots(likely_slots(kept.workload, item)) for item in bins]
     used = kept.used(best, hours[:1])
@@ -65,7 +67,7 @@ def with_best_slots(
         if least > 1.0:
             slots = best[worst].max_loras
             return [item.with_slots(min(candidates_of(item)[-1], slots)) for item in best] if alike else best
-    best, used = _settled(kept, best, hours[:1], over)
+    best, used = _settled(kept, best, hours[:1], over, tight)
     if len(hours) > 1 and (max(used) <= 1.0 or kept.required < len(kept.workload)):
         best, _ = _settled(kept, best, hours, over, 1.0)
     return best
