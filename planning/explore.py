@@ -16,13 +16,12 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations
-from packer.failover import without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.frontier import FrontierPoint, Progress, average
 from packer.planning.kept import STARVING, Hour, KeptHours
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
-from packer.planning.settle import with_best_slots
+from packer.planning.settle import with_best_slots, with_spare_slots
 from packer.planning.solve import solve
 from packer.planning.splits import SLOTS, even_splits, split_by_rank
 from packer.predictors.content import caches_prefixes
@@ -156,7 +155,7 @@ class Frontier:
                 if best and not self.spare and self._all_count and self._uses_more(bins, worst):
                     continue
                 made = with_best_slots(self.kept, bins, self.kept.hours, self.over, alike=wide)
-                made = self._with_spare_slots(made) if self.spare else made
+                made = with_spare_slots(self.kept, made, self.over) if self.spare else made
                 holds, used = self.kept.holds(made, self.spare), self.kept.used(made, first)
                 cost = sum(max(1.0, each) for each in used)
                 if holds or cost < costs:
@@ -346,18 +345,6 @@ class Frontier:
         few = 1 < n_gpus <= (self.max_replicas or MOST_REPLICAS) and not self.replayed
         for least in ((fair, 0.0) if self.spare else (0.0,)) if few else ():
             yield from on_all(self.workload, self.profile, n_gpus, least, placed, all_slots=bool(self.spare))
-
-    def _with_spare_slots(self, bins: Sequence[Bin]) -> list[Bin]:
-        """Servers with the slots that they need when any other one is lost."""
-        slots = [item.max_loras for item in bins]
-        for lost in range(len(bins)):
-            left, _ = without_server(self.workload, bins, lost)
-            others = [k for k in range(len(bins)) if k != lost]
-            for k, item in zip(
-                others, with_best_slots(self.kept, left, [self.kept.given], self.over), strict=True
-            ):
-                slots[k] = max(slots[k], item.max_loras)
-        return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
 
     def put(self, bins: Sequence[Bin]) -> FrontierPoint:
         """The point of these servers, in place of the one with their number."""

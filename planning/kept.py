@@ -21,7 +21,9 @@ Hour = tuple[Workload, int]
 """A fleet, and the seed of the hour in which it is simulated."""
 FRESH_HOURS = 3
 """Fresh hours that a plan is simulated on where arrivals vary (`Arrivals.varies`), where requests wait longer than a
-limit, which is chance, or where servers are equal; one is enough for others."""
+limit, which is chance, or where servers are equal (so many for each of them); one is enough for others."""
+MANY = 1_000
+"""The hours in which equal servers are simulated further have numbers from here."""
 STARVING = 1e3
 """Servers that starve or queue use their limits at least so many times."""
 
@@ -120,10 +122,12 @@ class KeptHours:
 
     def fresh(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """The `number`-th set of fresh hours, at the rates as given, that these servers are simulated on."""
-        alike = len(set(bins)) < len(bins)  # one simulation stands for several servers
-        count = FRESH_HOURS if alike or self._varies or self._left_to_chance(bins) else 1
-        first = 1 + number * FRESH_HOURS
-        return [(self.workload, seeds.fresh(self.seed, first + k)) for k in range(count)]
+        chance = self._varies or self._left_to_chance(bins)
+        alike = len(bins) // len(set(bins))  # servers for which one simulation stands
+        first, more = 1 + number * FRESH_HOURS, FRESH_HOURS * (alike - 1)
+        places = [*range(first, first + (FRESH_HOURS if chance or more else 1))]
+        places += range(number * MANY + MANY, number * MANY + MANY + more)
+        return [(self.workload, seeds.fresh(self.seed, place)) for place in places]
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """Of these hours, those that break the limits; all are looked at, since plans are made for the worst."""

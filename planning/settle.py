@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from packer.bin import Bin, indices
+from packer.failover import without_server
 from packer.planning.kept import STARVING, Hour, KeptHours
 from packer.solvers.candidates import AWAY, candidates_of, neighbours
 from packer.twin.memory.policy import kv_cache_tokens
@@ -71,6 +72,17 @@ def with_best_slots(
     if len(hours) > 1 and (max(used) <= 1.0 or kept.required < len(kept.workload)):
         best, _ = _settled(kept, best, hours, over, 1.0)
     return best
+
+
+def with_spare_slots(kept: KeptHours, bins: Sequence[Bin], over: Callable[[], bool]) -> list[Bin]:
+    """Servers with the slots that they need when any other one is lost."""
+    slots = [item.max_loras for item in bins]
+    for lost in range(len(bins)):
+        left, _ = without_server(kept.workload, bins, lost)
+        others = [k for k in range(len(bins)) if k != lost]
+        for k, item in zip(others, with_best_slots(kept, left, [kept.given], over), strict=True):
+            slots[k] = max(slots[k], item.max_loras)
+    return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
 
 
 def _settled(
