@@ -30,6 +30,19 @@ VALUES: tuple[Any, ...] = (
     "x" * 300, "1e3", "../x", [], [[]], [1, 2], ["a", "a"], {}, {"a": 1}, [None], [1e308, -1],
 )  # fmt: skip
 _TOKEN = re.compile(rb"[A-Za-z0-9_.+-]+")
+_NUMBER = re.compile(rb"-?[0-9]{1,15}(\.[0-9]{1,15})?(e[+-]?[0-9]{1,2})?")
+
+
+FACTORS = (0.0, -1.0, 0.5, 2.0, 10.0, 1e-3, 1e3, 1e-6, 1e6)
+GENTLE = 0.4
+"""Share of the changes to texts and documents that change one number alone: the file is often read, and then used."""
+
+
+def near(number: float, rng: Rng) -> float:
+    """Another number of the same kind, which the rules may allow."""
+    factor = FACTORS[rng.integers(len(FACTORS))]
+    other = number * factor if number else factor
+    return int(other) if isinstance(number, int) and abs(other) < 1e18 else other
 
 
 def raw(data: bytes, rng: Rng) -> bytes:
@@ -57,6 +70,11 @@ def words(data: bytes, rng: Rng) -> bytes:
     found = list(_TOKEN.finditer(data))
     if not found:
         return raw(data, rng)
+    numbers = [each for each in found if _NUMBER.fullmatch(each.group())]
+    if numbers and rng.random() < GENTLE:
+        old = numbers[rng.integers(len(numbers))]
+        value = float(old.group()) if b"." in old.group() or b"e" in old.group() else int(old.group())
+        return data[: old.start()] + str(near(value, rng)).encode() + data[old.end() :]
     for _ in range(int(rng.integers(1, 4))):
         old = found[rng.integers(len(found))].group()
         other = found[rng.integers(len(found))].group()
@@ -79,6 +97,11 @@ def toml_text(data: bytes, rng: Rng) -> bytes:
 
 
 def _changed(document: Any, rng: Rng) -> Any:
+    numbers = [(parent, key) for parent, key in _places(document) if type(parent[key]) in (int, float)]
+    if numbers and rng.random() < GENTLE:
+        parent, key = numbers[rng.integers(len(numbers))]
+        parent[key] = near(parent[key], rng)
+        return document
     for _ in range(int(rng.integers(1, 4))):
         places = list(_places(document))
         if not places:

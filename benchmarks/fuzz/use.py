@@ -146,12 +146,12 @@ def profile(profile: Any) -> None:
 
 def servers(fleet: Any) -> None:
     """Where each answers, and its commands."""
-    from packer.live.fleet_file import filled
+    from packer.live.launch import filled
 
     assert len(fleet.addresses()) == len(fleet.servers)
     for each in fleet.servers:
-        filled(fleet.adapters, each.name, each.url, 8)
-        filled(each.start or "", each.name, each.url)
+        fleet.path_of(each.name, 8, each.url)
+        filled("start", each.start or "", name=each.name, url=each.url)
 
 
 def state(state: Any) -> None:
