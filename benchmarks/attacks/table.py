@@ -153,6 +153,8 @@ def is_json(_folder: Path, out: str) -> str:
 GPUS = "packer solve f.csv --objective gpus --predictor tree"
 SHORT = "packer simulate f.csv --max-loras 2 --duration 5 -q"
 COST = "compiled code can't be kept"
+SERVERS = 'printf \'schema = 1\\nstate = "s.json"\\n[[servers]]\\nurl = "http://127.0.0.1:9"\\n\''
+STATE = f"""{SERVERS} > s.toml; printf '{{"schema": 1, "plan": "x", "servers": {{"a": {{"b": 9e9}}}}}}'"""
 ALONE = {"HOME": "/proc", "XDG_CACHE_HOME": "", "NUMBA_CACHE_DIR": ""}
 
 
@@ -202,6 +204,17 @@ ATTACKS: list[Attack] = [
            absent=("w.csv",)),
     Attack("file: a model of bad numbers", "packer solve f.csv --gpu h200 --model config", "config"),
     Attack("file: a device as a model", "packer solve f.csv --gpu h200 --model /dev/zero", "/dev/zero"),
+    Attack("file: a state that is none", f"{STATE} > s.json && packer live apply plan.json --servers s.toml --dry-run",
+           "s.json"),
+    Attack("file: a state that is a device",
+           f"{SERVERS} > s.toml && ln -s /dev/zero s.json && packer live apply plan.json --servers s.toml --dry-run",
+           "s.json"),
+    Attack("file: a state that links to itself",
+           f"{SERVERS} > s.toml && ln -s s.json s.json && packer live apply plan.json --servers s.toml --dry-run",
+           "", (2, 3)),
+    Attack("file: a lock that is a folder",
+           f"{SERVERS} > s.toml && mkdir s.json.lock && packer live apply plan.json --servers s.toml --dry-run",
+           "refused"),
     Attack("file: braces that look into objects", "packer live apply plan.json --servers path.toml --dry-run",
            "braces"),
     Attack("plan: negative latencies", "packer evaluate negative.json --predictor tree", "negative.json|mean_ttft_ms"),
@@ -245,6 +258,17 @@ ATTACKS: list[Attack] = [
     Attack("option: a number without bounds", f"{GPUS} --rate-factor 1e300 -o o.json", "rate", absent=("o.json",)),
     Attack("option: a setting without bounds", f"{GPUS} --set max-num-seqs=1e99 -o o.json", "max-num-seqs",
            absent=("o.json",)),
+    *(
+        Attack(f"option: {program} as Python", f"packer live doctor --python $(which {program})",
+               "is no Python|can't be run")
+        for program in ("true", "echo")
+    ),
+    Attack("option: a title as an adapter", "packer show plan.json --adapter \"$(printf '\\033]0;t\\007')\"",
+           "[Uu]nknown adapter"),
+    Attack("option: a port that is none",
+           "packer live follow plan.json --servers path.toml --listen 127.0.0.1:99999", "99999|braces"),
+    Attack("option: a rehearsal without requests", "packer live follow plan.json --simulate f.csv -o o.json",
+           "", absent=("o.json",)),
     Attack("option: a GPU that is a path", "packer solve f.csv --gpu ../../etc/passwd --model config", "passwd"),
     Attack("option: a goal of 100,000 keys", f"{GPUS} --slo \"$(head -c 100000 /dev/zero | tr '\\0' ,)\" -o o.json",
            "", absent=("o.json",)),

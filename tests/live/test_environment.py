@@ -34,6 +34,14 @@ def test_an_interpreter_without_vllm_is_told(tmp_path: Path) -> None:
     assert "has no vLLM" in str(probe(sys.executable))
 
 
+@pytest.mark.parametrize("program", ["true", "echo", "yes"])
+def test_a_program_that_is_no_interpreter_is_told(program: str, tmp_path: Path) -> None:
+    """Whatever it prints."""
+    (tmp_path / program).write_text(f"#!/bin/sh\n{program} 5 | head -3\n")
+    (tmp_path / program).chmod(0o755)
+    assert "is no Python: it printed" in str(probe(str(tmp_path / program)))
+
+
 def test_an_interpreter_with_vllm_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable comes first; a wheel for the CPU counts under its own name."""
     fake = tmp_path / "python"
