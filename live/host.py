@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packer.errors import LiveError, shown
+from packer.io.documents import parse_json
 from packer.io.web import Address, ask, masked
 from packer.live.fleet_file import Host, Limits
 from packer.live.launch import filled
@@ -123,7 +124,7 @@ class Running:
         if status != 200:
             raise LiveError(f"{self.name}: {path}: {self._said(_status(status, text))}.")
         try:
-            return json.loads(text)
+            return parse_json(text)
         except ValueError:
             return text
 
@@ -151,5 +152,5 @@ def _status(status: int, text: str) -> str:
     if 300 <= status < 400:
         return f"HTTP {status}: a redirect, which is not followed"
     with suppress(ValueError, KeyError, TypeError):
-        text = json.loads(text)["error"]["message"]
+        text = str(parse_json(text)["error"]["message"])
     return f"HTTP {status}: {text[:ERROR_TEXT]}"

@@ -173,6 +173,20 @@ ASKED = {
 }  # fmt: skip
 """What `packer live doctor --url` asks; it ends with exit code 2 unless all is well."""
 
+APPLIED = {
+    **http_faults("/v1/models", "gpu-0: /v1/models"),
+    **contents("/v1/models", "/v1/models is not a list of models", WRONG_JSON[:-1]),
+    "/v1/models: an error that is no text": Fault(
+        "/v1/models", ok('{"error": {"message": {"a": 1}}}', status="500 no"), "HTTP 500: {'a': 1}"
+    ),
+    "/v1/models: a deep error": Fault("/v1/models", ok("[" * 50_000, status="500 no"), "HTTP 500"),
+    "/v1/models: another model": Fault("/v1/models", models({"id": "\x1b]0;t\x07"}), "serves '.x1b"),
+    "/v1/models: a length of text": Fault(
+        "/v1/models", models({"id": "tiny", "max_model_len": "9" * 99}), "the plan is for|serves"
+    ),
+}
+"""What `packer live apply --dry-run` asks first; it ends with exit code 2 or 3."""
+
 STREAMED = {
     "no token": (events(usage(prompt_tokens=5, completion_tokens=0), DONE), "ended before its last token"),
     "one token of two": (events(TOKEN, DONE), "ended before its last token"),

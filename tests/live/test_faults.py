@@ -10,12 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from packer.adapter import Adapter
 from packer.arrival import RequestTrace
 from packer.cli import run
-from packer.live import client, results
+from packer.io.profiles import load_profile
+from packer.live import act, client, results
 from packer.live.client import run_load
 from packer.live.job import LoadJob
-from tests.live.faults import ASKED, PROMETHEUS, STREAMED, Answer, Fault
+from packer.planning.solve import solve
+from packer.workload import Workload
+from tests.live.faults import APPLIED, ASKED, PROMETHEUS, STREAMED, Answer, Fault
 from tests.live.stand_in import StandIn
 
 
@@ -64,6 +68,29 @@ def test_prometheus_may_answer_anything(
     words = ["workload", "from-metrics", "--url", server.url, "--rank", "8", "-o", str(tmp_path / "w.csv")]
     check(PROMETHEUS[name], words, 2, server, capsys)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a plan for one server."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    solve(Workload([Adapter("a", 8, 0.1)]), profile, objective="gpus", predictor="tree").save(path)
+    return path
+
+
+@pytest.mark.parametrize("name", fast(APPLIED))
+def test_nothing_is_applied_to_a_server_that_answers_so(
+    name: str, server: StandIn, capsys: pytest.CaptureFixture[str], plan: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Which adapters it holds is not known: nothing is asked of it but this."""
+    monkeypatch.setattr(act, "POLL_S", 0.01)
+    (tmp_path / "servers.toml").write_text(f'schema = 1\n[[servers]]\nurl = "{server.url}"\n')
+    server.calls.clear()
+    words = ["live", "apply", str(plan), "--servers", str(tmp_path / "servers.toml"), "--dry-run"]
+    check(APPLIED[name], words, 2, server, capsys)
+    assert {path for path, _ in server.calls} <= {"/v1/models", "/metrics"}
 
 
 def load(server: StandIn, answer: Answer) -> results.LoadResult:

@@ -51,6 +51,14 @@ def test_common_and_own_bursts_are_told_apart() -> None:
     assert all(a.common is not None for a in common_only)
 
 
+def test_two_adapters_may_have_bursts_of_their_own() -> None:
+    """Two are enough to tell what they share from what they do not; one alone has nothing to be compared with."""
+    truth = Arrivals("bursty", own=Bursts(1.5, ((60.0, 1.0),)))
+    two, one = (measure_arrivals(drawn(truth, 0, adapters=n, factor=6.0)) for n in (2, 1))
+    assert two.own is not None
+    assert one.own is None
+
+
 def a_day(seed: int = 0) -> Trace:
     """A day of Poisson arrivals of 20 adapters whose rates are five times as high at noon as at midnight."""
     rng = np.random.default_rng(seed)
