@@ -9,7 +9,7 @@ import click
 
 from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs
-from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
+from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.traffic import refuse_unused
 from packer.words import counted, number
@@ -49,8 +49,6 @@ class Compared:
     solvers: How plans are searched: names with commas between them.
     objectives: What good plans are, with parameters as in slo:mean_ttft_ms=500.
     predictors: What evaluates servers in the search.
-    max_replicas: Split an adapter that is too hot for one GPU over up to so many.
-    margin: Raise the rates that servers must serve: 0.05 is 5 %. [default: from the profile's error]
     sizes: Compare at several numbers of adapters, as 32,64,128 or START:STOP:STEP; beyond the workload's own, its
         mix is drawn again.
     """
@@ -60,8 +58,10 @@ class Compared:
     predictors: str = option(default="twin", metavar="NAMES")
     sizes: tuple[int, ...] | None = option("--sweep", type=adapters_of_sweep, metavar="adapters=LIST")
     gpus: int | None = common("gpus")
-    max_replicas: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
-    margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
+    max_replicas: int = common(
+        "max-replicas", default=1, help="Split an adapter that is too hot for one GPU over up to so many."
+    )
+    margin: float | None = common("margin")
     time_limit_s: float | None = common("time-limit")
     seed: int = common("seed")
 
@@ -100,7 +100,7 @@ class Systems(Behind):
 
     systems: str = option(default="vllm,packer", metavar="NAMES")
     seeds: int = option(type=click.IntRange(min=1, max=10_000), default=5, metavar="N")
-    duration_s: float | None = option("--duration", type=LENGTH, metavar="SECONDS")
+    duration_s: float | None = common("duration")
     size: bool = flag()
     share: float = option(type=click.FloatRange(min=0.0, max=1.0, min_open=True), default=0.99, metavar="X")
 
@@ -222,7 +222,7 @@ def _compare_systems(
 
 
 def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
-    """Results, and whether all are there: Ctrl-C keeps those that are done."""
+    """Results, and whether all are there: Ctrl-C keeps what is done."""
     results: list[Result] = []
     try:
         with out.progress() as progress:

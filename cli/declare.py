@@ -42,7 +42,7 @@ FEW_OPTIONS = 12
 
 
 def option(*flags: str, **attributes: Any) -> Any:
-    """A field that is an option of the command line; `attributes` are those of `click.Option`."""
+    """A field that is an option of the command line; `attributes`: as `click.Option` takes them."""
     default = attributes.get("default", () if attributes.get("multiple") else None)
     given = {"show_default": True, **attributes}
     missing = MISSING if attributes.get("required") else default
@@ -50,7 +50,7 @@ def option(*flags: str, **attributes: Any) -> Any:
 
 
 def flag(*flags: str, everywhere: bool = False) -> Any:
-    """A field that is a switch, off by default; `everywhere`: one of those that every command has, like `--help`."""
+    """A field that is a switch, off by default; `everywhere`: every command has it, like `--help`."""
     found = option(*flags, is_flag=True, default=False)
     return field(default=found.default, metadata={**found.metadata, "everywhere": everywhere})
 
@@ -75,6 +75,13 @@ class Pairs(click.Option):
 
     def _completed(self, _ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
         return [f"{name}=" for name in self.names if name.startswith(incomplete)]
+
+    def options(self) -> list[click.Option]:
+        """Each name as an option of its own, with the values that a shell may offer."""
+        kinds = {
+            name: read if isinstance(read, click.ParamType) else None for name, read in self.names.items()
+        }
+        return [click.Option([f"--{name}"], type=kind, expose_value=False) for name, kind in kinds.items()]
 
     def spelled(self, args: Sequence[str]) -> list[str]:
         """Arguments in which each `--NAME VALUE` is this option with NAME=VALUE."""
@@ -202,15 +209,19 @@ class Command(click.Command):
     everywhere: Sequence[click.Parameter] = ()
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Every parameter."""
+        """Every parameter; for a shell that completes a word, the names of `pairs` are options too."""
         own = super().get_params(ctx)
-        return [*own[: len(self.params)], *self.everywhere, *own[len(self.params) :]]
+        named = [option for each in self._pairs if ctx.resilient_parsing for option in each.options()]
+        return [*own[: len(self.params)], *self.everywhere, *own[len(self.params) :], *named]
+
+    @property
+    def _pairs(self) -> list[Pairs]:
+        return [each for each in self.params if isinstance(each, Pairs)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, once the names of `pairs` are spelled out."""
-        for each in self.params:
-            if isinstance(each, Pairs):
-                args = each.spelled(args)
+        for each in [] if ctx.resilient_parsing else self._pairs:
+            args = each.spelled(args)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

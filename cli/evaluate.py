@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, command, flag, option, values
-from packer.cli.options import LENGTH, PlanArgument, Writing, common, complete_registered
+from packer.cli.options import PlanArgument, Writing, common, complete_registered
 from packer.cli.output import Judged, Part, Table, console, figures, heads, note
 from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
@@ -49,7 +49,7 @@ class Changes:
     seed: int | None = common(
         "seed", default=None, help="Seed of the evaluation.  [default: one that the search did not use]"
     )
-    duration_s: float | None = option("--duration", type=LENGTH, metavar="SECONDS")
+    duration_s: float | None = common("duration")
     slo: tuple[str, ...] = common("slo")
     router: str | None = option(metavar="NAME", shell_complete=complete_registered("router"))
     rewrite: bool = flag()
@@ -61,15 +61,13 @@ class MeasuredTraffic:
     """Where traffic is measured, and how often.
 
     log_path: An access log: evaluate at the rates of its busiest window; with --every, of its last one.
-    window_s: Rates are measured in windows of this length; those of Prometheus are of the last one.
+    window_s: Rates are measured in windows of this length, from Prometheus in the last one.
     every_s: Repeat the measurement until interrupted. [default: once]
     listen: With --every: serve the predicted figures and the advice to Prometheus, at /metrics.
     """
 
     log_path: str | None = option("--log", metavar="LOG.jsonl")
-    window_s: float = option(
-        "--window", type=click.FloatRange(min=1.0, max=1e8), default=3600.0, metavar="SECONDS"
-    )
+    window_s: float = common("window")
     every_s: float | None = option("--every", type=click.FloatRange(min=1.0, max=1e7), metavar="SECONDS")
     listen: str | None = option(metavar="HOST:PORT")
 
@@ -216,7 +214,7 @@ def _follow(
                 if traffic.seen_path is not None:
                     _write_seen(plan, seen, ranks, traffic.seen_path)
                 _write(found.evaluation, changes.output, out)
-                out.result(found.to_dict, partial(_drift_lines, plan, found, traffic.seen_path))
+                out.result(found.to_dict, partial(_drift_lines, plan, found, traffic))
                 if traffic.every_s is None:
                     return 3 if found.advice == "replan" else 0
             time.sleep(traffic.every_s)
@@ -263,7 +261,7 @@ def _servers(plan: Plan, found: PlanEvaluation) -> Table:
         cells = [cell for pair in pairs for cell in pair]
         adapters = len(found.plan.bins[k].adapters)
         rows.append([gpu, adapters, *cells, found.plan.headroom_words[k], result_of(new)])
-    title = f"{plan.workload.name}: by {found.plan.predictor}, beside the plan's figures ({plan.predictor})"
+    title = f"{plan.workload.name}: as evaluated now by {found.plan.predictor}; (plan): as planned by {plan.predictor}"
     return Table(title, columns, rows, left=())
 
 
@@ -305,7 +303,7 @@ def conclusion(broken: int, gpus: int, unplaced: int) -> str:
     return f"{text}{f', and {without}' if unplaced else ''}. packer solve --from makes the next one."
 
 
-def _drift_lines(plan: Plan, found: Drift, seen_path: str | None) -> list[Part]:
+def _drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Part]:
     lines: list[Part] = [_servers(plan, found.evaluation)]
     if found.drifted:
         rows = [
@@ -319,8 +317,10 @@ def _drift_lines(plan: Plan, found: Drift, seen_path: str | None) -> list[Part]:
         ]
         columns = ("adapter", "planned", "measured", "change")
         lines.append(Table("Rates that drifted most, requests/s", columns, rows))
+    hour = "Busiest" if traffic.log_path is not None and traffic.every_s is None else "Last"
     lines.append(
-        f"Offered load {number(found.measured_tok_s, 0)} tok/s, planned for {number(found.planned_tok_s, 0)}; "
+        f"{hour} {traffic.window_s / 60:g} min: offered load {number(found.measured_tok_s, 0)} tok/s, "
+        f"planned for {number(found.planned_tok_s, 0)}; "
         f"{len(found.drifted)} of {len(plan.workload)} rates drifted, "
         f"{len(found.new_adapters)} new adapters, {len(found.silent_adapters)} silent."
     )
@@ -332,6 +332,6 @@ def _drift_lines(plan: Plan, found: Drift, seen_path: str | None) -> list[Part]:
     advice = {
         "keep": "Keep the plan.",
         "watch": "Keep the plan for now; make a new one when convenient.",
-        "replan": f"Plan again: packer solve {seen_path or 'WORKLOAD'} --from PLAN.",
+        "replan": f"Plan again: packer solve {traffic.seen_path or 'WORKLOAD'} --from PLAN.",
     }
     return [*lines, advice[found.advice]]

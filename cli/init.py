@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from packer.cli.declare import argument, bundle, command, option, pairs
+from packer.cli.declare import argument, bundle, command, option
 from packer.cli.interrupt import interruptible
-from packer.cli.options import SERVER_SETTINGS, EngineSettings, Writing, common, complete
+from packer.cli.options import ServerSettings, Writing, common
 from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 
 if TYPE_CHECKING:
@@ -29,28 +29,19 @@ FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
 
 
 @bundle
-class ProjectOptions(EngineSettings):
+class ProjectOptions(ServerSettings):
     """What is known at the start.
 
     model: Base model: a Hugging Face repository known to packer, or the model's config.json.
     gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
-    settings: A setting of the server: tensor-parallel-size (GPUs of one server; as few as it starts on), quantization
-        (fp8, int8, awq, gptq, nvfp4; as the model's config says), max-num-seqs, max-model-len, gpu-memory-utilization,
-        vllm-version, block-size, prefix-caching, async-scheduling, max-num-queued-reqs; --max-num-seqs 64 is the same;
-        repeatable.
     folder: Where the project is written.
-    at: Rates of a log that the plan serves: those of its busiest hour, the mean, those of every adapter's own busiest
-        hour, or of the hour at a percentile of the load.
     """
 
     traffic_path: str = argument("LOG|WORKLOAD")
-    model: str = option(
-        required=True, metavar="NAME|CONFIG.json", shell_complete=complete("packer.fit.models:MODELS")
-    )
-    gpu: str = option(required=True, metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
-    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=SERVER_SETTINGS)
+    model: str = common("model", required=True)
+    gpu: str = common("gpu", required=True)
     folder: str = option("-o", "--output", default=".", metavar="FOLDER")
-    at: str = option(default="peak", metavar="peak|mean|each-peak|pNN")
+    at: str = common("at")
     slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 

@@ -62,7 +62,7 @@ def numbers(
 
 
 def complete(place: str, *arguments: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Completion of names: those that module:attribute gives for the arguments, or that are in it."""
+    """Completion of the names in module:attribute, or that it returns for the arguments."""
 
     def names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
         module, attribute = place.split(":")
@@ -80,16 +80,37 @@ def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, 
 
 USUAL_GOAL = "p95_ttft_ms=2000,mean_itl_ms=100"
 COMMON: dict[str, dict[str, Any]] = {
+    "at": {
+        "default": "peak",
+        "metavar": "peak|mean|each-peak|pNN",
+        "help": "Rates of the workload: the busiest window's, the mean, each adapter's own busiest window's, or the "
+        "window's at a percentile of the load.",
+    },
+    "duration": {"type": LENGTH, "metavar": "SECONDS"},
+    "gpu": {"metavar": "NAME", "shell_complete": complete("packer.twin.datasheets:GPUS")},
     "gpus": {
         "type": click.IntRange(min=1, max=1_000_000),
         "metavar": "N",
         "help": "GPUs at hand: a limit, or with a spreading objective their exact number.",
+    },
+    "margin": {
+        "type": click.FloatRange(min=0.0, max=10.0),
+        "metavar": "X",
+        "help": "Raise the rates that servers must serve by this share: 0.05 is 5 %, 0 none.  [default: as the "
+        "profile's error requires at 95 % confidence]",
     },
     "max-lora-rank": {
         "type": int,
         "metavar": "RANK",
         "help": "Rank of every slot (vLLM's --max-lora-rank).  [default: that of the largest adapter]",
     },
+    "max-replicas": {
+        "type": click.IntRange(min=1, max=10_000),
+        "metavar": "N",
+        "help": "Split an adapter that is too hot for one GPU over up to so many.  [default: without an objective as "
+        "many as it needs, else 1]",
+    },
+    "model": {"metavar": "NAME|PATH", "shell_complete": complete("packer.fit.models:MODELS")},
     "output": {"flags": ("-o", "--output"), "metavar": "FILE"},
     "plot": {"metavar": "FILE"},
     "predictor": {
@@ -118,7 +139,7 @@ COMMON: dict[str, dict[str, Any]] = {
         "multiple": True,
         "metavar": "[CLASS:]KEY=MS,…",
         "help": "Latency goal: mean_, median_, p90_, p95_ or p99_ of ttft_ms, itl_ms, tpot_ms, e2e_ms of every "
-        "adapter (server.p99_ttft_ms: of every server; ttft_ms: of each request), or of those of an slo_class; "
+        "adapter (server.p99_ttft_ms: of every server; ttft_ms: of each request), or of an slo_class; "
         "adapter_share, request_share: the shares that must keep it; none: no limits; repeatable.  "
         f"[default: the workload's, else {USUAL_GOAL}]",
     },
@@ -128,6 +149,7 @@ COMMON: dict[str, dict[str, Any]] = {
         "help": "Stop searching after this long and return the best plan so far.",
     },
     "tuning": {"metavar": "POLICY", "shell_complete": complete_registered("tuning policy")},
+    "window": {"type": click.FloatRange(min=1.0, max=1e8), "default": 3600.0, "metavar": "SECONDS"},
 }
 """Options of several commands: what `option` takes for each."""
 
@@ -259,13 +281,12 @@ SERVER_SETTINGS: Readers = {
     "quantization": lambda text: (text,),
     **ENGINE_SETTINGS,
 }
-"""The same, and the settings of a server that is named by its GPU and model."""
-"""Settings that replace those of a profile, each read as one or several values (`packer.twin.override.variants`)."""
+"""The same, and the settings of a server that is named by its GPU and model; each is read as one or several values."""
 
 
 @bundle
 class EngineSettings:
-    """Settings of one server that replace those of its profile.
+    """Settings of one server in place of its profile's.
 
     settings: An engine setting in place of the profile's: max-num-seqs, max-model-len, gpu-memory-utilization,
         vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs;
@@ -276,11 +297,25 @@ class EngineSettings:
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Those that were given, one value each."""
+        """The settings that were given, one value each."""
         for name, values in self.settings.items():
             if len(values) != 1:
                 raise click.UsageError(f"Expected one {name.replace('_', '-')}, got {len(values)}.")
         return {name: values[0] for name, values in self.settings.items()}
+
+
+@bundle
+class ServerSettings(EngineSettings):
+    """Settings of a server that --gpu and --model name.
+
+    settings: A setting of the server: max-num-seqs, max-model-len, gpu-memory-utilization, vllm-version (whose rules
+        are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs; with --gpu also
+        tensor-parallel-size (GPUs of one server; as few as it starts on) and quantization (fp8, int8, awq, gptq, nvfp4;
+        as the model's config says); of several values (max-num-seqs=64,256) packer solve takes the best;
+        --max-num-seqs 64 is the same; repeatable.
+    """
+
+    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=SERVER_SETTINGS)
 
 
 def label_of(profile: Profile) -> str:

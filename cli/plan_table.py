@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -164,54 +165,54 @@ WIDE, NARROW = 100, 72
 """Columns of a terminal from which all figures of a server are shown, and all but one."""
 
 
-def adapters_frame(plan: Plan) -> pl.DataFrame:
-    """One row for each adapter of a plan: rank, rate, its servers, and what it gets there."""
-    fleet = plan.workload
-    places: list[list[str]] = [[] for _ in fleet.adapters]
+def places(plan: Plan) -> list[dict[int, float]]:
+    """For each adapter the servers that hold it, with the share of its requests that each gets."""
+    found: list[dict[int, float]] = [{} for _ in plan.workload.adapters]
     for k, item in enumerate(plan.bins):
-        for i in item.adapters:
-            places[i].append(str(k))
-    columns: dict[str, Any] = {
-        "adapter": list(fleet.names),
-        "slo_class": [adapter.slo_class for adapter in fleet.adapters],
-        "rank": fleet.ranks,
-        "rate": fleet.rates,
-        "gpus": [" ".join(each) for each in places],
-        **({} if plan.adapters is None else plan.adapters._asdict()),
-    }
-    frame = pl.DataFrame(columns, schema_overrides={"slo_class": pl.String})
-    return frame.with_columns(pl.col(pl.Float64).fill_nan(None))
+        for i, share in zip(item.adapters, item.shares, strict=True):
+            found[i][k] = share
+    return found
 
 
 def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Of each of these adapters: its rank and rate, the share of its requests that each server gets, and its figures.
+    """For each of these adapters its rank and rate, the share of its requests that each server gets, and its figures.
 
     Raises `UnknownNameError`: the plan has no adapter of that name.
     """
-    import numpy as np
-
-    number_of = {name: i for i, name in enumerate(plan.workload.names)}
+    where, number_of = places(plan), {name: i for i, name in enumerate(plan.workload.names)}
+    figures_of = {} if plan.adapters is None else plan.adapters._asdict()
     found = []
     for name in names:
         if name not in number_of:
             raise UnknownNameError("adapter", name, number_of)
         i, adapter = number_of[name], plan.workload.adapters[number_of[name]]
-        places = {
-            k: share
-            for k, item in enumerate(plan.bins)
-            for j, share in zip(item.adapters, item.shares, strict=True)
-            if i == j
-        }
-        got = (
-            {}
-            if plan.adapters is None
-            else {key: float(row[i]) for key, row in plan.adapters._asdict().items()}
-        )
-        figures_of = {key: None if np.isnan(value) else value for key, value in got.items()}
-        found.append(
-            {"adapter": name, "rank": adapter.rank, "rate": adapter.rate, "gpus": places, **figures_of}
-        )
+        got = {key: None if math.isnan(row[i]) else float(row[i]) for key, row in figures_of.items()}
+        found.append({"adapter": name, "rank": adapter.rank, "rate": adapter.rate, "gpus": where[i], **got})
     return found
+
+
+def adapters_frame(plan: Plan) -> pl.DataFrame:
+    """One row for each adapter of a plan: class, rank, rate, its servers, and what it gets there."""
+    rows = [
+        {
+            "adapter": adapter.name,
+            "slo_class": adapter.slo_class,
+            **row,
+            "gpus": " ".join(map(str, row["gpus"])),
+        }
+        for adapter, row in zip(plan.workload.adapters, adapter_rows(plan, plan.workload.names), strict=True)
+    ]
+    return pl.DataFrame(rows, schema_overrides={"slo_class": pl.String}, infer_schema_length=None)
+
+
+ADAPTER_COLUMNS = {
+    "mean_ttft_ms": ("TTFT ms", 1.0, 0),
+    "p95_ttft_ms": ("p95 ms", 1.0, 0),
+    "mean_itl_ms": ("ITL ms", 1.0, 1),
+    "slo_attainment": ("% in limits", 100.0, 1),
+    "slo_used": ("% of limits used", 100.0, 0),
+}
+"""Figure of an adapter → its head, factor and digits."""
 
 
 def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
@@ -220,24 +221,12 @@ def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
     for row in adapter_rows(plan, names):
         several = len(row["gpus"]) > 1
         where = ", ".join(f"{k} ({share:.0%})" if several else str(k) for k, share in row["gpus"].items())
-        shown = [number(row.get(key), digits) for key, digits in (("mean_ttft_ms", 0), ("p95_ttft_ms", 0))]
-        shown.append(number(row.get("mean_itl_ms"), 1))
-        within = [
-            None if (value := row.get(key)) is None else 100 * value for key in ("slo_attainment", "slo_used")
-        ]
-        shown += [number(within[0], 1), number(within[1], 0)]
+        shown = (
+            number(None if row.get(key) is None else factor * row[key], digits)
+            for key, (_, factor, digits) in ADAPTER_COLUMNS.items()
+        )
         rows.append((row["adapter"], row["rank"], f"{row['rate']:.4g}", where or "none", *shown))
-    heads_of = [
-        "adapter",
-        "rank",
-        "req/s",
-        "server",
-        "TTFT ms",
-        "p95 ms",
-        "ITL ms",
-        "% in limits",
-        "% of limits used",
-    ]
+    heads_of = ["adapter", "rank", "req/s", "server", *(head for head, *_ in ADAPTER_COLUMNS.values())]
     return Table(f"Adapters of {plan.workload.name!r}", heads_of, rows, left=(0, 3))
 
 

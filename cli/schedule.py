@@ -30,9 +30,6 @@ class DayOptions:
     trace_path: Requests of the fleet's adapters, from which the rates are measured.
     period_s: Length of a period.
     startup_s: From the start of a server until it serves. [default: the profile's]
-    margin: Share by which rates are raised. [default: the profile's, for 95 %]
-    max_replicas: Split an adapter that is too hot for one GPU in a period over up to so many. [default: as many as
-        it needs]
     """
 
     rates_path: str | None = option("--rates", metavar="FILE.csv")
@@ -40,8 +37,12 @@ class DayOptions:
     period_s: float = option("--period", type=click.FloatRange(min=60.0), default=3600.0, metavar="SECONDS")
     startup_s: float | None = option("--startup", type=click.FloatRange(min=0.0), metavar="SECONDS")
     predictor: str = common("predictor", default="auto")
-    margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
-    max_replicas: int | None = option(type=click.IntRange(min=1, max=10_000), metavar="N")
+    margin: float | None = common("margin")
+    max_replicas: int | None = common(
+        "max-replicas",
+        help="Split an adapter that is too hot for one GPU in a period over up to so many.  [default: as many as it "
+        "needs]",
+    )
     slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Output, PlanArgument
 from packer.cli.output import Table
-from packer.cli.plan_table import adapter_rows, adapters_table, changes, plan_lines
+from packer.cli.plan_table import adapter_rows, adapters_table, changes, places, plan_lines
 from packer.errors import IncompatibleError
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
 
     moves = between(old, new)
     names, before = new.workload.names, set(old.workload.names)
-    where = [{name: _gpus(plan, i) for i, name in enumerate(plan.workload.names)} for plan in (old, new)]
+    where = [
+        {name: list(held) for name, held in zip(plan.workload.names, places(plan), strict=True)}
+        for plan in (old, new)
+    ]
     moved: list[dict[str, Any]] = [
         {"adapter": names[i], "from": where[0][names[i]], "to": where[1][names[i]]} for i in moves.adapters
     ]
@@ -104,10 +107,6 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
 
 def _settings(item: Bin) -> list[int]:
     return [item.max_loras, item.max_lora_rank]
-
-
-def _gpus(plan: Plan, adapter: int) -> list[int]:
-    return [k for k, item in enumerate(plan.bins) if adapter in item.adapters]
 
 
 def _listed(gpus: list[int]) -> str:

@@ -11,7 +11,7 @@ import click
 
 from packer.cli.cluster import Behind, refuse_without_cluster, title_of
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs
-from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, numbers
+from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, write_frame, write_json
 from packer.cli.simulation_table import METRICS, lines_of
 from packer.cli.traffic import refuse_unused
@@ -47,7 +47,7 @@ class ServerArguments:
 
 @bundle
 class RunOptions:
-    """How the twin runs, and what servers do beside their requests.
+    """How the twin runs, and what servers do besides their requests.
 
     duration_s: Simulated time. [default: 3600; whole cycles of piecewise rates; a replayed trace's own time]
     seeds: Simulate with N seeds and report the mean of each metric and its 95 % interval.
@@ -62,7 +62,7 @@ class RunOptions:
     """
 
     rate_factor: float = common("rate-factor")
-    duration_s: float | None = option("--duration", type=LENGTH, metavar="SECONDS")
+    duration_s: float | None = common("duration")
     seed: int = common("seed")
     seeds: int = option(type=click.IntRange(min=1, max=10_000), default=1, metavar="N")
     max_outstanding: int | None = option(type=click.IntRange(min=1), metavar="N")
@@ -163,7 +163,7 @@ def simulate(
 
     A server that does not start (memory error) is a result, not a failure: the reason is printed and the exit
     code is 0. With --seeds, the probability that the server starves or queues without end is given, and the load
-    factor at which it reaches 5 %; files of the state over time and of adapters are those of the first seed. With
+    factor at which it reaches 5 %; files of the state over time and of adapters come from the first seed. With
     --predictor, a learned predictor gives its figures instead of the twin. With --cluster, many servers behind a
     router serve the workload.
 
@@ -293,7 +293,7 @@ def _predict(
 
 
 def result_of(simulations: Sequence[Run]) -> dict[str, Any]:
-    """The metrics of one run and the verdict on it; of several their means, with intervals beside them."""
+    """The metrics of one run and the verdict on it; of several runs the means, with intervals."""
     from packer.twin.timeline import SUMMARY
     from packer.twin.uncertainty import intervals
     from packer.twin.verdict import verdict_of_all

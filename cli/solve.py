@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer import checks
-from packer.cli.declare import bundle, command, option, pairs
+from packer.cli.declare import bundle, command, option
 from packer.cli.interrupt import interruptible
 from packer.cli.options import (
     DEFAULT_PROFILE,
-    SERVER_SETTINGS,
-    EngineSettings,
     FleetFile,
+    ServerSettings,
     Writing,
     common,
-    complete,
     complete_registered,
     waited_s,
 )
 from packer.cli.output import write_frame
+from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError, OutputError
 
 if TYPE_CHECKING:
@@ -37,24 +36,18 @@ DEFAULT_PREDICTOR = "auto"
 
 
 @bundle
-class KindArguments(EngineSettings):
+class KindArguments(ServerSettings):
     """The kinds of server to plan with.
 
     gpu: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …
     model: The base model: a Hugging Face repository, or its config.json.
-    settings: An engine setting in place of the profile's: max-num-seqs, max-model-len, gpu-memory-utilization,
-        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs;
-        with --gpu also tensor-parallel-size (GPUs of one server; as few as it starts on) and quantization (fp8, int8,
-        awq, gptq, nvfp4; as the model's config says); of several values (max-num-seqs=64,256) the plan takes the best;
-        --max-num-seqs 64 is the same; repeatable.
     prices: Price of a GPU per hour, US dollars, for the objective cost; repeatable. [default: the profile's]
     available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.
         [default: any number]
     """
 
-    gpu: str | None = option(metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
-    model: str | None = option(metavar="NAME|PATH", shell_complete=complete("packer.fit.models:MODELS"))
-    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=SERVER_SETTINGS)
+    gpu: str | None = common("gpu")
+    model: str | None = common("model")
     profile_names: tuple[str, ...] = common(
         "profile",
         multiple=True,
@@ -88,10 +81,9 @@ class KindArguments(EngineSettings):
         from packer.operate.project import profiles_for
         from packer.twin.override import variants
 
-        if self.gpu is None or self.model is None or self.profile_names or self.prices or self.available:
-            raise click.UsageError(
-                "Expected --gpu NAME --model NAME, without --profile, --price and --available."
-            )
+        refuse_unused("--gpu and --model", ("profile_names", "prices", "available"))
+        if self.gpu is None or self.model is None:
+            raise click.UsageError(f"Missing option '--{'gpu' if self.gpu is None else 'model'}'.")
         settings = dict(self.settings)
         sizes = settings.pop("tensor_parallel_size", ())
         own = {name: values[0] for name, values in settings.items() if len(values) == 1}
@@ -118,12 +110,9 @@ class Planning:
         measured from the trace]
     rate_factor: Plan for every rate times this.
     add_path: Plan for these adapters as well: a workload file.
-    max_replicas: Split an adapter that is too hot for one GPU over up to so many. [default: without an objective
-        as many as it needs, else 1]
-    spare: GPUs that may fail: with 1 the plan keeps --slo on those that are left.
+    spare: GPUs that may fail: with 1 the plan keeps --slo on the others.
     confidence: How sure the plan is to hold, given the profile's error; raises the rates that servers must serve.
         [default: 0.95]
-    margin: That raise itself, instead of a confidence: 0.05 is 5 %; 0 for none.
     verify: Simulate the finished plan with a fresh seed.
     """
 
@@ -137,10 +126,10 @@ class Planning:
     rate_factor: float = common("rate-factor")
     add_path: str | None = option("--add", metavar="FILE")
     gpus: int | None = common("gpus")
-    max_replicas: int | None = option(type=click.IntRange(min=1, max=10_000), metavar="N")
+    max_replicas: int | None = common("max-replicas")
     spare: int = option(type=click.IntRange(min=0, max=1), default=0, metavar="0|1")
     confidence: float | None = option(type=click.FloatRange(min=0.5, max=0.99), metavar="P")
-    margin: float | None = option(type=click.FloatRange(min=0.0, max=10.0), metavar="X")
+    margin: float | None = common("margin")
     verify: bool = option("--verify/--no-verify", default=True)
     time_limit_s: float | None = common("time-limit")
     seed: int = common("seed")
@@ -246,8 +235,8 @@ def solve(
     """Plan: how many GPUs, which adapter where, how to start each server.
 
     WORKLOAD is a CSV, JSON, YAML or Parquet file of adapters with rank and rate. Objectives take parameters
-    as in slo:mean_ttft_ms=500,p99_itl_ms=60. With --from PLAN, adapters are matched by name with those of
-    the running plan; servers keep their numbers, new ones come at the end.
+    as in slo:mean_ttft_ms=500,p99_itl_ms=60. --from PLAN matches adapters by name with the
+    running plan; servers keep their numbers, new ones come at the end.
 
     Without an objective, the plan is the one to deploy: fewest GPUs on which every adapter keeps the latency goal
     at rates raised by the margin. The output says what fewer and more GPUs would give.
@@ -280,10 +269,8 @@ def solve(
     out.check(path)
     out.check_tables(result.per_adapter)
     old = None if planning.old_path is None else load_plan(planning.old_path)
-    if old is not None and any((servers.profile_names, servers.gpu, servers.model, servers.settings)):
-        raise IncompatibleError(
-            "--from plans with the servers of the running plan: leave out --profile and engine settings."
-        )
+    if old is not None:  # its own servers, whatever packer.toml says
+        refuse_unused("--from", ("profile_names", "gpu", "model", "settings"))
     if planning.spare and not planning.recommends(old):
         raise IncompatibleError(
             "--spare goes without an objective and a solver, of a running plan too: gpus:spare=1 is one."

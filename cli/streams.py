@@ -25,8 +25,8 @@ def prepare() -> None:
     """Make standard output and error writable whatever they are; SIGTERM interrupts as Ctrl-C does.
 
     A closed stream becomes /dev/null, so that no file that is opened later takes its number. A character that
-    the encoding of a stream lacks is written as an escape. What a library of C writes to standard output by itself, as
-    HiGHS does, goes to standard error: the output of a command may be JSON.
+    is not in the encoding of a stream is written as an escape. What a library of C writes to standard output by
+    itself, as HiGHS does, goes to standard error: the output of a command may be JSON.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

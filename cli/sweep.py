@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import bundle, command, flag, option
-from packer.cli.options import LENGTH, FleetFile, OneProfile, Writing, common, label_of, numbers
+from packer.cli.options import FleetFile, OneProfile, Writing, common, label_of, numbers
 from packer.cli.output import Table, note, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import FileFormatError, IncompatibleError, reader
@@ -40,7 +40,7 @@ class Axes:
     max_loras: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
     max_lora_rank: int | None = common("max-lora-rank")
     slo: tuple[str, ...] = common("slo")
-    duration_s: float = option("--duration", type=LENGTH, default=3600.0, metavar="SECONDS")
+    duration_s: float = common("duration", default=3600.0)
     seed: int = common("seed")
     jobs: int | None = option(type=click.IntRange(min=1, max=1024), metavar="N")
 
@@ -165,7 +165,7 @@ def _tuned_table(rows: list[dict[str, Any]], title: str) -> Table:
 
 
 def _simulate(plan: Sweep, files: SweepFiles, jobs: int, out: Writing) -> pl.DataFrame:
-    """All rows; after an interruption those that are there are written, so that --resume continues."""
+    """All rows; an interruption writes what is there, so that --resume continues."""
     from packer.twin.sweep import sweep_frame
 
     output = files.output

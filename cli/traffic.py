@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import Readers, bundle, option, pairs, typed
+from packer.cli.options import common
 from packer.errors import IncompatibleError, ValidationError, reading
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def ranks_or_file(text: str) -> str | tuple[int, ...]:
 class RankOptions:
     """Ranks of the adapters, with the same meaning in every command.
 
-    ranks: Ranks: a table with the columns adapter,rank; or a number, of which several are drawn uniformly, for every
-        adapter without one in the table; repeatable.
+    ranks: Ranks: a table with the columns adapter,rank; or a number for every adapter without one in the
+        table, drawn uniformly where several are given; repeatable.
     base: A model of the traffic that is the base model itself: its requests have no adapter (rank 0); repeatable.
     """
 
@@ -101,15 +102,11 @@ class ViewOptions:
     """Which rates of the observed time count.
 
     window_s: Rates are counted in windows of this length.
-    at: Rates of the workload: those of the busiest window, the mean, those of every adapter's own busiest window, or
-        of the window at a percentile of the load.
     by_time_of_day: Average the days first: windows at the same time of day (UTC) become one.
     """
 
-    window_s: float = option(
-        "--window", type=click.FloatRange(min=1.0, max=1e8), default=3600.0, metavar="SECONDS"
-    )
-    at: str = option(default="peak", metavar="peak|mean|each-peak|pNN")
+    window_s: float = common("window")
+    at: str = common("at")
     by_time_of_day: bool = option(is_flag=True, default=False)
 
     def view(self) -> View:

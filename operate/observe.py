@@ -166,8 +166,8 @@ def observe_log(
     table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))
     if view.at != "mean" and not replay and len(table.rates) > 1:
         fleet = with_rates(fleet, next(iter(loads.values())))
-    if fleet.shares_prefixes:
-        notes.append(shared_words(fleet))
+    if fleet.shares_prefixes and (said := shared_words(fleet)):
+        notes.append(said)
     if trace.step_s:
         notes.append(stepped(trace.step_s))
     if trace.dropped or trace.other:
@@ -176,16 +176,17 @@ def observe_log(
 
 
 def shared_words(fleet: Workload) -> str:
-    """What is said of requests that belong together."""
+    """What the user is told about requests that belong together."""
     share = float(fleet.rates @ fleet.shared_prefix_tokens) / fleet.rate
     means = [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter]
     turns = float(np.average(means, weights=fleet.rates))
-    said = f"requests come in sessions of {turns:.3g} turns in the mean, and " if fleet.has_sessions else ""
-    return f"{said}prompts of an adapter share {share:,.0f} tokens in the mean"
+    said = [f"requests come in sessions of {turns:.3g} turns on average"] if fleet.has_sessions else []
+    said += [f"prompts of an adapter share {share:,.0f} tokens on average"] if share >= 0.5 else []
+    return ", and ".join(said)
 
 
 def stepped(step_s: float) -> str:
-    """What is said of timestamps that come in steps."""
+    """What the user is told about timestamps that come in steps."""
     return f"timestamps come in steps of {step_s:g} s: the requests of a step are spread over it at random"
 
 
@@ -199,7 +200,7 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
         notes.append("vLLM's metrics carry no adapter: the shares are estimated from which adapters are seen")
     if metrics.load_ms is not None:
         notes.append(
-            f"loading an adapter took {metrics.load_ms:,.0f} ms in the mean (vllm:lora_adapter_load_seconds)"
+            f"loading an adapter took {metrics.load_ms:,.0f} ms on average (vllm:lora_adapter_load_seconds)"
         )
     if metrics.hit_rate is not None:
         notes.append(

@@ -192,7 +192,9 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
         except FileFormatError as error:
             from packer.io.recognise import hint
 
-            error.args = (f"{error.args[0]}{hint(path, read.__name__)}",)
+            if said := hint(path, read.__name__):  # where another kind of file breaks the rules is no news
+                error.args = (said,)
+                error.row = error.column = error.key = None
             raise
 
     return named  # type: ignore[return-value]  # the path may be given by its name, too

@@ -195,8 +195,9 @@ def outcome(
         parts.append(_shortcoming(last, slo, spare, why))
     if starving := [point.n_gpus for point in fewer if point.starving]:
         most = starving[-1]
-        starves = f"{most} starve{'s' if most == 1 else ''}"
-        parts.append(starves if most < needed else f"on {most} no plan was found that serves it")
+        gpus = counted(most, "GPU")
+        starves = f"{gpus} starve{'s' if most == 1 else ''}"
+        parts.append(starves if most < needed else f"on {gpus} no plan was found that serves it")
     rest = "; ".join(parts)
     return f"{text} {rest[0].upper()}{rest[1:]}." if parts else text
 

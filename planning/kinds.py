@@ -23,7 +23,7 @@ from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import limit_of
 from packer.twin.margin import MIXED
-from packer.words import counted, money
+from packer.words import counted, listed, money
 from packer.workload import Workload
 
 _MIXED_S = 10.0
@@ -51,7 +51,7 @@ class Option:
     @property
     def rank(self) -> tuple[bool, bool, float, int]:
         """Smaller is better: whether the limits are broken, whether the search ended before fresh hours were simulated,
-        price, GPUs; without prices GPUs alone.
+        price, GPUs; without a price GPUs alone (`cheapest` compares no price with none).
         """
         price, plan = self.price_per_hour, self.plan
         unsure = plan.verified is None and (plan.interrupted or plan.time_limit_reached)
@@ -66,6 +66,21 @@ class Option:
             "price_per_hour": self.price_per_hour,
             "holds": self.holds,
         }
+
+
+def cheapest(found: Sequence[Option]) -> Option:
+    """The best option by `rank`; by the number of GPUs where one that keeps the limits has no price."""
+    if any(option.holds and option.price_per_hour is None for option in found):
+        return min(found, key=lambda option: (*option.rank[:2], option.plan.n_gpus))
+    return min(found, key=lambda option: option.rank)
+
+
+def unpriced(options: Sequence[Option]) -> tuple[str, ...]:
+    """Say which kinds have no price, where they are compared with others; () where all have one, or none."""
+    without = sorted({option.kinds for option in options if option.price_per_hour is None})
+    if not without or len(without) == len({option.kinds for option in options}):
+        return ()
+    return (f"No price is known for {listed(without)}: fewest GPUs decide. --price {without[0]}=… sets one.",)
 
 
 def recommend_kinds(
@@ -108,7 +123,7 @@ def recommend_kinds(
                 names = " + ".join(sorted({item.profile.name for item in mixed.bins}))
                 found.append(Option(model, names, completed(mix, mixed), holds=True, told=mix.told))
         options += found
-        chosen.append((index, min(found, key=lambda option: option.rank)))
+        chosen.append((index, cheapest(found)))
     plan = _merged(workload, chosen, options, time.monotonic() - started)
     late = time.monotonic() >= end_s or any(option.plan.time_limit_reached for option in options)
     return replace(plan, interrupted=stop(), time_limit_reached=late and not stop())
@@ -189,7 +204,7 @@ def _merged(
         margin=max(plan.margin or 0.0 for plan in plans),
         rooms=tuple(room for plan in plans for room in plan.rooms),
         headroom=tuple(factor for plan in plans for factor in plan.headroom),
-        reasons=tuple(reason for plan in plans for reason in plan.reasons),
+        reasons=(*unpriced(options), *(reason for plan in plans for reason in plan.reasons)),
         unplaced=tuple(sorted(index[i] for index, option in chosen for i in option.plan.unplaced)),
         verified=None if None in verified else all(verified),
         adapters=_adapters(len(workload), chosen),

@@ -32,7 +32,7 @@ def latency(value_ms: float) -> str:
     """A TTFT for people."""
     if math.isnan(value_ms):
         return "without an answer"
-    return f"{value_ms:.0f} ms" if value_ms < 95.0 else f"{value_ms / 1000:.1f} s"
+    return f"{value_ms:.0f} ms" if value_ms < 999.5 else f"{value_ms / 1000:.1f} s"
 
 
 def late_words(kept: KeptHours, point: FrontierPoint) -> str:

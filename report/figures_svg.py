@@ -144,8 +144,8 @@ def _rows(bars: Sequence[tuple[Bars, str]], width: int) -> dict[str, Any]:
         failed = item.failed or (False,) * len(item.y)
         for name, value, bad in zip(item.categories, item.y, failed, strict=True):
             if math.isfinite(value):
-                told = f"{name}{f', {item.label}' if item.label else ''}: {value:,.6g}"
-                rows[name].append((place, f"{color} failed" if bad else color, value, told))
+                text = f"{name}{f', {item.label}' if item.label else ''}: {value:,.6g}"
+                rows[name].append((place, f"{color} failed" if bad else color, value, text))
     top = max((bar[2] for row in rows.values() for bar in row), default=0.0)
     scale = Scale(0.0, top * 1.02 or 1.0, 2.0, width - 52.0)
     step = 23.0 + 14.0 * len(bars)
@@ -193,8 +193,8 @@ def _curve(series: Line | Scatter, color: str, x: Scale, y: Scale) -> Curve:
     path = _path(series.x, series.y, x, y)
     if series.markers:
         return Curve(line, path, color, 2.5, points)
-    told = series.label and len(series.x) <= _MOST_TOOLTIPS
-    return Curve(line, path, "hit", 5.0, points if told else [])
+    named = series.label and len(series.x) <= _MOST_TOOLTIPS
+    return Curve(line, path, "hit", 5.0, points if named else [])
 
 
 def _path(xs: Values, ys: Values, x: Scale, y: Scale) -> str:

@@ -83,7 +83,7 @@ class Growth:
         return chart(panel, x_format=_growth, from_zero=unit != "%", many=many)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The charts as a table: growth, GPUs that break; of those that hold the slowest TTFT and ITL."""
+        """The charts as a table: growth, servers that break, slowest TTFT and ITL of the others."""
         rows = []
         for k, factor in enumerate(FACTORS):
             broken = [gpu for gpu, holds in zip(self.gpus, self.holds[k], strict=True) if not holds]

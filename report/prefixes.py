@@ -1,4 +1,4 @@
-"""What a plan assumes of prompts that begin alike, and what it would mean if more of them did."""
+"""What a plan assumes of prompts that begin alike, and what more of them would change."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ DURATION_S = 900.0
 
 
 def prefix_words(plan: Plan) -> str | None:
-    """That no shared prefixes are assumed, and the busiest server with `HIT_RATE`; None where it matters not."""
+    """Say that no shared prefixes are assumed, and what `HIT_RATE` would do to the busiest server.
+
+    None: the fleet has shared prefixes, or no server caches them.
+    """
     found = prefix_figures(plan)
     if found is None:
         return None
-    assumed = "none are assumed to be shared, so that prefix caching saves nothing"
-    given = "columns shared_prefix_tokens and turns say what is shared"
+    assumed = "no prompts are assumed to begin alike (columns shared_prefix_tokens and turns say which do)"
     if "server" not in found:
-        return f"{assumed}; {given}"
+        return f"{assumed}, so prefix caching saves nothing"
     ttft, itl = found["mean_ttft_ms"], found["mean_itl_ms"]
     return (
-        f"{assumed}; with {found['hit_rate']:.0%} of the prompt tokens in the KV cache server {found['server']}, the "
-        f"busiest, has a mean TTFT of {ttft['shared']:,.0f} instead of {ttft['assumed']:,.0f} ms and an ITL of "
-        f"{itl['shared']:.1f} instead of {itl['assumed']:.1f} ms ({given})"
+        f"{assumed}; with {found['hit_rate']:.0%} of the prompt tokens in the KV cache, server {found['server']}, "
+        f"the busiest, would have a mean TTFT of {ttft['shared']:,.0f} ms instead of {ttft['assumed']:,.0f} ms and an "
+        f"ITL of {itl['shared']:.1f} ms instead of {itl['assumed']:.1f} ms"
     )
 
 
 def prefix_figures(plan: Plan) -> dict[str, Any] | None:
     """What `prefix_words` says, JSON-able: the hit rate that is assumed, and the figures of a server with another.
 
-    Both figures of the server are simulated with the same requests: what changes is how much of them is in the cache.
+    None: the fleet has shared prefixes, or no server caches them. Both runs of the server get the same requests; only
+    the share of them in the cache differs.
     """
     caching = [k for k, item in enumerate(plan.bins) if rules_of(item.profile.engine).prefix_caching]
     fleet, trace = plan.workload, plan.workload.arrivals.trace

@@ -57,8 +57,8 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
 
 def _labels(others: list[str], keys: list[tuple[object, ...]]) -> list[str]:
     """Names of the curves: the values of the axes that differ between them."""
-    told = [k for k, axis in enumerate(others) if len({key[k] for key in keys}) > 1] or [len(others) - 1]
-    return [", ".join(f"{AXIS_LABELS[others[k]]} {key[k]:g}" for k in told) for key in keys]
+    varied = [k for k, axis in enumerate(others) if len({key[k] for key in keys}) > 1] or [len(others) - 1]
+    return [", ".join(f"{AXIS_LABELS[others[k]]} {key[k]:g}" for k in varied) for key in keys]
 
 
 def _offered(frame: pl.DataFrame, x_axis: str) -> list[Series]:

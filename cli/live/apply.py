@@ -50,12 +50,12 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
     with acting.held():
         changes = acting.changes(prune=given.prune)
         steps = [step for change in changes for step in words(change, names)]
-        told = [*(f"{k}. {step}" for k, step in enumerate(steps, 1)), counted(len(steps), "step")]
+        listing = [*(f"{k}. {step}" for k, step in enumerate(steps, 1)), counted(len(steps), "step")]
         if given.dry_run or not steps:
-            out.result({"steps": steps, "failed": []}, lambda: told)
+            out.result({"steps": steps, "failed": []}, lambda: listing)
             return 0
         if not given.yes:
-            for line in told:
+            for line in listing:
                 click.echo(line, err=True)
             if not click.confirm("Make these changes?", err=True):
                 return 0

@@ -30,7 +30,7 @@ class Followed:
 
     servers: The servers, the router in front of them, and limits.
     simulate: Rehearse with this trace, a fleet that replays requests of the plan's adapters, on simulated servers.
-    fleet: A fleet that is read at each look: its new adapters get a server, those that it lacks leave theirs.
+    fleet: A fleet that is read at each look: its new adapters get a server, adapters that are not in it leave theirs.
     dry_run: Say what would be done, and do nothing.
     failures: With --simulate: servers that are lost on a day.
     html: Write a page with the servers and the changes after each look.
@@ -70,9 +70,9 @@ def follow(
     """Keep a plan true on running servers: adapters follow the load, servers start and stop.
 
     At each look the load is measured (from the servers' own metrics, or --log, or --url) and the twin says what each
-    server holds within the goal. A server that has too much gives adapters to others; one that is lost leaves its
-    adapters to those that answer; a server more or less runs where it is worth its cost. Each change is said with its
-    reason. Ctrl-C leaves everything serving.
+    server holds within the goal. A server that has too much gives adapters to others; adapters
+    of a server that is lost go to the servers that answer; a server starts or stops where that is worth its cost. Each
+    change is printed with its reason. Ctrl-C leaves everything serving.
 
     \b
     Examples:

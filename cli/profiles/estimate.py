@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from packer.cli.declare import Readers, bundle, command, option, pairs, values
-from packer.cli.options import Writing, common, complete
+from packer.cli.options import Writing, common
 
 SETTINGS: Readers = {
     "tensor-parallel-size": click.IntRange(min=1, max=64),
@@ -31,16 +31,14 @@ class EstimateOptions:
     settings: A setting of the server: tensor-parallel-size (its GPUs, 1), quantization (fp8, int8, awq, gptq, nvfp4; as
         the model's config says), and by default as vLLM has it for the GPU max-model-len, max-num-seqs,
         max-num-batched-tokens, gpu-memory-utilization, kv-cache-dtype (auto, bfloat16, fp8), lora-target-modules (of
-        qkv_proj, o_proj, gate_up_proj and down_proj, with commas: those that slots hold), vllm-version (whose rules and
+        qkv_proj, o_proj, gate_up_proj and down_proj, with commas: what slots hold), vllm-version (whose rules and
         defaults hold; the newest that is known), engine (vllm or sglang: its memory for slots and its eviction; the
         step law is vLLM's); --max-model-len 8192 is the same; repeatable.
     price_per_hour: Price of the server's GPUs per hour, US dollars. [default: the data sheet's]
     """
 
-    model: str = option(
-        required=True, metavar="NAME|PATH", shell_complete=complete("packer.fit.models:MODELS")
-    )
-    gpu: str = option(required=True, metavar="NAME", shell_complete=complete("packer.twin.datasheets:GPUS"))
+    model: str = common("model", required=True)
+    gpu: str = common("gpu", required=True)
     name: str | None = option()
     settings: dict[str, Any] = pairs("--set", names=SETTINGS)
     price_per_hour: float | None = option("--price", type=float)
@@ -77,8 +75,8 @@ def estimate(given: EstimateOptions, out: Writing) -> None:
     profile = estimate_profile(given.model, given.gpu, **settings)
     write_profile(profile, output, force=out.force)
     tokens = kv_cache_tokens(profile, profile.settings(1, 8))
-    told = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}
-    out.result(lambda: {**summary_of(profile), **told}, list)
+    said = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}
+    out.result(lambda: {**summary_of(profile), **said}, list)
     out.note(f"{output}: {tokens:,} tokens of KV cache with one slot of rank 8")
     if tokens < profile.memory.min_kv_tokens:
         length = profile.engine.max_model_len

@@ -29,14 +29,13 @@ READERS = {
 
 
 def hint(path: str | os.PathLike[str], read: str) -> str:
-    """What a file is that the function `read` refused, and who takes it, in a sentence; "" where that is not clear."""
+    """What the function `read` expected, what it got and who takes that, in sentences; "" where that is not clear."""
     if read not in READERS:
         return ""
     kind = kind_of(path)
     if kind is None or kind == READERS[read]:
         return ""
-    article = "an" if kind[0] in "aeiou" else "a"
-    return f" This is {article} {kind}: {TAKEN_BY[kind]}."
+    return f"expected a {READERS[read]}. This is a {kind}: {TAKEN_BY[kind]}."
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:

@@ -43,7 +43,7 @@ def test_engine_settings_replace_those_of_the_profile(tmp_path: Path, capsys: Ca
         run(["solve", str(fleet), "--from", str(path), "--max-num-seqs", "64", "-o", str(tmp_path / "x")])
         == 2
     )
-    assert "leave out --profile and engine settings" in capsys.readouterr().err
+    assert "--max-num-seqs has no effect with --from" in capsys.readouterr().err
     assert run(["solve", str(fleet), "--max-num-seqs", "1000000"]) == 2
 
 

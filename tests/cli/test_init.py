@@ -58,6 +58,7 @@ def test_a_log_becomes_a_project(
     monkeypatch.delenv("PACKER_CONFIG", raising=False)
     assert run(["solve", "fleet.csv", "-o", "again.json"]) == 0
     assert load_plan("again.json").bins[0].profile == load_plan("plan.json").bins[0].profile
+    assert run(["solve", "fleet.csv", "--from", "plan.json", "-o", "next.json"]) == 0
     capsys.readouterr()
     assert run(["export", "plan.json"]) == 0
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in capsys.readouterr().out

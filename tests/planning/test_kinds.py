@@ -67,6 +67,24 @@ def test_each_model_gets_the_cheapest_kind_that_keeps_the_goal(two_models: Plan)
     ]
 
 
+def test_without_all_prices_the_fewest_gpus_decide(two_models: Plan) -> None:
+    """A kind without a price is not taken for a free one: the number of GPUs decides, and the plan says so."""
+    many = replace(two_models, bins=(*two_models.bins, *two_models.bins))
+    bins = tuple(replace(item, profile=unpriced_profile(item.profile)) for item in many.bins)
+    free = Option(None, "no price", replace(many, bins=bins), holds=True, told="")
+    dear = Option(None, "dear", two_models, holds=True, told="")
+    assert kinds.cheapest([free, dear]) is dear
+    assert kinds.cheapest([replace(dear, kinds="other", holds=False), free]) is free
+    (said,) = kinds.unpriced([free, dear])
+    assert "No price is known for no price: fewest GPUs decide" in said
+    assert kinds.unpriced([dear]) == ()
+
+
+def unpriced_profile(profile: Profile) -> Profile:
+    """The same server without a price."""
+    return replace(profile, gpu=replace(profile.gpu, price_per_hour=None))
+
+
 def test_the_decision_says_what_to_buy_and_what_it_gives(two_models: Plan) -> None:
     """All GPUs and their price come first; each model has its servers, latency, room, and what other kinds take."""
     text = str(two_models.details["decision"])

@@ -118,9 +118,9 @@ def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, 
     assert text.count("holds to") == 1
     assert "holds to about +21 %" in text
     assert "8 GPUs serve it with" in text
-    assert text.endswith("; 7 starve.")
+    assert text.endswith("; 7 GPUs starve.")
     text = outcome(last, [*fewer, last], rooms, Slo(), breaking=None, needed=7.0)
-    assert text.endswith("; on 7 no plan was found that serves it.")
+    assert text.endswith("; on 7 GPUs no plan was found that serves it.")
     assert not math.isnan(last.p95_ttft_ms)
 
 
