@@ -57,7 +57,8 @@ def waiting_means(sim: Run, edges_s: FloatArray) -> FloatArray:
     again. 0 where the server does not start.
     """
     started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)], kind="stable")  # nearly sorted: fast
-    waited_s = _time_since(np.sort(sim.raw.requests.time_s, kind="stable"), edges_s) - _time_since(started, edges_s)
+    sent_s = np.sort(sim.raw.requests.time_s, kind="stable")
+    waited_s = _time_since(sent_s, edges_s) - _time_since(started, edges_s)
     return np.diff(waited_s) / np.diff(edges_s)
 
 
