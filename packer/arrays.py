@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,3 +12,13 @@ Float32Array = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.int8]
+Record = Any
+"""A record or an array of records: NumPy's types do not know the names of their fields."""
+
+
+def record(*fields: Any) -> Any:
+    """A type of records with these fields, (name, type) or (name, type, shape), aligned as C does it.
+
+    Kernels and Python read and write a field of a record by its name: `row.field`, of an array `rows["field"]`.
+    """
+    return np.dtype((np.record, np.dtype(list(fields), align=True)))

@@ -6,42 +6,38 @@ import math
 
 from numba import njit
 
-from packer.papers.cache.kernel import WANTED
+from packer.papers.state import CellState
 from packer.twin.engine.containers import link_last, unlink
-from packer.twin.engine.state import (
-    ACCEPTED, DUE_BEFORE, FINISH, FINISH_SEEN, FIRST, FIRST_SEEN, GENERATED, INBOX, INBOX_COUNT, KEY, NEXT, NEXT_S,
-    OWNER, PROMPT, REACHED, SENT, SENTINEL, SENT_AT, TAKEN, WAITING, WAITING_PROMPT, ServerState,
-)  # fmt: skip
+from packer.twin.engine.state import ACCEPTED
 from packer.twin.flags import ENGINE_FLAGS
 
 
 @njit(**ENGINE_FLAGS)
-def accept(state: ServerState) -> int:
+def accept(state: CellState) -> int:
     """The first request of the inbox joins the end of the queue; its row."""
-    ints, floats, requests, times = state.ints, state.floats, state.requests, state.times
-    r = ints[INBOX] - 1
-    following = requests[r, NEXT]
-    ints[INBOX] = following
-    ints[INBOX_COUNT] -= 1
-    requests[r, KEY] = ints[TAKEN]
-    requests[r, GENERATED] = 0
-    times[r, REACHED] = times[r, SENT_AT]
-    times[r, FIRST] = times[r, FINISH] = times[r, FIRST_SEEN] = times[r, FINISH_SEEN] = math.nan
-    state.status[r] = ACCEPTED
-    ints[TAKEN] += 1
-    ints[SENT] += 1
-    ints[WAITING] += 1
-    state.adapters[requests[r, OWNER] + 1, WANTED] += 1
-    link_last(state.links, DUE_BEFORE, ints[SENTINEL], r)
-    floats[NEXT_S] = times[following - 1, SENT_AT] if following > 0 else math.inf
+    server, request = state.server, state.requests[state.server.inbox - 1]
+    r, following = server.inbox - 1, request.next
+    server.inbox = following
+    server.inbox_count -= 1
+    request.key = server.taken
+    request.generated = 0
+    request.reached_s = request.sent_s
+    request.first_s = request.finish_s = request.first_seen_s = request.finish_seen_s = math.nan
+    request.status = ACCEPTED
+    server.taken += 1
+    server.sent += 1
+    server.waiting += 1
+    state.cached[request.owner + 1].wanted += 1
+    link_last(state.links["due"], server.sentinel, r)
+    server.next_s = state.requests[following - 1].sent_s if following > 0 else math.inf
     return int(r)
 
 
 @njit(**ENGINE_FLAGS)
-def leave_queue(state: ServerState, r: int) -> None:
+def leave_queue(state: CellState, r: int) -> None:
     """Request `r` is not waiting any more."""
-    ints = state.ints
-    unlink(state.links, DUE_BEFORE, r)
-    ints[WAITING] -= 1
-    ints[WAITING_PROMPT] -= state.requests[r, PROMPT]
-    state.adapters[state.requests[r, OWNER] + 1, WANTED] -= 1
+    server = state.server
+    unlink(state.links["due"], r)
+    server.waiting -= 1
+    server.waiting_prompt -= state.requests[r].prompt
+    state.cached[state.requests[r].owner + 1].wanted -= 1

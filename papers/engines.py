@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from packer.arrays import Record
 from packer.papers.cache.loading import loading_of
+from packer.papers.state import OWN
 from packer.twin.cluster.caching import FIXED
-from packer.twin.engine import state as rows
+from packer.twin.engine.state import NO_LIMIT, ServerState
 from packer.twin.memory.policy import memory_policy
 
 
@@ -19,17 +21,20 @@ def refusal(name: str, form: str) -> str | None:
     return None if form == "linear" else need
 
 
-def prepared(setup: Any, state: rows.ServerState, max_seqs: int) -> rows.ServerState:
-    """The state of an idle server with the settings of its cache, and room for a batch of `max_seqs` requests."""
-    ints, floats, policy = state.ints, state.floats, setup.policy
+def prepared(setup: Any, state: ServerState, max_seqs: int) -> ServerState:
+    """The state of an idle server with the settings of its cache, and batches of up to `max_seqs` requests."""
+    server = state.server
+    server.kv_blocks, server.cache_rule, server.max_seqs = setup.cells, setup.policy.rule, max_seqs
+    return state
+
+
+def own_of(setup: Any) -> Record:
+    """What the engine of an idle server keeps, a record of `OWN`."""
+    own, policy = np.zeros(1, dtype=OWN)[0], setup.policy
     slots = memory_policy(setup.server.profile).fixed_slots and policy.rule != FIXED
-    ints[rows.KV_BLOCKS] = setup.cells
-    ints[rows.CACHE_RULE] = policy.rule
-    ints[rows.LOADING_MODE], floats[rows.CPU_FACTOR] = loading_of(setup.loading)
-    ints[rows.SLOT_LIMIT] = setup.server.settings.max_loras if slots else rows.NO_LIMIT
-    high = policy.high_water
-    ints[rows.HIGH_WATER] = rows.NO_LIMIT if high >= 1.0 else int(high * setup.cells)
-    ints[rows.MAX_SEQS] = max_seqs
-    floats[rows.ABORT_AFTER_S] = math.inf
-    floats[rows.ARRIVALS] = floats[rows.ADMISSIONS] = 1.0
-    return state._replace(sets=np.zeros((rows.N_SETS, max_seqs), dtype=np.int64))
+    own.loading_mode, own.cpu_factor = loading_of(setup.loading)
+    own.slot_limit = setup.server.settings.max_loras if slots else NO_LIMIT
+    own.high_water = NO_LIMIT if policy.high_water >= 1.0 else int(policy.high_water * setup.cells)
+    own.abort_after_s = own.load_end_s = math.inf
+    own.arrivals = own.admissions = 1.0
+    return own

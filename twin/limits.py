@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from packer.arrays import FloatArray
 from packer.checks import slot_rank_for
-from packer.twin.engine import state as rows
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.run import Run
@@ -60,7 +59,7 @@ def limit_of(sim: Run) -> Limit:
     found = max(_limits(sim), key=lambda each: each.pressure)
     if found.pressure >= USED_UP:
         return found
-    waiting = sim.raw.timeline[:, rows.T_WAITING] / sim.timeline_bin_s
+    waiting = sim.raw.timeline["waiting"] / sim.timeline_bin_s
     if not (waiting >= 1.0).any():
         return found
     usage = f"requests wait in {(waiting >= 1.0).mean():.0%} of the time, up to {waiting.max():.0f} at once"
@@ -80,7 +79,7 @@ def _of_first_uses(sim: Run, sent_s: FloatArray, waits_ms: FloatArray) -> bool:
 
     `sent_s`, `waits_ms`: `Run.late`.
     """
-    use_s, requests = law_of(sim.profile).frontend[rows.PER_FIRST_USE_S], sim.raw.requests
+    use_s, requests = law_of(sim.profile).frontend["per_first_use_s"], sim.raw.requests
     first_s = np.full(len(sim.workload), np.inf)
     np.minimum.at(first_s, requests.adapter, requests.time_s)
     first_s.sort()
@@ -97,13 +96,15 @@ def _limits(sim: Run) -> list[Limit]:
     engine, raw = sim.profile.engine, sim.raw
     if sim.status != "ok":
         return [Limit("memory", 1.0, sim.status_reason, _smaller_slots(sim) or "fewer or smaller slots")]
-    waiting = raw.timeline[:, rows.T_WAITING] >= sim.timeline_bin_s  # one request on average
+    waiting = raw.timeline["waiting"] >= sim.timeline_bin_s  # one request on average
     crowded = raw.timeline[waiting] if waiting.any() else raw.timeline
-    mean = crowded.sum(axis=0) / max(float(crowded[:, rows.T_BUSY].sum()), 1e-9)
-    active, running = float(mean[rows.T_ADAPTERS]), float(mean[rows.T_RUNNING])
-    kv = float(mean[rows.T_KV]) * engine.block_size / max(sim.kv_cache_tokens, 1)
-    loading = float(raw.floats[rows.LOAD_S]) / max(float(raw.floats[rows.BUSY_S]), 1e-9)
-    tokens = float(raw.timeline[:, [rows.T_PREFILL, rows.T_DECODE]].sum()) / max(sim.engine_steps, 1)
+    busy_s = max(float(crowded["busy"].sum()), 1e-9)
+    active, running, blocks = (
+        float(np.cumsum(crowded[name])[-1]) / busy_s for name in ("adapters", "running", "kv_blocks")
+    )
+    kv = blocks * engine.block_size / max(sim.kv_cache_tokens, 1)
+    loading = float(raw.server["load_s"]) / max(float(raw.server["busy_s"]), 1e-9)
+    tokens = float(raw.timeline["prefill"].sum() + raw.timeline["decode"].sum()) / max(sim.engine_steps, 1)
     _, itl_limits_ms = sim.workload.slo.columns(sim.workload)
     itl = sim.mean_itl_ms if math.isfinite(sim.mean_itl_ms) else 0.0
     outside_ms = sim.mean_ttft_ms - sim.engine_mean_ttft_ms if sim.completed else 0.0

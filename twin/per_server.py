@@ -55,7 +55,7 @@ def mean_itl_ms(run: Run) -> float:
     done = np.flatnonzero(raw.finished)
     gaps = int((raw.requests.output_tokens[done] - 1).sum())
     span_s = float((raw.finish_s[done] - raw.first_s[done]).sum())
-    merged = int(raw.ints[rows.MERGED]) / max(int(raw.ints[rows.GAPS]), 1)
+    merged = int(raw.server["merged"]) / max(int(raw.server["gaps"]), 1)
     seen = gaps * (1.0 - merged)  # 0 where the front end stands still for longer than every request runs
     return span_s * 1e3 / seen if seen else math.nan
 
@@ -69,22 +69,22 @@ def itl_quantile(run: Run, q: float) -> float:
     return float(rows.HISTOGRAM_FLOOR_MS * math.exp((k + 0.5) / rows.HISTOGRAM_PER_E))
 
 
-def mean_state(run: Run, column: int) -> float:
+def mean_state(run: Run, column: str) -> float:
     """Time-weighted mean of a column of the timeline."""
-    found = float(run.raw.timeline[:, column].sum() / run.duration_s)
+    found = float(run.raw.timeline[column].sum() / run.duration_s)
     return found if run.status == "ok" else math.nan
 
 
 def mean_kv_usage(run: Run) -> float:
     """See `Run.mean_kv_usage`."""
     blocks = run.kv_cache_tokens // run.profile.engine.block_size
-    return mean_state(run, rows.T_KV) / blocks if blocks > 0 else math.nan
+    return mean_state(run, "kv_blocks") / blocks if blocks > 0 else math.nan
 
 
 def refused(run: Run) -> int:
     """See `Run.refused`. In a cluster, requests that are on their way at the end are sent but not taken."""
     if run.state is None:
-        return run.sent - int(run.raw.ints[rows.TAKEN])
+        return run.sent - int(run.raw.server["taken"])
     from packer.twin.cluster.state import REFUSED
 
     return int((run.state.server == REFUSED).sum())
@@ -92,9 +92,9 @@ def refused(run: Run) -> int:
 
 def hit_rate(run: Run) -> float:
     """See `Run.hit_rate`."""
-    ints = run.raw.ints
-    admissions = int(ints[rows.TAKEN]) - int(ints[rows.WAITING]) - run.aborted + run.preemptions
-    misses = run.adapter_loads - int(ints[rows.UNAWAITED])
+    server = run.raw.server
+    admissions = int(server["taken"]) - int(server["waiting"]) - run.aborted + run.preemptions
+    misses = run.adapter_loads - int(server["unawaited"])
     return 1.0 - misses / admissions if admissions else math.nan
 
 
@@ -112,7 +112,7 @@ def cold_start_share(run: Run) -> float:
     """See `Run.cold_start_share`."""
     done = np.flatnonzero(run.raw.finished)
     latency_s = float((run.raw.finish_s[done] - run.raw.requests.time_s[done]).sum())
-    return float(run.raw.floats[rows.STALL_S]) / latency_s if latency_s else math.nan
+    return float(run.raw.server["stall_s"]) / latency_s if latency_s else math.nan
 
 
 def gpu_hours(run: Run) -> float:
@@ -132,7 +132,7 @@ def server_timeline(run: Run) -> pl.DataFrame:
     found = []
     for s, server in enumerate(run.servers):
         frame = server.timeline
-        busy = server.raw.timeline[:, rows.T_BUSY]
+        busy = server.raw.timeline["busy"]
         left_s = run.duration_s - np.arange(len(busy)) * run.timeline_bin_s
         share = np.minimum(1.0, busy / np.minimum(run.timeline_bin_s, np.maximum(left_s, 1e-9)))
         number = pl.Series("server", np.full(len(frame), s))

@@ -1,4 +1,4 @@
-"""What a simulation found: the requests, the registers, and every figure that is made of them."""
+"""What a simulation found: the requests, the server's record, and every figure that is made of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin import per_adapter as figures
 from packer.twin import per_server as by_server
-from packer.twin.engine import state as rows
 from packer.twin.served import served_share
 from packer.twin.server import Raw, Server
 from packer.twin.stability import is_stable
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from packer.twin.cluster.transit import Transit
 
 
-def _register(number: int) -> cached_property[int]:
-    return cached_property(lambda sim: int(sim.raw.ints[number]))
+def _field(name: str) -> cached_property[int]:
+    return cached_property(lambda sim: int(sim.raw.server[name]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +90,7 @@ class Run:
     def _completed(self) -> npt.NDArray[np.intp]:
         return np.flatnonzero(self.raw.finished)
 
-    sent = _register(rows.SENT)
+    sent = _field("sent")
     """Requests sent, those refused by the client's ceiling included."""
 
     sent_tokens = cached_property(lambda self: float(self.raw.sent_tokens))
@@ -125,7 +124,7 @@ class Run:
     stable = cached_property(is_stable)
     """Whether the queue does not grow, as far as this run shows; see `packer.twin.stability.is_stable`."""
 
-    preemptions = _register(rows.PREEMPTIONS)
+    preemptions = _field("preemptions")
     """Requests preempted because no KV block was free; they are recomputed."""
 
     cached_tokens = cached_property(lambda self: int(figures.found(self)[0].sum()))
@@ -134,9 +133,9 @@ class Run:
     """`cached_tokens` as a part of the prompt tokens of admitted requests; NaN without prefix caching."""
     adapter_prefix_hit_rate = cached_property(figures.prefix_hit_rates)
     """That of each adapter, float64 (adapters,); NaN where none of its requests was admitted."""
-    adapter_loads = _register(rows.ADAPTER_LOADS)
+    adapter_loads = _field("adapter_loads")
     """Times that an adapter was brought into a slot."""
-    disk_loads = _register(rows.DISK_LOADS)
+    disk_loads = _field("disk_loads")
     """Of these, how many came from disk."""
 
     @property
@@ -144,9 +143,9 @@ class Run:
         """Adapter loads per completed request; NaN where nothing completed."""
         return self.adapter_loads / self.completed if self.completed else math.nan
 
-    metric_series = _register(rows.SERIES)
+    metric_series = _field("series")
     """Time series of `vllm:lora_requests_info` at the end; 0 where /metrics is not scraped."""
-    metric_names = _register(rows.NAMES)
+    metric_names = _field("names")
     """Adapters named in the labels of these series."""
     engine_mean_ttft_ms = cached_property(lambda self: by_server.mean(by_server.engine_ms(self, 0, 1)))
     """Mean TTFT within the engine, ms: without the front end, over completed requests."""
@@ -154,9 +153,9 @@ class Run:
     engine_mean_tpot_ms = cached_property(by_server.engine_mean_tpot_ms)
     """Mean TPOT within the engine, ms, over completed requests with at least two tokens."""
 
-    engine_steps = cached_property(lambda self: int(self.raw.ints[[rows.STEP, rows.IN_FLIGHT]].sum()))
+    engine_steps = cached_property(lambda self: int(self.raw.server["step"] + self.raw.server["in_flight"]))
     """Engine steps."""
-    busy_share = cached_property(lambda self: float(min(1.0, self.raw.floats[rows.BUSY_S] / self.duration_s)))
+    busy_share = cached_property(lambda self: float(min(1.0, self.raw.server["busy_s"] / self.duration_s)))
     """Part of the time in which the engine had something to do."""
 
     @cached_property
@@ -244,14 +243,14 @@ class Run:
         return float((self.ttft_ms.sum() + unfinished * self.duration_s * 1e3) / self.sent)
 
     # ---- frames
-    mean_running = cached_property(lambda self: by_server.mean_state(self, rows.T_RUNNING))
+    mean_running = cached_property(lambda self: by_server.mean_state(self, "running"))
     """Time-weighted mean of running requests."""
-    mean_waiting = cached_property(lambda self: by_server.mean_state(self, rows.T_WAITING))
+    mean_waiting = cached_property(lambda self: by_server.mean_state(self, "waiting"))
     """Time-weighted mean of waiting requests."""
 
     mean_kv_usage = cached_property(by_server.mean_kv_usage)
     """Time-weighted mean share of the KV blocks in use."""
-    max_running = _register(rows.PEAK_RUNNING)
+    max_running = _field("peak_running")
     """Largest batch."""
 
     timeline = cached_property(timeline_frame)
@@ -311,7 +310,7 @@ class Run:
     """Admissions whose adapter lay on the GPU / admissions; NaN without admissions."""
     host_hit_rate = cached_property(by_server.host_hit_rate)
     """Requests whose adapter lay in the host memory of their node / requests; NaN where it holds everything."""
-    aborted = _register(rows.ABORTED)
+    aborted = _field("aborted")
     """Requests that a server gave up while they waited (early abort)."""
     cold_start_share = cached_property(by_server.cold_start_share)
     """Time that requests in a batch waited for loads, of their own adapter or another / latency; NaN: none."""

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.arrays import BoolArray, FloatArray, IntArray, Record
 from packer.arrival import RequestTrace
 from packer.errors import ValidationError
 from packer.profile import Profile
@@ -45,7 +45,8 @@ class Raw:
     where it did not happen) and `finished`. `refused` (m,): how many the client could not send and have no row, by
     adapter.
     `sent_tokens`: input + output tokens of all requests sent, refused ones included (at their mean where their
-    lengths were never drawn). `times` (n, 7): the kernel's (`packer.twin.engine.state`). `tuning`: registers of
+    lengths were never drawn). `server`, `timeline` (bins,), `rows` (n,): the kernel's records of the server, of time
+    and of these requests (`packer.twin.engine.state`). `tuning`: registers of
     `packer.twin.tuning.state`, if the server trained. `found` (n,): tokens of each request that were in the KV cache
     at its first admission, -1 before that; None without prefix caching.
     """
@@ -56,19 +57,18 @@ class Raw:
     first_s: FloatArray
     finish_s: FloatArray
     finished: BoolArray
-    ints: IntArray
-    floats: FloatArray
+    server: Record
     histogram: IntArray
-    timeline: FloatArray
+    timeline: Record
     means: FloatArray
-    times: FloatArray
+    rows: Record
     tuning: FloatArray | None = None
     found: IntArray | None = None
 
     @property
     def engine_s(self) -> FloatArray:
         """When a request reached the engine, its first token and finish there, before the front end, (n, 3)."""
-        return self.times[:, [rows.REACHED, rows.FIRST, rows.FINISH]]
+        return np.column_stack([self.rows[name] for name in ("reached_s", "first_s", "finish_s")])
 
     @classmethod
     def nothing(cls, adapters: int) -> Raw:
@@ -81,12 +81,11 @@ class Raw:
             first_s=none,
             finish_s=none,
             finished=np.zeros(0, dtype=np.bool_),
-            ints=np.zeros(rows.N_INTS, dtype=np.int64),
-            floats=np.zeros(rows.N_FLOATS),
+            server=np.zeros(1, dtype=rows.SERVER)[0],
             histogram=count,
-            timeline=np.zeros((0, 8)),
+            timeline=np.zeros(0, dtype=rows.BIN),
             means=none,
-            times=np.zeros((0, 7)),
+            rows=np.zeros(0, dtype=rows.REQUEST),
         )
 
 
@@ -138,20 +137,20 @@ class Server:
 
             def ready(marks: Marks = marks, enough: int = enough) -> rows.ServerState:
                 state = self.state(marks, duration_s, timeline_bin_s, seed)
-                if state.ints[rows.TRACK_HOST] and not self.profile.loading.cold_start:
-                    rows.register(state, in_slots=not state.sizes[:, rows.BLOCKS].any())
+                if state.server["track_host"] and not self.profile.loading.cold_start:
+                    rows.register(state, in_slots=not state.adapters["blocks"].any())
                 if adapter is None or self.concurrency is not None:
-                    state.ints[rows.STREAM] = 1
-                    state.floats[rows.NEXT_S] = time_s[0] if len(time_s) else np.inf
+                    state.server["stream"] = 1
+                    state.server["next_s"] = time_s[0] if len(time_s) else np.inf
                     return state._replace(stream_s=self._stream(time_s, enough))
                 fill_inbox(state, time_s)
                 return state
 
             tuning = self.tuning(seed)
             state, pool = self._advance(ready, marks, duration_s, tuning)
-            if not state.ints[rows.EXHAUSTED]:
+            if not state.server["exhausted"]:
                 if self.paced:  # what the client still holds back was not served
-                    state.ints[rows.SENT] = len(time_s)
+                    state.server["sent"] = len(time_s)
                 raw = self._raw(state, marks, seed, tuning, pool)
                 # The front end may still write outputs when the engine's last step has ended.
                 return replace(raw, finished=raw.finished & (raw.finish_s <= duration_s))
@@ -176,7 +175,7 @@ class Server:
                 if not getattr(advance, "overloads", True):  # with NUMBA_DISABLE_JIT nothing is compiled
                     prepare()
                 advance(state, law, duration_s, tuning)
-            if not rules.prefix_caching or not state.ints[rows.PREEMPTIONS]:
+            if not rules.prefix_caching or not state.server["preemptions"]:
                 return state, None
             state = ready()
         engine = self.profile.engine
@@ -237,30 +236,30 @@ class Server:
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
         rules = self.rules()
         settings = {
-            rows.SLOTS: self.settings.max_loras,
-            rows.SLOT_RANK: self.settings.max_lora_rank,
-            rows.KV_BLOCKS: self.kv_blocks,
-            rows.BLOCK_SIZE: engine.block_size,
-            rows.TOKEN_BUDGET: engine.max_num_batched_tokens,
-            rows.MAX_SEQS: engine.max_num_seqs,
-            rows.MAX_OUTSTANDING: rows.NO_LIMIT if self.most_open is None else self.most_open,
-            rows.SERVED: max(m, 1),
-            rows.HOST_PLACES: places,
-            rows.SPARES_BATCH: int(profile.loading.spares_batch or not memory_policy(profile).fixed_slots),
-            rows.TRACK_HOST: int(profile.loading.cold_start or places < m),
-            rows.PREFILLS_FIRST: int(rules.prefills_first),
-            rows.SERIES_OF_LISTS: int(rules.series_of_lists),
-            rows.WHOLE_SEQUENCE: int(rules.whole_sequence),
-            rows.SKIPPED_REVERSED: int(rules.skipped_reversed),
-            rows.SKIPPED_FIRST: int(rules.skipped_first),
-            rows.SLOTS_OF_RUNNING: int(rules.slots_of_running),
-            rows.CONCURRENCY: self.concurrency or 0,
-            rows.RELEASED: self.concurrency or 0,
+            "slots": self.settings.max_loras,
+            "slot_rank": self.settings.max_lora_rank,
+            "kv_blocks": self.kv_blocks,
+            "block_size": engine.block_size,
+            "token_budget": engine.max_num_batched_tokens,
+            "max_seqs": engine.max_num_seqs,
+            "max_outstanding": rows.NO_LIMIT if self.most_open is None else self.most_open,
+            "served": max(m, 1),
+            "host_places": places,
+            "spares_batch": int(profile.loading.spares_batch or not memory_policy(profile).fixed_slots),
+            "track_host": int(profile.loading.cold_start or places < m),
+            "prefills_first": int(rules.prefills_first),
+            "series_of_lists": int(rules.series_of_lists),
+            "whole_sequence": int(rules.whole_sequence),
+            "skipped_reversed": int(rules.skipped_reversed),
+            "skipped_first": int(rules.skipped_first),
+            "slots_of_running": int(rules.slots_of_running),
+            "concurrency": self.concurrency or 0,
+            "released": self.concurrency or 0,
         }
         interval_s = profile.frontend.scrape_interval_s
         state = rows.new_state(
             len(marks.adapter),
-            *rows.sizes_of(self.workload.ranks, self.adapter_blocks(), seed),
+            *rows.adapters_of(self.workload.ranks, self.adapter_blocks(), seed),
             settings,
             longest_output=int(marks.output_tokens.max()) if len(marks.adapter) else 1,
             run_s=duration_s,
@@ -270,21 +269,21 @@ class Server:
             scraped_steps=0 if interval_s is None else math.ceil(LIKELY_STEPS_S * duration_s),
         )
         if interval_s is not None:
-            state.floats[rows.SCRAPE_S] = interval_s
-        state.requests[:, rows.OWNER] = marks.adapter
-        state.requests[:, rows.PROMPT] = marks.input_tokens
-        state.requests[:, rows.OUTPUT] = marks.output_tokens
+            state.server["scrape_s"] = interval_s
+        state.requests["owner"] = marks.adapter
+        state.requests["prompt"] = marks.input_tokens
+        state.requests["output"] = marks.output_tokens
         return state
 
     def _raw(
         self, state: rows.ServerState, marks: Marks, seed: int, tuning: Tuning | None, pool: Pool | None
     ) -> Raw:
-        n_taken, n_refused = int(state.ints[rows.TAKEN]), int(state.ints[rows.SENT] - state.ints[rows.TAKEN])
-        streamed = bool(state.ints[rows.STREAM])
+        n_taken, n_refused = int(state.server["taken"]), int(state.server["sent"] - state.server["taken"])
+        streamed = bool(state.server["stream"])
         dense = streamed or not n_refused
-        taken = slice(n_taken) if dense else np.flatnonzero(state.status)
+        taken = slice(n_taken) if dense else np.flatnonzero(state.requests["status"])
         prompt, output = marks.input_tokens[taken], marks.output_tokens[taken]
-        refused, sent_tokens = state.adapters[1:, rows.REFUSED].copy(), float(prompt.sum() + output.sum())
+        refused, sent_tokens = state.adapters["refused"][1:].copy(), float(prompt.sum() + output.sum())
         if not streamed or self.paced:
             sent_tokens = float(marks.input_tokens.sum() + marks.output_tokens.sum())
         if self.paced:
@@ -293,12 +292,12 @@ class Server:
             workload = self.workload
             refused = np.random.default_rng(seed).multinomial(n_refused, workload.rates / workload.rate)
             sent_tokens += n_refused * workload.offered_tok_s / workload.rate
-        times = state.times[taken]
+        requests = state.requests[taken]
         return Raw(
-            RequestTrace(times[:, rows.SENT_AT].copy(), marks.adapter[taken], prompt, output), refused,
-            sent_tokens, times[:, rows.FIRST_SEEN].copy(), times[:, rows.FINISH_SEEN].copy(),
-            state.status[taken] == rows.FINISHED, state.ints, state.floats, state.histogram, state.timeline,
-            state.means, times, None if tuning is None else tuning.registers, self._found(state, pool, taken),
+            RequestTrace(requests["sent_s"].copy(), marks.adapter[taken], prompt, output), refused,
+            sent_tokens, requests["first_seen_s"].copy(), requests["finish_seen_s"].copy(),
+            requests["status"] == rows.FINISHED, state.server, state.histogram, state.timeline,
+            state.means, requests, None if tuning is None else tuning.registers, self._found(state, pool, taken),
         )  # fmt: skip
 
     def _found(
@@ -308,7 +307,7 @@ class Server:
             return None
         if pool is not None:
             return pool.found[taken].astype(np.int64)
-        return np.where(np.isnan(state.times[taken, rows.FIRST]), -1, 0)
+        return np.where(np.isnan(state.requests["first_s"][taken]), -1, 0)
 
 
 def unlike_vllm(workload: Workload, profile: Profile) -> str:
@@ -326,11 +325,11 @@ def fill_inbox(state: rows.ServerState, time_s: FloatArray) -> None:
     """Offer all rows, sent at these times, at once."""
     n = len(time_s)
     if n:
-        state.times[:, rows.SENT_AT] = time_s
-        state.ints[rows.WAITING_PROMPT] = state.requests[:, rows.PROMPT].sum()
-        classes = state.sizes[state.requests[:, rows.OWNER] + 1, rows.RANK_CLASS]
-        state.classes[:, rows.UNFINISHED] = np.bincount(classes, minlength=len(state.classes))
-        state.requests[:, rows.NEXT] = np.arange(2, n + 2)
-        state.requests[-1, rows.NEXT] = 0
-        state.ints[[rows.INBOX, rows.INBOX_LAST, rows.INBOX_COUNT]] = 1, n, n
-        state.floats[rows.NEXT_S] = time_s[0]
+        state.requests["sent_s"] = time_s
+        state.server["waiting_prompt"] = state.requests["prompt"].sum()
+        classes = state.adapters["rank_class"][state.requests["owner"] + 1]
+        state.classes["unfinished"] = np.bincount(classes, minlength=len(state.classes))
+        state.requests["next"] = np.arange(2, n + 2)
+        state.requests["next"][-1] = 0
+        state.server["inbox"], state.server["inbox_last"], state.server["inbox_count"] = 1, n, n
+        state.server["next_s"] = time_s[0]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from packer.io.frames import pl
-from packer.twin.engine import state as rows
 
 if TYPE_CHECKING:
     from packer.twin.run import Run
@@ -86,18 +85,17 @@ def timeline_frame(sim: Run) -> pl.DataFrame:
     table = sim.raw.timeline
     # Steps belong to the bin in which they start, so a bin may hold a little more than its width.
     width = np.minimum(sim.timeline_bin_s, sim.duration_s - np.arange(len(table)) * sim.timeline_bin_s)
-    width = np.maximum(width, table[:, rows.T_BUSY])[:, None]
+    width = np.maximum(width, table["busy"])
     blocks = max(sim.kv_cache_tokens // sim.profile.engine.block_size, 1)
-    means = table / width if len(table) else table
     return pl.DataFrame(
         {
             "time_s": (np.arange(len(table)) + 1) * sim.timeline_bin_s,
-            "running": means[:, rows.T_RUNNING],
-            "waiting": means[:, rows.T_WAITING],
-            "kv_usage": means[:, rows.T_KV] / blocks,
-            "active_adapters": means[:, rows.T_ADAPTERS],
-            "prefill_tokens": table[:, rows.T_PREFILL].astype(np.int64),
-            "decode_tokens": table[:, rows.T_DECODE].astype(np.int64),
-            "preemptions": table[:, rows.T_PREEMPTED].astype(np.int64),
+            "running": table["running"] / width,
+            "waiting": table["waiting"] / width,
+            "kv_usage": table["kv_blocks"] / width / blocks,
+            "active_adapters": table["adapters"] / width,
+            "prefill_tokens": table["prefill"].astype(np.int64),
+            "decode_tokens": table["decode"].astype(np.int64),
+            "preemptions": table["preempted"].astype(np.int64),
         }
     )

@@ -13,7 +13,6 @@ from packer.lengths import Lengths
 from packer.papers.jobs.engine import Jobs
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.system import load_system
-from packer.twin.engine import state as rows
 from packer.workload import Workload
 
 KINDS = {"A100": 1.0, "A40": 1.3, "RTX 3090": 1.7, "V100": 2.0}
@@ -136,11 +135,11 @@ def outcome(system: str, qps: float, seed: int, reading: Reading) -> Outcome:
     assert run.raw is not None
     stay = np.where(run.raw.finished, run.raw.finish_s, RUN_S) - run.raw.requests.time_s
     latency = stay[run.raw.finished]
-    awaited = run.adapter_loads - int(run.raw.ints[rows.UNAWAITED])
+    awaited = run.adapter_loads - int(run.raw.server.unawaited)
     return Outcome(
         run.hit_rate,
         awaited,
-        float(run.raw.floats[rows.LOAD_S]) / max(awaited, 1),
+        float(run.raw.server.load_s) / max(awaited, 1),
         float(latency.mean()),
         float(np.quantile(latency, 0.99)),
         max(0.0, float(stay.sum()) / RUN_S - run.mean_running),

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from packer import checks
-from packer.papers.engines import prepared, refusal
+from packer.arrays import Record
+from packer.papers.engines import own_of, prepared, refusal
+from packer.papers.state import memory, state_of
 from packer.twin.cluster.state import EngineKernels
-from packer.twin.engine import state as rows
+from packer.twin.engine.state import ServerState
 
 MOST_TOKENS = 2**40
 
@@ -42,13 +44,22 @@ class Jobs:
         """No limit: a job has no KV cache."""
         return MOST_TOKENS
 
-    def prepare(self, setup: Any, state: rows.ServerState) -> rows.ServerState:
-        """Settings in their registers."""
+    def prepare(self, setup: Any, state: ServerState) -> ServerState:
+        """Settings in their fields."""
         return prepared(setup, state, self.parallel)
+
+    @property
+    def batch(self) -> int:
+        """Jobs at once."""
+        return self.parallel
+
+    def own(self, setup: Any) -> Record:
+        """What it keeps of a server."""
+        return own_of(setup)
 
     def kernels(self) -> EngineKernels:
         """Compiled only where it is used."""
         from packer.papers.cache.kernel import keep
         from packer.papers.jobs.advance import advance, wake_s
 
-        return EngineKernels(advance, wake_s, keep)
+        return EngineKernels(memory, state_of, advance, wake_s, keep)

@@ -2,7 +2,7 @@
 
 Written from S-LoRA (arXiv 2311.03285) and its public router: a pool of cells holds the KV cache and adapters; a
 request is admitted if the batch can never need more cells than there are, with its adapters, so that nothing is
-preempted; adapters that no running request uses leave at once; every `MAX_WAIT` decode steps the queue is looked
+preempted; adapters that no running request uses leave at once; every `max_wait` decode steps the queue is looked
 at, and what is admitted is prefilled while the decodes wait. Compiled only where it is used.
 """
 
@@ -12,23 +12,17 @@ import math
 
 from numba import njit
 
-from packer.papers.cache.kernel import LOADING, TAGGED, enter_batch, leave_batch, make_room, put, tidy
-from packer.papers.cache.loading import ASYNC, CPU_ASSIST, PREFETCH
 from packer.papers.accept import leave_queue
+from packer.papers.cache.kernel import enter_batch, leave_batch, make_room, put, tidy
+from packer.papers.cache.loading import ASYNC, CPU_ASSIST, PREFETCH
+from packer.papers.lightllm.peak import insert, peak, remove
+from packer.papers.lightllm.queue import arrive, fetch, finish_loads, give_up
+from packer.papers.state import CellState
+from packer.twin.engine.advance import go_on
 from packer.twin.engine.charge import charge
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.emit import gap_bin
-from packer.papers.lightllm.peak import insert, peak, remove
-from packer.papers.lightllm.queue import arrive, fetch, finish_loads, give_up
-from packer.twin.engine.state import (
-    ABORT_AFTER_S, ACTIVE, ACTIVE_BLOCKS, ACTIVE_RANKS, ADMISSIONS, ARRIVALS, BATCH, BLOCKED, BLOCKS, CLASS_RANK,
-    CLUSTER, CONTEXT_TOKENS, CPU_FACTOR, DECODES, DECODE_STEPS, DUE_AFTER, DUE_BEFORE, ENDED, END_S, FINISH,
-    FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, IDLE_BEFORE, IN_BATCH, IN_FLIGHT, KV_BLOCKS, LARGEST, LAST,
-    LAST_USE, LEFT, LOADING_BLOCKS, LOADING_MODE, LOAD_END_S, LOAD_MS, MAX_SEQS, MAX_WAIT, NEXT, NEXT_S, NOW,
-    OUTPUT, OWNER, PLACE, PREFILLING, PROMPT, RANK, REACH_S, REQUEST_RANKS, RESIDENT, RESIDENTS, RUNNING, RUN_S,
-    SENTINEL, SINCE, SLOTS, SLOT_LIMIT, SLOT_RANK, START, STEP, STEP_DECODES, STEP_PREFILL, TAG, TOKEN_BUDGET,
-    UNAWAITED, USED, WAITING, ServerState,
-)  # fmt: skip
+from packer.twin.engine.state import FINISHED
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import Law
 from packer.twin.law.linear import AT, linear_ms, state_vector
@@ -36,275 +30,273 @@ from packer.twin.law.linear import AT, linear_ms, state_vector
 REFUSED, ADMITTED, PASSED_OVER = range(3)
 SMOOTHING = 0.7
 _PREFILL = AT.per_prefill_token_ms
-COUNTED = PLACE
-"""Column of `adapters` that only vLLM's engine uses otherwise: step + 1 in whose prefill it was counted."""
 
 
 @njit(**ENGINE_FLAGS)
-def join(state: ServerState, law: Law, r: int, a: int) -> None:
-    """Request `r` of adapter row `a` joins the batch, its adapter with it; adds its load to LOAD_MS."""
-    ints, adapters, sizes = state.ints, state.adapters, state.sizes
-    if adapters[a, RESIDENT] == 0:
-        make_room(ints, adapters, sizes, sizes[a, BLOCKS], 1, a)
-        adapters[a, LAST_USE] = ints[STEP] + 1
-    state.floats[LOAD_MS] += enter_batch(state, law.loading, a)
-    make_room(ints, adapters, sizes, state.requests[r, PROMPT] + 1, 0, a)
-    ints[USED] += state.requests[r, PROMPT] + 1
+def join(state: CellState, law: Law, r: int, a: int) -> None:
+    """Request `r` of adapter row `a` joins the batch, its adapter with it; adds its load to `load_ms`."""
+    server, adapters = state.server, state.adapters
+    if adapters[a].resident == 0:
+        make_room(state, adapters[a].blocks, 1, a)
+        adapters[a].last_use = server.step + 1
+    server.load_ms += enter_batch(state, law.loading, a)
+    make_room(state, state.requests[r].prompt + 1, 0, a)
+    server.used += state.requests[r].prompt + 1
 
 
 @njit(**INLINED)
-def leave(state: ServerState, r: int) -> None:
+def leave(state: CellState, r: int) -> None:
     """Request `r`, which got its last token, leaves the batch."""
-    ints, requests = state.ints, state.requests
-    state.times[r, FINISH] = state.times[r, FINISH_SEEN] = state.floats[NOW]
-    state.status[r] = FINISHED
-    tokens = requests[r, PROMPT] + requests[r, OUTPUT]
-    ints[USED] -= tokens
-    ints[CONTEXT_TOKENS] -= tokens
-    leave_batch(state, requests[r, OWNER] + 1)
+    server, requests = state.server, state.requests
+    requests[r].finish_s = requests[r].finish_seen_s = server.now_s
+    requests[r].status = FINISHED
+    tokens = requests[r].prompt + requests[r].output
+    server.used -= tokens
+    server.context_tokens -= tokens
+    leave_batch(state, requests[r].owner + 1)
 
 
 @njit(**ENGINE_FLAGS)
-def try_to_admit(state: ServerState, law: Law, r: int) -> int:
+def try_to_admit(state: CellState, law: Law, r: int) -> int:
     """REFUSED, ADMITTED, or PASSED_OVER because its adapter is still on its way."""
-    ints, requests, adapters, sizes = state.ints, state.requests, state.adapters, state.sizes
-    a = requests[r, OWNER] + 1
-    if ints[LOADING_MODE] == ASYNC and adapters[a, RESIDENT] == 0:
-        if adapters[a, LOADING] == 0 and not fetch(state, law, a):
+    server, requests, adapters, own, cached = (
+        state.server,
+        state.requests,
+        state.adapters,
+        state.own,
+        state.cached,
+    )
+    a = requests[r].owner + 1
+    if own.loading_mode == ASYNC and adapters[a].resident == 0:
+        if cached[a].loading == 0 and not fetch(state, law, a):
             return REFUSED
         return PASSED_OVER
-    joins = adapters[a, IN_BATCH] == 0
+    joins = adapters[a].in_batch == 0
     if (
-        ints[BATCH] >= ints[MAX_SEQS]
-        or ints[STEP_PREFILL] + requests[r, PROMPT] > ints[TOKEN_BUDGET]
-        or (joins and ints[ACTIVE] >= ints[SLOT_LIMIT])
+        own.batch >= server.max_seqs
+        or server.step_prefill + requests[r].prompt > server.token_budget
+        or (joins and server.active >= own.slot_limit)
     ):
         return REFUSED
-    requests[r, START] = ints[DECODE_STEPS] + requests[r, OUTPUT] - 1
-    order = state.sets[0]
-    place = insert(ints, requests, order, r)
-    blocks = ints[ACTIVE_BLOCKS] + ints[LOADING_BLOCKS] + (sizes[a, BLOCKS] if joins else 0)
-    if peak(ints, requests, order) >= ints[KV_BLOCKS] - blocks:
-        remove(ints, order, place)
+    requests[r].start = own.decode_steps + requests[r].output - 1
+    place = insert(state, r)
+    blocks = own.active_blocks + own.loading_blocks + (adapters[a].blocks if joins else 0)
+    if peak(state) >= server.kv_blocks - blocks:
+        remove(state, place)
         return REFUSED
     leave_queue(state, r)
     join(state, law, r, a)
-    if adapters[a, LAST_USE] == ints[STEP] + 1:
-        ints[STEP_DECODES] += requests[r, PROMPT]
-    ints[STEP_PREFILL] += requests[r, PROMPT]
-    requests[r, NEXT] = ints[ENDED]
-    ints[ENDED] = r + 1
+    if adapters[a].last_use == server.step + 1:
+        server.step_decodes += requests[r].prompt
+    server.step_prefill += requests[r].prompt
+    requests[r].next = server.ended
+    server.ended = r + 1
     return ADMITTED
 
 
 @njit(**ENGINE_FLAGS)
-def walk(state: ServerState, law: Law, along: int, only_batch: bool) -> None:
-    """Admit along the queue (`along`: the column of `links` to follow) up to the first refusal."""
-    ints, links = state.ints, state.links
-    r = links[ints[SENTINEL], along]
-    while r != ints[SENTINEL]:
-        after = links[r, along]
-        tried = not only_batch or state.adapters[state.requests[r, OWNER] + 1, IN_BATCH] > 0
+def walk(state: CellState, law: Law, newest_first: bool, only_batch: bool) -> None:
+    """Admit along the queue up to the first refusal."""
+    server, queue = state.server, state.links["due"]
+    r = queue[server.sentinel].before if newest_first else queue[server.sentinel].after
+    while r != server.sentinel:
+        after = queue[r].before if newest_first else queue[r].after
+        tried = not only_batch or state.adapters[state.requests[r].owner + 1].in_batch > 0
         if tried and try_to_admit(state, law, r) == REFUSED:
             return
         r = after
 
 
 @njit(**ENGINE_FLAGS)
-def admit(state: ServerState, law: Law) -> int:
-    """Admit what fits; STEP_PREFILL, LOAD_MS and the list ENDED say what; returns how many.
+def admit(state: CellState, law: Law) -> int:
+    """Admit what fits; `step_prefill`, `load_ms` and the list `ended` say what; returns how many.
 
-    STEP_DECODES holds, until the step is charged, the prompt tokens whose adapter has yet to come.
+    `step_decodes` holds, until the step is charged, the prompt tokens whose adapter has yet to come.
     """
-    ints, floats = state.ints, state.floats
-    ints[STEP_PREFILL] = ints[STEP_DECODES] = ints[ENDED] = 0
-    floats[LOAD_MS] = 0.0
-    before, along = ints[RUNNING], DUE_AFTER
-    if floats[ABORT_AFTER_S] < math.inf:
-        arrived = ints[WAITING] - ints[LEFT]
-        floats[ARRIVALS] = SMOOTHING * arrived + (1.0 - SMOOTHING) * floats[ARRIVALS]
+    server, own = state.server, state.own
+    server.step_prefill = server.step_decodes = server.ended = 0
+    server.load_ms = 0.0
+    before, newest_first = server.running, False
+    if own.abort_after_s < math.inf:
+        arrived = server.waiting - own.left
+        own.arrivals = SMOOTHING * arrived + (1.0 - SMOOTHING) * own.arrivals
         give_up(state)
-        if floats[ARRIVALS] >= floats[ADMISSIONS]:
-            along = DUE_BEFORE  # newest first
-    if ints[ACTIVE] >= ints[CLUSTER]:
-        walk(state, law, along, True)
-    walk(state, law, along, False)
-    admitted = ints[RUNNING] - before
+        newest_first = own.arrivals >= own.admissions
+    if server.active >= own.cluster:
+        walk(state, law, newest_first, True)
+    walk(state, law, newest_first, False)
+    admitted = server.running - before
     if admitted > 0:
-        floats[ADMISSIONS] = SMOOTHING * admitted + (1.0 - SMOOTHING) * floats[ADMISSIONS]
-    ints[LEFT] = ints[WAITING]
+        own.admissions = SMOOTHING * admitted + (1.0 - SMOOTHING) * own.admissions
+    own.left = server.waiting
     return int(admitted)
 
 
 @njit(**ENGINE_FLAGS)
-def prefetch(state: ServerState) -> None:
+def prefetch(state: CellState) -> None:
     """Load the adapters of the next batch during the decodes, while cells are free."""
-    ints, links, adapters, sizes = state.ints, state.links, state.adapters, state.sizes
-    ints[TAG] += 1
+    server, links, adapters, own, cached = state.server, state.links, state.adapters, state.own, state.cached
+    own.tag += 1
     tokens = 0
-    r = links[ints[SENTINEL], DUE_AFTER]
-    while r != ints[SENTINEL]:
-        tokens += state.requests[r, PROMPT]
-        a = state.requests[r, OWNER] + 1
-        absent = adapters[a, RESIDENT] == 0
-        full = ints[USED] + sizes[a, BLOCKS] > ints[KV_BLOCKS] or ints[RESIDENTS] >= ints[SLOT_LIMIT]
-        if tokens > ints[TOKEN_BUDGET] or (absent and full):
+    r = links[server.sentinel].due.after
+    while r != server.sentinel:
+        tokens += state.requests[r].prompt
+        a = state.requests[r].owner + 1
+        absent = adapters[a].resident == 0
+        full = server.used + adapters[a].blocks > server.kv_blocks or server.residents >= own.slot_limit
+        if tokens > server.token_budget or (absent and full):
             return
         if absent:
-            put(ints, adapters, sizes, a)
-            ints[UNAWAITED] += 1
-            link_last(adapters, IDLE_BEFORE, 0, a)
-        adapters[a, TAGGED] = ints[TAG]
-        r = links[r, DUE_AFTER]
+            put(state, a)
+            server.unawaited += 1
+            link_last(adapters["idle"], 0, a)
+        cached[a].tagged = own.tag
+        r = links[r].due.after
 
 
 @njit(**ENGINE_FLAGS)
-def begin_prefill(state: ServerState, law: Law, admitted: int) -> None:
+def begin_prefill(state: CellState, law: Law, admitted: int) -> None:
     """The step that prefills what was admitted, by the law of those requests alone."""
-    ints, floats, requests, sizes = state.ints, state.floats, state.requests, state.sizes
+    server, requests, own = state.server, state.requests, state.own
     adapters, ranks, request_ranks, largest = 0, 0, 0, 0
-    r = ints[ENDED] - 1
+    r = server.ended - 1
     while r >= 0:
-        a = requests[r, OWNER] + 1
-        rank = sizes[a, RANK]
+        a = requests[r].owner + 1
+        rank = state.adapters[a].rank
         request_ranks += rank
         largest = max(largest, rank)
-        if state.adapters[a, COUNTED] != ints[STEP] + 1:
-            state.adapters[a, COUNTED] = ints[STEP] + 1
+        if state.cached[a].counted != server.step + 1:
+            state.cached[a].counted = server.step + 1
             adapters += 1
             ranks += rank
-        r = requests[r, NEXT] - 1
-    missing = ints[STEP_DECODES]
-    ints[STEP_DECODES], ints[PREFILLING] = 0, 1
+        r = requests[r].next - 1
+    missing = server.step_decodes
+    server.step_decodes, own.prefilling = 0, 1
     state_vector(
-        state.vector, 0.0, ints[STEP_PREFILL], adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0,
-        ints[WAITING], law.settings, request_ranks, admitted * largest, 0.0,
-        0.5 * ints[STEP_PREFILL] * ints[STEP_PREFILL] / max(admitted, 1),
+        state.vector, 0.0, server.step_prefill, adapters, ranks, server.slots, server.slot_rank, 0.0,
+        server.waiting, law.settings, request_ranks, admitted * largest, 0.0,
+        0.5 * server.step_prefill * server.step_prefill / max(admitted, 1),
     )  # fmt: skip
     ms = linear_ms(law.coefficients, state.vector)
-    if ints[LOADING_MODE] == CPU_ASSIST and missing > 0:
-        assisted = ms + (floats[CPU_FACTOR] - 1.0) * law.coefficients[_PREFILL] * missing
-        floats[LOAD_MS] = max(assisted, floats[LOAD_MS]) - ms
-    charge(ints, floats, state.timeline, ms + floats[LOAD_MS])
+    if own.loading_mode == CPU_ASSIST and missing > 0:
+        assisted = ms + (own.cpu_factor - 1.0) * law.coefficients[_PREFILL] * missing
+        server.load_ms = max(assisted, server.load_ms) - ms
+    charge(server, state.timeline, ms + server.load_ms)
 
 
 @njit(**ENGINE_FLAGS)
-def begin_decode(state: ServerState, law: Law) -> None:
+def begin_decode(state: CellState, law: Law) -> None:
     """The step in which each request of the batch gets a token."""
-    ints, floats = state.ints, state.floats
-    floats[LOAD_MS] = 0.0
-    decodes = ints[BATCH]
-    make_room(ints, state.adapters, state.sizes, decodes, 0, 0)
-    ints[USED] += decodes
-    ints[STEP_DECODES], ints[STEP_PREFILL], ints[PREFILLING] = decodes, 0, 0
+    server, own = state.server, state.own
+    server.load_ms = 0.0
+    decodes = own.batch
+    make_room(state, decodes, 0, 0)
+    server.used += decodes
+    server.step_decodes, server.step_prefill, own.prefilling = decodes, 0, 0
     state_vector(
-        state.vector, decodes, 0.0, ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS], ints[SLOT_RANK],
-        ints[CONTEXT_TOKENS], ints[WAITING], law.settings, ints[REQUEST_RANKS],
-        decodes * state.classes[ints[LARGEST], CLASS_RANK], 0.0, 0.0,
+        state.vector, decodes, 0.0, server.active, server.active_ranks, server.slots, server.slot_rank,
+        server.context_tokens, server.waiting, law.settings, server.request_ranks,
+        decodes * state.classes[server.largest].rank, 0.0, 0.0,
     )  # fmt: skip
     ms = linear_ms(law.coefficients, state.vector)
-    charge(ints, floats, state.timeline, ms)
+    charge(server, state.timeline, ms)
 
 
 @njit(**ENGINE_FLAGS)
-def emit(state: ServerState) -> None:
-    """Tokens come out at NOW, the end of the step; requests with all of theirs leave."""
-    ints, requests, times, order = state.ints, state.requests, state.times, state.sets[0]
-    now = state.floats[NOW]
-    if ints[PREFILLING] == 1:
-        r = ints[ENDED] - 1
+def emit(state: CellState) -> None:
+    """Tokens come out now, at the end of the step; requests with all of theirs leave."""
+    server, requests, order, own = state.server, state.requests, state.order, state.own
+    now = server.now_s
+    if own.prefilling == 1:
+        r = server.ended - 1
         while r >= 0:
-            times[r, FIRST] = times[r, FIRST_SEEN] = times[r, LAST] = now
-            ints[CONTEXT_TOKENS] += requests[r, PROMPT] + 1
-            r = requests[r, NEXT] - 1
-        ints[ENDED] = 0
+            requests[r].first_s = requests[r].first_seen_s = requests[r].last_s = now
+            server.context_tokens += requests[r].prompt + 1
+            r = requests[r].next - 1
+        server.ended = 0
     else:
-        ints[DECODE_STEPS] += 1
-        ints[CONTEXT_TOKENS] += ints[BATCH]
-        ints[GAPS] += ints[BATCH]
+        own.decode_steps += 1
+        server.context_tokens += own.batch
+        server.gaps += own.batch
         last_s, k = math.nan, 0
-        for i in range(ints[BATCH]):
+        for i in range(own.batch):
             r = order[i]
-            if times[r, LAST] != last_s:
-                last_s = times[r, LAST]
+            if requests[r].last_s != last_s:
+                last_s = requests[r].last_s
                 k = gap_bin(now - last_s)
             state.histogram[k] += 1
-            times[r, LAST] = now
+            requests[r].last_s = now
     finished = False
-    while ints[BATCH] > 0 and requests[order[ints[BATCH] - 1], START] <= ints[DECODE_STEPS]:
-        ints[BATCH] -= 1
-        leave(state, order[ints[BATCH]])
+    while own.batch > 0 and requests[order[own.batch - 1]].start <= own.decode_steps:
+        own.batch -= 1
+        leave(state, order[own.batch])
         finished = True
-    ints[DECODES] = ints[BATCH]
+    server.decodes = own.batch
     if finished:
-        tidy(ints, state.adapters, state.sizes, ints[TAG] if ints[BATCH] > 0 else 0)
+        tidy(state, own.tag if own.batch > 0 else 0)
 
 
 @njit(**ENGINE_FLAGS)
-def advance(state: ServerState, law: Law, until_s: float) -> None:
+def advance(state: CellState, law: Law, until_s: float) -> None:
     """As `engine.advance.advance`: every step that starts before `until_s`; how a run is cut changes nothing."""
-    ints, floats = state.ints, state.floats
+    server, own = state.server, state.own
     while True:
         over = False
-        if ints[IN_FLIGHT] == 1:
-            if floats[END_S] > until_s:
-                over = True
-            else:
-                floats[NOW] = floats[END_S]
+        if server.in_flight == 1:
+            over = server.end_s > until_s
+            if not over:
+                server.now_s = server.end_s
                 emit(state)
-                ints[IN_FLIGHT] = 0
-                ints[STEP] += 1
-        idle = ints[BLOCKED] == 1 or (ints[RUNNING] == 0 and ints[WAITING] == 0)
-        next_s = wake_s(state)
-        if idle and floats[NOW] < next_s < until_s:
-            floats[NOW] = next_s
-        over = over or (idle and next_s >= until_s) or floats[NOW] >= until_s
-        if over and until_s < floats[RUN_S]:
+                server.in_flight = 0
+                server.step += 1
+        idle = own.blocked == 1 or (server.running == 0 and server.waiting == 0)
+        over = go_on(server, idle, wake_s(state), until_s, over)
+        if over and until_s < server.run_s:
             return
-        now = until_s if over else floats[NOW]
+        now = until_s if over else server.now_s
         finish_loads(state, law, now)
         arrive(state, law, now)
         finish_loads(state, law, now)  # those that take no time
         if over:
             return
-        ints[BLOCKED] = 0
-        if ints[RUNNING] == 0 and ints[WAITING] == 0:
+        own.blocked = 0
+        if server.running == 0 and server.waiting == 0:
             continue
         admitted = 0
-        if ints[WAITING] > 0 and (ints[RUNNING] == 0 or ints[SINCE] >= ints[MAX_WAIT]):
+        if server.waiting > 0 and (server.running == 0 or own.since >= own.max_wait):
             admitted = admit(state, law)
         if admitted > 0:
-            ints[SINCE] = 0
+            own.since = 0
             begin_prefill(state, law, admitted)
-        elif ints[RUNNING] == 0:
-            ints[BLOCKED] = 1 if ints[WAITING] > 0 else 0
+        elif server.running == 0:
+            own.blocked = 1 if server.waiting > 0 else 0
             continue
         else:
-            since, wait = ints[SINCE], ints[MAX_WAIT]
-            if ints[LOADING_MODE] == PREFETCH and since < wait and since in (wait // 2, wait - 3):
+            since, wait = own.since, own.max_wait
+            if own.loading_mode == PREFETCH and since < wait and since in (wait // 2, wait - 3):
                 prefetch(state)
             begin_decode(state, law)
-            ints[SINCE] = min(ints[SINCE] + 1, ints[MAX_WAIT])
-        ints[IN_FLIGHT] = 1
+            own.since = min(own.since + 1, own.max_wait)
+        server.in_flight = 1
 
 
 @njit(**ENGINE_FLAGS)
-def wake_s(state: ServerState) -> float:
+def wake_s(state: CellState) -> float:
     """When an idle server next has something to do."""
-    next_s: float = state.floats[NEXT_S]
-    if state.ints[WAITING] > 0:
-        next_s = min(next_s, state.floats[LOAD_END_S])
+    next_s: float = state.server.next_s
+    if state.server.waiting > 0:
+        next_s = min(next_s, state.own.load_end_s)
     return next_s
 
 
 @njit(**ENGINE_FLAGS)
-def event_s(state: ServerState) -> float:
+def event_s(state: CellState) -> float:
     """When the server next has something to do, seen by the cluster."""
-    ints, floats = state.ints, state.floats
-    if ints[IN_FLIGHT] == 1:
-        return float(floats[END_S])
-    if ints[BLOCKED] == 1:
+    server, own = state.server, state.own
+    if server.in_flight == 1:
+        return float(server.end_s)
+    if own.blocked == 1:
         return float(wake_s(state))
-    if ints[RUNNING] + ints[WAITING] > 0:
-        return float(floats[NOW])
-    return float(min(floats[NEXT_S], floats[REACH_S]))
+    if server.running + server.waiting > 0:
+        return float(server.now_s)
+    return float(min(server.next_s, server.reach_s))

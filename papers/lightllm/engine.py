@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from packer import checks
+from packer.arrays import Record
 from packer.papers.cache.loading import loading_of
-from packer.papers.engines import prepared, refusal
+from packer.papers.engines import own_of, prepared, refusal
+from packer.papers.state import memory, state_of
 from packer.twin.cluster.state import EngineKernels
-from packer.twin.engine import state as rows
+from packer.twin.engine.state import NO_LIMIT, ServerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +63,27 @@ class LightLlm:
             int(setup.cells) // 6, int(setup.server.profile.engine.max_model_len)
         )
 
-    def prepare(self, setup: Any, state: rows.ServerState) -> rows.ServerState:
-        """Settings in their registers."""
-        state.ints[rows.TOKEN_BUDGET] = self.most_prompt_tokens(setup)
-        state.ints[rows.MAX_WAIT] = self.max_wait_tokens
-        state.ints[rows.CLUSTER] = self.batch_num_adapters or rows.NO_LIMIT
-        state = prepared(setup, state, self.running_max_req_size)
+    def prepare(self, setup: Any, state: ServerState) -> ServerState:
+        """Settings in their fields."""
+        state.server.token_budget = self.most_prompt_tokens(setup)
+        return prepared(setup, state, self.batch)
+
+    @property
+    def batch(self) -> int:
+        """Largest batch."""
+        return self.running_max_req_size
+
+    def own(self, setup: Any) -> Record:
+        """What it keeps of a server."""
+        own = own_of(setup)
+        own.max_wait, own.cluster = self.max_wait_tokens, self.batch_num_adapters or NO_LIMIT
         if self.abort_after_s is not None:
-            state.floats[rows.ABORT_AFTER_S] = self.abort_after_s
-        return state
+            own.abort_after_s = self.abort_after_s
+        return own
 
     def kernels(self) -> EngineKernels:
         """Compiled only where it is used."""
         from packer.papers.cache.kernel import keep
         from packer.papers.lightllm.advance import advance, event_s
 
-        return EngineKernels(advance, event_s, keep)
+        return EngineKernels(memory, state_of, advance, event_s, keep)

@@ -12,7 +12,6 @@ from packer.cluster import Cluster
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, ranks_of, step_ms
 from packer.twin.cluster.state import Servers, outstanding
-from packer.twin.engine.state import ACTIVE, ACTIVE_RANKS, RUNNING, WAITING_PROMPT
 from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 
@@ -20,19 +19,19 @@ from packer.workload import Workload
 @njit(**ENGINE_FLAGS)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """The total cost, ms; 0 for an idle server."""
-    ints, n, a = c.ints[s], float(outstanding(c, s)), c.adapter[r]
+    server, n, a = c.servers[s], float(outstanding(c, s)), c.adapter[r]
     rank = float(c.ranks[a])
     adapters, ranks = adapters_with(c, s, a)
     all_ranks, queued_ranks, largest = ranks_of(c, s)
     most = max(largest, rank)
-    queue, queued = float(ints[WAITING_PROMPT]), n - ints[RUNNING]
+    queue, queued = float(server.waiting_prompt), n - server.running
     prefill = step_ms(
         c, s, 0.0, queue + c.prompt[r], adapters, ranks, queued_ranks + rank, (queued + 1.0) * most
     )
     if queue > 0.0 or p[2] > 0.0:
         prefill -= step_ms(c, s, 0.0, queue, adapters, ranks, queued_ranks, queued * largest)
     decode = step_ms(c, s, n + 1.0, 0.0, adapters, ranks, all_ranks + rank, (n + 1.0) * most)
-    before = step_ms(c, s, n, 0.0, float(ints[ACTIVE]), float(ints[ACTIVE_RANKS]), all_ranks, n * largest)
+    before = step_ms(c, s, n, 0.0, float(server.active), float(server.active_ranks), all_ranks, n * largest)
     cost = prefill / p[3] + decode - before
     if decode > p[0]:
         cost += p[1]

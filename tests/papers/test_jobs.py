@@ -15,7 +15,6 @@ from packer.papers.jobs.engine import Jobs
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System
-from packer.twin.engine import state as rows
 from packer.twin.run import Run
 from packer.workload import Workload
 
@@ -168,7 +167,7 @@ def test_servers_behind_a_router_are_the_oracle() -> None:
     assert run.state is not None
     for s in range(4):
         own = np.flatnonzero(run.state.server == s)
-        noise = run.state.times[own, rows.LAST]
+        noise = run.state.requests["last_s"][own]
         service = run.raw.requests.output_tokens[own] * (MEAN_S / STEPS) * noise
         jobs = list(
             zip(

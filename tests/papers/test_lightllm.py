@@ -16,7 +16,6 @@ from packer.cluster import Cluster
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System
-from packer.twin.engine import state as rows
 from packer.twin.run import Run
 from packer.workload import Workload
 
@@ -109,7 +108,7 @@ def _naive(run: Run, options: dict[str, Any], mode: str, rule: str) -> NaiveLigh
 
     loading = run.cluster.kinds[0].profile.loading
     settings = Settings(
-        cells=int(state.ints[0, rows.KV_BLOCKS]),
+        cells=int(state.servers[0].kv_blocks),
         adapter_cells=cells,
         ranks=ranks,
         law=law,
@@ -150,9 +149,12 @@ def test_engine_is_the_oracle(mode: str, rule: str) -> None:
         np.testing.assert_allclose(run.raw.finish_s, [job.finish_s for job in jobs], **same)
         assert run.aborted == naive.aborted
         assert run.adapter_loads == naive.loads
-        assert run.state.ints[0, rows.UNAWAITED] == naive.unawaited
-        assert run.state.ints[0, rows.PEAK_BLOCKS] == naive.most_used <= run.state.ints[0, rows.KV_BLOCKS]
-        assert run.sent == run.completed + run.aborted + run.state.ints[0, [rows.RUNNING, rows.WAITING]].sum()
+        assert run.state.servers[0].unawaited == naive.unawaited
+        assert run.state.servers[0].peak_blocks == naive.most_used <= run.state.servers[0].kv_blocks
+        assert (
+            run.sent
+            == run.completed + run.aborted + run.state.servers[0].running + run.state.servers[0].waiting
+        )
         served += run.completed
         aborted += run.aborted
     assert served > 300

@@ -20,7 +20,6 @@ from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, LoadingSpec, Profile
 from packer.twin.cluster.simulate import simulate_cluster
-from packer.twin.engine import state as rows
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -204,11 +203,11 @@ def test_requests_are_conserved(
     law = LatencySpec("linear", {"base_ms": 15.0, "per_decode_ms": 0.5})
     profile = make_profile(kv_budget_bytes=float(kv_tokens), latency=law, **engine)
     sim = simulate(workload, profile, duration_s=40.0, timeline_bin_s=1.0, **server)
-    totals, table = sim.raw.ints, sim.timeline
-    left = totals[rows.RUNNING] + totals[rows.WAITING]
+    totals, table = sim.raw.server, sim.timeline
+    left = totals.running + totals.waiting
     assert sim.sent == sim.refused + sim.completed + left
     assert sim.per_adapter["sent"].sum() == sim.sent
-    assert totals[rows.PEAK_BLOCKS] <= kv_tokens // 16
+    assert totals.peak_blocks <= kv_tokens // 16
     assert table["kv_usage"].max() <= 1 + 1e-9
     assert sim.max_running <= engine["max_num_seqs"]
     assert table["active_adapters"].max() <= min(server["max_loras"], len(workload)) + 1e-9

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from packer.arrays import Record
 from packer.twin.arrivals import Marks
 from packer.twin.engine.content import Content
 from packer.twin.engine.pipeline import new_pipeline
-from packer.twin.engine.pool import Pool, Records, new_pool, no_pool
+from packer.twin.engine.pool import Pool, new_pool, no_pool
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.server import Server
 
@@ -23,11 +24,11 @@ class Ahead(NamedTuple):
     """
 
     pool: Pool
-    pipeline: Records
+    pipeline: Record
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def ahead_of(c: Ahead, s: int) -> tuple[Pool, Records]:
+def ahead_of(c: Ahead, s: int) -> tuple[Pool, Record]:
     """One server's, as views."""
     p = c.pool
     pool = Pool(
@@ -70,7 +71,7 @@ _OWN = ("entries", "blocks", "table", "seats", "held")
 """Fields of a pool that each server has for itself."""
 
 
-def _padded(array: Records, shape: Records) -> Records:
+def _padded(array: Record, shape: Record) -> Record:
     """An array with zeros behind it."""
     out = np.zeros(tuple(shape), dtype=array.dtype)
     out[tuple(slice(size) for size in array.shape)] = array

@@ -13,7 +13,6 @@ import numpy as np
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray
-from packer.twin.engine.state import PENDING_COUNT, RUNNING, SEEN_S, TAKEN, WAITING
 from packer.twin.flags import ENGINE_FLAGS
 
 LIKELY_REQ_S = 64.0
@@ -78,8 +77,8 @@ def see_ends(c: Any, now_s: float) -> None:
     """After the steps that end by `now_s`, and none before it: requests that ended make room."""
     client = c.client
     for s in range(c.wake_s.size):
-        ints = c.ints[s]
-        ended = ints[TAKEN] - ints[RUNNING] - ints[WAITING] - ints[PENDING_COUNT]
+        server = c.servers[s]
+        ended = server.taken - server.running - server.waiting - server.pending_count
         for _ in range(ended - client.ended[s]):
-            free_place(client, max(now_s, c.floats[s, SEEN_S]))
+            free_place(client, max(now_s, server.seen_s))
         client.ended[s] = ended

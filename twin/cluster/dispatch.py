@@ -22,7 +22,7 @@ from packer.twin.cluster.routers.base import (
 from packer.twin.cluster.loop import Loop, loop_of
 from packer.twin.cluster.serving import Serving
 from packer.twin.cluster.state import (
-    REFUSED, EngineKernels, Engines, Servers, give, keep_on_gpu, with_more_rows,
+    REFUSED, EngineKernels, Engines, Servers, give, keep_on_gpu, whole_of, with_more_rows,
 )  # fmt: skip
 from packer.twin.cluster.transit import Transit
 from packer.twin.cluster.view import ClusterView
@@ -166,7 +166,8 @@ class Dispatch:
         while True:
             seen = servers
             if interval_s:
-                seen = servers._replace(ints=servers.ints.copy(), classes=servers.classes.copy())
+                known = servers.servers.copy()
+                seen = servers._replace(servers=known, whole=whole_of(known), classes=servers.classes.copy())
             stop_s = min(clock.next_s, self.duration_s)
             r, now_s, asked = self.loop.route(
                 servers, seen, interval_s, given, p, c.group, c.start, c.server, r, now_s, stop_s,
@@ -325,12 +326,12 @@ class _Clock:
             self.changed = True
 
     def _keep(self, server: int) -> Callable[..., None]:
-        """The kernel by which the engine of a server keeps adapters."""
+        """How the engine of a server keeps adapters."""
         place = 0 if self.engines is None else int(self.engines[server])
         if place == 0:
             raise PluginError("Expected a policy to keep adapters on servers of other engines than vLLM's.")
-        keep: Callable[..., None] = self.work.others[place - 1].keep
-        return keep
+        keep = self.work.others[place - 1].keep
+        return lambda c, s, row, on: keep(c, c.others[place - 1], s, row, on)
 
     def _apply(self, name: str, move: Move, now_s: float) -> None:
         if move.server not in self.view.candidates(move.adapter):

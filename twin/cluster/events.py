@@ -49,15 +49,15 @@ def run_all_until(c: Servers, until_s: float, engines: Engines) -> None:
 
 @njit(**ENGINE_FLAGS)
 def _look(c: Servers, seen: Servers, looked_s: float, interval_s: float, now_s: float) -> float:
-    """Bring the registers by which a router knows the servers up to date, if it is time; returns when it last was."""
+    """Bring the records by which a router knows the servers up to date, if it is time; returns when it last was."""
     if interval_s == 0.0 or now_s < looked_s + interval_s:
         return looked_s
-    for s in range(c.ints.shape[0]):
-        for j in range(c.ints.shape[1]):
-            seen.ints[s, j] = c.ints[s, j]
+    for s in range(c.whole.shape[0]):
+        for j in range(c.whole.shape[1]):
+            seen.whole[s, j] = c.whole[s, j]
         for k in range(c.classes.shape[1]):
-            for j in range(c.classes.shape[2]):
-                seen.classes[s, k, j] = c.classes[s, k, j]
+            seen.classes[s, k].members = c.classes[s, k].members
+            seen.classes[s, k].unfinished = c.classes[s, k].unfinished
     return now_s
 
 
@@ -162,8 +162,8 @@ def route(
     """Route the requests from `first` on that come before `end_s`, from time `now_s` on.
 
     By `assigned`, or where that is empty by a score function. `seen`: the servers as the router knows them, `c`
-    itself or with registers of their own that are brought up to date every `interval_s`. A held request is
-    offered again whenever a step ends, or those registers are renewed; those behind it wait. `limit`: requests at
+    itself or with records of their own that are brought up to date every `interval_s`. A held request is
+    offered again whenever a step ends, or those records are renewed; those behind it wait. `limit`: requests at
     once, more are refused, as is a request whose adapter no server serves. Returns the request that found no row for
     its adapter, has ASK in `assigned`, or is left at `end_s`, or their number; the time; and whether it is to be
     decided.

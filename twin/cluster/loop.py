@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from numba import njit
 
 from packer.twin.cluster import events, state
-from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_ahead, run_other, state_of
+from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_ahead, run_other
 from packer.twin.flags import ENGINE_FLAGS
 
-_advance, _event_s, _place, _next = run_other, run_other, 0, run_other
+_state_of = _advance = _event_s = _next = run_other
+_place = _own = 0
 
 
 class Loop(NamedTuple):
@@ -31,8 +32,9 @@ class Loop(NamedTuple):
 def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
     """Server `s`, of the engine of this number, executes every step that starts before `until_s`."""
     if engine == _place:
-        _advance(state_of(c, s), law_of_server(c, s), until_s)
-        c.wake_s[s] = _event_s(state_of(c, s))
+        state = _state_of(c, c.others[_own], s)
+        _advance(state, law_of_server(c, s), until_s)
+        c.wake_s[s] = _event_s(state)
     else:
         _next(c, s, until_s, engine)
 
@@ -46,8 +48,9 @@ def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any, ahead: 
     chain: Any = run_other
     for place, kernels in enumerate(engines, start=1):
         chain = _variant(
-            _engine, _advance=kernels.advance, _event_s=kernels.event_s, _place=place, _next=chain
-        )
+            _engine, _state_of=kernels.state_of, _advance=kernels.advance, _event_s=kernels.event_s,
+            _place=place, _own=place - 1, _next=chain,
+        )  # fmt: skip
     run_until, pass_on, waiting = state.run_until, events.pass_on, events.next_change_s
     if ahead:
         run_until = _variant(run_until, run_vllm=run_ahead)

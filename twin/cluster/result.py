@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packer.arrays import IntArray
+from packer.arrays import IntArray, Record
 from packer.arrival import Arrivals, RequestTrace
 from packer.twin.cluster.state import Servers
 from packer.twin.cluster.transit import NETWORK_S, Transit
@@ -28,7 +28,7 @@ def raw_of(state: Servers, transit: Transit | None, duration_s: float) -> Raw:
 
 def sent_only(state: Servers, sent: int) -> Servers:
     """The servers after a run, with rows for the requests that were sent alone."""
-    columns = ("requests", "times", "status", "sent_s", "adapter", "prompt", "output", "server")
+    columns = ("requests", "sent_s", "adapter", "prompt", "output", "server")
     kept = {key: getattr(state, key)[:sent] for key in columns}
     if state.ahead is not None:
         pool = state.ahead.pool
@@ -57,41 +57,48 @@ def server_view(run: Run, s: int) -> Run:
 
 def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     """The requests of a server with its totals; None: of all of them, with the sums over servers."""
+    requests = state.requests
     of: slice | IntArray = slice(None)
     if server is not None:  # in the order in which they reached it, those still on their way left out
-        of = np.flatnonzero((state.server == server) & (state.status > 0))
-        of = of[np.argsort(state.times[of, rows.SENT_AT], kind="stable")]
-    arrived = state.status[of] > 0
-    prompt = np.where(arrived, state.requests[of, rows.PROMPT], state.prompt[of])
-    output = np.where(arrived, state.requests[of, rows.OUTPUT], state.output[of])
-    times = state.times[of]
+        of = np.flatnonzero((state.server == server) & (requests["status"] > 0))
+        of = of[np.argsort(requests["sent_s"][of], kind="stable")]
+    requests = requests[of]
+    arrived = requests["status"] > 0
+    prompt = np.where(arrived, requests["prompt"], state.prompt[of])
+    output = np.where(arrived, requests["output"], state.output[of])
     one = slice(None) if server is None else slice(server, server + 1)
-    ints, floats, timeline = state.ints[one], state.floats[one], state.timeline[one]
-    totals, real = ints.sum(axis=0), floats.sum(axis=0)
-    totals[rows.SENT] = len(times)
-    totals[rows.TAKEN] = int(arrived.sum())
-    totals[rows.PEAK_RUNNING] = ints[:, rows.PEAK_RUNNING].max()
-    real[rows.BUSY_S] /= len(ints)
-    table = timeline.sum(axis=0)
-    table[:, rows.T_BUSY] /= len(ints)
+    servers, total = state.servers[one], _sums(state.servers[one])[0]
+    total["sent"], total["taken"] = len(requests), int(arrived.sum())
+    total["peak_running"] = servers["peak_running"].max()
+    total["busy_s"] /= len(servers)
+    timeline = _sums(state.timeline[one])
+    timeline["busy"] /= len(servers)
     # A server's own requests came when they reached it; the cluster's when they reached the router.
-    sent_s = state.sent_s[of] if server is None else times[:, rows.SENT_AT]
+    sent_s = state.sent_s[of] if server is None else requests["sent_s"]
     return Raw(
         RequestTrace(sent_s, state.adapter[of], prompt, output, end_s=end_s),
         np.zeros(len(state.ranks), dtype=np.int64),  # the requests that were refused are among the rows
         float((prompt + output).sum()),
-        np.where(arrived, times[:, rows.FIRST_SEEN], np.nan),
-        np.where(arrived, times[:, rows.FINISH_SEEN], np.nan),
-        (state.status[of] == rows.FINISHED) & (times[:, rows.FINISH_SEEN] <= end_s),
-        totals,
-        real,
+        np.where(arrived, requests["first_seen_s"], np.nan),
+        np.where(arrived, requests["finish_seen_s"], np.nan),
+        (requests["status"] == rows.FINISHED) & (requests["finish_seen_s"] <= end_s),
+        total,
         state.histogram[one].sum(axis=0),
-        table,
+        timeline,
         np.zeros(0),
-        times,
+        requests,
         state.tuning.registers[one].sum(axis=0),
         _found(state, of),
     )
+
+
+def _sums(records: Record) -> Record:
+    """The sums of each field over the first axis, added one after the other; of (n,) records (1,)."""
+    records = records.reshape(len(records), -1)
+    total = np.zeros(records.shape[1], dtype=records.dtype)
+    for name in records.dtype.names:
+        total[name] = np.add.accumulate(records[name], axis=0)[-1]
+    return total
 
 
 def _found(state: Servers, of: slice | IntArray) -> IntArray | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numba import njit
 
-from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.arrays import BoolArray, FloatArray, IntArray, Record
 from packer.change import Change
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError
@@ -23,18 +23,17 @@ from packer.twin.engine.containers import link_last
 from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 
-KEPT_INTS = (
-    rows.TAKEN, rows.SENT, rows.PREEMPTIONS, rows.ADAPTER_LOADS, rows.DISK_LOADS, rows.PEAK_BLOCKS, rows.PEAK_RUNNING,
-    rows.GAPS, rows.MERGED, rows.ABORTED, rows.UNAWAITED,
+KEPT = (
+    "taken", "sent", "preemptions", "adapter_loads", "disk_loads", "peak_blocks", "peak_running", "gaps", "merged",
+    "aborted", "unawaited", "busy_s", "load_s", "stall_s", "scraped_s",
 )  # fmt: skip
 """Totals that a server keeps when it starts anew."""
-KEPT_FLOATS = (rows.BUSY_S, rows.LOAD_S, rows.STALL_S, rows.SCRAPED_S)
 
 
 @njit(**ENGINE_FLAGS)
-def _linked(ring: IntArray, k: int, i: int) -> None:
+def _linked(ring: Record, i: int) -> None:
     """Put `i` at the end of a list; kernels that are parts of others can't be called from Python."""
-    link_last(ring, k, 0, i)
+    link_last(ring, 0, i)
 
 
 def ever_placed(cluster: Cluster, changes: Iterable[Change]) -> Cluster:
@@ -113,12 +112,12 @@ class Serving:
 
     def begin(self, servers: Servers) -> None:
         """The run begins with these idle servers."""
-        self._fresh = servers.ints.copy(), servers.floats.copy()
+        self._fresh = servers.servers.copy()
         self._count_adapters(servers)
 
     def _count_adapters(self, servers: Servers) -> None:
         for s, held in enumerate(self._shares or ()):
-            servers.ints[s, rows.SERVED] = len(held)
+            servers.servers["served"][s] = len(held)
 
     def candidates(self) -> Candidates:
         """The servers that may serve each adapter now; none where those that hold it are off."""
@@ -167,35 +166,46 @@ class Serving:
 
     def _fail(self, servers: Servers, s: int, now_s: float) -> None:
         lost = self._unfinished(servers, s)
-        servers.server[lost], servers.status[lost] = -1, 0
-        servers.times[lost, rows.FIRST_SEEN : rows.FINISH_SEEN + 1] = np.nan
+        servers.server[lost], servers.requests["status"][lost] = -1, 0
+        for name in ("first_seen_s", "finish_seen_s"):
+            servers.requests[name][lost] = np.nan
         self.orphans += lost.tolist()
         self._end(s, now_s)
         self._reset(servers, s, now_s)
 
     def _unfinished(self, servers: Servers, s: int) -> IntArray:
-        over = (servers.status == rows.FINISHED) | (servers.status == rows.GIVEN_UP)
+        over = np.isin(servers.requests["status"], (rows.FINISHED, rows.GIVEN_UP))
         return np.flatnonzero((servers.server == s) & ~over)
 
     def _reset(self, servers: Servers, s: int, now_s: float) -> None:
         """Server `s` as it is when it starts: nothing on its GPU, no requests; its totals stay."""
         assert self._fresh is not None
-        ints, floats = (fresh[s].copy() for fresh in self._fresh)
-        ints[list(KEPT_INTS)], floats[list(KEPT_FLOATS)] = (
-            servers.ints[s, KEPT_INTS], servers.floats[s, KEPT_FLOATS],
-        )  # fmt: skip
-        floats[rows.NOW] = floats[rows.END_S] = now_s
-        floats[rows.SCRAPE_S] += now_s
-        servers.ints[s], servers.floats[s] = ints, floats
-        for part in (servers.adapters, servers.heaps, servers.phase, servers.sets, servers.series):
+        server, kept = servers.servers[s], {name: servers.servers[name][s] for name in KEPT}
+        servers.servers[s] = self._fresh[s]
+        for name, value in kept.items():
+            server[name] = value
+        server.now_s = server.end_s = now_s
+        server.scrape_s += now_s
+        known = servers.adapters[s].copy()
+        for part in (
+            servers.adapters,
+            servers.heaps,
+            servers.phase,
+            servers.sets,
+            servers.members,
+            servers.series,
+        ):
             part[s] = 0
-        servers.classes[s][:, [rows.MEMBERS, rows.UNFINISHED]] = 0
-        first, ring = int(ints[rows.SENTINEL]), int(ints[rows.RING])
-        servers.links[first : first + ring] = np.arange(first, first + ring)[:, None]
-        if ints[rows.CACHE_RULE] == FIXED:
+        for name in rows.WHAT_IT_IS:
+            servers.adapters[name][s] = known[name]
+        for own in servers.others:
+            own.reset(s)
+        servers.classes["members"][s] = servers.classes["unfinished"][s] = 0
+        rows.clear_rings(servers.links, int(server.sentinel), int(server.sentinel + server.ring))
+        if server.cache_rule == FIXED:
             for row in range(1, int(servers.seen[s]) + 1):
-                servers.adapters[s, row, rows.RESIDENT] = 1
-                _linked(servers.adapters[s], rows.IDLE_BEFORE, row)
+                servers.adapters[s, row].resident = 1
+                _linked(servers.adapters[s]["idle"], row)
         servers.wake_s[s] = math.inf
 
     def _load(self, servers: Servers, s: int, a: int, now_s: float) -> None:
@@ -209,23 +219,24 @@ class Serving:
         self._shares[s][a] = 0.0
         if math.isnan(self._since[s]) or not self.on[s]:  # read while it starts
             return
-        ints, floats, adapters = servers.ints[s], servers.floats[s], servers.adapters[s]
-        if ints[rows.TRACK_HOST]:
+        server = servers.servers[s]
+        if server.track_host:
             row = row_of(servers, s, a)
-            if row == 0 or adapters[row, rows.ON_HOST] or ints[rows.ON_HOST_COUNT] >= ints[rows.HOST_PLACES]:
+            adapter = servers.adapters[s, row]
+            if row == 0 or adapter.on_host or server.on_host_count >= server.host_places:
                 return  # its first request reads it
-            adapters[row, rows.ON_HOST] = 1
-            ints[rows.ON_HOST_COUNT] += 1
-            _linked(adapters, rows.HOST_BEFORE, row)
+            adapter.on_host = 1
+            server.on_host_count += 1
+            _linked(servers.adapters[s]["host"], row)
         loading = servers.law.loading[s]
         stall_s = 1e-3 * float(loading[2] + loading[3] * servers.ranks[a])
-        ints[rows.DISK_LOADS] += 1
-        floats[rows.LOAD_S] += stall_s
-        if ints[rows.IN_FLIGHT]:
-            floats[rows.END_S] += stall_s
-            servers.wake_s[s] = floats[rows.END_S]
+        server.disk_loads += 1
+        server.load_s += stall_s
+        if server.in_flight:
+            server.end_s += stall_s
+            servers.wake_s[s] = server.end_s
         else:
-            floats[rows.NOW] = max(float(floats[rows.NOW]), now_s) + stall_s
+            server.now_s = max(float(server.now_s), now_s) + stall_s
 
     def _route(self, a: int, shares: Mapping[int, float]) -> None:
         assert self._shares is not None
@@ -246,11 +257,10 @@ class Serving:
             (s, float(since), math.inf) for s, since in enumerate(self._since) if not math.isnan(since)
         ]
         for s, start_s, stop_s in [*self.spans, *running]:
-            sent_s = servers.times[:, rows.SENT_AT]
+            sent_s = servers.requests["sent_s"]
             own = np.flatnonzero((servers.server == s) & (sent_s >= start_s) & (sent_s <= stop_s))
-            ends_s = np.where(
-                servers.status[own] == rows.FINISHED, servers.times[own, rows.FINISH], duration_s
-            )
+            requests = servers.requests[own]
+            ends_s = np.where(requests["status"] == rows.FINISHED, requests["finish_s"], duration_s)
             last_s = duration_s if stop_s == math.inf else float(max(stop_s, ends_s.max(initial=stop_s)))
             found.append((s, start_s, min(last_s, duration_s)))
         return tuple(found)

@@ -21,7 +21,7 @@ from packer.twin.cluster.ahead import idle_ahead
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.client import new_client
 from packer.strategies import Engine
-from packer.twin.cluster.state import EngineKernels, Engines, Servers, adapter_rows
+from packer.twin.cluster.state import EngineKernels, Engines, Servers, whole_of
 from packer.twin.cluster.system import System
 from packer.twin.engine import state as rows
 from packer.twin.law.kernels import with_kernel
@@ -167,39 +167,35 @@ def idle_servers(
     ranks = next(iter(kinds.values())).server.workload.ranks
     ring = int(marks.output_tokens.max()) + 2 if n else 3
     distinct, rank_class = np.unique(ranks, return_inverse=True)
-    classes = np.zeros((count, len(distinct) + 1, rows.N_CLASS_COLUMNS), dtype=np.int64)
-    classes[:, 1:, rows.CLASS_RANK] = distinct
-    ints = np.stack([state.ints for state in states])
-    ints[:, rows.RING] = ring
-    ints[:, rows.SENTINEL] = n + ring * np.arange(count)
+    classes = np.zeros((count, len(distinct) + 1), dtype=rows.RANKS)
+    classes["rank"][:, 1:] = distinct
+    records = np.array([state.server for state in states], dtype=rows.SERVER)
+    records["ring"], records["sentinel"] = ring, n + ring * np.arange(count)
     # A policy may keep adapters on servers that no request has brought there.
     kept = count * len(ranks) if any(isinstance(setup.policy, TickingPolicy) for setup in own) else 0
     pairs = 1 << max(4, (2 * min(n + kept, count * len(ranks))).bit_length())
-    adapters, sizes, heaps = adapter_rows(count, rows_each)
     # Servers that may serve the same adapters share one list of them.
     lists = {id(setup.served): (setup.served, state) for setup, state in zip(own, states, strict=True)}
     ends = dict(zip(lists, np.cumsum([len(served) for served, _ in lists.values()]).tolist(), strict=True))
     last = np.array([ends[id(setup.served)] for setup in own], dtype=np.int64)
     names, tuning = list(kinds), _tuning(own, seed)
     # One array for all servers: where adapters of one may be evicted, every server walks over its batch.
-    walks = any(state.sets.shape[1] > 1 for state in states)
-    places = max(rows.walk_places(int(state.ints[rows.SLOTS])) for state in states) if walks else 1
+    walks = any(state.members.size > 1 for state in states)
+    places = max(rows.walk_places(int(state.server.slots)) for state in states) if walks else 1
     servers = Servers(
-        ints=ints,
-        floats=np.stack([state.floats for state in states]),
-        requests=np.empty((n, 8), dtype=np.int64),
-        times=np.empty((n, 7)),
-        status=np.zeros(n, dtype=np.int8),
+        servers=records,
+        whole=whole_of(records),
+        requests=np.zeros(n, dtype=rows.REQUEST),
         links=rows.new_links(n, ring, count),
-        adapters=adapters,
-        sizes=sizes,
-        heaps=heaps,
-        sets=np.zeros((count, rows.N_SETS, places), dtype=np.int64),
+        adapters=np.zeros((count, rows_each + 1), dtype=rows.ADAPTER),  # untouched rows take no memory
+        heaps=np.zeros((count, 2, rows_each), dtype=np.int64),
+        sets=np.zeros((count, 2, places), dtype=np.int64),
+        members=np.zeros((count, places), dtype=rows.MEMBER),
         series=np.zeros((count, max(state.series.size for state in states)), dtype=np.int64),
         classes=classes,
         phase=np.zeros((count, max(state.phase.size for state in states)), dtype=np.int64),
         histogram=np.zeros((count, rows.HISTOGRAM_BINS), dtype=np.int64),
-        timeline=np.zeros((count, *states[0].timeline.shape)),
+        timeline=np.zeros((count, len(states[0].timeline)), dtype=rows.BIN),
         vector=np.zeros((count, states[0].vector.size)),
         nothing=np.zeros(0),
         law=Law(*(np.stack(part) for part in zip(*(law_of(s.server.profile) for s in own), strict=True))),
@@ -216,7 +212,12 @@ def idle_servers(
         first=last - np.array([len(setup.served) for setup in own], dtype=np.int64),
         last=last,
         served=np.concatenate([served for served, _ in lists.values()]),
-        words=np.concatenate([state.sizes[1:, rows.HASH :] for _, state in lists.values()]),
+        words=np.concatenate(
+            [
+                np.column_stack([state.adapters["hash"], state.adapters["words"]])[1:]
+                for _, state in lists.values()
+            ]
+        ),
         blocks=np.stack([setup.blocks for setup in kinds.values()]),
         seen=np.zeros(count, dtype=np.int64),
         pair_key=np.zeros(pairs, dtype=np.int64),
@@ -226,8 +227,9 @@ def idle_servers(
         tuning=no_tuning(count) if tuning is None else tuning,
         client=new_client(work.concurrency or 0, count),
         ahead=idle_ahead([setup.server for setup in own], marks),
+        others=tuple(kernels.memory(own, rows_each) for kernels in kernels_of(own)),
     )
-    servers.times[:, rows.LAST] = _noise(own, n, seed)
+    servers.requests["last_s"] = _noise(own, n, seed)
     others = engines_of(own)
     numbers = np.array([others.index(type(setup.engine)) for setup in own], dtype=np.int64)
     if not numbers.any() and not trains(own[0].server.workload.fine_tuning):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.arrays import ByteArray, FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, Record
 from packer.twin.cluster.ahead import ahead_of
 from packer.twin.cluster.caching import FIXED
 from packer.twin.cluster.client import Client
@@ -22,13 +22,7 @@ from packer.twin.engine.advance import advance
 from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
-from packer.twin.engine.state import (
-    BLOCK_SIZE, BLOCKS, CACHE_RULE, END_S, HASH, IDLE_BEFORE, IN_BATCH, IN_FLIGHT,
-    INBOX_COUNT, KNOWN, KNOWN_RUNNING, KNOWN_WAITING, KV_BLOCKS, N_ADAPTER_COLUMNS,
-    N_SIZE_COLUMNS, NEXT_S, NOW, OUTPUT, OWNER,
-    PENDING_COUNT, PROMPT, RANK, RANK_CLASS, REACH_S, RESIDENT, RUNNING, SENT_AT, USED, WAITING,
-    WAITING_PROMPT, ServerState,
-)  # fmt: skip
+from packer.twin.engine.state import ADAPTER, ServerState
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
 from packer.twin.tuning.state import Tuning
@@ -39,35 +33,35 @@ _SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over 
 class Servers(NamedTuple):
     """All servers.
 
-    Fields named as in `ServerState` have a leading axis for the server, or are shared by all (`requests`,
-    `times`, `status`, `links`). `law`: of each server, with a leading axis. sent_s (n,), adapter (n,), prompt
+    servers (S,) of `engine.state.SERVER`; whole (S, words): the same memory, to copy it. Fields named as in
+    `ServerState` have a leading axis for the server, or are shared by all (`requests`, `links`). `law`: of each server,
+    with a leading axis. sent_s (n,), adapter (n,), prompt
     (n,), output (n,): the requests, with the workload's numbers of adapters; server (n,): where each went, -1
     if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of
-    `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters, see `sizes` of
-    `ServerState`. first, last (S,): where in `served` the numbers of the adapters stand that a server may serve,
-    ascending; words, beside `served` (…, 3): the rest of their `sizes`. seen (S,): adapters that a
+    `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters. first, last (S,): where
+    in `served` the numbers of the adapters stand that a server may serve, ascending; words, beside `served` (…, 3):
+    their `hash` and `words`. seen (S,): adapters that a
     server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
     `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
     on_way (S,): requests that left the router and did not reach the server yet. tuning: what the servers train,
     registers with a leading axis. ahead: `cluster.ahead.Ahead` of
-    those that schedule ahead or cache prefixes; None if none does. client: who sends, with places in a closed loop.
+    those that schedule ahead or cache prefixes; None if none does. others: what each of the other engines has
+    besides, in order (`EngineKernels`). client: who sends, with places in a closed loop.
     """
 
-    ints: IntArray
-    floats: FloatArray
-    requests: IntArray
-    times: FloatArray
-    status: ByteArray
-    links: IntArray
-    adapters: IntArray
-    sizes: IntArray
-    classes: IntArray
+    servers: Record
+    whole: IntArray
+    requests: Record
+    links: Record
+    adapters: Record
+    classes: Record
     heaps: IntArray
     phase: IntArray
     histogram: IntArray
-    timeline: FloatArray
+    timeline: Record
     vector: FloatArray
     sets: IntArray
+    members: Record
     series: IntArray
     nothing: FloatArray
     law: Law
@@ -92,6 +86,7 @@ class Servers(NamedTuple):
     on_way: IntArray
     tuning: Tuning
     ahead: Any
+    others: tuple[Any, ...]
     client: Client
 
 
@@ -104,43 +99,44 @@ vLLM's and train nothing: Numba then drops the branch before it types it.
 
 
 class EngineKernels(NamedTuple):
-    """What the loop needs of an engine other than vLLM's: compiled functions.
+    """What the loop needs of an engine other than vLLM's: compiled functions but for the first.
 
+    `memory(setups, rows)`: what the engine keeps of these servers (`cluster.setup.Setup`) besides `Servers`, with room
+    for so many adapters each; has methods `with_rows(rows)` and `reset(s)`: server `s` starts anew.
+    `state_of(c, memory, s)`: that server as the functions below take it.
     `advance(state, law, until_s)`: as `packer.twin.engine.advance.advance`. `event_s(state)`: when the server next has
-    something to do, infinite if it is idle. `keep(ints, adapters, sizes, row, on)`: an adapter stays on the GPU.
+    something to do, infinite if it is idle. `keep(c, memory, s, row, on)`: an adapter stays on the GPU.
     """
 
+    memory: Any
+    state_of: Any
     advance: Any
     event_s: Any
     keep: Any
 
 
-def adapter_rows(count: int, rows: int) -> tuple[IntArray, IntArray, IntArray]:
-    """`adapters`, `sizes` and `heaps` for so many adapters of each server; untouched rows take no memory."""
-    return (
-        np.zeros((count, rows + 1, N_ADAPTER_COLUMNS), dtype=np.int64),
-        np.zeros((count, rows + 1, N_SIZE_COLUMNS), dtype=np.int64),
-        np.zeros((count, 2, rows), dtype=np.int64),
-    )
+def whole_of(servers: Record) -> IntArray:
+    """Records of servers, (S,), as whole numbers (S, …) in the same memory."""
+    whole: IntArray = servers.view(np.int64).reshape(len(servers), -1)
+    return whole
 
 
 def with_more_rows(servers: Servers) -> Servers:
-    """The same servers with room for twice as many adapters each."""
-    old = servers.heaps.shape[2]
-    adapters, sizes, heaps = adapter_rows(len(servers.seen), 2 * old)
-    adapters[:, : old + 1] = servers.adapters
-    sizes[:, : old + 1] = servers.sizes
-    heaps[:, :, :old] = servers.heaps
-    return servers._replace(adapters=adapters, sizes=sizes, heaps=heaps)
+    """The same servers with room for twice as many adapters each; untouched rows take no memory."""
+    count, old = servers.adapters.shape
+    adapters = np.zeros((count, 2 * old - 1), dtype=ADAPTER)
+    heaps = np.zeros((count, 2, 2 * old - 2), dtype=np.int64)
+    adapters[:, :old], heaps[:, :, : old - 1] = servers.adapters, servers.heaps
+    others = tuple(own.with_rows(2 * old - 2) for own in servers.others)
+    return servers._replace(adapters=adapters, heaps=heaps, others=others)
 
 
 @njit(inline="always", **ENGINE_FLAGS)
 def state_of(c: Servers, s: int) -> ServerState:
     """One server, as views."""
     return ServerState(
-        c.ints[s], c.floats[s], c.nothing, c.requests, c.times, c.status, c.links, c.adapters[s], c.sizes[s],
-        c.classes[s], c.heaps[s], c.phase[s], c.histogram[s], c.timeline[s], c.vector[s], c.nothing,
-        c.sets[s], c.series[s],
+        c.servers[s], c.nothing, c.requests, c.links, c.adapters[s], c.classes[s], c.heaps[s], c.phase[s],
+        c.histogram[s], c.timeline[s], c.vector[s], c.nothing, c.sets[s], c.members[s], c.series[s],
     )  # fmt: skip
 
 
@@ -180,10 +176,10 @@ def number(c: Servers, s: int, a: int) -> int:
     row = c.seen[s]
     c.pair_key[k] = s * c.ranks.size + a + 1
     c.pair_row[k] = row
-    size = c.sizes[s, row]
-    size[RANK] = c.ranks[a]
-    size[BLOCKS] = c.blocks[c.kind[s], a]
-    size[RANK_CLASS] = c.rank_class[a]
+    adapter = c.adapters[s, row]
+    adapter.rank = c.ranks[a]
+    adapter.blocks = c.blocks[c.kind[s], a]
+    adapter.rank_class = c.rank_class[a]
     low, high = c.first[s], c.last[s]
     while high - low > 1:
         middle = (low + high) >> 1
@@ -191,22 +187,21 @@ def number(c: Servers, s: int, a: int) -> int:
             low = middle
         else:
             high = middle
-    for column in range(c.words.shape[1]):
-        size[HASH + column] = c.words[low, column]
-    if c.ranks[a] == 0:  # requests to the base model: see `serve_base`
-        for column in (IN_BATCH, RESIDENT, KNOWN, KNOWN_RUNNING, KNOWN_WAITING):
-            c.adapters[s, row, column] = 1
-    elif c.ints[s, CACHE_RULE] == FIXED:
-        c.adapters[s, row, RESIDENT] = 1
-        link_last(c.adapters[s], IDLE_BEFORE, 0, row)
+    adapter.hash, adapter.words[0], adapter.words[1] = c.words[low, 0], c.words[low, 1], c.words[low, 2]
+    if c.ranks[a] == 0:  # requests to the base model: see `adapters_of`
+        adapter.in_batch = adapter.resident = adapter.known = 1
+        adapter.known_requests[0] = adapter.known_requests[1] = 1
+    elif c.servers[s].cache_rule == FIXED:
+        adapter.resident = 1
+        link_last(c.adapters[s]["idle"], 0, row)
     return int(row)
 
 
 def keep_on_gpu(c: Servers, s: int, a: int, on: bool, keep: Callable[..., None]) -> bool:
     """A policy keeps an adapter on the GPU of a server, or no more; False if there is no row for it."""
     row = number(c, s, a)
-    if row > 0 and c.ints[s, CACHE_RULE] != FIXED:
-        keep(c.ints[s], c.adapters[s], c.sizes[s], row, on)
+    if row > 0 and c.servers["cache_rule"][s] != FIXED:
+        keep(c, s, row, on)
     return bool(row > 0)
 
 
@@ -217,13 +212,14 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
     if row == 0:
         return False
     prompt = min(c.prompt[r], c.longest[s] - 1)
-    c.requests[r, OWNER] = row - 1
-    c.requests[r, PROMPT] = prompt
-    c.requests[r, OUTPUT] = min(c.output[r], c.longest[s] - prompt)
-    c.times[r, SENT_AT] = at_s
+    request = c.requests[r]
+    request.owner = row - 1
+    request.prompt = prompt
+    request.output = min(c.output[r], c.longest[s] - prompt)
+    request.sent_s = at_s
     c.server[r] = s
     offer(state_of(c, s), r)
-    if c.ints[s, IN_FLIGHT] == 0 and at_s < c.wake_s[s]:
+    if c.servers[s].in_flight == 0 and at_s < c.wake_s[s]:
         c.wake_s[s] = at_s
     return True
 
@@ -260,20 +256,21 @@ def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
         advance(state_of(c, s), law_of_server(c, s), until_s, tuning)
     else:
         run_vllm(c, s, until_s)
-    if c.ints[s, IN_FLIGHT] == 1:
-        c.wake_s[s] = c.floats[s, END_S]
-    elif c.ints[s, RUNNING] + c.ints[s, WAITING] > 0:
-        c.wake_s[s] = c.floats[s, NOW]
+    server = c.servers[s]
+    if server.in_flight == 1:
+        c.wake_s[s] = server.end_s
+    elif server.running + server.waiting > 0:
+        c.wake_s[s] = server.now_s
     else:
         # A load may have kept the engine busy beyond the next arrival.
-        c.wake_s[s] = max(c.floats[s, NOW], min(c.floats[s, NEXT_S], c.floats[s, REACH_S]))
+        c.wake_s[s] = max(server.now_s, min(server.next_s, server.reach_s))
 
 
 @njit(**ENGINE_FLAGS)
 def outstanding(c: Servers, s: int) -> int:
     """Requests that a server has: running, waiting and on their way."""
-    ints = c.ints[s]
-    total: int = ints[RUNNING] + ints[WAITING] + ints[INBOX_COUNT] + ints[PENDING_COUNT] + c.on_way[s]
+    server = c.servers[s]
+    total: int = server.running + server.waiting + server.inbox_count + server.pending_count + c.on_way[s]
     return total
 
 
@@ -281,7 +278,7 @@ def outstanding(c: Servers, s: int) -> int:
 def on_gpu(c: Servers, s: int, a: int) -> bool:
     """Whether an adapter lies on the GPU of a server."""
     row = row_of(c, s, a)
-    resident: bool = c.ranks[a] == 0 or (row > 0 and c.adapters[s, row, RESIDENT] == 1)
+    resident: bool = c.ranks[a] == 0 or (row > 0 and c.adapters[s, row].resident == 1)
     return resident
 
 
@@ -291,9 +288,9 @@ def has_room(c: Servers, s: int, r: int, max_batch: float, output_tokens: float)
 
     Prompts that wait there count as if they were in the KV cache. An idle server always has room.
     """
-    ints = c.ints[s]
+    server = c.servers[s]
     n = outstanding(c, s)
     if n == 0 or n >= max_batch:
         return bool(n == 0)
-    free: int = (ints[KV_BLOCKS] - ints[USED]) * ints[BLOCK_SIZE] - ints[WAITING_PROMPT]
+    free: int = (server.kv_blocks - server.used) * server.block_size - server.waiting_prompt
     return bool(free >= c.prompt[r] + output_tokens)

@@ -18,7 +18,6 @@ from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster, Node, Store
 from packer.errors import ValidationError
 from packer.twin.cluster.state import Servers, give
-from packer.twin.engine.state import NEXT
 from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 
@@ -197,11 +196,11 @@ def _want(c: Servers, way: Transit, r: int, at_s: float) -> bool:
             _link_newest(places, a)
         return True
     way.counts[MISSES] += 1
-    c.requests[r, NEXT] = 0
+    c.requests[r].next = 0
     if places[a, WHERE] == COMING:
         for k in range(way.counts[ACTIVE]):
             if way.transfers[k, NODE] == node and way.transfers[k, ADAPTER] == a:
-                c.requests[way.transfers[k, LAST] - 1, NEXT] = r + 1
+                c.requests[way.transfers[k, LAST] - 1].next = r + 1
                 way.transfers[k, LAST] = r + 1
         return True
     places[a, WHERE] = COMING
@@ -219,7 +218,7 @@ def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
     node, a = way.transfers[k, NODE], way.transfers[k, ADAPTER]
     while way.transfers[k, FIRST] > 0:
         r = way.transfers[k, FIRST] - 1
-        following = c.requests[r, NEXT]
+        following = c.requests[r].next
         if not _deliver(c, way, r, at_s):
             return False
         way.transfers[k, FIRST] = following

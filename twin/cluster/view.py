@@ -45,8 +45,9 @@ class ClusterView:
         """Servers may serve these adapters from now on: changes were made."""
         self._candidates = candidates
 
-    def _register(self, register: int) -> IntArray:
-        return self._servers.ints[:, register].copy()
+    def _field(self, name: str) -> IntArray:
+        found: IntArray = self._servers.servers[name].copy()
+        return found
 
     def requests_since(self, after_s: float, until_s: float) -> FloatArray:
         """Requests of each adapter that arrived in [after_s, until_s[, float64 (m,)."""
@@ -56,7 +57,7 @@ class ClusterView:
 
     def unfinished(self, requests: IntArray) -> IntArray:
         """Those of these requests that are not finished, by their numbers."""
-        left: IntArray = requests[self._servers.status[requests] != rows.FINISHED]
+        left: IntArray = requests[self._servers.requests["status"][requests] != rows.FINISHED]
         return left
 
     @property
@@ -82,49 +83,50 @@ class ClusterView:
         found: FloatArray = 1e-3 * (loading[:, 0] + loading[:, 1] * self.workload.ranks[adapter])
         return found
 
-    places = property(lambda self: self._register(rows.MAX_SEQS))
+    places = property(lambda self: self._field("max_seqs"))
     """Most requests in the batch."""
 
     @property
     def used_share(self) -> FloatArray:
         """Share of the memory for KV cache and adapters in use, float64 (S,)."""
-        return self._register(rows.USED) / np.maximum(self._register(rows.KV_BLOCKS), 1)
+        return self._field("used") / np.maximum(self._field("kv_blocks"), 1)
 
     @property
     def busy_s(self) -> FloatArray:
         """Time in which each server had something to do, float64 (S,)."""
-        return self._servers.floats[:, rows.BUSY_S].copy()
+        busy_s: FloatArray = self._servers.servers["busy_s"].copy()
+        return busy_s
 
-    running = property(lambda self: self._register(rows.RUNNING))
+    running = property(lambda self: self._field("running"))
     """Requests in the batch."""
 
     @property
     def waiting(self) -> IntArray:
         """Requests that wait for a place in the batch."""
-        return self._register(rows.WAITING) + self._register(rows.INBOX_COUNT) + self._servers.on_way
+        return self._field("waiting") + self._field("inbox_count") + self._servers.on_way
 
     @property
     def outstanding(self) -> IntArray:
         """All requests that each server has, those at its front end and on their way with it."""
-        total: IntArray = self.running + self.waiting + self._register(rows.PENDING_COUNT)
+        total: IntArray = self.running + self.waiting + self._field("pending_count")
         return total
 
-    decodes = property(lambda self: self._register(rows.DECODES))
+    decodes = property(lambda self: self._field("decodes"))
     """Requests in the batch that have their first token."""
 
     @property
     def free_kv_tokens(self) -> IntArray:
         """Tokens that the free blocks of the KV cache hold."""
-        blocks = self._register(rows.KV_BLOCKS) - self._register(rows.USED)
-        return blocks * self._register(rows.BLOCK_SIZE)
+        blocks = self._field("kv_blocks") - self._field("used")
+        return blocks * self._field("block_size")
 
-    waiting_prompt_tokens = property(lambda self: self._register(rows.WAITING_PROMPT))
+    waiting_prompt_tokens = property(lambda self: self._field("waiting_prompt"))
     """Prompt tokens of the requests that are not in the batch."""
-    active_adapters = property(lambda self: self._register(rows.ACTIVE))
+    active_adapters = property(lambda self: self._field("active"))
     """Distinct adapters in the batch."""
-    slots = property(lambda self: self._register(rows.SLOTS))
+    slots = property(lambda self: self._field("slots"))
     """`max_loras`."""
-    residents = property(lambda self: self._register(rows.RESIDENTS))
+    residents = property(lambda self: self._field("residents"))
     """Adapters in slots."""
 
     def candidates(self, adapter: int) -> IntArray:

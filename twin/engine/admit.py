@@ -8,105 +8,103 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, Record
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
-from packer.twin.engine.state import (
-    ACTIVE, ADAPTER_LOADS, ATTENDED, BLOCKS, BLOCK_SIZE, CONTEXT, FIRST_KEY, GENERATED, HEAD, HEAP_ACTIVE, HEAP_IDLE,
-    KEY, KV_BLOCKS, LOAD_MS, MAX_SEQS, NO_LIMIT, OLDER, PARTIAL, PARTIAL_DONE, PROMPT, RESIDENT,
-    JOINERS, RUNNING, SENTINEL, SLOTS, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL,
-    TOKEN_BUDGET, UNAWAITED, USED, WAITING, WHOLE_SEQUENCE,
-)  # fmt: skip
+from packer.twin.engine.state import ACTIVE, IDLE, NO_LIMIT, ServerState
 from packer.twin.engine.waiting import after_walk, place, take_first
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def next_adapter(ints: IntArray, adapters: IntArray, heaps: IntArray) -> int:
+def next_adapter(server: Record, adapters: Record, heaps: IntArray) -> int:
     """Row of the adapter whose first request is admissible next; 0 if none finds a slot."""
     a = 0
-    if ints[HEAP_ACTIVE] > 0:
+    if server.heap_sizes[ACTIVE] > 0:
         a = heaps[1, 0]  # its adapter is among `scheduled_loras`
-    if ints[HEAP_IDLE] > 0 and ints[ACTIVE] < ints[SLOTS]:  # `len(scheduled_loras) < max_loras`
+    if server.heap_sizes[IDLE] > 0 and server.active < server.slots:  # `len(scheduled_loras) < max_loras`
         e = heaps[0, 0]
-        if a == 0 or adapters[e, FIRST_KEY] < adapters[a, FIRST_KEY]:
+        if a == 0 or adapters[e].first_key < adapters[a].first_key:
             a = e
     return a
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def fits(ints: IntArray, adapters: IntArray, sizes: IntArray, a: int, tokens: int, take: int) -> int:
+def fits(server: Record, adapters: Record, a: int, tokens: int, take: int) -> int:
     """KV blocks that admitting a request of adapter row `a` takes, -1 if there are too few.
 
-    It gets blocks for the `take` of its `tokens` that this step computes. With the rule WHOLE_SEQUENCE all of them
+    It gets blocks for the `take` of its `tokens` that this step computes. With the rule `whole_sequence` all of them
     must fit (`full_sequence_must_fit` of `KVCacheManager.allocate_slots`).
     """
-    blocks: int = blocks_of(take, ints[BLOCK_SIZE])
-    needed = blocks_of(tokens, ints[BLOCK_SIZE]) if ints[WHOLE_SEQUENCE] == 1 else blocks
-    if adapters[a, RESIDENT] == 0:
-        blocks += sizes[a, BLOCKS]
-        needed += sizes[a, BLOCKS]
-    if ints[USED] + needed > ints[KV_BLOCKS]:
-        make_room(ints, adapters, sizes, needed, a)
-        if ints[USED] + needed > ints[KV_BLOCKS]:
+    blocks: int = blocks_of(take, server.block_size)
+    needed = blocks_of(tokens, server.block_size) if server.whole_sequence == 1 else blocks
+    if adapters[a].resident == 0:
+        blocks += adapters[a].blocks
+        needed += adapters[a].blocks
+    if server.used + needed > server.kv_blocks:
+        make_room(server, adapters, needed, a)
+        if server.used + needed > server.kv_blocks:
             return -1
     return blocks
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def admit_one(
-    ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, sets: IntArray, loading: FloatArray,
-    r: int, a: int, tokens: int, take: int,
-) -> None:  # fmt: skip
-    """Request `r` joins the batch, with `take` of its `tokens` in this step."""
-    take_first(ints, requests, adapters, r, a)
-    join(ints, floats, adapters, sizes, classes, sets, loading, a)
-    place(ints, adapters, heaps, a)
-    ints[RUNNING] += 1
-    link_last(links, OLDER, ints[SENTINEL], r)
-    requests[r, CONTEXT] = tokens
-    ints[STEP_PREFILL] += take
-    ints[ATTENDED] += take * take // 2
-    if take < tokens:
-        ints[PARTIAL], ints[PARTIAL_DONE] = r + 1, take
+def admit_one(state: ServerState, loading: FloatArray, r: int, cached: int, take: int) -> None:
+    """Request `r` joins the batch, with `take` tokens in this step behind the `cached` ones."""
+    server, request = state.server, state.requests[r]
+    a, tokens = request.owner + 1, request.prompt + request.generated
+    take_first(server, state.requests, state.adapters, r, a)
+    join(state, loading, a)
+    place(server, state.adapters, state.heaps, a)
+    server.running += 1
+    link_last(state.links["batch"], server.sentinel, r)
+    request.context = tokens
+    server.step_prefill += take
+    server.attended += take * (2 * cached + take) // 2
+    if cached + take < tokens:
+        server.partial, server.partial_done = r + 1, cached + take
     else:
-        end_prefill(ints, requests, r)
+        end_prefill(server, state.requests, r)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def end_admission(state: ServerState, loading: FloatArray, end_key: int, awaited: int) -> None:
+    """The walk over the waiting requests ended before that of `end_key`; adapters come into slots.
+
+    `awaited`: loads of adapters before the walk, and those that the requests which it admitted waited for.
+    """
+    server = state.server
+    after_walk(server, state.requests, state.adapters, state.heaps, end_key)
+    if server.joiners > 0:
+        walk(server, state.adapters, state.sets, state.members, loading)
+    # Adapters of the batch that were evicted come back without an admission.
+    server.unawaited += max(0, server.adapter_loads - awaited)
 
 
 @njit(**INLINED)
-def admit(
-    ints: IntArray, floats: FloatArray, requests: IntArray, links: IntArray, adapters: IntArray,
-    sizes: IntArray, classes: IntArray, heaps: IntArray, sets: IntArray, loading: FloatArray,
-) -> None:  # fmt: skip
-    """Admit what slots, KV blocks, sequences and the token budget allow; sets LOAD_MS."""
-    floats[LOAD_MS] = 0.0
-    loads, misses, end_key = ints[ADAPTER_LOADS], 0, -NO_LIMIT
-    if ints[WAITING] > 0 and ints[STEP_PREEMPTED] == 0:  # `if not preempted_reqs`
-        budget = ints[TOKEN_BUDGET] - ints[STEP_DECODES] - ints[STEP_PREFILL]
-        while budget > 0 and ints[RUNNING] < ints[MAX_SEQS] and ints[PARTIAL] == 0:
-            a = next_adapter(ints, adapters, heaps)
+def admit(state: ServerState, loading: FloatArray) -> None:
+    """Admit what slots, KV blocks, sequences and the token budget allow; sets `load_ms`."""
+    server, adapters = state.server, state.adapters
+    server.load_ms = 0.0
+    awaited, end_key = server.adapter_loads, -NO_LIMIT
+    if server.waiting > 0 and server.step_preempted == 0:  # `if not preempted_reqs`
+        budget = server.token_budget - server.step_decodes - server.step_prefill
+        while budget > 0 and server.running < server.max_seqs and server.partial == 0:
+            a = next_adapter(server, adapters, state.heaps)
             if a == 0:  # all that wait are in `skipped_waiting_requests`
                 end_key = NO_LIMIT
                 break
-            r = adapters[a, HEAD] - 1
-            end_key = requests[r, KEY]
-            tokens = requests[r, PROMPT] + requests[r, GENERATED]
+            r = adapters[a].head - 1
+            request = state.requests[r]
+            end_key = request.key
+            tokens = request.prompt + request.generated
             take = min(tokens, budget)  # chunked prefill: a preempted request computes its outputs again, too
-            blocks = fits(ints, adapters, sizes, a, tokens, take)
+            blocks = fits(server, adapters, a, tokens, take)
             if blocks < 0:  # `allocate_slots` returned None: the walk ends
                 break
-            ints[USED] += blocks
-            if adapters[a, RESIDENT] == 0:
-                misses += 1
-            admit_one(
-                ints, floats, requests, links, adapters, sizes, classes, heaps, sets, loading,
-                r, a, tokens, take,
-            )  # fmt: skip
+            server.used += blocks
+            awaited += adapters[a].resident == 0
+            admit_one(state, loading, r, 0, take)
             budget -= take
-    after_walk(ints, requests, adapters, heaps, end_key)
-    if ints[JOINERS] > 0:
-        walk(ints, floats, adapters, sizes, sets, loading)
-    # Adapters of the batch that were evicted come back without an admission.
-    ints[UNAWAITED] += max(0, ints[ADAPTER_LOADS] - loads - misses)
+    end_admission(state, loading, end_key, awaited)

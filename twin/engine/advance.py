@@ -10,20 +10,32 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from packer.arrays import Record
 from packer.twin.engine.admit import admit
-from packer.twin.engine.arrive import arrive, free_places
+from packer.twin.engine.arrive import arrive_until, free_places
 from packer.twin.engine.charge import charge, step_ms
-from packer.twin.engine.emit import emit
+from packer.twin.engine.emit import emit, next_step
 from packer.twin.engine.frontend import scrape
 from packer.twin.engine.schedule import schedule_running
-from packer.twin.engine.state import (
-    BLOCK_SIZE, BUCKET, CONCURRENCY, END_S, EXHAUSTED, IN_FLIGHT, LOAD_MS, NEXT_S, NOW, PHASE, REACH_S, RING, RUNNING,
-    RUN_S, STEP, WAITING, ServerState,
-)  # fmt: skip
+from packer.twin.engine.state import ServerState
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
 from packer.twin.tuning.state import Tuning
 from packer.twin.tuning.step import step_beside_ms, work_idle
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def is_idle(server: Record) -> bool:
+    """Whether the engine has no request."""
+    return bool(server.running == 0 and server.waiting == 0)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def go_on(server: Record, idle: bool, next_s: float, until_s: float, over: bool) -> bool:
+    """An idle engine jumps to what happens next; whether the call ends, as it does if a step is `over` its end."""
+    if idle and server.now_s < next_s < until_s:
+        server.now_s = next_s
+    return over or (idle and next_s >= until_s) or server.now_s >= until_s
 
 
 @njit(**ENGINE_FLAGS)
@@ -31,69 +43,41 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
     """Execute every step that starts strictly before `until_s`; finish those that end by then.
 
     A step that would start exactly at `until_s` waits: it must see what arrives then. May be called again and
-    again, with requests offered in between; how a run is cut changes nothing. With `until_s` = RUN_S all that
-    was sent has arrived. Returns early with EXHAUSTED if a stream has no rows left.
+    again, with requests offered in between; how a run is cut changes nothing. With `until_s` at the end of the run all
+    that was sent has arrived. Returns early, `exhausted`, if a stream has no rows left.
     """
-    (ints, floats, stream_s, requests, times, status, links, adapters, sizes, classes, heaps, phase,
-     histogram, timeline, vector, means, sets, series) = state  # fmt: skip
-    coefficients, settings, loading, frontend = law
+    server, frontend = state.server, law.frontend
     while True:
         # ---- the step in flight ends
         over = False
-        if ints[IN_FLIGHT] == 1:
-            if floats[END_S] > until_s:
-                over = True
-            else:
-                floats[NOW] = floats[END_S]
-                before = np.nextafter(floats[NOW], 0.0)
-                if floats[NEXT_S] <= before or floats[REACH_S] <= before:
-                    arrive(
-                        ints, floats, stream_s, requests, times, status, adapters, sizes, classes, heaps, series,
-                        frontend, before,
-                    )  # fmt: skip
-                scrape(ints, floats, frontend, floats[NOW])
-                emit(
-                    ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase,
-                    histogram, sets, series, frontend,
-                )  # fmt: skip
-                if ints[CONCURRENCY] > 0:
-                    free_places(ints, floats, stream_s)
-                ints[IN_FLIGHT] = 0
-                ints[STEP] += 1
-                ints[PHASE] = ints[PHASE] + 1 if ints[PHASE] + 1 < ints[BLOCK_SIZE] else 0
-                ints[BUCKET] = ints[BUCKET] + 1 if ints[BUCKET] + 1 < ints[RING] else 0
-        # ---- an idle engine jumps to the next arrival, at the front end or in the engine
-        idle = ints[RUNNING] == 0 and ints[WAITING] == 0
-        next_s = min(floats[NEXT_S], floats[REACH_S])
+        if server.in_flight == 1:
+            over = server.end_s > until_s
+            if not over:
+                server.now_s = server.end_s
+                arrive_until(state, frontend, np.nextafter(server.now_s, 0.0))
+                scrape(server, frontend, server.now_s)
+                emit(state, frontend)
+                if server.concurrency > 0:
+                    free_places(server, state.stream_s)
+                server.in_flight = 0
+                next_step(server)
+        idle, next_s = is_idle(server), min(server.next_s, server.reach_s)
         if tuning is not None and idle:
-            next_s = work_idle(tuning, floats, until_s)
-        if idle and floats[NOW] < next_s < until_s:
-            floats[NOW] = next_s
-        over = over or (idle and next_s >= until_s) or floats[NOW] >= until_s
-        if over and until_s < floats[RUN_S]:
+            next_s = work_idle(tuning, server, until_s)
+        over = go_on(server, idle, next_s, until_s, over)
+        if over and until_s < server.run_s:
             return
         # ---- the next step begins
-        now = until_s if over else floats[NOW]
-        if floats[NEXT_S] <= now or floats[REACH_S] <= now:
-            arrive(
-                ints, floats, stream_s, requests, times, status, adapters, sizes, classes, heaps, series,
-                frontend, now,
-            )  # fmt: skip
-        if over or ints[EXHAUSTED] == 1:
+        arrive_until(state, frontend, until_s if over else server.now_s)
+        if over or server.exhausted == 1:
             return
-        if ints[RUNNING] == 0 and ints[WAITING] == 0:
+        if is_idle(server):
             continue  # what was sent is still at the front end
-        schedule_running(
-            ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, sets,
-        )  # fmt: skip
-        admit(
-            ints, floats, requests, links, adapters, sizes, classes, heaps, sets, loading,
-        )  # fmt: skip
-        if tuning is None:
-            ms = step_ms(ints, classes, vector, means, coefficients, settings, floats[LOAD_MS])
-        else:
-            ms = step_beside_ms(
-                tuning, ints, floats, classes, vector, means, coefficients, settings, floats[LOAD_MS],
-            )  # fmt: skip
-        charge(ints, floats, timeline, ms)
-        ints[IN_FLIGHT] = 1
+        schedule_running(state)
+        admit(state, law.loading)
+        charge(
+            server,
+            state.timeline,
+            step_ms(state, law) if tuning is None else step_beside_ms(tuning, state, law),
+        )
+        server.in_flight = 1

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, Record
 from packer.twin.engine.slots import largest_rank
-from packer.twin.engine.state import (
-    ACTIVE, ACTIVE_RANKS, ATTENDED, BIN_S, BUSY_S, CONTEXT_TOKENS, DT, END_S, LOAD_MS, LOAD_S, NOW, ON_HOST_COUNT,
-    PEAK_BLOCKS, PEAK_RUNNING, REQUEST_RANKS, RUNNING, SERVED, SLOTS, SLOT_RANK, STALL_S, STEP_DECODES,
-    STEP_PREEMPTED, STEP_PREFILL, T_ADAPTERS, T_BUSY, T_DECODE, T_KV, T_PREEMPTED, T_PREFILL, T_RUNNING,
-    T_WAITING, TRACK_HOST, USED, WAITING,
-)  # fmt: skip
+from packer.twin.engine.state import ServerState
 from packer.twin.flags import ENGINE_FLAGS, INLINED
-from packer.twin.law.law import IS_PAPER
+from packer.twin.law.law import IS_PAPER, Law
 from packer.twin.law.linear import linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
 
@@ -35,61 +30,53 @@ def add_means(means: FloatArray, vector: FloatArray, decodes: int, step_ms: floa
 
 
 @njit(**INLINED)
-def law_ms(
-    ints: IntArray, classes: IntArray, vector: FloatArray, coefficients: FloatArray, settings: FloatArray,
-    decodes: float, prefill: float,
-) -> float:  # fmt: skip
+def law_ms(state: ServerState, law: Law, decodes: float, prefill: float) -> float:
     """Time of a step with so many decodes and prefill tokens by the linear law, ms; fills `vector`."""
+    server = state.server
     state_vector(
-        vector, decodes, prefill, ints[ACTIVE], ints[ACTIVE_RANKS], ints[SLOTS], ints[SLOT_RANK],
-        ints[CONTEXT_TOKENS], ints[WAITING], settings, ints[REQUEST_RANKS],
-        ints[RUNNING] * largest_rank(ints, classes),
-        ints[ON_HOST_COUNT] if ints[TRACK_HOST] == 1 else ints[SERVED],
-        ints[ATTENDED] if prefill > 0.0 else 0.0,
+        state.vector, decodes, prefill, server.active, server.active_ranks, server.slots, server.slot_rank,
+        server.context_tokens, server.waiting, law.settings, server.request_ranks,
+        server.running * largest_rank(server, state.classes),
+        server.on_host_count if server.track_host == 1 else server.served,
+        server.attended if prefill > 0.0 else 0.0,
     )  # fmt: skip
-    ms: float = linear_ms(coefficients, vector)
+    ms: float = linear_ms(law.coefficients, state.vector)
     return ms
 
 
 @njit(**INLINED)
-def step_ms(
-    ints: IntArray, classes: IntArray, vector: FloatArray, means: FloatArray, coefficients: FloatArray,
-    settings: FloatArray, load_ms: float,
-) -> float:  # fmt: skip
+def step_ms(state: ServerState, law: Law) -> float:
     """Time of the step by its law, and of its loads, ms; fills `vector` where it is needed."""
-    if settings[IS_PAPER] > 0:
-        ms = paper_ms(coefficients, ints[STEP_DECODES], ints[WAITING], ints[ACTIVE], ints[SERVED])
-        if means.size > 0:
-            law_ms(ints, classes, vector, coefficients, settings, ints[STEP_DECODES], ints[STEP_PREFILL])
+    server = state.server
+    if law.settings[IS_PAPER] > 0:
+        ms = paper_ms(law.coefficients, server.step_decodes, server.waiting, server.active, server.served)
+        if state.means.size > 0:
+            law_ms(state, law, server.step_decodes, server.step_prefill)
     else:
-        ms = law_ms(ints, classes, vector, coefficients, settings, ints[STEP_DECODES], ints[STEP_PREFILL])
-    if means.size > 0:
-        add_means(means, vector, ints[STEP_DECODES], ms + load_ms)
-    total: float = ms + load_ms
+        ms = law_ms(state, law, server.step_decodes, server.step_prefill)
+    total: float = ms + server.load_ms
+    if state.means.size > 0:
+        add_means(state.means, state.vector, server.step_decodes, total)
     return total
 
 
 @njit(**INLINED)
-def charge(ints: IntArray, floats: FloatArray, timeline: FloatArray, ms: float) -> None:
-    """The step takes so long (DT, END_S): add it to totals and timeline."""
-    dt = ms * 1e-3
-    if dt < MIN_STEP_S:
-        dt = MIN_STEP_S
-    floats[DT] = dt
-    floats[END_S] = floats[NOW] + dt
-    row = timeline[int(floats[NOW] / floats[BIN_S])]
-    row[T_BUSY] += dt
-    row[T_RUNNING] += dt * ints[RUNNING]
-    row[T_WAITING] += dt * ints[WAITING]
-    row[T_KV] += dt * ints[USED]
-    row[T_ADAPTERS] += dt * ints[ACTIVE]
-    row[T_PREFILL] += ints[STEP_PREFILL]
-    row[T_DECODE] += ints[STEP_DECODES]
-    row[T_PREEMPTED] += ints[STEP_PREEMPTED]
-    floats[BUSY_S] += dt
-    floats[LOAD_S] += floats[LOAD_MS] * 1e-3
-    floats[STALL_S] += floats[LOAD_MS] * 1e-3 * ints[RUNNING]
-    if ints[USED] > ints[PEAK_BLOCKS]:
-        ints[PEAK_BLOCKS] = ints[USED]
-    if ints[RUNNING] > ints[PEAK_RUNNING]:
-        ints[PEAK_RUNNING] = ints[RUNNING]
+def charge(server: Record, timeline: Record, ms: float) -> None:
+    """The step takes so long (`duration_s`, `end_s`): add it to totals and timeline."""
+    dt = max(ms * 1e-3, MIN_STEP_S)
+    server.duration_s = dt
+    server.end_s = server.now_s + dt
+    row = timeline[int(server.now_s / server.bin_s)]
+    row.busy += dt
+    row.running += dt * server.running
+    row.waiting += dt * server.waiting
+    row.kv_blocks += dt * server.used
+    row.adapters += dt * server.active
+    row.prefill += server.step_prefill
+    row.decode += server.step_decodes
+    row.preempted += server.step_preempted
+    server.busy_s += dt
+    server.load_s += server.load_ms * 1e-3
+    server.stall_s += server.load_ms * 1e-3 * server.running
+    server.peak_blocks = max(server.peak_blocks, server.used)
+    server.peak_running = max(server.peak_running, server.running)

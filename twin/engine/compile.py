@@ -10,7 +10,7 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 
 from packer.twin.compile_ahead import COMPILER, types_of
-from packer.twin.engine import state as rows
+from packer.twin.engine.state import adapters_of, new_state
 from packer.twin.engine.admit import admit
 from packer.twin.engine.advance import advance
 from packer.twin.engine.arrive import arrive
@@ -18,7 +18,7 @@ from packer.twin.engine.charge import charge, step_ms
 from packer.twin.engine.emit import emit
 from packer.twin.engine.schedule import schedule_running
 from packer.twin.kernel_cache import is_kept
-from packer.twin.law.law import Law
+from packer.twin.law.law import FRONTEND, Law
 
 HERE, ELSEWHERE = (arrive, admit, schedule_running), (emit, step_ms, charge)
 """The parts, so that both processes take about as long: the other one begins later, and compiles trees next."""
@@ -27,12 +27,10 @@ HERE, ELSEWHERE = (arrive, admit, schedule_running), (emit, step_ms, charge)
 def signature(part: Dispatcher) -> tuple[Any, ...]:
     """Numba's types of the parameters of a part, which have the names of what `advance` passes."""
     ones = np.ones(1, dtype=np.int64)
-    state = rows.new_state(
-        1, *rows.sizes_of(ones, ones), {rows.SLOTS: 1, rows.BLOCK_SIZE: 16},
-        longest_output=1, run_s=1.0, bin_s=1.0, terms=1,
-    )  # fmt: skip
-    law = Law(np.ones(1), np.ones(1), np.ones(1), np.ones(1))
-    values = state._asdict() | law._asdict() | {"now": 0.0, "ms": 0.0, "load_ms": 0.0}
+    settings = {"slots": 1, "block_size": 16}
+    state = new_state(1, *adapters_of(ones, ones), settings, longest_output=1, run_s=1.0, bin_s=1.0, terms=1)
+    law = Law(np.ones(1), np.ones(1), np.ones(1), np.ones(1, dtype=FRONTEND)[0])
+    values = {"state": state, "law": law, "now": 0.0, "ms": 0.0, **state._asdict(), **law._asdict()}
     return types_of(values[name] for name in inspect.signature(part.py_func).parameters)
 
 

@@ -10,17 +10,19 @@ import math
 
 from numba import njit
 
-from packer.arrays import ByteArray, FloatArray, IntArray
+from packer.arrays import Record
 from packer.twin.engine.containers import link_last, unlink
-from packer.twin.engine.frontend import LESS, MORE, RUNS, begin, change, count_series, stream
+from packer.twin.engine.frontend import LESS, MORE, begin, change, count_series, stream
 from packer.twin.engine.schedule import blocks_of, phase_of
 from packer.twin.engine.slots import leave
 from packer.twin.engine.state import (
-    BLOCK_SIZE, BUCKET, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_AFTER, DUE_BEFORE, ENDED, FINISH,
-    FINISHED, FINISH_SEEN, FIRST, FIRST_SEEN, GAPS, GENERATED, HEAD, HISTOGRAM_BINS,
-    HISTOGRAM_FLOOR_MS, HISTOGRAM_PER_E, IN_BATCH, LAST, MERGED, NEXT, NOW, OLDER, OUTPUT, OWNER, RANK_CLASS, RING,
-    RUNNING, SEEN_S, SENTINEL, SERIES_OF_LISTS, START, STEP, STEP_DECODES, UNFINISHED, USED,
-)  # fmt: skip
+    FINISHED,
+    HISTOGRAM_BINS,
+    HISTOGRAM_FLOOR_MS,
+    HISTOGRAM_PER_E,
+    RUNS,
+    ServerState,
+)
 from packer.twin.engine.waiting import place
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 
@@ -36,95 +38,105 @@ def gap_bin(gap_s: float) -> int:
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def start_decode(
-    ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
-    adapters: IntArray, sizes: IntArray, phase: IntArray, histogram: IntArray, series: IntArray, r: int,
-) -> None:  # fmt: skip
+def start_decode(state: ServerState, r: int) -> None:
     """The prefill of request `r` ended with this step, its first token (or next, if preempted) comes out."""
-    now = floats[NOW]
-    if requests[r, GENERATED] == 0:
-        times[r, FIRST] = now
-        times[r, FIRST_SEEN] = floats[SEEN_S]
-        if series.size > 1 and ints[SERIES_OF_LISTS] == 1:
-            change(ints, adapters, sizes, requests[r, OWNER] + 1, RUNS, MORE)
+    server, request = state.server, state.requests[r]
+    if request.generated == 0:
+        request.first_s = server.now_s
+        request.first_seen_s = server.seen_s
+        if state.series.size > 1 and server.series_of_lists == 1:
+            change(server, state.adapters, request.owner + 1, RUNS, MORE)
     else:
-        histogram[gap_bin(now - times[r, LAST])] += 1
-    requests[r, START] = ints[STEP]
-    ints[DECODES] += 1
-    ints[CONTEXT_TOKENS] += requests[r, CONTEXT]
-    phase[phase_of(requests, r, ints[BLOCK_SIZE])] += 1
-    due = ints[BUCKET] + requests[r, OUTPUT] - requests[r, GENERATED] - 1
-    if due >= ints[RING]:
-        due -= ints[RING]
-    link_last(links, DUE_BEFORE, ints[SENTINEL] + due, r)
+        state.histogram[gap_bin(server.now_s - request.last_s)] += 1
+    request.start = server.step
+    server.decodes += 1
+    server.context_tokens += request.context
+    state.phase[phase_of(state.requests, r, server.block_size)] += 1
+    link_last(state.links["due"], due_bucket(server, request), r)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def due_bucket(server: Record, request: Record) -> int:
+    """Head of the ring of requests that get their last token in the same step as this one, which gets one now."""
+    due = server.bucket + request.output - request.generated - 1
+    bucket: int = server.sentinel + (due if due < server.ring else due - server.ring)
+    return bucket
 
 
 @njit(**INLINED)
-def complete(
-    ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
-    links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
-    phase: IntArray, sets: IntArray, series: IntArray, r: int,
-) -> None:  # fmt: skip
+def complete(state: ServerState, r: int) -> None:
     """Request `r` got its last token: its blocks are free, its adapter may leave the batch."""
-    block_size = ints[BLOCK_SIZE]
-    unlink(links, DUE_BEFORE, r)
-    unlink(links, OLDER, r)
-    a = requests[r, OWNER] + 1
-    times[r, FINISH] = floats[NOW]
-    times[r, FINISH_SEEN] = floats[SEEN_S]
-    status[r] = FINISHED
-    size = requests[r, CONTEXT] + ints[STEP] - requests[r, START]
-    ints[USED] -= blocks_of(size, block_size)
-    ints[CONTEXT_TOKENS] -= size
-    phase[phase_of(requests, r, block_size)] -= 1
-    ints[DECODES] -= 1
-    ints[RUNNING] -= 1
-    classes[sizes[a, RANK_CLASS], UNFINISHED] -= 1
-    leave(ints, adapters, sizes, classes, sets, a, ints[STEP])
-    if series.size > 1:
-        change(ints, adapters, sizes, a, RUNS, LESS)
-    if adapters[a, IN_BATCH] == 0 and adapters[a, HEAD] > 0:
-        place(ints, adapters, heaps, a)
+    server, request = state.server, state.requests[r]
+    unlink(state.links["due"], r)
+    unlink(state.links["batch"], r)
+    a = request.owner + 1
+    size = request.context + server.step - request.start
+    server.used -= blocks_of(size, server.block_size)
+    server.context_tokens -= size
+    state.phase[phase_of(state.requests, r, server.block_size)] -= 1
+    server.decodes -= 1
+    server.running -= 1
+    leave(state, a, server.step)
+    note_finish(state, r)
+    if state.adapters[a].in_batch == 0 and state.adapters[a].head > 0:
+        place(server, state.adapters, state.heaps, a)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def note_finish(state: ServerState, r: int) -> None:
+    """The client gets the last token of request `r`."""
+    server, request = state.server, state.requests[r]
+    a = request.owner + 1
+    request.finish_s = server.now_s
+    request.finish_seen_s = server.seen_s
+    request.status = FINISHED
+    state.classes[state.adapters[a].rank_class].unfinished -= 1
+    if state.series.size > 1:
+        change(server, state.adapters, a, RUNS, LESS)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def next_step(server: Record) -> None:
+    """The step has the next number."""
+    server.step += 1
+    server.phase = server.phase + 1 if server.phase + 1 < server.block_size else 0
+    server.bucket = server.bucket + 1 if server.bucket + 1 < server.ring else 0
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def count_gaps(state: ServerState, decodes: int, gap_s: float) -> None:
+    """The client gets the tokens of so many decodes this long after their last ones, as `stream` says."""
+    if decodes > 0:
+        state.server.gaps += decodes
+        if gap_s < 0.0:
+            state.server.merged += decodes
+        else:
+            state.histogram[gap_bin(max(gap_s, MIN_GAP_S))] += decodes
 
 
 @njit(**INLINED)
-def emit(
-    ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, status: ByteArray,
-    links: IntArray, adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray,
-    phase: IntArray, histogram: IntArray, sets: IntArray, series: IntArray, frontend: FloatArray,
-) -> None:  # fmt: skip
-    """Tokens come out at NOW, the end of the step, and are streamed as soon as the front end is free."""
-    decodes = outputs = ints[STEP_DECODES]
-    r = ints[ENDED]
+def emit(state: ServerState, frontend: Record) -> None:
+    """Tokens come out now, at the end of the step, and are streamed as soon as the front end is free."""
+    server, requests, due = state.server, state.requests, state.links["due"]
+    decodes = outputs = server.step_decodes
+    r = server.ended
     while r > 0:
         outputs += 1
-        r = requests[r - 1, NEXT]
-    gap_s = stream(floats, frontend, outputs)
+        r = requests[r - 1].next
+    gap_s = stream(server, frontend, outputs)
     counted = False
-    if series.size > 1 and ints[SERIES_OF_LISTS] == 0:
-        counted = begin(ints, requests, adapters, sizes, series, outputs)
-    bucket = ints[SENTINEL] + ints[BUCKET]
+    if state.series.size > 1 and server.series_of_lists == 0:
+        counted = begin(state, outputs)
+    bucket = server.sentinel + server.bucket
     # `for request in self.running`: they were admitted before those that have their first token now
-    while links[bucket, DUE_AFTER] != bucket:
-        complete(
-            ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, sets, series,
-            links[bucket, DUE_AFTER],
-        )  # fmt: skip
-    while ints[ENDED] > 0:  # in the order of `self.running`, too; an output of one token ends at once
-        r = ints[ENDED] - 1
-        ints[ENDED] = requests[r, NEXT]
-        start_decode(
-            ints, floats, requests, times, links, adapters, sizes, phase, histogram, series, r,
-        )  # fmt: skip
-        if links[bucket, DUE_AFTER] == r:
-            complete(
-                ints, floats, requests, times, status, links, adapters, sizes, classes, heaps, phase, sets, series, r,
-            )  # fmt: skip
-    if decodes > 0:
-        ints[GAPS] += decodes
-        if gap_s < 0.0:
-            ints[MERGED] += decodes
-        else:
-            histogram[gap_bin(max(gap_s, MIN_GAP_S))] += decodes
-    if series.size > 1 and not counted:
-        count_series(ints, adapters, sizes, series)
+    while due[bucket].after != bucket:
+        complete(state, due[bucket].after)
+    while server.ended > 0:  # in the order of `self.running`, too; an output of one token ends at once
+        r = server.ended - 1
+        server.ended = requests[r].next
+        start_decode(state, r)
+        if due[bucket].after == r:
+            complete(state, r)
+    count_gaps(state, decodes, gap_s)
+    if state.series.size > 1 and not counted:
+        count_series(server, state.adapters, state.series)

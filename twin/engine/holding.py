@@ -7,7 +7,7 @@ from numba import njit
 from packer.twin.engine.pool import (
     LONE, Pool, RUN, block_of, drop_entry, free_run, into_queue, new_entry, out_of_queue, shared_blocks, slot_of,
 )  # fmt: skip
-from packer.twin.engine.state import BLOCK_SIZE, GENERATED, PROMPT, USED, ServerState
+from packer.twin.engine.state import ServerState
 from packer.twin.flags import CALLED, INLINED
 
 
@@ -17,8 +17,8 @@ def find(state: ServerState, pool: Pool, r: int) -> int:
 
     The last token is computed in any case, to sample from (`KVCacheManager.get_computed_blocks`).
     """
-    size = state.ints[BLOCK_SIZE]
-    most = (state.requests[r, PROMPT] + state.requests[r, GENERATED] - 1) // size
+    size = state.server.block_size
+    most = (state.requests[r].prompt + state.requests[r].generated - 1) // size
     shared, hits = shared_blocks(pool, r, size), 0
     if shared > 0:
         hits = find_shared(pool, r, min(shared, most), size)
@@ -80,7 +80,7 @@ def hold_chain(state: ServerState, pool: Pool, leaf: int) -> None:
         entry.refs += 1
         if entry.refs > 1:
             return
-        state.ints[USED] += 1
+        state.server.used += 1
         parent = entry.parent
         if entry.after != parent or parent == 0 or pool.entries[parent].refs > 0:
             before, after = pool.entries[leaf].before, entry.after
@@ -98,7 +98,7 @@ def let_go_chain(state: ServerState, pool: Pool, leaf: int) -> None:
         entry.refs -= 1
         if entry.refs > 0:
             break
-        state.ints[USED] -= 1
+        state.server.used -= 1
         if last > 0:
             pool.entries[last].after, entry.before = e, last
         last = e
@@ -116,7 +116,7 @@ def hold(state: ServerState, pool: Pool, e: int) -> None:
     entry.refs += 1
     if entry.refs == 1:
         out_of_queue(pool, e)
-        state.ints[USED] += 1
+        state.server.used += 1
 
 
 @njit(**INLINED)
@@ -126,13 +126,13 @@ def let_go(state: ServerState, pool: Pool, e: int) -> None:
     entry.refs -= 1
     if entry.refs == 0:
         into_queue(pool, e, pool.entries[0].before)
-        state.ints[USED] -= 1
+        state.server.used -= 1
 
 
 @njit(**INLINED)
 def sit_down(state: ServerState, pool: Pool, r: int, hits: int) -> None:
     """Request `r` holds the blocks that `find` found."""
-    s, size = pool.all[0].free_seat, state.ints[BLOCK_SIZE]
+    s, size = pool.all[0].free_seat, state.server.block_size
     pool.seat[r] = 0
     if shared_blocks(pool, r, size) > 0:
         pool.seat[r] = s
@@ -149,7 +149,7 @@ def sit_down(state: ServerState, pool: Pool, r: int, hits: int) -> None:
         entry = pool.blocks[e]
         entry.count -= hits
         entry.block = RUN
-        state.ints[USED] += hits
+        state.server.used += hits
         if entry.count == 0:
             drop_entry(pool, e)
 
@@ -157,7 +157,7 @@ def sit_down(state: ServerState, pool: Pool, r: int, hits: int) -> None:
 @njit(**INLINED)
 def hash_full(state: ServerState, pool: Pool, r: int, full: int) -> None:
     """The first `full` blocks of request `r` can be found (`cache_full_blocks`)."""
-    s, size = pool.seat[r], state.ints[BLOCK_SIZE]
+    s, size = pool.seat[r], state.server.block_size
     if s == 0:
         return
     seat = pool.seats[s]
@@ -196,11 +196,11 @@ def stand_up(state: ServerState, pool: Pool, r: int, held: int, full: int, again
 
     `again`: it was preempted, and will look for them.
     """
-    s, size, entries = pool.seat[r], state.ints[BLOCK_SIZE], 0
+    s, size, entries = pool.seat[r], state.server.block_size, 0
     if s > 0:
         entries = pool.seats[s].chained + pool.seats[s].lone
     own = max(full - entries, 0)
-    state.ints[USED] -= held - entries
+    state.server.used -= held - entries
     free_run(pool, held - entries - own, pool.all[0].unhashed_first == 1)
     if own > 0 and again:
         pool.run[r] = new_entry(pool, RUN - 1 - r, own)

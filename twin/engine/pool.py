@@ -17,62 +17,47 @@ which hold a content a second time or come after one that does, are held one by 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from packer.arrays import IntArray
+from packer.arrays import IntArray, Record, record
 from packer.twin.engine.content import Content, Int32Array
-from packer.twin.engine.state import KV_BLOCKS, USED, ServerState
+from packer.twin.engine.state import ServerState
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 
-Records = Any
-"""An array of records; NumPy's types do not know the names of their fields."""
-
-POOL = np.dtype(
-    [
-        ("caching", "i8"),  # 0: blocks are counted alone, and nothing else of the pool is used
-        ("unhashed_first", "i8"),  # see `packer.twin.engine_rules`
-        ("tokens", "i8"),  # of an id of `content`
-        ("per_id", "i8"),  # most blocks that end in the tokens of one id
-        ("factor", "i8"),  # spreads the numbers of blocks over `table`: 1 where it has a place for each
-        ("shift", "i8"),
-        ("free_seat", "i8"),  # first seat that no request has, 0: none
-        ("free_entry", "i8"),  # first entry that nothing uses
-    ],
-    align=True,
+POOL = record(
+    ("caching", "i8"),  # 0: blocks are counted alone, and nothing else of the pool is used
+    ("unhashed_first", "i8"),  # see `packer.twin.engine_rules`
+    ("tokens", "i8"),  # of an id of `content`
+    ("per_id", "i8"),  # most blocks that end in the tokens of one id
+    ("factor", "i8"),  # spreads the numbers of blocks over `table`: 1 where it has a place for each
+    ("shift", "i8"),
+    ("free_seat", "i8"),  # first seat that no request has, 0: none
+    ("free_entry", "i8"),  # first entry that nothing uses
 )
-ENTRY = np.dtype(
-    [
-        ("refs", "i4"),  # requests and entries that hold it
-        ("parent", "i4"),  # the entry that it holds, 0: none, it is the first block; LONE: it is in no chain
-        ("before", "i4"),  # in the free queue, a ring around entry 0; unused: `after`, the next one
-        ("after", "i4"),
-    ],
-    align=True,
+ENTRY = record(
+    ("refs", "i4"),  # requests and entries that hold it
+    ("parent", "i4"),  # the entry that it holds, 0: none, it is the first block; LONE: it is in no chain
+    ("before", "i4"),  # in the free queue, a ring around entry 0; unused: `after`, the next one
+    ("after", "i4"),
 )
 LONE = -1
-BLOCKS = np.dtype(
-    [
-        ("block", "i8"),  # number of the content; RUN: nobody finds it; RUN - 1 - r: request r alone
-        ("count", "i4"),  # of a run
-        ("older", "i4"),  # among entries with one content, a ring; that before the first one is the last one
-        ("newer", "i4"),
-    ],
-    align=True,
+BLOCKS = record(
+    ("block", "i8"),  # number of the content; RUN: nobody finds it; RUN - 1 - r: request r alone
+    ("count", "i4"),  # of a run
+    ("older", "i4"),  # among entries with one content, a ring; that before the first one is the last one
+    ("newer", "i4"),
 )
 RUN = -1
-SEAT = np.dtype(
-    [
-        ("request", "i8"),
-        ("leaf", "i4"),  # last entry of the chain that the request holds, 0: none
-        ("chained", "i4"),  # entries of that chain
-        ("lone", "i4"),  # entries behind it that the request holds one by one, in its row of `held`
-        ("before", "i4"),  # decodes that may hash an entry with their next block, a ring around its phase
-        ("after", "i4"),  # of a free seat: the next one, 0: none
-    ],
-    align=True,
+SEAT = record(
+    ("request", "i8"),
+    ("leaf", "i4"),  # last entry of the chain that the request holds, 0: none
+    ("chained", "i4"),  # entries of that chain
+    ("lone", "i4"),  # entries behind it that the request holds one by one, in its row of `held`
+    ("before", "i4"),  # decodes that may hash an entry with their next block, a ring around its phase
+    ("after", "i4"),  # of a free seat: the next one, 0: none
 )
 
 
@@ -87,11 +72,11 @@ class Pool(NamedTuple):
     its first admission, -1 before; after (n,): the next request whose prefill ends in the same step + 1.
     """
 
-    all: Records
-    entries: Records
-    blocks: Records
+    all: Record
+    entries: Record
+    blocks: Record
     table: Int32Array
-    seats: Records
+    seats: Record
     held: Int32Array
     seat: Int32Array
     run: Int32Array
@@ -255,7 +240,7 @@ def free_run(pool: Pool, count: int, front: bool) -> None:
 @njit(**INLINED)
 def take_blocks(state: ServerState, pool: Pool, count: int) -> None:
     """So many blocks are taken from the front of the free queue (`get_new_blocks`)."""
-    state.ints[USED] += count
+    state.server.used += count
     while count > 0:
         e = pool.entries[0].after
         entry = pool.blocks[e]
@@ -274,5 +259,5 @@ def take_blocks(state: ServerState, pool: Pool, count: int) -> None:
 @njit(inline="always", **ENGINE_FLAGS)
 def free_blocks(state: ServerState) -> int:
     """Blocks that no request holds."""
-    free: int = state.ints[KV_BLOCKS] - state.ints[USED]
+    free: int = state.server.kv_blocks - state.server.used
     return free

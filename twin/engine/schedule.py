@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import Record
 from packer.twin.engine.containers import unlink
 from packer.twin.engine.slots import leave, make_room
-from packer.twin.engine.state import (
-    ATTENDED, BLOCK_SIZE, CONTEXT, CONTEXT_TOKENS, DECODES, DUE_BEFORE, ENDED, ENDED_LAST, GENERATED,
-    KV_BLOCKS, LAST, NEXT, NONE, NOW, OLDER, OWNER, PARTIAL, PARTIAL_DONE, PHASE, PREEMPTIONS, RUNNING,
-    SENTINEL, SKIPPED_FIRST, START, STEP, STEP_DECODES, STEP_PREEMPTED, STEP_PREFILL, TOKEN_BUDGET, USED,
-)  # fmt: skip
+from packer.twin.engine.state import NONE, ServerState
 from packer.twin.engine.waiting import place, put_behind_skipped, put_first
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
@@ -27,93 +23,92 @@ def blocks_of(tokens: int, block_size: int) -> int:
 
 
 @njit(**INLINED)
-def phase_of(requests: IntArray, r: int, block_size: int) -> int:
+def phase_of(requests: Record, r: int, block_size: int) -> int:
     """Step, modulo `block_size`, in which decode `r` needs a further block: when its context fills one."""
-    phase: int = (requests[r, START] + 1 - requests[r, CONTEXT]) % block_size
+    phase: int = (requests[r].start + 1 - requests[r].context) % block_size
     return phase
 
 
 @njit(**INLINED)
-def end_prefill(ints: IntArray, requests: IntArray, r: int) -> None:
+def end_prefill(server: Record, requests: Record, r: int) -> None:
     """The prefill of request `r` ends with this step, as those noted before it."""
-    requests[r, NEXT] = 0
-    if ints[ENDED] == 0:
-        ints[ENDED] = r + 1
+    requests[r].next = 0
+    if server.ended == 0:
+        server.ended = r + 1
     else:
-        requests[ints[ENDED_LAST] - 1, NEXT] = r + 1
-    ints[ENDED_LAST] = r + 1
+        requests[server.ended_last - 1].next = r + 1
+    server.ended_last = r + 1
 
 
 @njit(**CALLED)
-def preempt(
-    ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
-    adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray, phase: IntArray,
-    sets: IntArray,
-) -> None:  # fmt: skip
+def preempt(state: ServerState) -> None:
     """Preempt the request admitted last: it loses its blocks and starts over, with its tokens as prompt."""
-    block_size = ints[BLOCK_SIZE]
-    r = links[ints[SENTINEL], OLDER]  # `self.running.pop()`
-    a = requests[r, OWNER] + 1
-    unlink(links, OLDER, r)
-    if r + 1 == ints[PARTIAL]:
-        ints[USED] -= blocks_of(ints[PARTIAL_DONE], block_size)
-        ints[PARTIAL] = 0
+    server, requests, links = state.server, state.requests, state.links
+    size = server.block_size
+    r = links[server.sentinel].batch.before  # `self.running.pop()`
+    request = requests[r]
+    a = request.owner + 1
+    unlink(links["batch"], r)
+    if r + 1 == server.partial:
+        server.used -= blocks_of(server.partial_done, size)
+        server.partial = 0
     else:
-        held = requests[r, CONTEXT] + ints[STEP] - 1 - requests[r, START]
-        ints[USED] -= blocks_of(held, block_size)
-        ints[CONTEXT_TOKENS] -= held
-        phase[phase_of(requests, r, block_size)] -= 1
-        requests[r, GENERATED] += ints[STEP] - requests[r, START]
-        times[r, LAST] = floats[NOW]
-        ints[DECODES] -= 1
-        unlink(links, DUE_BEFORE, r)
-    ints[RUNNING] -= 1
-    ints[STEP_PREEMPTED] += 1
-    ints[PREEMPTIONS] += 1
-    if ints[SKIPPED_FIRST] == 1:
-        put_behind_skipped(ints, requests, adapters, heaps, r, a)
+        held = request.context + server.step - 1 - request.start
+        server.used -= blocks_of(held, size)
+        server.context_tokens -= held
+        state.phase[phase_of(requests, r, size)] -= 1
+        request.generated += server.step - request.start
+        request.last_s = server.now_s
+        server.decodes -= 1
+        unlink(links["due"], r)
+    server.running -= 1
+    server.step_preempted += 1
+    server.preemptions += 1
+    if server.skipped_first == 1:
+        put_behind_skipped(server, requests, state.adapters, state.heaps, r, a)
     else:
-        put_first(ints, requests, adapters, r, a)  # `self.waiting.appendleft`
-    leave(ints, adapters, sizes, classes, sets, a, ints[STEP] - 1)
-    place(ints, adapters, heaps, a)
+        put_first(server, requests, state.adapters, r, a)  # `self.waiting.appendleft`
+    leave(state, a, server.step - 1)
+    place(server, state.adapters, state.heaps, a)
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def chunk_of(ints: IntArray, requests: IntArray) -> tuple[int, int]:
-    """Tokens of the cut prefill that this step takes, and the blocks that they need."""
-    done, block_size = ints[PARTIAL_DONE], ints[BLOCK_SIZE]
-    chunk = min(requests[ints[PARTIAL] - 1, CONTEXT] - done, ints[TOKEN_BUDGET] - ints[DECODES])
-    return chunk, blocks_of(done + chunk, block_size) - blocks_of(done, block_size)
+def chunk_of(server: Record, requests: Record) -> tuple[int, int]:
+    """Tokens of the cut prefill that this step takes, and the blocks that they need; 0 without one."""
+    if server.partial == 0:
+        return 0, 0
+    done, size = server.partial_done, server.block_size
+    chunk = min(requests[server.partial - 1].context - done, server.token_budget - server.decodes)
+    return chunk, blocks_of(done + chunk, size) - blocks_of(done, size)
 
 
 @njit(**INLINED)
-def schedule_running(
-    ints: IntArray, floats: FloatArray, requests: IntArray, times: FloatArray, links: IntArray,
-    adapters: IntArray, sizes: IntArray, classes: IntArray, heaps: IntArray, phase: IntArray,
-    sets: IntArray,
-) -> None:  # fmt: skip
-    """Give the running requests their tokens; sets what the step computes (STEP_DECODES, STEP_PREFILL)."""
-    ints[STEP_PREEMPTED] = 0
-    ints[ENDED] = 0
-    chunk, growth = 0, 0
-    if ints[PARTIAL] > 0:
-        chunk, growth = chunk_of(ints, requests)
+def compute(server: Record, requests: Record, chunk: int) -> None:
+    """The step computes a token of each decode, and so many of the cut prefill."""
+    server.context_tokens += server.decodes
+    server.step_decodes, server.step_prefill = server.decodes, chunk
+    server.attended = chunk * (2 * server.partial_done + chunk) // 2
+    if server.partial > 0:
+        r = server.partial - 1
+        server.partial_done += chunk
+        if server.partial_done == requests[r].context:
+            end_prefill(server, requests, r)
+            server.partial = 0
+
+
+@njit(**INLINED)
+def schedule_running(state: ServerState) -> None:
+    """Give the running requests their tokens; sets what the step computes (`step_decodes`, `step_prefill`)."""
+    server, phase = state.server, state.phase
+    server.step_preempted = server.ended = 0
+    chunk, growth = chunk_of(server, state.requests)
     # The decodes need as many new blocks as there are contexts that fill their last one in this phase.
-    while ints[USED] + growth + phase[ints[PHASE]] > ints[KV_BLOCKS]:
-        make_room(ints, adapters, sizes, growth + phase[ints[PHASE]], NONE)
-        if ints[USED] + growth + phase[ints[PHASE]] > ints[KV_BLOCKS]:
-            cut = ints[PARTIAL]
-            preempt(ints, floats, requests, times, links, adapters, sizes, classes, heaps, phase, sets)
-            if cut != ints[PARTIAL]:
+    while server.used + growth + phase[server.phase] > server.kv_blocks:
+        make_room(server, state.adapters, growth + phase[server.phase], NONE)
+        if server.used + growth + phase[server.phase] > server.kv_blocks:
+            cut = server.partial
+            preempt(state)
+            if cut != server.partial:
                 chunk, growth = 0, 0
-    ints[USED] += growth + phase[ints[PHASE]]
-    ints[CONTEXT_TOKENS] += ints[DECODES]
-    ints[STEP_DECODES] = ints[DECODES]
-    ints[STEP_PREFILL] = chunk
-    ints[ATTENDED] = chunk * (2 * ints[PARTIAL_DONE] + chunk) // 2
-    if ints[PARTIAL] > 0:
-        r = ints[PARTIAL] - 1
-        ints[PARTIAL_DONE] += chunk
-        if ints[PARTIAL_DONE] == requests[r, CONTEXT]:
-            end_prefill(ints, requests, r)
-            ints[PARTIAL] = 0
+    server.used += growth + phase[server.phase]
+    compute(server, state.requests, chunk)

@@ -9,156 +9,154 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.arrays import IntArray
+from packer.arrays import IntArray, Record
 from packer.twin.engine.containers import sift
-from packer.twin.engine.state import (
-    ACTIVE, FIRST_KEY, FRONT, HEAD, HEAP, HEAP_IDLE, IN_BATCH, KEY, NEXT, NO_LIMIT, PASSED_KEY, PENDING,
-    PLACE, PROMPT, SKIPPED_FIRST, SKIPPED_REVERSED, SLOTS, TAIL, TAKEN, WAITING, WAITING_PROMPT,
-)  # fmt: skip
+from packer.twin.engine.state import IDLE, NO_LIMIT
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
 @njit(**INLINED)
-def place(ints: IntArray, adapters: IntArray, heaps: IntArray, a: int) -> None:
+def place(server: Record, adapters: Record, heaps: IntArray, a: int) -> None:
     """Put adapter row `a` where it belongs after its FIFO or its part in the batch changed."""
+    adapter = adapters[a]
     belongs = 0
-    if adapters[a, HEAD] > 0:
-        belongs = 1 if adapters[a, IN_BATCH] == 0 else 2
-    stands = adapters[a, HEAP]
+    if adapter.head > 0:
+        belongs = 1 if adapter.in_batch == 0 else 2
+    stands = adapter.heap
     if stands != 0 and stands != belongs:  # leave
         heap = heaps[stands - 1]
-        size = ints[HEAP_IDLE + stands - 1] - 1
-        ints[HEAP_IDLE + stands - 1] = size
-        i = adapters[a, PLACE]
+        size = server.heap_sizes[stands - 1] - 1
+        server.heap_sizes[stands - 1] = size
+        i = adapter.place
         if i < size:
             heap[i] = heap[size]
             sift(heap, size, adapters, i)
     if belongs != 0:
         if stands != belongs:  # join, at the end
-            i = ints[HEAP_IDLE + belongs - 1]
-            ints[HEAP_IDLE + belongs - 1] = i + 1
+            i = server.heap_sizes[belongs - 1]
+            server.heap_sizes[belongs - 1] = i + 1
             heaps[belongs - 1, i] = a
-            adapters[a, PLACE] = i
-        sift(heaps[belongs - 1], ints[HEAP_IDLE + belongs - 1], adapters, adapters[a, PLACE])
-    adapters[a, HEAP] = belongs
+            adapter.place = i
+        sift(heaps[belongs - 1], server.heap_sizes[belongs - 1], adapters, adapter.place)
+    adapter.heap = belongs
 
 
 @njit(inline="always", **ENGINE_FLAGS)
 def put_last(
-    ints: IntArray, requests: IntArray, adapters: IntArray, heaps: IntArray, r: int, a: int,
+    server: Record, requests: Record, adapters: Record, heaps: IntArray, r: int, a: int,
 ) -> None:  # fmt: skip
     """An arrived request waits behind all others."""
-    ints[WAITING] += 1
-    requests[r, NEXT] = 0
-    if adapters[a, HEAD] > 0:
-        requests[adapters[a, TAIL] - 1, NEXT] = r + 1
-        adapters[a, TAIL] = r + 1
+    server.waiting += 1
+    requests[r].next = 0
+    if adapters[a].head > 0:
+        requests[adapters[a].tail - 1].next = r + 1
+        adapters[a].tail = r + 1
     else:
-        adapters[a, HEAD] = r + 1
-        adapters[a, TAIL] = r + 1
-        adapters[a, FIRST_KEY] = requests[r, KEY]
-        place(ints, adapters, heaps, a)
+        adapters[a].head = r + 1
+        adapters[a].tail = r + 1
+        adapters[a].first_key = requests[r].key
+        place(server, adapters, heaps, a)
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def put_first(ints: IntArray, requests: IntArray, adapters: IntArray, r: int, a: int) -> None:
+def put_first(server: Record, requests: Record, adapters: Record, r: int, a: int) -> None:
     """A preempted request waits before all others; the caller places its adapter."""
-    ints[WAITING] += 1
-    ints[WAITING_PROMPT] += requests[r, PROMPT]
-    ints[FRONT] -= 1
-    requests[r, KEY] = ints[FRONT]
-    requests[r, NEXT] = adapters[a, HEAD]
-    if adapters[a, HEAD] == 0:
-        adapters[a, TAIL] = r + 1
-    adapters[a, HEAD] = r + 1
-    adapters[a, FIRST_KEY] = requests[r, KEY]
+    server.waiting += 1
+    server.waiting_prompt += requests[r].prompt
+    server.front -= 1
+    requests[r].key = server.front
+    requests[r].next = adapters[a].head
+    if adapters[a].head == 0:
+        adapters[a].tail = r + 1
+    adapters[a].head = r + 1
+    adapters[a].first_key = requests[r].key
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def take_first(ints: IntArray, requests: IntArray, adapters: IntArray, r: int, a: int) -> None:
+def take_first(server: Record, requests: Record, adapters: Record, r: int, a: int) -> None:
     """The first request of an adapter is admitted; the caller places its adapter."""
-    ints[WAITING] -= 1
-    ints[WAITING_PROMPT] -= requests[r, PROMPT]
-    adapters[a, HEAD] = requests[r, NEXT]
-    if requests[r, NEXT] > 0:
-        adapters[a, FIRST_KEY] = requests[requests[r, NEXT] - 1, KEY]
+    server.waiting -= 1
+    server.waiting_prompt -= requests[r].prompt
+    adapters[a].head = requests[r].next
+    if requests[r].next > 0:
+        adapters[a].first_key = requests[requests[r].next - 1].key
 
 
 @njit(**CALLED)
 def put_behind_skipped(
-    ints: IntArray, requests: IntArray, adapters: IntArray, heaps: IntArray, r: int, a: int
+    server: Record, requests: Record, adapters: Record, heaps: IntArray, r: int, a: int
 ) -> None:
     """A preempted request waits before all that no walk has passed over yet; the caller places its adapter."""
-    key = ints[PASSED_KEY]
+    key = server.passed_key
     for k in range(2):
-        for i in range(ints[HEAP_IDLE + k]):  # those before give way by one: their order stays
+        for i in range(server.heap_sizes[k]):  # those before give way by one: their order stays
             e = heaps[k, i]
-            number = adapters[e, HEAD]
-            while number > 0 and requests[number - 1, KEY] < key:
-                requests[number - 1, KEY] -= 1
-                number = requests[number - 1, NEXT]
-            adapters[e, FIRST_KEY] = requests[adapters[e, HEAD] - 1, KEY]
-    ints[WAITING] += 1
-    ints[WAITING_PROMPT] += requests[r, PROMPT]
-    ints[PASSED_KEY] = requests[r, KEY] = key - 1
-    before, number = 0, adapters[a, HEAD]
-    while number > 0 and requests[number - 1, KEY] < key - 1:
-        before, number = number, requests[number - 1, NEXT]
-    requests[r, NEXT] = number
+            number = adapters[e].head
+            while number > 0 and requests[number - 1].key < key:
+                requests[number - 1].key -= 1
+                number = requests[number - 1].next
+            adapters[e].first_key = requests[adapters[e].head - 1].key
+    server.waiting += 1
+    server.waiting_prompt += requests[r].prompt
+    server.passed_key = requests[r].key = key - 1
+    before, number = 0, adapters[a].head
+    while number > 0 and requests[number - 1].key < key - 1:
+        before, number = number, requests[number - 1].next
+    requests[r].next = number
     if number == 0:
-        adapters[a, TAIL] = r + 1
+        adapters[a].tail = r + 1
     if before == 0:
-        adapters[a, HEAD], adapters[a, FIRST_KEY] = r + 1, key - 1
+        adapters[a].head, adapters[a].first_key = r + 1, key - 1
     else:
-        requests[before - 1, NEXT] = r + 1
+        requests[before - 1].next = r + 1
 
 
 @njit(**CALLED)
 def reverse_skipped(
-    ints: IntArray, requests: IntArray, adapters: IntArray, heaps: IntArray, end_key: int
+    server: Record, requests: Record, adapters: Record, heaps: IntArray, end_key: int
 ) -> None:
     """The requests with keys below `end_key` that found no slot wait before all others, in reverse order.
 
     They are the first ones of adapters outside the batch (`FCFSRequestQueue.prepend_requests` of vLLM 0.10 to 0.13).
     """
-    if ints[ACTIVE] < ints[SLOTS] or ints[HEAP_IDLE] == 0:
+    if server.active < server.slots or server.heap_sizes[IDLE] == 0:
         return
-    idle, size = heaps[0], ints[HEAP_IDLE]
-    low = adapters[idle[0], FIRST_KEY]
+    idle, size = heaps[0], server.heap_sizes[IDLE]
+    low = adapters[idle[0]].first_key
     if low >= end_key:
         return
     high = low  # nobody else that waits has a key between these two: it would have been admitted
     for i in range(size):
-        number = adapters[idle[i], HEAD]
-        while number > 0 and requests[number - 1, KEY] < end_key:
-            high = max(high, requests[number - 1, KEY])
-            number = requests[number - 1, NEXT]
+        number = adapters[idle[i]].head
+        while number > 0 and requests[number - 1].key < end_key:
+            high = max(high, requests[number - 1].key)
+            number = requests[number - 1].next
     for i in range(size):
         a = idle[i]
-        if adapters[a, FIRST_KEY] >= end_key:
+        if adapters[a].first_key >= end_key:
             continue
-        first = last = adapters[a, HEAD]  # `last` comes to the end of those that turn round
+        first = last = adapters[a].head  # `last` comes to the end of those that turn round
         before, number = 0, first
-        while number > 0 and requests[number - 1, KEY] < end_key:
+        while number > 0 and requests[number - 1].key < end_key:
             r = number - 1
-            requests[r, KEY] = low + high - requests[r, KEY]
-            number, requests[r, NEXT], before = requests[r, NEXT], before, number
-        requests[last - 1, NEXT] = number
+            requests[r].key = low + high - requests[r].key
+            number, requests[r].next, before = requests[r].next, before, number
+        requests[last - 1].next = number
         if number == 0:
-            adapters[a, TAIL] = last
-        adapters[a, HEAD] = before
-        adapters[a, FIRST_KEY] = requests[before - 1, KEY]
+            adapters[a].tail = last
+        adapters[a].head = before
+        adapters[a].first_key = requests[before - 1].key
     for i in range(size):  # all keys changed: a heap of the first ones, then of one more each
-        adapters[idle[i], PLACE] = i
+        adapters[idle[i]].place = i
         sift(idle, i + 1, adapters, i)
 
 
 @njit(**INLINED)
-def after_walk(ints: IntArray, requests: IntArray, adapters: IntArray, heaps: IntArray, end_key: int) -> None:
+def after_walk(server: Record, requests: Record, adapters: Record, heaps: IntArray, end_key: int) -> None:
     """A walk over the waiting requests ended before that of `end_key`; NO_LIMIT: it passed all, - NO_LIMIT: none."""
-    if ints[SKIPPED_REVERSED] == 1:
-        reverse_skipped(ints, requests, adapters, heaps, end_key)
-    elif ints[SKIPPED_FIRST] == 1:
+    if server.skipped_reversed == 1:
+        reverse_skipped(server, requests, adapters, heaps, end_key)
+    elif server.skipped_first == 1:
         if end_key == NO_LIMIT:
-            end_key = ints[TAKEN] if ints[PENDING] == 0 else requests[ints[PENDING] - 1, KEY]
-        ints[PASSED_KEY] = max(ints[PASSED_KEY], end_key)
+            end_key = server.taken if server.pending == 0 else requests[server.pending - 1].key
+        server.passed_key = max(server.passed_key, end_key)

@@ -7,12 +7,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, Record, record
 from packer.profile import LatencySpec, Profile
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.twin.engine_rules import rules_of
 
 (IS_PAPER, GRAPH_MAX, RIDGE, EXPERT_SHARE, ONE_GRAPH) = range(5)  # columns of the settings
+
+FRONTEND = record(
+    ("interval_s", "f8"),  # pause between scrapes, infinite without any
+    ("per_scrape_s", "f8"),
+    ("per_series_s", "f8"),  # per time series of a scrape
+    ("per_name_s", "f8"),  # per name in its labels
+    ("per_request_s", "f8"),
+    ("per_first_use_s", "f8"),  # an adapter's first request
+    ("per_output_s", "f8"),  # an output of a step
+)
+"""What the front end takes, s."""
 
 
 class Law(NamedTuple):
@@ -21,13 +32,13 @@ class Law(NamedTuple):
     coefficients float64 (terms,): see `coefficient_vector`; settings float64 (5,): 1 if the form
     is the paper's, largest number of tokens with a CUDA graph, tokens from which arithmetic takes longest, share of
     the experts of a token, 1 if there are no graphs without LoRA; loading float64 (4,): ms to load an adapter
-    from host memory (base, per rank) and from disk (base, per rank); frontend float64 (7,): s, see `engine.state`.
+    from host memory (base, per rank) and from disk (base, per rank); frontend: a record of `FRONTEND`.
     """
 
     coefficients: FloatArray
     settings: FloatArray
     loading: FloatArray
-    frontend: FloatArray
+    frontend: Record
 
 
 def coefficient_vector(latency: LatencySpec) -> FloatArray:
@@ -43,12 +54,13 @@ def law_settings(profile: Profile) -> FloatArray:
     return np.array([paper, latency.graph_max_tokens, latency.ridge_tokens, latency.expert_share, one_graph])
 
 
-def _frontend(profile: Profile) -> FloatArray:
+def _frontend(profile: Profile) -> Record:
     spec = profile.frontend
     if not rules_of(profile.engine).tokenizer_per_adapter:
         spec = replace(spec, first_use_ms=0.0)
     interval_s, *costs_ms = astuple(spec)
-    return np.array([interval_s or np.inf, *(ms * 1e-3 for ms in costs_ms)])
+    costs = (interval_s or np.inf, *(ms * 1e-3 for ms in costs_ms))
+    return np.array([costs], dtype=FRONTEND)[0]
 
 
 def law_of(profile: Profile) -> Law:

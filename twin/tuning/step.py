@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, Record
 from packer.twin.engine.charge import law_ms, step_ms
-from packer.twin.engine.state import NEXT_S, NOW, REACH_S, RUN_S, STEP_DECODES, STEP_PREFILL
+from packer.twin.engine.state import ServerState
 from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.law.law import Law
 from packer.twin.tuning.policies.chunked import chunk_beside, chunk_ms, chunks_of
 from packer.twin.tuning.policies.llmstation import tasklets_beside
 from packer.twin.tuning.policies.spatial import shared_ms
@@ -71,60 +72,54 @@ def _alone_ms(r: FloatArray) -> float:
 
 
 @njit(**ENGINE_FLAGS)
-def work_idle(tuning: Tuning, floats: FloatArray, until_s: float) -> float:
+def work_idle(tuning: Tuning, server: Record, until_s: float) -> float:
     """Train on an idle server; returns when its next step may begin: at the next arrival, deferred ones later.
 
-    NOW may pass `until_s` and the arrival: work that has begun is finished.
+    Its time may pass `until_s` and the arrival: work that has begun is finished.
     """
     r, lengths = tuning
-    next_s: float = min(floats[NEXT_S], floats[REACH_S])
+    next_s: float = min(server.next_s, server.reach_s)
     if r[RULE] == SPATIAL:
         end_s = next_s
         if next_s >= until_s:
-            if until_s < floats[RUN_S] or r[ENDED] == 1.0:
+            if until_s < server.run_s or r[ENDED] == 1.0:
                 return next_s
             end_s, r[ENDED] = until_s, 1.0
-        if end_s > floats[NOW]:
-            work(r, lengths, (end_s - floats[NOW]) * 1e3 * r[SHARE])
+        if end_s > server.now_s:
+            work(r, lengths, (end_s - server.now_s) * 1e3 * r[SHARE])
         return next_s
     while has_work(r):
-        deferred_s: float = min(floats[NEXT_S] + r[DEFER_S], floats[REACH_S])
-        if floats[NOW] >= min(deferred_s, until_s):
+        deferred_s: float = min(server.next_s + r[DEFER_S], server.reach_s)
+        if server.now_s >= min(deferred_s, until_s):
             return deferred_s
-        floats[NOW] += _alone_ms(r) * 1e-3
-        if floats[NOW] <= floats[RUN_S]:
+        server.now_s += _alone_ms(r) * 1e-3
+        if server.now_s <= server.run_s:
             work(r, lengths, 1.0)
     return next_s
 
 
 @njit(**ENGINE_FLAGS)
-def step_beside_ms(
-    tuning: Tuning, ints: IntArray, floats: FloatArray, classes: IntArray, vector: FloatArray,
-    means: FloatArray, coefficients: FloatArray, settings: FloatArray, load_ms: float,
-) -> float:  # fmt: skip
+def step_beside_ms(tuning: Tuning, state: ServerState, law: Law) -> float:
     """Time of the step with the training that runs beside it, and of its loads, ms."""
     r, lengths = tuning
-    alone_ms: float = step_ms(ints, classes, vector, means, coefficients, settings, load_ms)
+    server = state.server
+    alone_ms: float = step_ms(state, law)
     if not has_work(r) or r[RULE] == TEMPORAL:
         return alone_ms
-    decodes, prefill = float(ints[STEP_DECODES]), float(ints[STEP_PREFILL])
+    decodes, prefill = float(server.step_decodes), float(server.step_prefill)
     if prefill > 0.0 and r[RULE] != SPATIAL:
         return alone_ms
-    ms, units = alone_ms - load_ms, 0.0
+    ms, units = alone_ms - server.load_ms, 0.0
     if r[RULE] == LLMSTATION:
-        fused_ms = ms
-        if r[PASS] == FORWARD:
-            fused_ms = law_ms(ints, classes, vector, coefficients, settings, decodes, r[TOKENS])
+        fused_ms = law_ms(state, law, decodes, r[TOKENS]) if r[PASS] == FORWARD else ms
         ms, units = tasklets_beside(r, ms, fused_ms)
     elif r[RULE] == CHUNKED:
         ms, units = chunk_beside(r, ms)
     else:
-        decode_ms = (
-            law_ms(ints, classes, vector, coefficients, settings, decodes, 0.0) if prefill > 0.0 else ms
-        )
+        decode_ms = law_ms(state, law, decodes, 0.0) if prefill > 0.0 else ms
         ms, units = shared_ms(r, decode_ms, ms)
-    total_ms: float = ms + load_ms
-    if units > 0.0 and floats[NOW] + total_ms * 1e-3 <= floats[RUN_S]:
+    total_ms: float = ms + server.load_ms
+    if units > 0.0 and server.now_s + total_ms * 1e-3 <= server.run_s:
         work(r, lengths, units)
         r[BESIDE] += 1.0
     return total_ms

@@ -9,13 +9,12 @@ from numba import njit
 
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.state import Servers, outstanding
-from packer.twin.engine.state import WAITING_PROMPT
 
 
 @njit
 def _score(c: Servers, p: np.ndarray, s: int, r: int) -> float:  # type: ignore[type-arg]
     """Waiting prompt tokens, and `weight` for each request."""
-    return float(c.ints[s, WAITING_PROMPT]) + p[0] * outstanding(c, s)
+    return float(c.servers[s].waiting_prompt) + p[0] * outstanding(c, s)
 
 
 @dataclass(frozen=True)

@@ -186,14 +186,7 @@ def test_a_load_stops_the_engine(busy: bool, halves: Cluster, h100: Profile) -> 
     run = simulate_cluster(fleet, cluster, **given, changes=[Change(at_s, load=((0, "a1"),))])
     later = run.raw.first_s - plain.raw.first_s
     assert np.nanmax(later) == pytest.approx(2.0 if busy else 1.5, abs=0.05)
-    assert run.servers[0].raw.ints[run_disk_loads()] == 1
-
-
-def run_disk_loads() -> int:
-    """The register that counts loads from disk."""
-    from packer.twin.engine.state import DISK_LOADS
-
-    return int(DISK_LOADS)
+    assert run.servers[0].disk_loads == 1
 
 
 @dataclass

@@ -17,7 +17,6 @@ from packer.twin.cluster.routers.ray import Ray
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.state import row_of
 from packer.twin.cluster.view import ClusterView
-from packer.twin.engine import state as rows
 from packer.workload import Workload
 
 
@@ -41,24 +40,24 @@ class Written(AnyCluster):
         return servers[min(turn, key=lambda j: (scores[j], turn.index(j)))]
 
 
-def _adapters(c: Any, s: int, column: int) -> set[int]:
-    """Rows of the adapters of a server with something in a column."""
-    return {row for row in range(1, int(c.seen[s]) + 1) if c.adapters[s, row, column] > 0}
+def _adapters(c: Any, s: int, field: str) -> set[int]:
+    """Rows of the adapters of a server with something in a field."""
+    return {row for row in range(1, int(c.seen[s]) + 1) if c.adapters[field][s, row] > 0}
 
 
 def gateway(c: Any, servers: list[int], request: Request) -> list[float]:
     """lora_affinity.go, queue.go and kvcache_utilization.go, weights of 1, negative."""
-    queues = [int(c.ints[s, rows.WAITING]) for s in servers]
+    queues = [int(c.servers[s].waiting) for s in servers]
     found = []
     for s, waiting in zip(servers, queues, strict=True):
         queue = 1.0 if max(queues) == min(queues) else (max(queues) - waiting) / (max(queues) - min(queues))
-        kv = 1.0 - c.ints[s, rows.USED] / c.ints[s, rows.KV_BLOCKS]
+        kv = 1.0 - c.servers[s].used / c.servers[s].kv_blocks
         row = int(row_of(c, s, request.adapter))
-        running, queued = _adapters(c, s, rows.IN_BATCH), _adapters(c, s, rows.HEAD)
+        running, queued = _adapters(c, s, "in_batch"), _adapters(c, s, "head")
         lora = 0.0
         if row in running:
             lora = 1.0
-        elif len(running) + len(queued) < c.ints[s, rows.SLOTS]:
+        elif len(running) + len(queued) < c.servers[s].slots:
             lora = 0.8
         elif row in queued:
             lora = 0.6

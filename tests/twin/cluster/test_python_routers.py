@@ -78,7 +78,7 @@ def test_held_requests_keep_their_order(case: Callable[..., Any]) -> None:
     assert run.completed == run.sent
     assert run.max_running <= 2
     assert run.state is not None
-    given = run.state.times[:, 3]
+    given = run.state.requests["sent_s"]
     assert (given[1:] >= given[:-1]).all()
     assert (given > run.state.sent_s).any()
 
@@ -146,5 +146,5 @@ def test_a_held_request_is_offered_by_renewed_counts(case: Callable[..., Any]) -
         )
         assert run.state is not None
         assert run.completed == run.sent
-        held += int((run.state.times[:, 3] > run.state.sent_s).sum())
+        held += int((run.state.requests["sent_s"] > run.state.sent_s).sum())
     assert held > 0

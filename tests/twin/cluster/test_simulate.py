@@ -18,8 +18,7 @@ from packer.cluster import Cluster, ServerKind
 from packer.io.profiles import load_profile
 from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.simulate import simulate_cluster
-from packer.twin.engine import state as rows
-from packer.twin.engine.state import HASH, set_places, sizes_of
+from packer.twin.engine.state import adapters_of, set_places
 from packer.twin.memory.policy import memory_policy
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
@@ -109,8 +108,8 @@ def _none_is_lost(run: Run) -> None:
     if run.state is None:
         return
     held = int((run.state.server < 0).sum())
-    ints = run.state.ints
-    left = int(ints[:, rows.RUNNING].sum() + ints[:, rows.WAITING].sum())
+    servers = run.state.servers
+    left = int(servers["running"].sum() + servers["waiting"].sum())
     assert run.sent == run.completed + left + held
     assert run.completed == sum(sim.completed for sim in run.servers)
     assert run.sent == sum(sim.sent for sim in run.servers) + held
@@ -123,9 +122,8 @@ def _none_is_lost(run: Run) -> None:
 
 def _hashes(served: Workload, run: Run) -> list[int]:
     """Hashes of the adapters' names on a server, in the order of the fleet; 0 for those that it does not serve."""
-    own = dict(
-        zip(served.names, sizes_of(served.ranks, served.ranks, run.seed)[0][1:, HASH].tolist(), strict=True)
-    )
+    adapters, _ = adapters_of(served.ranks, served.ranks, run.seed)
+    own = dict(zip(served.names, adapters["hash"][1:].tolist(), strict=True))
     return [own.get(name, 0) for name in run.workload.names]
 
 
@@ -183,8 +181,8 @@ def test_cluster_is_the_oracle(router: str, placed: bool, case: Callable[..., An
         for k in range(len(placed_at)):
             # Lengths are cut to what the chosen server takes: the same for both sides.
             cut = given[k] if placed_at[k] >= 0 else None
-            prompt = int(trace.input_tokens[k] if cut is None else cut[rows.PROMPT])
-            output = int(trace.output_tokens[k] if cut is None else cut[rows.OUTPUT])
+            prompt = int(trace.input_tokens[k] if cut is None else cut.prompt)
+            output = int(trace.output_tokens[k] if cut is None else cut.output)
             requests.append(Request(k, float(trace.time_s[k]), int(trace.adapter[k]), prompt, output))
         slot_ranks = [sim.settings.max_lora_rank for sim in run.servers]
         allowed = candidates_of(cluster, fleet, slot_ranks)

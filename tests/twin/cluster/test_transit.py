@@ -134,7 +134,7 @@ def test_hosts_and_store_are_the_oracle(concurrent: int, network_ms: float) -> N
         ]
         size = (fleet.ranks * 1.0).tolist()
         expected, found = _reached(sent, [node.host_bytes for node in nodes], size, store)
-        np.testing.assert_allclose(run.state.times[:, rows.SENT_AT], expected, rtol=1e-9)
+        np.testing.assert_allclose(run.state.requests["sent_s"], expected, rtol=1e-9)
         assert run.host_hit_rate == pytest.approx(found / len(sent))
         hits += found
         latency = run.raw.finish_s - run.raw.requests.time_s
@@ -150,12 +150,12 @@ def test_a_server_has_the_requests_that_reached_it_in_their_order() -> None:
         run = simulate_cluster(_fleet(seed), cluster, SYSTEM, "most-idle", duration_s=20.0)
         assert run.state is not None
         for s, server in enumerate(run.servers):
-            came = np.flatnonzero((run.state.server == s) & (run.state.status > 0))
-            reached_s = run.state.times[came, rows.SENT_AT]
+            came = np.flatnonzero((run.state.server == s) & (run.state.requests["status"] > 0))
+            reached_s = run.state.requests["sent_s"][came]
             np.testing.assert_array_equal(server.raw.requests.time_s, np.sort(reached_s))
-            assert server.completed == int((run.state.status[came] == rows.FINISHED).sum())
+            assert server.completed == int((run.state.requests["status"][came] == rows.FINISHED).sum())
             overtaken += int((np.diff(reached_s) < 0.0).sum())
-        under_way += int((run.state.status[run.state.server >= 0] == 0).sum())
+        under_way += int((run.state.requests["status"][run.state.server >= 0] == 0).sum())
         assert run.raw.requests.input_tokens.max() <= run.state.prompt.max()
     assert overtaken > 0
     assert under_way > 0

@@ -106,7 +106,7 @@ class Case:
             max_outstanding=self.max_outstanding or math.inf,
             concurrency=self.concurrency or math.inf,
             max_cpu_loras=engine.max_cpu_loras or math.inf,
-            hashes=rows.sizes_of(self.workload.ranks, self.workload.ranks, seed)[0][1:, rows.HASH].tolist(),
+            hashes=rows.adapters_of(self.workload.ranks, self.workload.ranks, seed)[0]["hash"][1:].tolist(),
             prefills_first=rules_of(engine).prefills_first,
             graphs_without_lora=rules_of(engine).graphs_without_lora,
             series_of_lists=rules_of(engine).series_of_lists,
@@ -142,23 +142,24 @@ def assert_agree(case: Case, seed: int = 0) -> NaiveTwin | None:
     engine_s = [(r.reached_s, r.engine_first_s, r.engine_finish_s) for r in naive.accepted]
     np.testing.assert_allclose(raw.engine_s, np.array(engine_s).reshape(-1, 3), **same)
     np.testing.assert_allclose(raw.finish_s, [r.finish_s for r in naive.accepted], **same)
-    np.testing.assert_allclose(raw.timeline[: len(naive.timeline)], naive.timeline, rtol=1e-9, atol=1e-12)
+    timeline = raw.timeline.view(np.float64).reshape(-1, 8)
+    np.testing.assert_allclose(timeline[: len(naive.timeline)], naive.timeline, rtol=1e-9, atol=1e-12)
     expected = {
-        rows.PREEMPTIONS: naive.preemptions, rows.ADAPTER_LOADS: naive.lora.loads,
-        rows.DISK_LOADS: naive.lora.disk_loads, rows.TAKEN: naive.sent - naive.refused,
-        rows.SENT: naive.sent + (len(naive.arrivals) if case.paced else 0),
-        rows.PENDING_COUNT: len(naive.pending), rows.MERGED: naive.merged,
-        rows.SERIES: len(naive.front_end.series),
-        rows.NAMES: sum(len(running) + len(waiting) for running, waiting in naive.front_end.series),
-        rows.PEAK_BLOCKS: naive.peak_blocks, rows.PEAK_RUNNING: naive.peak_running,
-        rows.RUNNING: len(naive.running), rows.WAITING: len(naive.waiting),
-        rows.WAITING_PROMPT: sum(request.prompt for request in [*naive.waiting, *naive.pending]),
-        rows.REQUEST_RANKS: sum(naive.server.ranks[request.adapter] for request in naive.running),
+        "preemptions": naive.preemptions, "adapter_loads": naive.lora.loads,
+        "disk_loads": naive.lora.disk_loads, "taken": naive.sent - naive.refused,
+        "sent": naive.sent + (len(naive.arrivals) if case.paced else 0),
+        "pending_count": len(naive.pending), "merged": naive.merged,
+        "series": len(naive.front_end.series),
+        "names": sum(len(running) + len(waiting) for running, waiting in naive.front_end.series),
+        "peak_blocks": naive.peak_blocks, "peak_running": naive.peak_running,
+        "running": len(naive.running), "waiting": len(naive.waiting),
+        "waiting_prompt": sum(request.prompt for request in [*naive.waiting, *naive.pending]),
+        "request_ranks": sum(naive.server.ranks[request.adapter] for request in naive.running),
     }  # fmt: skip
-    assert {row: raw.ints[row] for row in expected} == expected
+    assert {name: raw.server[name] for name in expected} == expected
     assert sim.engine_steps == naive.step
-    assert raw.floats[rows.BUSY_S] == pytest.approx(naive.busy_s, rel=1e-9)
-    assert raw.floats[rows.LOAD_S] == pytest.approx(naive.load_s, rel=1e-9)
+    assert raw.server.busy_s == pytest.approx(naive.busy_s, rel=1e-9)
+    assert raw.server.load_s == pytest.approx(naive.load_s, rel=1e-9)
     gaps_ms = np.array([gap * 1e3 for r in naive.accepted for gap in r.gaps_s])
     bins = (np.log(gaps_ms / rows.HISTOGRAM_FLOOR_MS) * rows.HISTOGRAM_PER_E).astype(int)
     histogram = np.bincount(bins, minlength=rows.HISTOGRAM_BINS)

@@ -56,8 +56,7 @@ def requests(server: Server) -> tuple[np.ndarray, Marks]:
 
 def _fresh(server: Server, requests: tuple[np.ndarray, Marks]) -> rows.ServerState:
     state = server.state(requests[1], RUN_S, 1.0, 0)
-    state.times[:] = np.nan  # rows are written when a request arrives: the rest is whatever memory held
-    state.requests[:, rows.GENERATED :] = 0
+    # Rows are written when a request arrives: the rest is whatever memory held.
     state.links[: len(state.requests)] = 0
     return state
 
@@ -68,8 +67,8 @@ def whole(server: Server, requests: tuple[np.ndarray, Marks]) -> rows.ServerStat
     state = _fresh(server, requests)
     fill_inbox(state, requests[0])
     advance(state, law_of(server.profile), RUN_S)
-    preempted, disk = state.ints[rows.PREEMPTIONS], state.ints[rows.DISK_LOADS]
-    assert min(preempted, disk, state.ints[rows.WAITING], np.sum(state.status == rows.FINISHED)) > 5
+    preempted, disk = state.server.preemptions, state.server.disk_loads
+    assert min(preempted, disk, state.server.waiting, np.sum(state.requests["status"] == rows.FINISHED)) > 5
     return state
 
 
@@ -99,8 +98,8 @@ def test_requests_may_be_offered_one_by_one(
     state, law = _fresh(server, requests), law_of(server.profile)
     for r, sent_s in enumerate(requests[0].tolist()):
         advance(state, law, sent_s)
-        assert state.floats[rows.NOW] <= sent_s
-        state.times[r, rows.SENT_AT] = sent_s
+        assert state.server.now_s <= sent_s
+        state.requests[r].sent_s = sent_s
         offer(state, r)
     advance(state, law, RUN_S)
     _assert_same(state, whole)
@@ -111,17 +110,16 @@ def test_step_at_the_stop_waits_for_what_arrives_then(server: Server) -> None:
     marks = Marks(np.array([0, 1]), np.array([10, 10]), np.array([3, 3]))
     times = np.array([1.0, 1.0])
     together, apart = server.state(marks, RUN_S, 1.0, 0), server.state(marks, RUN_S, 1.0, 0)
-    together.times[:] = apart.times[:] = 0.0  # only rows of preempted requests use all columns
     law = law_of(server.profile)
     fill_inbox(together, times)
     advance(together, law, RUN_S)
     for r in range(2):
-        apart.times[r, rows.SENT_AT] = 1.0
+        apart.requests[r].sent_s = 1.0
         offer(apart, r)
         advance(apart, law, 1.0)
-        assert apart.ints[rows.SENT] == 0
+        assert apart.server.sent == 0
     advance(apart, law, RUN_S)
-    assert apart.times.tolist() == together.times.tolist()
+    assert apart.requests.tolist() == together.requests.tolist()
 
 
 def test_state_during_a_step_is_its_batch(server: Server, requests: tuple[np.ndarray, Marks]) -> None:
@@ -131,32 +129,32 @@ def test_state_during_a_step_is_its_batch(server: Server, requests: tuple[np.nda
     in_flight = 0
     for stop in np.linspace(0.1, RUN_S - 0.1, 150):
         advance(state, law, float(stop))
-        ints = state.ints
-        ranks = np.repeat(state.sizes[:, rows.RANK], state.adapters[:, rows.IN_BATCH])
+        seen, adapters = state.server, state.adapters
+        ranks = np.repeat(adapters["rank"], adapters["in_batch"])
         waiting = [
-            r for r in range(ints[rows.TAKEN]) if state.status[r] == rows.ACCEPTED and _waits(state, r)
+            r for r in range(seen.taken) if state.requests[r].status == rows.ACCEPTED and _waits(state, r)
         ]
-        assert ints[rows.RUNNING] == len(ranks)
-        assert ints[rows.REQUEST_RANKS] == ranks.sum()
-        assert ints[rows.ACTIVE] == (state.adapters[:, rows.IN_BATCH] > 0).sum()
-        assert largest_rank(ints, state.classes) == max(ranks, default=0)
-        assert ints[rows.WAITING] == len(waiting)
-        outside = [*waiting, *range(ints[rows.SENT], len(requests[0]))]
-        assert ints[rows.WAITING_PROMPT] == state.requests[outside, rows.PROMPT].sum()
-        assert ints[rows.INBOX_COUNT] + ints[rows.SENT] == len(requests[0])
-        if ints[rows.IN_FLIGHT]:
+        assert seen.running == len(ranks)
+        assert seen.request_ranks == ranks.sum()
+        assert seen.active == (adapters["in_batch"] > 0).sum()
+        assert largest_rank(seen, state.classes) == max(ranks, default=0)
+        assert seen.waiting == len(waiting)
+        outside = [*waiting, *range(seen.sent, len(requests[0]))]
+        assert seen.waiting_prompt == state.requests["prompt"][outside].sum()
+        assert seen.inbox_count + seen.sent == len(requests[0])
+        if seen.in_flight:
             in_flight += 1
-            assert state.floats[rows.NOW] <= stop < state.floats[rows.END_S]
+            assert seen.now_s <= stop < seen.end_s
     assert in_flight > 100
 
 
 def _waits(state: rows.ServerState, r: int) -> bool:
     """Whether request `r` is in the FIFO of its adapter."""
-    at = state.adapters[state.requests[r, rows.OWNER] + 1, rows.HEAD]
+    at = state.adapters[state.requests[r].owner + 1].head
     while at > 0:
         if at == r + 1:
             return True
-        at = state.requests[at - 1, rows.NEXT]
+        at = state.requests[at - 1].next
     return False
 
 
@@ -169,18 +167,18 @@ def test_host_memory_is_never_exceeded(
     state = _fresh(replace(server, profile=replace(server.profile, engine=engine)), requests)
     fill_inbox(state, requests[0])
     advance(state, law_of(server.profile), RUN_S)
-    assert state.ints[rows.ON_HOST_COUNT] == state.adapters[:, rows.ON_HOST].sum() == max(places, 3)
-    in_slots, on_host = state.adapters[:, rows.RESIDENT], state.adapters[:, rows.ON_HOST]
+    assert state.server.on_host_count == state.adapters["on_host"].sum() == max(places, 3)
+    in_slots, on_host = state.adapters["resident"], state.adapters["on_host"]
     assert (in_slots <= on_host).all()
-    assert state.ints[rows.DISK_LOADS] > 20
+    assert state.server.disk_loads > 20
 
 
 def test_servers_of_a_large_cluster_fit_into_memory() -> None:
     """64 servers of 40,000 adapters take less than 1 GB, without the requests."""
-    sizes, classes = rows.sizes_of(np.full(BIG_FLEET, 8), np.zeros(BIG_FLEET, dtype=np.int64))
+    adapters, classes = rows.adapters_of(np.full(BIG_FLEET, 8), np.zeros(BIG_FLEET, dtype=np.int64))
     state = rows.new_state(
-        0, sizes, classes, {rows.BLOCK_SIZE: 16}, longest_output=4096, run_s=3600.0, bin_s=10.0,
+        0, adapters, classes, {"block_size": 16}, longest_output=4096, run_s=3600.0, bin_s=10.0,
         terms=19,
     )  # fmt: skip
     assert 64 * sum(array.nbytes for array in state) < 1e9
-    assert not state.adapters.any()
+    assert not any(adapters[name].any() for name in ("in_batch", "resident", "on_host", "head"))

@@ -10,41 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from packer.arrays import IntArray
+from packer.arrays import IntArray, Record
 from packer.twin.engine import walk_order
-from packer.twin.engine.state import (
-    HASH,
-    IN_BATCH,
-    JOINED,
-    JOINERS,
-    JOINING,
-    LAST_USE,
-    N_ADAPTER_COLUMNS,
-    N_INTS,
-    N_SETS,
-    SET_MASK,
-    STEP,
-    set_places,
-    sizes_of,
-)  # fmt: skip
+from packer.twin.engine.state import MEMBER, SERVER, adapters_of, set_places
 
 
 @njit
-def note_leave(ints: IntArray, last_step: int) -> None:
+def note_leave(server: Record, last_step: int) -> None:
     """The kernel, called as kernels call it."""
-    walk_order.note_leave(ints, last_step)
+    walk_order.note_leave(server, last_step)
 
 
 @njit
-def order(ints: IntArray, adapters: IntArray, sets: IntArray, step: int) -> int:
+def order(server: Record, adapters: Record, sets: IntArray, members: Record, step: int) -> int:
     """The kernel, called as kernels call it."""
-    return walk_order.order(ints, adapters, sets, step)
+    return walk_order.order(server, adapters, sets, members, step)
 
 
 @njit
-def enter(ints: IntArray, adapters: IntArray, sizes: IntArray, sets: IntArray) -> None:
+def enter(server: Record, adapters: Record, members: Record) -> None:
     """The kernel, called as kernels call it."""
-    walk_order.enter(ints, adapters, sizes, sets)
+    walk_order.enter(server, adapters, members)
 
 
 class Named:
@@ -57,9 +43,9 @@ class Named:
         return self.value
 
 
-def in_order(ints: IntArray, sets: IntArray, row: int) -> list[int]:
+def in_order(server: Record, sets: IntArray, row: int) -> list[int]:
     """Members of one of the two sets, in the order of its places."""
-    places = sets[row, : ints[SET_MASK + row] + 1]
+    places = sets[row, : server.set_mask[row] + 1]
     return list(places[places > 0].tolist())
 
 
@@ -74,31 +60,31 @@ def test_order_is_that_of_a_set(changes: list[tuple[int, int]], most: int, seed:
     """Adapters join and leave: the order of a step, made at once or in the next one, is that of iterating a set."""
     m = 80
     rng = np.random.default_rng(seed)
-    sizes, _ = sizes_of(np.full(m, 8), np.full(m, 0), seed)
-    sizes[1:, HASH] %= most  # small hashes collide
-    adapters = np.zeros((m + 1, N_ADAPTER_COLUMNS), dtype=np.int64)
-    ints, sets = np.zeros(N_INTS, dtype=np.int64), np.zeros((N_SETS, set_places(m)), dtype=np.int64)
+    adapters, _ = adapters_of(np.full(m, 8), np.full(m, 0), seed)
+    adapters["hash"] %= most  # small hashes collide
+    server, members = np.zeros(1, dtype=SERVER)[0], np.zeros(set_places(m), dtype=MEMBER)
+    sets = np.zeros((2, len(members)), dtype=np.int64)
     batch: dict[int, Named] = {}
     for step, (leaving, joining) in enumerate(changes):
-        ints[STEP] = step
+        server.step = step
         before = [named.row for named in set(batch.values())]
         for a in rng.permutation(sorted(batch))[:leaving].tolist():
             del batch[a]
-            adapters[a, IN_BATCH], adapters[a, LAST_USE] = 0, step + 1
-            note_leave(ints, step - 1)
+            adapters[a].in_batch, adapters[a].last_use = 0, step + 1
+            note_leave(server, step - 1)
         joiners = [a for a in (1 + rng.permutation(m)[:joining]).tolist() if a not in batch]
         for k, a in enumerate(joiners):
-            batch[a] = Named(a, int(sizes[a, HASH]))
-            adapters[a, IN_BATCH], adapters[a, JOINED] = 1, step + 1
-            sets[JOINING, k] = a
-        ints[JOINERS] = len(joiners)
+            batch[a] = Named(a, int(adapters[a].hash))
+            adapters[a].in_batch, adapters[a].joined = 1, step + 1
+            members[k].joining = a
+        server.joiners = len(joiners)
         if each or rng.random() < 0.3:
-            assert in_order(ints, sets, order(ints, adapters, sets, step - 1)) == before
-            enter(ints, adapters, sizes, sets)
+            assert in_order(server, sets, order(server, adapters, sets, members, step - 1)) == before
+            enter(server, adapters, members)
             now = [named.row for named in set(batch.values())]
-            assert in_order(ints, sets, order(ints, adapters, sets, step)) == now
+            assert in_order(server, sets, order(server, adapters, sets, members, step)) == now
         else:
-            enter(ints, adapters, sizes, sets)
+            enter(server, adapters, members)
 
 
 @pytest.mark.parametrize("members", [1, 4, 5, 18, 19, 76, 77, 306, 307, 1000])
@@ -112,6 +98,6 @@ def test_places_are_those_that_a_set_grows_to(members: int) -> None:
 def test_hashes_are_of_the_seed() -> None:
     """Every adapter has one hash; the same seed gives the same."""
     ranks = np.full(50, 8)
-    first, again, other = (sizes_of(ranks, ranks, seed)[0][1:, HASH].tolist() for seed in (3, 3, 4))
+    first, again, other = (adapters_of(ranks, ranks, seed)[0]["hash"][1:].tolist() for seed in (3, 3, 4))
     assert len(set(first)) == 50
     assert first == again != other

@@ -64,7 +64,7 @@ def _naive(workload: Workload, profile: Profile, sim: Run, job: FineTuning, seed
         host_ms=(0.0, 0.0), disk_ms=(0.0, 0.0), cold_start=False, slots=2, slot_rank=8,
         kv_blocks=sim.kv_cache_tokens // 16, block_size=16, token_budget=128, max_seqs=8,
         max_outstanding=math.inf, max_cpu_loras=math.inf,
-        hashes=engine.sizes_of(workload.ranks, workload.ranks, seed)[0][1:, engine.HASH].tolist(),
+        hashes=engine.adapters_of(workload.ranks, workload.ranks, seed)[0]["hash"][1:].tolist(),
         prefills_first=False, series_of_lists=False, spares_batch=False, scrape_interval_s=None, front_end_s=(0.0,) * 6,
     )  # fmt: skip
     time_s, adapter = draw_times(workload, DURATION_S, seed)
@@ -155,11 +155,10 @@ def test_how_a_run_is_cut_changes_nothing(profile: Profile, policy: str, cut_s: 
         state = server.state(marks, DURATION_S, 10.0, 1)
         tuning = server.tuning(1)
         assert tuning is not None
-        state.times[:] = np.nan
         fill_inbox(state, time_s)
         for until_s in pieces:
             advance(state, law_of(profile), float(until_s), tuning)
-        found.append((state.times.tobytes(), state.timeline.tobytes(), tuning.registers.tobytes()))
+        found.append((state.requests.tobytes(), state.timeline.tobytes(), tuning.registers.tobytes()))
     assert found[0] == found[1]
 
 

@@ -9,7 +9,6 @@ from numba import njit
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter, VllmServers
 from packer.twin.cluster.state import Servers, outstanding, row_of
-from packer.twin.engine.state import HEAD, IN_BATCH
 from packer.twin.flags import ENGINE_FLAGS
 
 MANY = 1e12
@@ -19,7 +18,7 @@ MANY = 1e12
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Requests of a server where the adapter runs or waits; a random number beyond them elsewhere."""
     row = row_of(c, s, c.adapter[r])
-    if row > 0 and (c.adapters[s, row, IN_BATCH] > 0 or c.adapters[s, row, HEAD] > 0):
+    if row > 0 and (c.adapters[s, row].in_batch > 0 or c.adapters[s, row].head > 0):
         return float(outstanding(c, s))
     x = (r * 0x9E3779B1 + s * 0x85EBCA77 + 0x165667B1) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF

@@ -12,9 +12,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster
 from packer.twin.cluster.routers.base import ScoringRouter, VllmServers
 from packer.twin.cluster.state import Servers, row_of
-from packer.twin.engine.state import (
-    ACTIVE, HEAD, HEAP_ACTIVE, HEAP_IDLE, IN_BATCH, KV_BLOCKS, SLOTS, USED, WAITING,
-)  # fmt: skip
+from packer.twin.engine.state import ACTIVE, IDLE
 from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 
@@ -22,9 +20,9 @@ from packer.workload import Workload
 @njit(**ENGINE_FLAGS)
 def _survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int) -> None:
     """The shortest and the longest queue of the candidates, behind the parameters."""
-    shortest, longest = c.ints[server[first], WAITING], c.ints[server[first], WAITING]
+    shortest, longest = c.servers[server[first]].waiting, c.servers[server[first]].waiting
     for j in range(first + 1, last):
-        waiting = c.ints[server[j], WAITING]
+        waiting = c.servers[server[j]].waiting
         shortest, longest = min(shortest, waiting), max(longest, waiting)
     p[4], p[5] = shortest, longest
 
@@ -32,15 +30,15 @@ def _survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int) 
 @njit(**ENGINE_FLAGS)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """The weighted sum of the three scorers, negative: the smallest is chosen."""
-    ints = c.ints[s]
-    queue = 1.0 if p[5] == p[4] else (p[5] - ints[WAITING]) / (p[5] - p[4])
-    kv = 1.0 - ints[USED] / max(ints[KV_BLOCKS], 1)
+    server = c.servers[s]
+    queue = 1.0 if p[5] == p[4] else (p[5] - server.waiting) / (p[5] - p[4])
+    kv = 1.0 - server.used / max(server.kv_blocks, 1)
     row = row_of(c, s, c.adapter[r])
-    if row > 0 and c.adapters[s, row, IN_BATCH] > 0:
+    if row > 0 and c.adapters[s, row].in_batch > 0:
         lora = 1.0
-    elif ints[ACTIVE] + ints[HEAP_IDLE] + ints[HEAP_ACTIVE] < ints[SLOTS]:
+    elif server.active + server.heap_sizes[IDLE] + server.heap_sizes[ACTIVE] < server.slots:
         lora = 0.8
-    elif row > 0 and c.adapters[s, row, HEAD] > 0:
+    elif row > 0 and c.adapters[s, row].head > 0:
         lora = 0.6
     else:
         lora = 0.0

@@ -11,17 +11,16 @@ from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, ranks_of, step_ms
 from packer.twin.cluster.state import Servers, on_gpu, outstanding
-from packer.twin.engine.state import DECODES, RUNNING, TOKEN_BUDGET, WAITING_PROMPT
 from packer.twin.flags import ENGINE_FLAGS
 
 
 @njit(**ENGINE_FLAGS)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Predicted latency of the request, ms."""
-    ints, a = c.ints[s], c.adapter[r]
+    server, a = c.servers[s], c.adapter[r]
     adapters, ranks = adapters_with(c, s, a)
-    decodes, tokens = float(ints[DECODES]), float(ints[WAITING_PROMPT] + c.prompt[r])
-    budget = max(1.0, ints[TOKEN_BUDGET] - decodes)
+    decodes, tokens = float(server.decodes), float(server.waiting_prompt + c.prompt[r])
+    budget = max(1.0, server.token_budget - decodes)
     steps = math.ceil(tokens / budget)
     rank, n = float(c.ranks[a]), outstanding(c, s) + 1.0
     all_ranks, queued_ranks, largest = ranks_of(c, s)
@@ -29,7 +28,7 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     if decodes > 0.0:
         prefill = step_ms(c, s, decodes, tokens / steps, adapters, ranks, all_ranks + rank, n * most)
     else:
-        alone = (n - ints[RUNNING]) * most
+        alone = (n - server.running) * most
         prefill = step_ms(c, s, 0.0, tokens / steps, adapters, ranks, queued_ranks + rank, alone)
     load = 0.0
     if not on_gpu(c, s, a):

@@ -5,10 +5,6 @@ from __future__ import annotations
 from numba import njit
 
 from packer.twin.cluster.state import Servers, row_of
-from packer.twin.engine.state import (
-    ACTIVE, ACTIVE_RANKS, CLASS_RANK, IN_BATCH, ON_HOST_COUNT, REQUEST_RANKS, SERVED, SLOT_RANK, SLOTS, TRACK_HOST,
-    UNFINISHED,
-)  # fmt: skip
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import IS_PAPER
 from packer.twin.law.linear import linear_ms, state_vector
@@ -23,14 +19,14 @@ def step_ms(
     """A step of so many decodes and prefill tokens, distinct adapters and their summed ranks, and the ranks of its
     requests, summed and padded; without the KV terms.
     """
-    coefficients, settings, ints = c.law.coefficients[s], c.law.settings[s], c.ints[s]
+    coefficients, settings, server = c.law.coefficients[s], c.law.settings[s], c.servers[s]
     if settings[IS_PAPER] > 0:
-        return float(paper_ms(coefficients, decodes, 0.0, adapters, ints[SERVED]))
+        return float(paper_ms(coefficients, decodes, 0.0, adapters, server.served))
     vector = c.vector[s]  # scratch: the engine fills it anew in each step
     state_vector(
-        vector, decodes, prefill, adapters, ranks, ints[SLOTS], ints[SLOT_RANK], 0.0, 0.0,
+        vector, decodes, prefill, adapters, ranks, server.slots, server.slot_rank, 0.0, 0.0,
         settings, request_ranks, padded_ranks,
-        ints[ON_HOST_COUNT] if ints[TRACK_HOST] == 1 else ints[SERVED], 0.0,
+        server.on_host_count if server.track_host == 1 else server.served, 0.0,
     )  # fmt: skip
     return float(linear_ms(coefficients, vector))
 
@@ -38,11 +34,11 @@ def step_ms(
 @njit(**ENGINE_FLAGS)
 def adapters_with(c: Servers, s: int, a: int) -> tuple[float, float]:
     """Distinct adapters of the batch and the sum of their ranks, if adapter `a` joined it."""
-    adapters, ranks = float(c.ints[s, ACTIVE]), float(c.ints[s, ACTIVE_RANKS])
+    adapters, ranks = float(c.servers[s].active), float(c.servers[s].active_ranks)
     row = row_of(c, s, a)
-    if c.ranks[a] == 0 or (row > 0 and c.adapters[s, row, IN_BATCH] > 0):
+    if c.ranks[a] == 0 or (row > 0 and c.adapters[s, row].in_batch > 0):
         return adapters, ranks
-    return min(adapters + 1.0, float(c.ints[s, SLOTS])), ranks + c.ranks[a]
+    return min(adapters + 1.0, float(c.servers[s].slots)), ranks + c.ranks[a]
 
 
 @njit(**ENGINE_FLAGS)
@@ -50,7 +46,7 @@ def ranks_of(c: Servers, s: int) -> tuple[float, float, float]:
     """Ranks of the requests of a server: their sum, that of those outside the batch, and the largest of all."""
     total, largest = 0.0, 0.0
     for k in range(1, c.classes.shape[1]):
-        if c.classes[s, k, UNFINISHED] > 0:
-            largest = float(c.classes[s, k, CLASS_RANK])
-            total += c.classes[s, k, UNFINISHED] * largest
-    return total, total - c.ints[s, REQUEST_RANKS], largest
+        if c.classes[s, k].unfinished > 0:
+            largest = float(c.classes[s, k].rank)
+            total += c.classes[s, k].unfinished * largest
+    return total, total - c.servers[s].request_ranks, largest
