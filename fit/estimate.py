@@ -2,7 +2,8 @@
 
 Memory follows vLLM's own rules from the model's dimensions (`packer.fit.memory`), the base model's step law from a
 roofline with measured shares (`packer.fit.roofline`), the terms of adapters from a calibrated server, scaled by what
-bounds each. `errors` say how far estimates of this kind were off where they were measured (`packer.fit.bands`).
+bounds each, and its front end as it is. `errors` say how far estimates of this kind were off where they were measured
+(`packer.fit.bands`).
 """
 
 from __future__ import annotations
@@ -144,6 +145,7 @@ def estimate_profile(
         memory=_memory(sizes, taken, engine),
         latency=_latency(sizes, sheet, n, known, cache_bytes),
         loading=_loading(sizes, known, spares_batch=engine_name == "sglang"),
+        frontend=replace(known.frontend, scrape_interval_s=None),
         calibrated=False,
         errors=band_errors(kind_of(sizes, sheet), "experts" if sizes.experts else "dense"),
         provenance=_provenance(sizes, sheet, known),

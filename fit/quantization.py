@@ -63,37 +63,29 @@ def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, 
     """
     if not given:
         return WEIGHT_BITS["bf16"], None
-    method = str(given.get("quant_method", "")) if isinstance(given, dict) else ""
-    bits: Any = None
+    said: dict[str, Any] = given if isinstance(given, dict) else {}
+    method, bits = str(said.get("quant_method", "")), said.get("bits")
     name: str | None = method
-    if method in ("fp8", "fbgemm_fp8"):
-        bits, name = 8, "fp8"
-    elif method == "mxfp4":
-        return WEIGHT_BITS["mxfp4"], "mxfp4"
-    elif method in ("gptq", "awq"):
-        bits = given.get("bits")
-    elif method == "bitsandbytes":
-        bits = 4 if given.get("load_in_4bit") else 8 if given.get("load_in_8bit") else None
-        name = "gptq" if bits == 4 else "int8"
+    if method == "bitsandbytes":
+        bits = 4 if said.get("load_in_4bit") else 8 if said.get("load_in_8bit") else None
+        name = "gptq"
     elif method == "modelopt":
-        algorithm = str(given.get("quant_algo", ""))
-        found = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(algorithm)
-        if found:
-            return WEIGHT_BITS[found], found
+        name = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(str(said.get("quant_algo", "")))
     elif method == "compressed-tensors":
-        bits, name = _of_groups(given)
-        if name == "nvfp4":
-            return WEIGHT_BITS[name], name
-    if bits not in (4, 8):
+        bits, name = _of_groups(said)
+    whole = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "modelopt": name}.get(method)
+    if method == "compressed-tensors" and (bits, name) == (4, "nvfp4"):
+        whole = name
+    if whole:
+        return WEIGHT_BITS[whole], whole
+    if bits not in (4, 8) or method not in ("gptq", "awq", "bitsandbytes", "compressed-tensors"):
         raise IncompatibleError(
             f"{os.fspath(path)}: expected quantization_config of fp8, mxfp4, gptq, awq, bitsandbytes, modelopt or "
             f"compressed-tensors with 4 or 8 bits, got {shown(given)}."
         )
-    size = given.get("group_size", GROUP)
-    grouped = size if isinstance(size, int) and size > 0 else GROUP
-    return float(bits) + (
-        16.0 / grouped if bits == 4 else 0.0
-    ), name if bits == 4 or name != "gptq" else "int8"
+    size = said.get("group_size", GROUP)
+    scales = 16.0 / (size if isinstance(size, int) and size > 0 else GROUP)
+    return float(bits) + (scales if bits == 4 else 0.0), "int8" if (bits, name) == (8, "gptq") else name
 
 
 def _of_groups(given: dict[str, Any]) -> tuple[Any, str]:
