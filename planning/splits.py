@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from packer.checks import slot_rank_for
 from packer.profile import Profile
 from packer.solvers.backbone import engine_load
 from packer.solvers.candidates import max_loras_candidates, most_slots_of
+from packer.solvers.order import levelled
 from packer.workload import Workload
 
 SLOTS = 48
@@ -39,7 +39,8 @@ def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -
         return
     loads = fleet.offered_tok_s_by_adapter
     falling = np.argsort(-loads, kind="stable")
-    for parts in (_dealt(falling, n), _levelled(falling, loads.tolist(), n), _dealt(_by_rank(fleet), n)):
+    by_rank = np.lexsort((-loads, -fleet.ranks))
+    for parts in (_dealt(falling, n), levelled(falling, loads, n), _dealt(by_rank, n)):
         if all(parts):
             yield [_server(fleet, profile, part, slots) for part in parts]
 
@@ -115,23 +116,8 @@ def _server(fleet: Workload, profile: Profile, part: Sequence[int], slots: int) 
     return Bin(tuple(part), profile.settings(min(slots, most), rank), profile)
 
 
-def _by_rank(fleet: Workload) -> IntArray:
-    return np.lexsort((-fleet.offered_tok_s_by_adapter, -fleet.ranks))
-
-
 def _dealt(order: IntArray, n: int) -> list[list[int]]:
     """In turns there and back: 0 … n − 1, n − 1 … 0, …"""
     place = np.arange(len(order)) % (2 * n)
     place = np.minimum(place, 2 * n - 1 - place)
     return [order[place == k].tolist() for k in range(n)]
-
-
-def _levelled(order: IntArray, loads: Sequence[float], n: int) -> list[list[int]]:
-    """Each to the least loaded server."""
-    heap = [(0.0, k) for k in range(n)]
-    parts: list[list[int]] = [[] for _ in heap]
-    for i in order.tolist():
-        total, k = heap[0]
-        parts[k].append(i)
-        heapq.heapreplace(heap, (total + loads[i], k))
-    return parts

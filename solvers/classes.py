@@ -84,23 +84,11 @@ class Classes:
         `counts @ chains` says of each class how many adapters of a bin are at least as heavy: a bin that has as many
         or more everywhere is at least as heavy as another, adapter by adapter.
         """
-        fleet = self.workload
-        alike = [
-            (
-                kind.rank,
-                kind.input_tokens or fleet.input_tokens,
-                kind.output_tokens or fleet.output_tokens,
-                kind.shared_prefix_tokens,
-                kind.sessions,
-            )
-            for kind in self.kinds
-        ]
+        alike = [_content(self.workload, replace(kind, rate=1.0)) for kind in self.kinds]
         first = np.array([alike.index(each) for each in alike])
         place = np.argsort(np.argsort(-self.rates, kind="stable"))
-        heavier: IntArray = (np.equal.outer(first, first) & np.less_equal.outer(place, place)).astype(
-            np.int64
-        )
-        return heavier
+        heavier = np.equal.outer(first, first) & np.less_equal.outer(place, place)
+        return np.asarray(heavier, dtype=np.int64)
 
     @cached_property
     def fleet(self) -> Workload:
@@ -186,11 +174,7 @@ def aggregate(
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, adapter in enumerate(workload.adapters):
-        content = (
-            adapter.rank, adapter.input_tokens, adapter.output_tokens, adapter.rate, adapter.shared_prefix_tokens,
-            adapter.sessions,
-        )  # fmt: skip
-        alike.setdefault(content, []).append(i)
+        alike.setdefault(_content(workload, adapter), []).append(i)
     merged = (
         list(alike.values()) if len(alike) <= max(max_classes, unmerged) else boxes(workload, max_classes)
     )
@@ -204,21 +188,15 @@ def aggregate(
     return replace(classes, loss=max(moved / workload.offered_tok_s, 1e-15) if rounded else 0.0)
 
 
+def _content(workload: Workload, adapter: Adapter) -> tuple[object, ...]:
+    """What of an adapter decides its load."""
+    lengths = adapter.input_tokens or workload.input_tokens, adapter.output_tokens or workload.output_tokens
+    return adapter.rank, adapter.rate, *lengths, adapter.shared_prefix_tokens, adapter.sessions
+
+
 def _alike(workload: Workload, members: IntArray) -> bool:
     """Whether these adapters differ in nothing but their names."""
-    chosen = [workload.adapters[i] for i in members.tolist()]
-    contents = {
-        (
-            each.rank,
-            each.rate,
-            each.input_tokens,
-            each.output_tokens,
-            each.shared_prefix_tokens,
-            each.sessions,
-        )
-        for each in chosen
-    }
-    return len(contents) == 1
+    return len({_content(workload, workload.adapters[i]) for i in members.tolist()}) == 1
 
 
 def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 
 import numpy as np
 
-from packer.arrays import IntArray
+from packer.arrays import FloatArray, IntArray
 from packer.memo import Memo
 from packer.solvers.classes import zigzag
 from packer.workload import Workload
@@ -55,3 +56,14 @@ def by_falling_load(workload: Workload, adapters: IntArray) -> IntArray:
     """Adapters by falling load; equal loads by falling rank, so that those alike stand together."""
     loads, ranks = workload.offered_tok_s_by_adapter[adapters], workload.ranks[adapters]
     return adapters[np.lexsort((adapters, -ranks, -loads))]
+
+
+def levelled(order: IntArray, loads: FloatArray, n: int) -> list[list[int]]:
+    """Adapters in this order on `n` servers, each on the one with the least load so far."""
+    heap = [(0.0, k) for k in range(n)]
+    parts: list[list[int]] = [[] for _ in heap]
+    for i, load in zip(order.tolist(), loads[order].tolist(), strict=True):
+        total, k = heap[0]
+        parts[k].append(i)
+        heapq.heapreplace(heap, (total + load, k))
+    return parts

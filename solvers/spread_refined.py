@@ -50,14 +50,7 @@ class SpreadRefined:
     def solve(self, problem: Problem) -> Solution:
         """One bin per GPU."""
         search = _Refinement(problem)
-        first = search.start()
-        final, rounds = search.refine(first)
-        details: dict[str, object] = {
-            "rounds": rounds,
-            "start_key": list(first.rank[1:]),
-            "key": list(final.rank[1:]),
-        }
-        return Solution(_simulated_slots(problem, final.bins), details=details)
+        return Solution(_simulated_slots(problem, search.refine(search.start()).bins))
 
 
 def _simulated_slots(problem: Problem, bins: tuple[Bin, ...]) -> tuple[Bin, ...]:
@@ -121,15 +114,15 @@ class _Refinement:
         )
         return _Bins(bins, found, rates, (*key, float(ttft_ms + 100.0 * itl_ms)))
 
-    def refine(self, state: _Bins) -> tuple[_Bins, int]:
-        """Improve until nothing helps; also the number of improvements."""
+    def refine(self, state: _Bins) -> _Bins:
+        """Improve until nothing helps."""
         for done in range(_ROUNDS):
             self.problem.progress("refining", done, _ROUNDS)
             better = None if self.problem.out_of_time() else self._improve(state)
             if better is None:
-                return state, done
+                break
             state = better
-        return state, _ROUNDS
+        return state
 
     def _improve(self, state: _Bins) -> _Bins | None:
         """The best neighbour that is better, among moves from the worst GPU and swaps with it.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
 from packer.solvers.base import Problem, Solution
+from packer.solvers.order import levelled
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
 
@@ -15,13 +15,8 @@ from packer.solvers.support import gpus_to_use, one_type
 def spread_parts(problem: Problem, order: Sequence[int] | None = None) -> list[list[int]]:
     """Adapters in the given order, or by falling rate, each to the GPU with the lowest sum of rates."""
     rates = problem.workload.rates
-    heap = [(0.0, k) for k in range(gpus_to_use(problem))]
-    parts: list[list[int]] = [[] for _ in heap]
-    for i in np.argsort(-rates, kind="stable").tolist() if order is None else order:
-        total, k = heapq.heappop(heap)
-        parts[k].append(i)
-        heapq.heappush(heap, (total + float(rates[i]), k))
-    return parts
+    given = np.argsort(-rates, kind="stable") if order is None else np.array(order)
+    return levelled(given, rates, gpus_to_use(problem))
 
 
 class Spread:

@@ -136,12 +136,11 @@ class _Search:
             self.bins.append(
                 tuple(replace(item, adapters=tuple(number[i] for i in item.adapters)) for item in own)
             )
-        self.first = self._price()
         self.packings: list[dict[tuple[int, ...], tuple[Bin, ...]]] = [{} for _ in self.parts]
         """Servers found by model and mix."""
 
     def run(self) -> Solution:
-        """The best plan with its bound, statistics among the details."""
+        """The best plan with its bound."""
         proven_price: float | None = None
         try:
             proven_price = self._enumerated()
@@ -164,21 +163,11 @@ class _Search:
             if proven
             else f"estimate: {claim}, if the search missed no better one"
         )
-        sources = [each for mixes in self.mixes for each in mixes.sources]
-        statistics = {
-            "greedy": self.first,
-            "cuts": sum(len(each.cuts) for each in self.mixes),
-            "patterns": sum(len(each.patterns) for each in sources),
-            "classes": sum(len(each.classes) for each in self.mixes),
-            "rounding_loss": max(each.classes.loss for each in self.mixes),
-            "bins_evaluated": sum(f.evaluated for each in sources for f in {each.mean, each.light}),
-        }
         return replace(
             merged(self.problem, self.parts, [Solution(bins) for bins in self.bins]),
             lower_bound=bound if bound > 0.0 else None,
             bound_source=claim if bound > 0.0 else "",
             proven=proven and bound > 0.0,
-            details=statistics,
         )
 
     def _enumerated(self) -> float | None:
