@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -41,6 +42,7 @@ def prepare() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # by packer/__init__.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit.register(_ignore_signals)
     sys.unraisablehook = _unraisable
     warnings.showwarning = partial(_warned, warnings.showwarning)
 
@@ -105,10 +107,15 @@ def plain_json(text: str) -> str:
 _ACTED_ON = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
-def last_words(code: int) -> int:
-    """Write what is buffered; Ctrl-C then changes nothing any more. Returns the exit code."""
+def _ignore_signals() -> None:
+    """Python takes its handlers back before it ends: a signal in between would change the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+def last_words(code: int) -> int:
+    """Write what is buffered; Ctrl-C then changes nothing any more. Returns the exit code."""
+    _ignore_signals()
     code = flush(code)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(code))  # threads may still work on what is not needed

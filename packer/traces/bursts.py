@@ -18,6 +18,8 @@ from packer.gamma import unit_gamma
 from packer.traces.trace import Trace
 
 WINDOWS_S = (0.1, 1.0, 10.0, 60.0, 300.0)
+MOST_WINDOWS = 20_000_000
+"""Windows of a trace that are counted; shorter ones are left out: three weeks have so many of 0.1 s."""
 SCALES_S = tuple(float(f"{0.1 * 3**k:.2g}") for k in range(14))
 SMALLEST_CELL_S, MAX_CELLS = 0.05, 2_000_000
 LONGEST_SHARE = 0.1
@@ -34,7 +36,7 @@ TREND_DEGREE = 2
 def dispersion(time_s: FloatArray, span_s: float) -> dict[float, float]:
     """Index of dispersion of the counts in windows of `WINDOWS_S`, those that fit 20 times into the trace."""
     found = {}
-    for window in WINDOWS_S:
+    for window in (each for each in WINDOWS_S if span_s <= MOST_WINDOWS * each):
         counts = _counts(time_s, span_s, window)
         if len(counts) >= 20 and counts.any():
             found[window] = float(counts.var(ddof=1) / counts.mean())
@@ -103,7 +105,7 @@ def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int
     """Whether the counts of some width vary more than the counts of Poisson arrivals do by chance."""
     from scipy.stats import chi2
 
-    for width_s in WINDOWS_S:
+    for width_s in (each for each in WINDOWS_S if span_s <= MOST_WINDOWS * each):
         counts = _counts(time_s, span_s, width_s)
         if len(counts) < 20 or within_s < 20 * width_s or not counts.any():
             continue

@@ -203,18 +203,24 @@ def _prefix(lengths: Lengths, cached: float) -> int:
     return BLOCK_TOKENS * _nearest(_own_blocks(lengths), cached / BLOCK_TOKENS)
 
 
-def _own_blocks(lengths: Lengths) -> FloatArray:
-    """Shares of the prompts by the number of their whole blocks before the last token, float64 (most + 1,)."""
+def _own_blocks(lengths: Lengths) -> tuple[IntArray, FloatArray]:
+    """Whole blocks of prompts before their last token, int64 (n,), and the shares of such prompts, float64 (n,)."""
     z, weight = normal_grid(801)
-    counted = np.bincount((lengths.at_normal(z) - 1) // BLOCK_TOKENS, weights=weight)
-    return counted.astype(np.float64)
+    return (lengths.at_normal(z) - 1) // BLOCK_TOKENS, weight
 
 
-def _nearest(shares: FloatArray, wanted: float) -> int:
-    """Shared blocks k for which E[min(k, own blocks)] is nearest to `wanted`; `shares` (most + 1,) of own blocks."""
-    at_least = shares[::-1].cumsum()[::-1]
-    means = np.concatenate([np.zeros(1), np.cumsum(at_least[1:])])
-    return int(np.abs(means - wanted).argmin())
+def _hit(own: tuple[IntArray, FloatArray], shared: int) -> float:
+    """E[min(shared, own blocks)]."""
+    return float(np.minimum(own[0], shared) @ own[1])
+
+
+def _nearest(own: tuple[IntArray, FloatArray], wanted: float) -> int:
+    """Shared blocks for which the hits are nearest to `wanted`; they grow with the shared blocks."""
+    low, high = 0, int(own[0].max())
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if _hit(own, middle) < wanted else (low, middle)
+    return low - 1 if low and wanted - _hit(own, low - 1) <= _hit(own, low) - wanted else low
 
 
 def with_hit_rate(workload: Workload, hit_rate: float) -> Workload:
@@ -224,7 +230,7 @@ def with_hit_rate(workload: Workload, hit_rate: float) -> Workload:
     adapter gets the same share, in whole blocks, and what is left over from one is made up for by the next.
     """
     checks.real("the hit rate of the prefix cache", hit_rate, low=0.0, high=1.0)
-    shares: dict[int, FloatArray] = {}
+    shares: dict[int, tuple[IntArray, FloatArray]] = {}
     adapters, owed = list(workload.adapters), 0.0
     for k in np.argsort(-workload.rates, kind="stable").tolist():
         adapter = adapters[k]
@@ -234,7 +240,6 @@ def with_hit_rate(workload: Workload, hit_rate: float) -> Workload:
         own = shares[id(lengths)]
         wanted = adapter.rate * hit_rate * lengths.expected + owed
         count = _nearest(own, wanted / (BLOCK_TOKENS * adapter.rate))
-        reached = float(own @ np.minimum(np.arange(len(own)), count))
-        owed = wanted - adapter.rate * BLOCK_TOKENS * reached
+        owed = wanted - adapter.rate * BLOCK_TOKENS * _hit(own, count)
         adapters[k] = replace(adapter, shared_prefix_tokens=BLOCK_TOKENS * count)
     return replace(workload, adapters=tuple(adapters))

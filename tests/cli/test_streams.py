@@ -248,6 +248,20 @@ def test_a_warning_with_a_traceback_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (0, "packer: a\n")
 
 
+def test_a_signal_while_python_ends_changes_nothing() -> None:
+    """Python takes its handlers back when all that was to run at the exit has run: the signals are ignored then."""
+    program = (
+        "import atexit, os, signal, sys\n"
+        "numbers = (signal.SIGINT, signal.SIGTERM)\n"
+        "atexit.register(lambda: [os.write(2, signal.getsignal(each).name.encode()) for each in numbers])\n"
+        "import packer.cli as c\n"
+        "sys.argv = ['packer', 'systems']\n"
+        "c.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"SIG_IGNSIG_IGN")
+
+
 def test_ctrl_c_while_a_command_ends_changes_nothing() -> None:
     """One that comes while results are written is too late; the exit code is that of the command."""
     program = (
