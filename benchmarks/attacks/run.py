@@ -16,6 +16,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,8 @@ COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
 def limited() -> None:
-    """Before a command: it may not use more CPU time than an attack is worth."""
+    """Before a command: it may not use more CPU time than an attack is worth, and hears signals."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a run in the background ignores it
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
 
 
