@@ -116,7 +116,7 @@ class EngineSpec:
                 _integer(self, f"engine.{key}", low=1)
         for key in ("quantization", "kv_cache_dtype", "lora_target_modules"):
             given = getattr(self, key)
-            for word in (given,) if isinstance(given, str) else given or ():
+            for word in given if isinstance(given, tuple | list) else () if given is None else (given,):
                 if not isinstance(word, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,64}", word):
                     raise ValidationError(f"Expected engine.{key} as vLLM's names, got {shown(given)}.")
         for key in ("prefix_caching", "async_scheduling"):

@@ -106,3 +106,12 @@ def test_bad_values_name_their_key(key: str, build: object) -> None:
     """A refused value names the key as it stands in the file."""
     with pytest.raises(ValidationError, match=key.replace(".", r"\.")):
         build()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("word", ["", "a b", "$(x)", "x" * 65, 5])
+@pytest.mark.parametrize("key", ["quantization", "kv_cache_dtype", "lora_target_modules"])
+def test_words_that_reach_a_start_script_are_names(key: str, word: object) -> None:
+    """They are written into commands, so nothing but vLLM's own kind of names is taken."""
+    given = (word,) if key == "lora_target_modules" else word
+    with pytest.raises(ValidationError, match=f"engine.{key}"):
+        EngineSpec("vllm", "0.32.0", 4096, 2048, 64, **{key: given})
