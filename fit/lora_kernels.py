@@ -7,7 +7,6 @@ of all modules and layers add up to what adapters cost a step.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from packer.fit.dimensions import LORA_MODULES, ModelDimensions
 from packer.fit.models import model_named
 from packer.fit.prior import Prior
 from packer.fit.step_law import Equations, solve
+from packer.io.documents import parse_json
 from packer.profile import Profile
 from packer.terms import LINEAR
 from packer.twin.law.linear import linear_features
@@ -75,7 +75,7 @@ def _add(
 ) -> None:
     """Add the times of one row."""
     try:
-        sizes = json.loads(cells[0])
+        sizes = parse_json(cells[0])
         tokens, adapters, k, n, slices = (int(sizes[name]) for name in _SIZES)
     except (ValueError, TypeError, KeyError, OverflowError):
         rule = f"expected a size as JSON with {', '.join(_SIZES)}, got {cells[0][:80]}."
