@@ -11,7 +11,7 @@ from packer.cli.options import PlanArgument, Writing, common
 
 
 @bundle
-class Page:
+class ReportPage:
     """What the page shows.
 
     curves: Draw the growth of all rates for up to so many GPUs, the slowest first; 0 for none.
@@ -28,7 +28,7 @@ class Page:
 
 
 @command
-def report(file: PlanArgument, page: Page, out: Writing) -> None:
+def report(file: PlanArgument, page: ReportPage, out: Writing) -> None:
     """Write a report: what is on each GPU, how far rates may grow, the bound, where the numbers come from.
 
     The page is one file that needs no network; it follows the reader's light or dark theme and prints well.

@@ -15,7 +15,7 @@ from packer.errors import IncompatibleError, PackerError
 from packer.live.act import Acting, words
 from packer.live.host import Models
 from packer.live.traffic import Traffic
-from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observed
+from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
 from packer.plan import Plan
 from packer.twin.run import Run
 from packer.workload import Workload
@@ -90,7 +90,7 @@ class Following:
         )  # fmt: skip
         self.keeper.expected, self.keeper.starting = old.expected, old.starting
 
-    def observed(self, now_s: float) -> Observed:
+    def observed(self, now_s: float) -> Observation:
         """What the servers hold, and what they had to do."""
         seen = self.acting.look()
         self.ready = np.array([not isinstance(each, str) for each in seen])
@@ -109,7 +109,7 @@ class Following:
             rates = dict(zip(measured.names, measured.rates.tolist(), strict=True))
             load = np.array([rates.get(n, 0.0) for n in self.fleet.names]) * self.fleet.mean_tokens
             total = float(load.sum())
-            return Observed(load, total, total, self.ready, held)
+            return Observation(load, total, total, self.ready, held)
         load = np.zeros(len(self.fleet))
         planned = self.fleet.offered_tok_s_by_adapter
         for s in range(len(held)):
@@ -120,7 +120,7 @@ class Following:
         recent, before = (
             sum(self.traffic.tok_s(s, SHORT_S, skip_s) for s in range(len(held))) for skip_s in (0.0, SHORT_S)
         )
-        return Observed(load, recent, before, self.ready, held)
+        return Observation(load, recent, before, self.ready, held)
 
     def step(self, now_s: float) -> list[Decision]:
         """One look, and what follows from it; faults are said and met at the next look."""
@@ -160,7 +160,7 @@ class Following:
         )
         return [Decision(Change(0.0, unload=unload), "adapters left the fleet")] if unload else []
 
-    def _correct(self, seen: Observed) -> None:
+    def _correct(self, seen: Observation) -> None:
         """The measured time per token, beside the predicted one, corrects what servers are taken to hold."""
         pairs = []
         for s in self.keeper.serving:
@@ -195,7 +195,7 @@ class Following:
     def run(
         self, after: Callable[[list[Decision]], None], fleet: Callable[[], Workload] | None = None
     ) -> None:
-        """Look every `every_s` until interrupted, and as soon as a server that served does not answer.
+        """Observe every `every_s` until interrupted, and as soon as a server that served does not answer.
 
         `after`: called after each look. `fleet`: the adapters to serve, read at each look.
         """

@@ -38,7 +38,7 @@ AGAIN_S = 4 * 3600.0
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """What was measured, at one time.
 
     `load_tok_s`: offered load of each adapter over a long window, float64 (m,).
@@ -113,11 +113,11 @@ class Keeper:
         start_s = max(0.0, now_s - 2 * SHORT_S)
         before = float(view.requests_since(start_s, now_s - SHORT_S) @ self.tokens)
         span_s = now_s - SHORT_S - start_s
-        seen = Observed(load, recent, before / span_s if span_s > 0 else recent, view.on.copy())
+        seen = Observation(load, recent, before / span_s if span_s > 0 else recent, view.on.copy())
         return [each.change for each in self.decide(now_s, seen)]
 
     # ---- decisions
-    def decide(self, now_s: float, seen: Observed) -> list[Decision]:
+    def decide(self, now_s: float, seen: Observation) -> list[Decision]:
         """What is to be changed now, in this order."""
         if seen.held is not None:
             self.held = [dict(own) for own in seen.held]
@@ -132,7 +132,7 @@ class Keeper:
         self._made += [(now_s, each.loads) for each in made if each.loads]
         return made
 
-    def _expected_load(self, seen: Observed) -> FloatArray:
+    def _expected_load(self, seen: Observation) -> FloatArray:
         """Load of each adapter when a server that is started now would serve: the trend goes on until then."""
         total = float(seen.load_tok_s.sum())
         if total <= 0.0:

@@ -41,7 +41,7 @@ RULES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class Rehearsed:
     """One way to run the servers.
 
     `gpu_hours`: with start-up and last requests. `within`: share of all requests within the limits; those that no
@@ -69,7 +69,7 @@ class Rehearsal:
     without a server. `log`: the controller's changes.
     """
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Rehearsed, ...]
     hindsight_gpu_hours: float
     fewest_loads: int
     hours: int
@@ -148,13 +148,13 @@ def keeper_of(plan: Plan, fleet: Workload, servers: int, **given: Any) -> tuple[
     return Keeper(fleet, kinds, held, on, **given), cluster
 
 
-def _outcome(name: str, run: Run, failing: Failing, changes: Sequence[Change] = ()) -> Outcome:
+def _outcome(name: str, run: Run, failing: Failing, changes: Sequence[Change] = ()) -> Rehearsed:
     if run.status != "ok":
         raise IncompatibleError(f"The servers of {name!r} do not start: {run.status_reason}.")
     every = [*changes, *failing.changes]
     kept, _ = run.slo_counts
     n = len(run.raw.requests)
-    return Outcome(
+    return Rehearsed(
         name, run.gpu_hours, float(kept.sum()) / n if n else math.nan, sum(len(each.start) for each in every),
         sum(len(each.load) for each in every), failing.failed,
     )  # fmt: skip
@@ -266,7 +266,7 @@ def rehearse(
     steady = fleet.with_arrivals(Arrivals())
     given: dict[str, Any] = {"duration_s": length_s, "seed": seed, "timeline_bin_s": 3600.0}
 
-    def run(name: str, cluster: Cluster, inside: Controller | None, **more: Any) -> Outcome:
+    def run(name: str, cluster: Cluster, inside: Controller | None, **more: Any) -> Rehearsed:
         progress(name, 0, 0)
         failing = Failing(times, seed, inside, period_s)
         found = simulate_cluster(
@@ -298,8 +298,13 @@ def rehearse(
 
 
 def _beside(
-    fleet: Workload, plan: Plan, kind: ServerKind, rates: FloatArray, run: Callable[..., Outcome], count: int
-) -> list[Outcome]:
+    fleet: Workload,
+    plan: Plan,
+    kind: ServerKind,
+    rates: FloatArray,
+    run: Callable[..., Rehearsed],
+    count: int,
+) -> list[Rehearsed]:
     """Fixed servers for the peak, a schedule by the hour, and autoscalers."""
     peak = rates[int(np.argmax(rates @ fleet.mean_tokens))]
     static = solve(

@@ -42,7 +42,7 @@ RUNNING: Readers = {"profile": str, "max-loras": click.IntRange(1), "max-lora-ra
 
 
 @bundle
-class Measured:
+class CalibrationInput:
     """What is measured.
 
     launch_path: How to start the servers.
@@ -67,7 +67,7 @@ class Measured:
 
 
 @command
-def calibrate(given: Measured, out: Writing) -> None:
+def calibrate(given: CalibrationInput, out: Writing) -> None:
     """Measure real vLLM servers and write the profile that the twin needs.
 
     Servers that packer starts itself log every engine step. A running one is measured from the outside, which

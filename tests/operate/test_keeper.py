@@ -11,7 +11,7 @@ import packer
 from packer.change import Change, Controller
 from packer.cluster import ServerKind
 from packer.operate.autoscalers import Autoscaler
-from packer.operate.keeper import Keeper, Observed
+from packer.operate.keeper import Keeper, Observation
 from packer.operate.rehearse import Failing, fewest_loads, rehearse, uniform
 
 PROFILE = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
@@ -32,9 +32,9 @@ def keeper(servers: int, on: int, **given: object) -> Keeper:
     return made
 
 
-def seen(load: float, ready: list[bool]) -> Observed:
+def seen(load: float, ready: list[bool]) -> Observation:
     """The same load of every adapter."""
-    return Observed(np.full(8, load / 8), load, load, np.array(ready))
+    return Observation(np.full(8, load / 8), load, load, np.array(ready))
 
 
 def test_adapters_of_a_lost_server_go_elsewhere_at_the_next_look() -> None:
@@ -94,7 +94,7 @@ def test_noise_changes_nothing() -> None:
 def test_loads_in_an_hour_are_bounded() -> None:
     """A server that has too much gives no more adapters away than the limit allows."""
     control = keeper(2, 2, loads_per_hour=0)
-    skewed = Observed(np.array([300.0, 1.0] * 4), 1204.0, 1204.0, np.array([True, True]))
+    skewed = Observation(np.array([300.0, 1.0] * 4), 1204.0, 1204.0, np.array([True, True]))
     assert all(each.loads == 0 for each in control.decide(0.0, skewed))
 
 
