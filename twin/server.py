@@ -15,7 +15,6 @@ from packer.arrival import RequestTrace
 from packer.errors import ValidationError
 from packer.profile import Profile
 from packer.settings import Settings
-from packer.terms import LINEAR_TERMS
 from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times, replaying
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
@@ -235,7 +234,10 @@ class Server:
         # vLLM refuses to start with max_cpu_loras < max_loras.
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
         rules = self.rules()
-        settings = {
+        settings: dict[str, float] = {
+            "ring": rows.ring_of(int(marks.output_tokens.max()) if len(marks.adapter) else 1),
+            "run_s": duration_s,
+            "bin_s": timeline_bin_s,
             "slots": self.settings.max_loras,
             "slot_rank": self.settings.max_lora_rank,
             "kv_blocks": self.kv_blocks,
@@ -261,10 +263,6 @@ class Server:
             len(marks.adapter),
             *rows.adapters_of(self.workload.ranks, self.adapter_blocks(), seed),
             settings,
-            longest_output=int(marks.output_tokens.max()) if len(marks.adapter) else 1,
-            run_s=duration_s,
-            bin_s=timeline_bin_s,
-            terms=len(LINEAR_TERMS),
             mean_state=self.mean_state,
             scraped_steps=0 if interval_s is None else math.ceil(LIKELY_STEPS_S * duration_s),
         )

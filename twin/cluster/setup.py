@@ -165,7 +165,7 @@ def idle_servers(
     }
     states = [made[id(setup)] for setup in own]
     ranks = next(iter(kinds.values())).server.workload.ranks
-    ring = int(marks.output_tokens.max()) + 2 if n else 3
+    ring = rows.ring_of(int(marks.output_tokens.max()) if n else 1)
     distinct, rank_class = np.unique(ranks, return_inverse=True)
     classes = np.zeros((count, len(distinct) + 1), dtype=rows.RANKS)
     classes["rank"][:, 1:] = distinct

@@ -27,8 +27,8 @@ HERE, ELSEWHERE = (arrive, admit, schedule_running), (emit, step_ms, charge)
 def signature(part: Dispatcher) -> tuple[Any, ...]:
     """Numba's types of the parameters of a part, which have the names of what `advance` passes."""
     ones = np.ones(1, dtype=np.int64)
-    settings = {"slots": 1, "block_size": 16}
-    state = new_state(1, *adapters_of(ones, ones), settings, longest_output=1, run_s=1.0, bin_s=1.0, terms=1)
+    settings = {"slots": 1, "block_size": 16, "ring": 3, "run_s": 1.0, "bin_s": 1.0}
+    state = new_state(1, *adapters_of(ones, ones), settings)
     law = Law(np.ones(1), np.ones(1), np.ones(1), np.ones(1, dtype=FRONTEND)[0])
     values = {"state": state, "law": law, "now": 0.0, "ms": 0.0, **state._asdict(), **law._asdict()}
     return types_of(values[name] for name in inspect.signature(part.py_func).parameters)

@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray, Record, record
+from packer.terms import LINEAR_TERMS
 
 
 HISTOGRAM_BINS = 2400
@@ -311,35 +312,38 @@ def clear_rings(links: Record, first: int, end: int) -> None:
     links[first:end].view(np.int64).reshape(-1, 4)[:] = np.arange(first, end)[:, None]
 
 
+def ring_of(longest_output: int) -> int:
+    """Heads of rings of a server whose requests have at most so many output tokens."""
+    return longest_output + 2
+
+
 def new_state(
-    n: int, adapters: Record, classes: Record, settings: dict[str, int], *, longest_output: int,
-    run_s: float, bin_s: float, terms: int, mean_state: bool = False, scraped_steps: int = 0,
+    n: int, adapters: Record, classes: Record, settings: dict[str, float], mean_state: bool = False,
+    scraped_steps: int = 0,
 ) -> ServerState:  # fmt: skip
     """An idle server with memory for n requests.
 
-    `settings`: fields of `SERVER`. `terms` of the linear step law; `mean_state`: sum up the state that tokens see.
-    `scraped_steps`: engine steps for which time series are counted, 0 where /metrics is not read.
+    `settings`: fields of `SERVER`, `block_size`, `ring`, `run_s` and `bin_s` among them. `mean_state`: sum up the state
+    that tokens see. `scraped_steps`: engine steps for which time series are counted, 0 where /metrics is not read.
     """
-    ring = longest_output + 2
     server = np.zeros(1, dtype=SERVER)[0]
-    for field, value in {**settings, "sentinel": n, "ring": ring}.items():
+    for field, value in {**settings, "sentinel": n}.items():
         server[field] = value
-    server["bin_s"], server["run_s"] = bin_s, run_s
-    server["next_s"] = server["reach_s"] = server["scrape_s"] = np.inf
+    server.next_s = server.reach_s = server.scrape_s = np.inf
     table = 2 ** int(np.clip(np.ceil(np.log2(2.0 * scraped_steps)), 10, 24)) if scraped_steps else 1
-    slots, m = settings.get("slots", 0), int(np.count_nonzero(adapters["rank"]))
+    slots, m, terms = int(server.slots), int(np.count_nonzero(adapters["rank"])), len(LINEAR_TERMS)
     places = walk_places(slots) if m > slots or adapters["blocks"].any() else 1
     return ServerState(
         server=server,
         stream_s=np.zeros(0),
         requests=np.zeros(n, dtype=REQUEST),
-        links=new_links(n, ring),
+        links=new_links(n, int(server.ring)),
         adapters=adapters,
         classes=classes,
         heaps=np.zeros((2, len(adapters) - 1), dtype=np.int64),
-        phase=np.zeros(settings["block_size"], dtype=np.int64),
+        phase=np.zeros(server.block_size, dtype=np.int64),
         histogram=np.zeros(HISTOGRAM_BINS, dtype=np.int64),
-        timeline=np.zeros(int(np.nextafter(run_s, 0.0) / bin_s) + 1, dtype=BIN),
+        timeline=np.zeros(int(np.nextafter(server.run_s, 0.0) / server.bin_s) + 1, dtype=BIN),
         vector=np.zeros(terms),
         means=np.zeros(terms + 2 if mean_state else 0),
         sets=np.zeros((2, places), dtype=np.int64),

@@ -176,9 +176,7 @@ def test_host_memory_is_never_exceeded(
 def test_servers_of_a_large_cluster_fit_into_memory() -> None:
     """64 servers of 40,000 adapters take less than 1 GB, without the requests."""
     adapters, classes = rows.adapters_of(np.full(BIG_FLEET, 8), np.zeros(BIG_FLEET, dtype=np.int64))
-    state = rows.new_state(
-        0, adapters, classes, {"block_size": 16}, longest_output=4096, run_s=3600.0, bin_s=10.0,
-        terms=19,
-    )  # fmt: skip
+    settings = {"block_size": 16, "ring": 4098, "run_s": 3600.0, "bin_s": 10.0}
+    state = rows.new_state(0, adapters, classes, settings)
     assert 64 * sum(array.nbytes for array in state) < 1e9
     assert not any(adapters[name].any() for name in ("in_batch", "resident", "on_host", "head"))
