@@ -50,6 +50,7 @@ class Server:
     ridge: float = 0.0
     expert_share: float = 0.0
     whole_sequence: bool = False
+    skipped_first: bool = False
 
 
 class Named:
@@ -104,6 +105,9 @@ class NaiveTwin:
         self.running: list[Request] = []
         self.batch: dict[int, Named] = {}  # `InputBatch.lora_id_to_lora_request`
         self.waiting: deque[Request] = deque()
+        self.passed = (
+            0  # the first of them, which stand in `skipped_waiting`, where that comes before `waiting`
+        )
         self.accepted: list[Request] = []
         self.arrivals: deque[float] = deque()
         self.marks: deque[tuple[int, int, int]] = deque()
@@ -265,7 +269,7 @@ class NaiveTwin:
         request.blocks = request.computed = 0
         request.prefill_step = -1
         self._left(request.adapter)
-        self.waiting.appendleft(request)
+        self.waiting.insert(self.passed, request)
 
     def _schedule_waiting(self, scheduled: dict[Request, int]) -> float:
         budget = self.server.token_budget - sum(scheduled.values())
@@ -275,7 +279,7 @@ class NaiveTwin:
             request = self.waiting[0]
             active, lora = self._active(), self._lora_of(request)
             if lora is not None and lora not in active and len(active) == self.server.slots:
-                skipped.append(self.waiting.popleft())
+                skipped.append(self._pop_waiting())
                 continue
             new = min(request.tokens, budget)
             need = self._blocks(new)
@@ -291,7 +295,7 @@ class NaiveTwin:
                     pass
                 if self._used() + need > self.server.kv_blocks:
                     break
-            self.waiting.popleft()
+            self._pop_waiting()
             if self.server.spares_batch and lora is not None:
                 load_ms += self._touch(request.adapter)
             request.blocks = self._blocks(new)
@@ -303,7 +307,12 @@ class NaiveTwin:
             scheduled[request] = new
             budget -= new
         self.waiting.extendleft(reversed(skipped))
+        self.passed += len(skipped) if self.server.skipped_first else 0
         return load_ms
+
+    def _pop_waiting(self) -> Request:
+        self.passed = max(self.passed - 1, 0)
+        return self.waiting.popleft()
 
     def _touch(self, adapter: int) -> float:
         """`_apply_adapters` comes to an adapter; returns the time of what it loads, ms."""

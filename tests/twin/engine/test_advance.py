@@ -111,6 +111,7 @@ class Case:
             graphs_without_lora=rules_of(engine).graphs_without_lora,
             series_of_lists=rules_of(engine).series_of_lists,
             whole_sequence=rules_of(engine).whole_sequence,
+            skipped_first=rules_of(engine).skipped_first,
             spares_batch=loading.spares_batch or memory.policy == "unified",
             scrape_interval_s=self.profile.frontend.scrape_interval_s,
             front_end_s=tuple(ms * 1e-3 for ms in front_end_costs_ms(self.profile)),
