@@ -16,7 +16,7 @@ from packer.cli.output import Part, Progress, check_distinct, note, print_json, 
 
 if TYPE_CHECKING:
     from packer.plan import Plan
-    from packer.profile import Profile
+    from packer.profile import Profile, SpeculationSpec
     from packer.workload import Workload
 
 DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
@@ -266,6 +266,13 @@ def switch(text: str) -> bool:
     return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[text.lower()]
 
 
+def _speculation(text: str) -> SpeculationSpec:
+    """Type of a value: a method and its settings, as eagle3:num_speculative_tokens=3,acceptance=0.6."""
+    from packer.profile import SpeculationSpec
+
+    return SpeculationSpec.parse(text)
+
+
 ENGINE_SETTINGS: Readers = {
     "max-num-seqs": numbers(int),
     "max-model-len": numbers(int),
@@ -275,6 +282,8 @@ ENGINE_SETTINGS: Readers = {
     "block-size": numbers(int),
     "prefix-caching": lambda text: (switch(text),),
     "async-scheduling": lambda text: (switch(text),),
+    "scheduling-policy": lambda text: (text,),
+    "speculation": lambda text: (_speculation(text),),
 }
 SERVER_SETTINGS: Readers = {
     "tensor-parallel-size": numbers(int),
@@ -289,7 +298,8 @@ class EngineSettings:
     """Settings of one server in place of its profile's.
 
     settings: An engine setting in place of the profile's: max-num-seqs, max-model-len, gpu-memory-utilization,
-        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs;
+        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs,
+        scheduling-policy, speculation (eagle3:num_speculative_tokens=3,acceptance=0.6);
         --max-num-seqs 64 is the same; repeatable.
     """
 

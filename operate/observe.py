@@ -207,6 +207,8 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
             f"vLLM found {metrics.hit_rate:.1%} of the prompt tokens in its KV cache: prompts of each adapter share "
             "a prefix that gives this rate, because the metrics do not say whose prompts share what"
         )
+    if metrics.acceptance is not None:
+        notes.append(f"{metrics.acceptance:.1%} of the drafts of speculative decoding were kept")
     return Observed(fleet, table, loads, tuple(notes))
 
 
@@ -280,5 +282,7 @@ def _of_metrics(metrics: Metrics, rates: Sequence[float], ranks: Sequence[int]) 
         for name, rank, rate, inputs, outputs in zip(*columns, strict=True)
         if rate > 0
     ]
+    if metrics.acceptance is not None:
+        adapters = [replace(adapter, acceptance=float(f"{metrics.acceptance:.4g}")) for adapter in adapters]
     fleet = Workload(adapters, name="metrics")
     return fleet if metrics.hit_rate is None else with_hit_rate(fleet, metrics.hit_rate)

@@ -89,7 +89,14 @@ def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
         if name.partition("/")[0] == sheet.name and shipped.model.repository == dimensions.repository:
             given = {key: own[key] for key in own if key not in ("quantization", "tensor_parallel_size")}
             return with_engine(shipped, **given)
-    later = ("block_size", "prefix_caching", "async_scheduling", "max_num_queued_reqs")
+    later = (
+        "block_size",
+        "prefix_caching",
+        "async_scheduling",
+        "max_num_queued_reqs",
+        "scheduling_policy",
+        "speculation",
+    )
     rules = {key: own.pop(key) for key in later if key in own}
     return with_engine(
         estimate_profile(dimensions, sheet.name, version=own.pop("vllm_version", None), **own), **rules

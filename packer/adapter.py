@@ -11,6 +11,7 @@ from packer.sessions import Sessions
 MAX_RANK = checks.SLOT_RANKS[-1]
 MIN_RATE = 1e-15
 """Smallest request rate, req/s: below it, times between requests overflow."""
+MAX_PRIORITY = 10**6
 A_LENGTH = "packer.Lengths.gamma(mean=300, cv=1.1)"
 """How lengths are made, for messages."""
 
@@ -39,6 +40,10 @@ class Adapter:
         them once, as long as the KV cache keeps them.
     sessions
         Conversations that its requests belong to; None takes the workload's.
+    priority
+        Of its requests, on servers with `scheduling_policy` "priority": smaller ones are served first.
+    acceptance
+        Share of drafts that are kept, on servers with speculative decoding; None: the profile's.
     """
 
     name: str
@@ -50,6 +55,8 @@ class Adapter:
     slo_class: str | None = None
     shared_prefix_tokens: int = 0
     sessions: Sessions | None = None
+    priority: int = 0
+    acceptance: float | None = None
 
     def __post_init__(self) -> None:
         checks.name("an adapter's name", self.name)
@@ -61,6 +68,11 @@ class Adapter:
             f"shared_prefix_tokens {who}", self.shared_prefix_tokens, low=0, high=MAX_TOKENS
         )
         object.__setattr__(self, "shared_prefix_tokens", shared)
+        priority = checks.integer(f"the priority {who}", self.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY)
+        object.__setattr__(self, "priority", priority)
+        if self.acceptance is not None:
+            share = checks.real(f"the acceptance {who}", self.acceptance, low=0.0, high=1.0)
+            object.__setattr__(self, "acceptance", share)
         for own in ("model", "slo_class"):
             if getattr(self, own) is not None:
                 checks.name(f"the {own} {who}", getattr(self, own))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
+from packer.adapter import MAX_PRIORITY
 from packer.blocks import Blocks, apart
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS
@@ -39,6 +40,9 @@ class RequestTrace:
         When the recording ended; None takes a second after the last request. A part of a trace keeps the whole's.
     sessions
         int64 (n,), >= 0: which session each request belongs to. None: each is alone.
+    priority
+        int64 (n,): of each request, smaller ones first, on servers with `scheduling_policy` "priority". None: that of
+        its adapter.
     """
 
     time_s: npt.NDArray[np.float64]
@@ -48,6 +52,7 @@ class RequestTrace:
     blocks: Blocks | None = field(default=None, kw_only=True)
     end_s: float | None = field(default=None, kw_only=True)
     sessions: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
+    priority: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         n = len(self.time_s)
@@ -68,6 +73,18 @@ class RequestTrace:
             if len(self.sessions) != n or (n and int(self.sessions.min()) < 0):
                 raise ValidationError("Expected a session >= 0 for each request of a request trace.")
             self.sessions.setflags(write=False)
+        if self.priority is not None:
+            wrong = np.flatnonzero(np.abs(self.priority) > MAX_PRIORITY)
+            if len(self.priority) != n or len(wrong):
+                got = (
+                    f"{self.priority[wrong[0]]} in request {wrong[0]:,}"
+                    if len(wrong)
+                    else f"{len(self.priority):,}"
+                )
+                raise ValidationError(
+                    f"Expected a priority of at most ± {MAX_PRIORITY:,} for each of {n:,} requests, got {got}."
+                )
+            self.priority.setflags(write=False)
         for column in (self.time_s, self.adapter, self.input_tokens, self.output_tokens):
             column.setflags(write=False)
 
@@ -103,6 +120,7 @@ class RequestTrace:
             self.time_s[rows], self.adapter[rows], self.input_tokens[rows], self.output_tokens[rows],
             blocks=None if self.blocks is None else self.blocks.take(rows),
             sessions=None if self.sessions is None else self.sessions[rows],
+            priority=None if self.priority is None else self.priority[rows],
         )  # fmt: skip
 
     @classmethod
@@ -112,10 +130,12 @@ class RequestTrace:
         found = [np.concatenate([getattr(part, key) for part in parts]) for key in columns]
         blocks = [part.blocks for part in parts if part.blocks is not None]
         sessions = [part.sessions for part in parts if part.sessions is not None]
+        priority = [part.priority for part in parts if part.priority is not None]
         return cls(
             *found, end_s=end_s,
             blocks=Blocks.joined(blocks) if len(blocks) == len(parts) else None,
             sessions=np.concatenate(apart(sessions)) if len(sessions) == len(parts) else None,
+            priority=np.concatenate(priority) if len(priority) == len(parts) else None,
         )  # fmt: skip
 
     def faster(self, factor: float) -> RequestTrace:

@@ -37,7 +37,7 @@ class Marks:
     """What requests are besides when they come, int64 (n,) each: adapter, input and output tokens.
 
     Which of them begin alike: `blocks` of a trace, or the first `prefix_ids` (n,) blocks of BLOCK_TOKENS tokens, which
-    requests of one adapter share; both None: no two.
+    requests of one adapter share; both None: no two. `priority`: of each request, None: that of its adapter.
     """
 
     adapter: IntArray
@@ -45,6 +45,7 @@ class Marks:
     output_tokens: IntArray
     blocks: Blocks | None = None
     prefix_ids: IntArray | None = None
+    priority: IntArray | None = None
 
     def content(self) -> Content | None:
         """Which of them begin alike, as prefix caching takes it; None: no two."""
@@ -139,7 +140,10 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
         blocks = trace.blocks
         if blocks is not None and n < len(trace):
             blocks = blocks.take(slice(n))
-        return Marks(trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], blocks)
+        priority = None if trace.priority is None else trace.priority[:n]
+        return Marks(
+            trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], blocks, None, priority
+        )
     own = [[getattr(a, side) or getattr(workload, side) for a in workload.adapters] for side in SIDES]
     if adapter is not None:
         return _marks(workload, own, adapter[:n], seed)

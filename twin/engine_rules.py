@@ -20,6 +20,10 @@ READ: tuple[Release, ...] = (
 )  # fmt: skip
 """Versions whose source was read, ascending."""
 OLDEST: Release = (0, 0)
+PRIORITIES: Release = (0, 16)
+"""The first version whose order of priorities was compared with its own scheduler."""
+DRAFTS: Release = (0, 32)
+"""That of speculative decoding."""
 QUEUE_LIMIT: Release = (0, 29)
 """The first version with `--max-num-queued-reqs` (vllm/v1/engine/async_llm.py, `check_admission`)."""
 
@@ -97,6 +101,15 @@ RULES: tuple[Rule, ...] = (
         "Freed blocks without a hash are the next to be taken; before, all freed blocks went to the end of the queue.",
     ),
     Rule(
+        "passes_itself", (0, 33), "0.33.0: vllm/v1/core/sched/scheduler.py:983, `schedule`",
+        "With priorities, requests behind one that preempts itself get their tokens in this step; before, they miss "
+        "it.",
+    ),
+    Rule(
+        "caches_verified", (0, 33), "0.33.0: vllm/v1/core/sched/scheduler.py:2407, `update_from_output`",
+        "With drafts, blocks can be found once their tokens came out.",
+    ),
+    Rule(
         "async_scheduling", (0, 14), "0.14.0: vllm/config/scheduler.py:133; 0.32.0: vllm/config/vllm.py:1585–1646",
         "`--async-scheduling` is on by default: a step is scheduled while the one before it is executed.",
     ),
@@ -122,6 +135,8 @@ class EngineRules:
     skipped_reversed: bool
     skipped_first: bool
     unhashed_first: bool
+    passes_itself: bool
+    caches_verified: bool
     async_scheduling: bool
     prefix_caching: bool
 
@@ -142,11 +157,31 @@ def rules_of(engine: EngineSpec) -> EngineRules:
             f"Expected a version of vLLM from {_name(QUEUE_LIMIT)} on with max_num_queued_reqs, "
             f"got {shown(engine.version)}."
         )
+    if engine.scheduling_policy == "priority" and (engine.name != "vllm" or release < PRIORITIES):
+        raise ValidationError(
+            f'Expected a version of vLLM from {_name(PRIORITIES)} on with scheduling_policy "priority", '
+            f"got {shown(engine.version)}."
+        )
     holds = {rule.name: rule.holds(release) for rule in RULES}
     for name in ("async_scheduling", "prefix_caching"):
         chosen = getattr(engine, name)
         holds[name] = engine.name == "vllm" and (holds[name] if chosen is None else chosen)
     return EngineRules(**{field.name: holds[field.name] for field in fields(EngineRules)})
+
+
+def check_drafts(engine: EngineSpec, rules: EngineRules) -> None:
+    """Raises `ValidationError`: speculative decoding is not simulated with this version and these rules."""
+    release = engine.release
+    if engine.name != "vllm" or release < DRAFTS:
+        raise ValidationError(
+            f"Expected a version of vLLM from {_name(DRAFTS)} on with speculative decoding, "
+            f"got {shown(engine.version)}."
+        )
+    if release >= (0, 33) and rules.prefix_caching:
+        raise ValidationError(
+            "Expected engine.prefix_caching to be off with speculative decoding on vLLM 0.33, whose hashes of blocks "
+            "with drafts are not simulated, got on."
+        )
 
 
 def followed(engine: EngineSpec) -> str:

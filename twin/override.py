@@ -27,7 +27,7 @@ VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")
 
 SETTINGS = (
     "max_num_seqs", "max_model_len", "gpu_memory_utilization", "vllm_version", "block_size", "prefix_caching",
-    "async_scheduling", "max_num_queued_reqs",
+    "async_scheduling", "max_num_queued_reqs", "scheduling_policy", "speculation",
 )  # fmt: skip
 """What `with_engine` changes, in the order in which the profile's name says it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -308,3 +309,21 @@ def ratio(total: npt.NDArray[Any], number: npt.NDArray[Any]) -> FloatArray:
     out = np.full(len(total), np.nan)
     np.divide(total, number, out=out, where=number > 0)
     return out
+
+
+def draft_acceptance(sim: Run) -> float:
+    """See `Run.draft_acceptance`."""
+    drafts = sim.raw.drafts
+    return drafts.kept / drafts.tried if drafts is not None and drafts.tried else math.nan
+
+
+def draft_acceptance_needed(sim: Run) -> float:
+    """See `Run.draft_acceptance_needed`.
+
+    Without drafts the same steps would take less time and bring each request one token: with a share m of the time of
+    steps with decodes for drafts and their verification, a request has to keep m / (1 - m) drafts a step.
+    """
+    drafts = sim.raw.drafts
+    if drafts is None or not drafts.tried or drafts.more_s >= drafts.decode_s:
+        return math.nan
+    return drafts.more_s / (drafts.decode_s - drafts.more_s) * drafts.steps / drafts.tried

@@ -137,6 +137,10 @@ class Run:
     """Times that an adapter was brought into a slot."""
     disk_loads = _field("disk_loads")
     """Of these, how many came from disk."""
+    draft_acceptance = cached_property(figures.draft_acceptance)
+    """Drafts that were kept / drafts of speculative decoding; NaN without it."""
+    draft_acceptance_needed = cached_property(figures.draft_acceptance_needed)
+    """What it has to be so that the server is no slower than without speculative decoding; NaN without it."""
 
     @property
     def loads_per_request(self) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,11 @@ from packer.twin.engine.advance import advance
 from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.compile import prepare
 from packer.twin.engine.content import Content
+from packer.twin.engine.each import Each, new_each
+from packer.twin.engine.each_step import advance_each
 from packer.twin.engine.pipeline import new_pipeline
 from packer.twin.engine.pool import Pool, new_pool, no_pool
-from packer.twin.engine_rules import EngineRules, rules_of
+from packer.twin.engine_rules import EngineRules, check_drafts, rules_of
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.tuning.policy import new_tuning, trains
@@ -34,6 +37,22 @@ LIKELY_STEPS_S = 100.0
 """Engine steps per second that change the sets of adapters named by /metrics; hardly any server has more."""
 LIKELY_REQ_S = 64.0
 """Requests per second that hardly any server completes: marks are drawn for so many, more if they run out."""
+
+
+class DraftTotals(NamedTuple):
+    """Of speculative decoding: drafts, those that were kept, steps of decodes (one for each request), time of steps
+    with decodes, s, and how much of it drafts and their verification took."""
+
+    tried: int
+    kept: int
+    steps: int
+    decode_s: float
+    more_s: float
+
+    @classmethod
+    def of(cls, whole: Record) -> DraftTotals | None:
+        """Of servers, (servers,) of `engine.each.WHOLE`."""
+        return cls(*(whole[field].sum().item() for field in cls._fields)) if whole["drafts"].any() else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +66,7 @@ class Raw:
     lengths were never drawn). `server`, `timeline` (bins,), `rows` (n,): the kernel's records of the server, of time
     and of these requests (`packer.twin.engine.state`). `tuning`: registers of
     `packer.twin.tuning.state`, if the server trained. `found` (n,): tokens of each request that were in the KV cache
-    at its first admission, -1 before that; None without prefix caching.
+    at its first admission, -1 before that; None without prefix caching. `drafts`: None without speculative decoding.
     """
 
     requests: RequestTrace
@@ -63,6 +82,7 @@ class Raw:
     rows: Record
     tuning: FloatArray | None = None
     found: IntArray | None = None
+    drafts: DraftTotals | None = None
 
     @property
     def engine_s(self) -> FloatArray:
@@ -119,6 +139,9 @@ class Server:
     def longest_request(self) -> int:
         """Input + output tokens of the longest request that the server takes."""
         room = (self.kv_blocks - int(self.adapter_blocks().max())) * self.profile.engine.block_size
+        drafts = self.profile.engine.speculation
+        if drafts is not None:  # whose KV cache has room for the next ones
+            room -= drafts.num_speculative_tokens
         return min(self.profile.engine.max_model_len, room)
 
     def run(self, duration_s: float, seed: int, timeline_bin_s: float) -> Raw:
@@ -146,24 +169,27 @@ class Server:
                 return state
 
             tuning = self.tuning(seed)
-            state, pool = self._advance(ready, marks, duration_s, tuning)
+            state, pool, each = self._advance(ready, marks, duration_s, tuning)
             if not state.server["exhausted"]:
                 if self.paced:  # what the client still holds back was not served
                     state.server["sent"] = len(time_s)
                 raw = self._raw(state, marks, seed, tuning, pool)
+                raw = raw if each is None else replace(raw, drafts=DraftTotals.of(each.whole))
                 # The front end may still write outputs when the engine's last step has ended.
                 return replace(raw, finished=raw.finished & (raw.finish_s <= duration_s))
             enough = min(len(time_s), 2 * enough)
 
     def _advance(
         self, ready: Callable[[], rows.ServerState], marks: Marks, duration_s: float, tuning: Tuning | None
-    ) -> tuple[rows.ServerState, Pool | None]:
-        """The server after the run, and the blocks of its KV cache, if it had to look at them.
+    ) -> tuple[rows.ServerState, Pool | None, Each | None]:
+        """The server after the run, the blocks of its KV cache, if it had to look at them, and drafts, if it has any.
 
         `ready`: makes the server before the run. Where no two requests begin alike, prefix caching changes nothing
         until a request is preempted, which then finds its own blocks: such a run is done again with them.
         """
         rules, law = self.rules(), law_of(self.profile)
+        if self.one_by_one():
+            return self._advance_each(ready(), marks, duration_s)
         pipeline = partial(new_pipeline, 2 if rules.async_scheduling else 1)
         state, n = ready(), len(marks.adapter)
         content = marks.content() if rules.prefix_caching else None
@@ -175,15 +201,63 @@ class Server:
                     prepare()
                 advance(state, law, duration_s, tuning)
             if not rules.prefix_caching or not state.server["preemptions"]:
-                return state, None
+                return state, None, None
             state = ready()
-        engine = self.profile.engine
-        if content is None:
-            content = Content.none(n)
-        pool = new_pool(n, self.kv_blocks, engine.block_size, engine.max_num_seqs, content)
-        pool.all["unhashed_first"] = rules.unhashed_first
+        pool = self.pool(n, content)
         advance_ahead(state, law, pool, pipeline(), duration_s)
-        return state, pool
+        return state, pool, None
+
+    def pool(self, n: int, content: Content | None) -> Pool:
+        """The empty KV cache for n requests; of a server without prefix caching only counted."""
+        engine, rules = self.profile.engine, self.rules()
+        if not rules.prefix_caching:
+            return no_pool(n)
+        pool = new_pool(n, self.kv_blocks, engine.block_size, engine.max_num_seqs, content or Content.none(n))
+        pool.all["unhashed_first"] = rules.unhashed_first
+        return pool
+
+    def _advance_each(
+        self, state: rows.ServerState, marks: Marks, duration_s: float
+    ) -> tuple[rows.ServerState, Pool | None, Each]:
+        n, caching = len(marks.adapter), self.rules().prefix_caching
+        pool, each = self.pool(n, marks.content() if caching else None), self.each(marks)
+        advance_each(state, law_of(self.profile), each, pool, duration_s)
+        return state, pool if caching else None, each
+
+    def priorities(self, marks: Marks) -> IntArray | int:
+        """Of requests, int64 (n,); 0 where the engine takes them as they come."""
+        if self.profile.engine.scheduling_policy != "priority":
+            return 0
+        own = np.array([adapter.priority for adapter in self.workload.adapters], dtype=np.int64)
+        return own[marks.adapter] if marks.priority is None else marks.priority
+
+    def one_by_one(self) -> bool:
+        """Whether requests are counted one by one: with priorities or drafts (`packer.twin.engine.each`)."""
+        return (
+            self.profile.engine.speculation is not None or self.profile.engine.scheduling_policy == "priority"
+        )
+
+    def each(self, marks: Marks) -> Each:
+        """What the server then keeps of requests."""
+        engine, spec, rules = self.profile.engine, self.profile.engine.speculation, self.rules()
+        settings: dict[str, float] = {
+            "depth": 2 if rules.async_scheduling else 1, "max_model_len": engine.max_model_len,
+            "passes_itself": rules.passes_itself and engine.scheduling_policy == "priority",
+            "caches_verified": rules.caches_verified,
+        }  # fmt: skip
+        chances = np.zeros(len(self.workload))
+        if spec is not None:
+            check_drafts(engine, rules)
+            drafts = spec.num_speculative_tokens
+            settings |= {
+                "drafts": drafts, "draft_slots": spec.method == "draft_model",
+                "drops_block": spec.method != "draft_model", "pass_ms": spec.draft_pass_ms,
+                "token_ms": spec.draft_token_ms,
+            }  # fmt: skip
+            given = [adapter.acceptance for adapter in self.workload.adapters]
+            shares = [spec.acceptance if share is None else share for share in given]
+            chances[:] = [chance_of(share, drafts) for share in shares]
+        return new_each(np.require(marks.adapter, np.int64, ["C"]), engine.max_num_seqs, chances, settings)
 
     def rules(self) -> EngineRules:
         """The rules of the engine's version; a server that trains, or whose memory is not vLLM's, is of old versions.
@@ -193,6 +267,10 @@ class Server:
         engine, other = self.profile.engine, unlike_vllm(self.workload, self.profile)
         if not other:
             return rules_of(engine)
+        if self.one_by_one():
+            raise ValidationError(
+                f"Expected engine.scheduling_policy fcfs and no engine.speculation in a server that {other}."
+            )
         for setting in ("prefix_caching", "async_scheduling"):
             if getattr(engine, setting):
                 raise ValidationError(
@@ -255,6 +333,7 @@ class Server:
             "skipped_reversed": int(rules.skipped_reversed),
             "skipped_first": int(rules.skipped_first),
             "slots_of_running": int(rules.slots_of_running),
+            "by_priority": int(engine.scheduling_policy == "priority"),
             "concurrency": self.concurrency or 0,
             "released": self.concurrency or 0,
         }
@@ -271,6 +350,7 @@ class Server:
         state.requests["owner"] = marks.adapter
         state.requests["prompt"] = marks.input_tokens
         state.requests["output"] = marks.output_tokens
+        state.requests["context"] = self.priorities(marks)
         return state
 
     def _raw(
@@ -306,6 +386,18 @@ class Server:
         if pool is not None:
             return pool.found[taken].astype(np.int64)
         return np.where(np.isnan(state.requests["first_s"][taken]), -1, 0)
+
+
+@lru_cache(maxsize=1024)
+def chance_of(share: float, drafts: int) -> float:
+    """The chance of a draft to be kept if those before it are, so that `share` of all drafts are."""
+    low, high = 0.0, 1.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if sum(middle**i for i in range(1, drafts + 1)) < share * drafts else (low, middle)
+        )
+    return high
 
 
 def unlike_vllm(workload: Workload, profile: Profile) -> str:

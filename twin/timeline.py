@@ -48,6 +48,8 @@ def summary(run: Run) -> dict[str, Any]:
     if run.concurrency is not None:
         values["max_concurrency"] = run.concurrency
     values |= _figures(run, SUMMARY)
+    if run.raw.drafts is not None:
+        values |= _figures(run, ("draft_acceptance", "draft_acceptance_needed"))
     if run.tuning is not None:
         values["tuning"] = run.tuning.to_dict()
     if run.cluster is not None:

@@ -75,7 +75,7 @@ def verdict_of(sim: Run) -> RunVerdict:
     elif limits:
         parts.append(f"keeps {' and '.join(each.words for each in limits if each.words)}")
     cause, why = (None, "") if holds else _cause(sim)
-    text = f"{', '.join(parts)}{why}."
+    text = f"{', '.join(parts)}{why}.{_drafts(sim)}"
     return RunVerdict(holds, text[:1].upper() + text[1:], limits, cause)
 
 
@@ -88,6 +88,25 @@ def verdict_of_all(runs: Sequence[Run]) -> RunVerdict:
     kept = sum(each.holds for each in found)
     return replace(
         found[worst], text=f"{kept} of {len(runs)} seeds keep the goal; the worst: {found[worst].text}"
+    )
+
+
+def _drafts(sim: Run) -> str:
+    """That speculative decoding slows the run down, or adapters of it; "" where it does not."""
+    needed = sim.draft_acceptance_needed
+    if math.isnan(needed):
+        return ""
+    spec = sim.profile.engine.speculation
+    given = [adapter.acceptance for adapter in sim.workload.adapters]
+    below = sum((spec.acceptance if spec and own is None else own or 0.0) < needed for own in given)
+    if sim.draft_acceptance < needed:
+        kept = f"{sim.draft_acceptance:.0%} of the drafts are kept, below {needed:.0%}"
+        return f" Speculative decoding slows it down: {kept}."
+    who = f"{counted(below, 'adapter')} of {len(given):,}"
+    return (
+        f" Speculative decoding slows down {who}: fewer than {needed:.0%} of their drafts are kept."
+        if below
+        else ""
     )
 
 

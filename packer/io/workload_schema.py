@@ -87,6 +87,7 @@ class ArrivalsTable(FileTable):
     end_s: float | None = None
     blocks: BlocksTable | None = None
     sessions: list[int] | None = None
+    priority: list[int] | None = None
 
     def arrivals(self) -> Arrivals:
         """The process."""
@@ -98,6 +99,7 @@ class ArrivalsTable(FileTable):
             blocks = None if self.blocks is None else self.blocks.blocks()
             sessions = None if self.sessions is None else _int64(self.sessions)
             more: dict[str, Any] = {"blocks": blocks, "end_s": self.end_s, "sessions": sessions}
+            more["priority"] = None if self.priority is None else _int64(self.priority)
             trace = RequestTrace(time_s, adapter, inputs, outputs, **more)
         elif any(each is not None for each in (self.time_s, self.end_s, *columns)):
             raise ValidationError("Expected a trace to have time_s, adapter, input_tokens and output_tokens.")
@@ -130,6 +132,8 @@ class AdapterTable(FileTable):
     slo_class: str | None = None
     shared_prefix_tokens: int = 0
     sessions: SessionsTable | None = None
+    priority: int = 0
+    acceptance: float | None = None
 
 
 class LimitsTable(FileTable):
@@ -220,6 +224,8 @@ def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
                     row.slo_class,
                     row.shared_prefix_tokens,
                     None if row.sessions is None else row.sessions.sessions(),
+                    row.priority,
+                    row.acceptance,
                 )
             )
     with located("slo"):
@@ -289,7 +295,7 @@ def _given(item: Adapter | FineTuning | Sessions) -> dict[str, Any]:
     return {
         name: written(value)
         for name, value in values.items()
-        if value is not None and (value or name != "shared_prefix_tokens")
+        if value is not None and (value or name not in ("shared_prefix_tokens", "priority"))
     }
 
 
@@ -315,6 +321,8 @@ def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
             data["blocks"] = {"starts": starts, "ids": ids, "tokens": blocks.tokens}
         if arrivals.trace.sessions is not None:
             data["sessions"] = arrivals.trace.sessions.tolist()
+        if arrivals.trace.priority is not None:
+            data["priority"] = arrivals.trace.priority.tolist()
     return data
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packer import checks
-from packer.adapter import MAX_RANK, Adapter
+from packer.adapter import MAX_PRIORITY, MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, reader, shown
 from packer.goal import Slo
@@ -26,6 +26,7 @@ REQUIRED = ("adapter", "rank", "rate")
 OPTIONAL = (
     "model", "input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation", "bursts",
     "own_bursts", "slo_class", "shared_prefix_tokens", "turns", "think_s", "turn_tokens",
+    "priority", "acceptance",
 )  # fmt: skip
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 LOGS = (".jsonl", ".ndjson", ".log")
@@ -38,7 +39,7 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
 
     The ending of the name gives the format: .csv, .parquet (columns `adapter,rank,rate` and perhaps `model,
     slo_class, input_tokens, output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts,
-    shared_prefix_tokens, turns, think_s, turn_tokens`),
+    shared_prefix_tokens, turns, think_s, turn_tokens, priority, acceptance`),
     .json, .yaml; also with .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is
     read as a workload that replays it.
 
@@ -129,7 +130,13 @@ def _adapter(name: str, row: Row) -> Adapter:
     shared = 0 if row.is_blank(prefix) else row.integer(prefix, low=0, high=MAX_TOKENS)
     try:
         slo_class = None if row.is_blank("slo_class") else row.name("slo_class")
-        return Adapter(name, rank, rate, inputs, outputs, model, slo_class, shared, _sessions(row))
+        priority = (
+            0 if row.is_blank("priority") else row.integer("priority", low=-MAX_PRIORITY, high=MAX_PRIORITY)
+        )
+        acceptance = None if row.is_blank("acceptance") else row.real("acceptance", low=0.0, high=1.0)
+        return Adapter(
+            name, rank, rate, inputs, outputs, model, slo_class, shared, _sessions(row), priority, acceptance
+        )
     except ValidationError as error:
         row.fail("adapter", str(error))
 
@@ -234,6 +241,8 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "own_bursts": [_bursts_cell(workload.arrivals.own)] * len(workload),
         "slo_class": [adapter.slo_class for adapter in workload.adapters],
         "shared_prefix_tokens": [adapter.shared_prefix_tokens or None for adapter in workload.adapters],
+        "priority": [adapter.priority or None for adapter in workload.adapters],
+        "acceptance": [adapter.acceptance for adapter in workload.adapters],
         **{
             key: [getattr(adapter.sessions or workload.sessions, key, None) for adapter in workload.adapters]
             for key in ("turns", "think_s", "turn_tokens")

@@ -23,6 +23,7 @@ class TraceFormat:
     rank: str = "rank"
     unit_s: float = 1.0
     session: str = "session"
+    priority: str = "priority"
     blocks: str = ""
     block_tokens: int = 0
     ignored: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class TraceFormat:
             self.adapter,
             self.rank,
             self.session,
+            self.priority,
             *([self.blocks] if self.blocks else []),
             *self.ignored,
         )

@@ -47,6 +47,8 @@ class CounterNames:
     load_seconds: str = ""
     prefix_hits: str = "vllm:prefix_cache_hits_total"
     prefix_queries: str = "vllm:prefix_cache_queries_total"
+    drafts_kept: str = "vllm:spec_decode_num_accepted_tokens_total"
+    drafts: str = "vllm:spec_decode_num_draft_tokens_total"
 
 
 SOURCES = {name: CounterNames(**row) for name, row in table("packer.traces", "prometheus.toml").items()}
@@ -58,8 +60,9 @@ _COUNTED = ("requests", "input_tokens", "output_tokens")
 _GAUGES = ("running", "loaded")
 """Names of what is sampled finely; fields of `CounterNames`."""
 
-_OF_PREFIXES = ("prefix_hits", "prefix_queries")
-"""Names of vLLM's counters of prompt tokens that were in the KV cache, and of those looked up there."""
+_SHARES = {"hit_rate": ("prefix_hits", "prefix_queries"), "acceptance": ("drafts_kept", "drafts")}
+"""Names of vLLM's counters whose quotients are shares: prompt tokens that were in the KV cache of those looked up,
+drafts of speculative decoding that were kept of all."""
 
 
 def source_named(gateway: str, **names: str | None) -> CounterNames:
@@ -84,7 +87,7 @@ class Metrics:
 
     `mean_input`, `mean_output`: tokens of a request, float64 (adapters,). `estimated`: the shares are estimates.
     `ranks`: adapter → rank and `load_ms`: mean time to load one, where the metrics have them. `hit_rate`: share of the
-    prompt tokens that were in vLLM's KV cache; None where nothing was looked up there.
+    prompt tokens that were in vLLM's KV cache, `acceptance`: of the drafts that were kept; None where none are counted.
     """
 
     table: RateTable
@@ -94,6 +97,7 @@ class Metrics:
     ranks: Mapping[str, int] = field(default_factory=dict)
     load_ms: float | None = None
     hit_rate: float | None = None
+    acceptance: float | None = None
 
 
 def queries(source: CounterNames, window_s: float) -> dict[str, str]:
@@ -102,7 +106,11 @@ def queries(source: CounterNames, window_s: float) -> dict[str, str]:
     by = f"sum by ({source.label}) " if source.label else "sum "
     found = {name: f"{by}(increase({getattr(source, name)}[{window}]))" for name in _COUNTED}
     found |= {name: query for name in _GAUGES if (query := getattr(source, name))}
-    found |= {name: f"sum (increase({getattr(source, name)}[{window}]))" for name in _OF_PREFIXES}
+    found |= {
+        name: f"sum (increase({getattr(source, name)}[{window}]))"
+        for pair in _SHARES.values()
+        for name in pair
+    }
     if source.load_seconds:
         for part in ("sum", "count"):
             found[f"load_{part}"] = f"sum (increase({source.load_seconds}_{part}[{window}]))"
@@ -198,12 +206,20 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
         sums = {kind: total.sum() * weights for kind, total in sums.items()}
     metrics = _metrics(names, counts, sums, np.array(times), float(window_s), estimated=shares is not None)
     load_ms = mean_load_ms(_optional(answers, "load_sum"), _optional(answers, "load_count"))
-    hits, looked_up = (
-        sum(value for _, points in _optional(answers, name) for _, value in points if 0.0 < value < math.inf)
-        for name in _OF_PREFIXES
-    )
-    hit_rate = min(1.0, hits / looked_up) if looked_up else None
-    return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms, hit_rate=hit_rate)
+    more: dict[str, Any] = {}
+    for field_name, counters in _SHARES.items():
+        part, whole = (
+            sum(
+                value
+                for _, points in _optional(answers, name)
+                for _, value in points
+                if 0.0 < value < math.inf
+            )
+            for name in counters
+        )
+        if whole:
+            more[field_name] = min(1.0, part / whole)
+    return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms, **more)
 
 
 def _optional(answers: Mapping[str, Any], name: str) -> Series:

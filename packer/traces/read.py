@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.adapter import MAX_RANK
+from packer.adapter import MAX_PRIORITY, MAX_RANK
 from packer.blocks import Blocks
 from packer.errors import FileFormatError, located, reader, shown
 from packer.io.documents import json_lines
@@ -168,6 +168,8 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
         rank = frame[kind.rank].str.strip_chars().cast(pl.Int64, strict=False)
         if rank.null_count() or not rank.is_between(0, MAX_RANK).all():
             return None
+    if kind.priority in frame.columns:
+        return None
     inputs, outputs = (column.cast(pl.Int64).to_numpy() for column in tokens)
     found = {"time_s": times, "start_s": start_s, "input_tokens": inputs, "output_tokens": outputs}
     session = frame[kind.session].fill_null("").str.strip_chars() if kind.session in frame.columns else None
@@ -199,6 +201,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
     ranks: list[int] = []
     ids: list[list[int]] = []
     sessions: list[str] = []
+    priority: list[int] = []
     for row in rows:
         times.append(_time(row, kind))
         sides = (kind.input_tokens, kind.output_tokens)
@@ -208,6 +211,8 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
         if kind.rank in row.cells:
             ranks.append(row.integer(kind.rank, low=0, high=MAX_RANK))
         sessions.append("" if row.is_blank(kind.session) else row.text(kind.session))
+        given = not row.is_blank(kind.priority)
+        priority.append(row.integer(kind.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY) if given else 0)
         if isinstance(row.cells.get(kind.blocks), list):
             ids.append(_block_ids(row, kind, tokens[-1][0]))
         if len(adapters) not in (0, len(times)) or len(ranks) not in (0, len(times)):
@@ -224,6 +229,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
         "adapter": adapters or None,
         "rank": ranks or None,
         "session": sessions if any(sessions) else None,
+        "priority": np.array(priority, dtype=np.int64) if any(priority) else None,
     }
     return {**found, **more, "blocks": blocks}
 

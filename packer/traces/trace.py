@@ -33,6 +33,7 @@ class Trace:
     `blocks`: which prompts begin alike; None if the trace does not say it.
     `sessions`: int64 (n,), which session each request belongs to; None if the trace does not say it.
     `cached_tokens`: int64 (n,), tokens of each prompt that the server had in its KV cache; None if it does not say it.
+    `priority`: int64 (n,), of each request; None if the trace does not say it.
     `dropped`: requests left out because they had no tokens, which is how traces record failures.
     `other`: lines left out because they are no requests to adapters.
     `start_s`: time of the first request, s since 1970 (UTC), or since the start of a trace without dates.
@@ -53,6 +54,7 @@ class Trace:
     start_s: float = 0.0
     sessions: IntArray | None = None
     cached_tokens: IntArray | None = None
+    priority: IntArray | None = None
 
     def __post_init__(self) -> None:
         if len(self.time_s) == 0:
@@ -71,7 +73,15 @@ class Trace:
     def take(self, rows: IntArray) -> Trace:
         """Some of the requests, in order of time, at least one of each adapter."""
         kept: dict[str, Any] = {"blocks": None if self.blocks is None else self.blocks.take(rows)}
-        for key in ("time_s", "input_tokens", "output_tokens", "adapter", "sessions", "cached_tokens"):
+        for key in (
+            "time_s",
+            "input_tokens",
+            "output_tokens",
+            "adapter",
+            "sessions",
+            "cached_tokens",
+            "priority",
+        ):
             column = getattr(self, key)
             kept[key] = None if column is None else column[rows]
         return replace(self, **kept)
@@ -82,7 +92,7 @@ class Trace:
             raise ValidationError("Expected a trace whose requests name their adapters.")
         return RequestTrace(
             self.time_s, self.adapter, self.input_tokens, self.output_tokens, blocks=self.blocks,
-            sessions=self.sessions,
+            sessions=self.sessions, priority=self.priority,
         )  # fmt: skip
 
 
@@ -120,7 +130,8 @@ class RequestRows:
     """The requests of a file, in any order; arrays (n,).
 
     `adapter` and `rank`: name and rank of the adapter of each request. `blocks`: of the prompts. `session`: names, ""
-    where a request is alone. `cached_tokens` int64 (n,): of each prompt. `start_s`: what the times count from.
+    where a request is alone. `cached_tokens`, `priority` int64 (n,): of each request. `start_s`: what the times count
+    from.
     """
 
     time_s: FloatArray
@@ -131,6 +142,7 @@ class RequestRows:
     blocks: Blocks | None = None
     session: Sequence[str] | None = None
     cached_tokens: IntArray | None = None
+    priority: IntArray | None = None
     dropped: int = 0
     other: int = 0
     start_s: float = 0.0
@@ -154,7 +166,9 @@ def trace_of_rows(rows: RequestRows, source: str) -> Trace:
         "step_s": step_s,
     }
     more["blocks"] = None if rows.blocks is None else rows.blocks.take(order)
-    more["cached_tokens"] = None if rows.cached_tokens is None else rows.cached_tokens[order]
+    for key in ("cached_tokens", "priority"):
+        column = getattr(rows, key)
+        more[key] = None if column is None else column[order]
     if rows.session is not None:
         more["sessions"] = _numbers([rows.session[k] for k in order.tolist()])
     more["start_s"] = rows.start_s + float(rows.time_s[order[:1]].sum())

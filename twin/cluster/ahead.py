@@ -1,18 +1,20 @@
-"""Servers of a cluster that schedule ahead or cache prefixes (`engine.advance_ahead`)."""
+"""Servers of a cluster that schedule ahead, cache prefixes (`engine.advance_ahead`), or count requests one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from packer.arrays import Record
+from packer.arrays import IntArray, Record
+from packer.errors import IncompatibleError
 from packer.twin.arrivals import Marks
 from packer.twin.engine.content import Content
+from packer.twin.engine.each import Each
 from packer.twin.engine.pipeline import new_pipeline
-from packer.twin.engine.pool import Pool, new_pool, no_pool
+from packer.twin.engine.pool import Pool
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.server import Server
 
@@ -20,11 +22,13 @@ from packer.twin.server import Server
 class Ahead(NamedTuple):
     """What such servers have besides `cluster.state.Servers`, with a leading axis for the server.
 
-    pool: all that belongs to requests is shared; pipeline: of depth 0 for a server that does neither.
+    pool: all that belongs to requests is shared; pipeline: of depth 0 for a server that does neither. each
+    (`engine.each`): rows of requests are shared; None where requests are not counted one by one.
     """
 
     pool: Pool
     pipeline: Record
+    each: Any
 
 
 @njit(inline="always", **ENGINE_FLAGS)
@@ -38,37 +42,74 @@ def ahead_of(c: Ahead, s: int) -> tuple[Pool, Record]:
     return pool, c.pipeline[s : s + 1]
 
 
-def schedules_ahead(servers: Sequence[Server]) -> bool:
-    """Whether a server schedules ahead or caches prefixes."""
-    rules = [server.rules() for server in servers]
-    return any(each.prefix_caching or each.async_scheduling for each in rules)
+@njit(inline="always", **ENGINE_FLAGS)
+def each_of(c: Ahead, s: int) -> Each:
+    """One server's, as views."""
+    e = c.each
+    return Each(
+        e.whole[s : s + 1], e.rows, e.adapter, e.chances[s], e.running[s], e.limbo[s], e.batches[s], e.steps[s],
+        e.lingers[s],
+    )  # fmt: skip
+
+
+def one_by_one(servers: Sequence[Server]) -> bool:
+    """Whether the servers count requests one by one.
+
+    Raises `IncompatibleError`: some do, and others don't.
+    """
+    found = {server.one_by_one() for server in servers}
+    if len(found) > 1:
+        raise IncompatibleError(
+            "Expected priorities or speculative decoding (engine.scheduling_policy, engine.speculation) on all servers "
+            "of a cluster or on none, got some."
+        )
+    return found == {True}
 
 
 def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
-    """The servers before the first request, None if none of them schedules ahead or caches prefixes."""
-    if not schedules_ahead(servers):
+    """The servers before the first request, None if none of them does any of this."""
+    rules, single = [server.rules() for server in servers], one_by_one(servers)
+    depths = [(1 + rule.async_scheduling) * (rule.async_scheduling or rule.prefix_caching) for rule in rules]
+    if not single and not any(depths):
         return None
-    rules = [server.rules() for server in servers]
     n = len(marks.adapter)
     content = marks.content() or Content.none(n)
-    pools = []
-    for server, each in zip(servers, rules, strict=True):
-        engine = server.profile.engine
-        pool = no_pool(n)
-        if each.prefix_caching:
-            pool = new_pool(n, server.kv_blocks, engine.block_size, engine.max_num_seqs, content)
-            pool.all["unhashed_first"] = each.unhashed_first
-        pools.append(pool)
-    largest = {key: np.max([getattr(pool, key).shape for pool in pools], axis=0) for key in _OWN}
-    own = {key: np.stack([_padded(getattr(pool, key), largest[key]) for pool in pools]) for key in _OWN}
-    whole = np.concatenate([pool.all for pool in pools])
-    depths = [(1 + each.async_scheduling) * (each.async_scheduling or each.prefix_caching) for each in rules]
+    pools = [server.pool(n, content) for server in servers]
     first = max(pools, key=lambda pool: len(pool.found))
-    return Ahead(first._replace(all=whole, **own), np.concatenate([new_pipeline(depth) for depth in depths]))
+    each = None
+    if single:
+        parts = [server.each(marks) for server in servers]
+        each = parts[0]._replace(
+            whole=np.concatenate([part.whole for part in parts]), **_stacked(parts, OWN_EACH)
+        )
+    pool = first._replace(all=np.concatenate([pool.all for pool in pools]), **_stacked(pools, OWN))
+    return Ahead(pool, np.concatenate([new_pipeline(depth) for depth in depths]), each)
 
 
-_OWN = ("entries", "blocks", "table", "seats", "held")
-"""Fields of a pool that each server has for itself."""
+OWN = ("entries", "blocks", "table", "seats", "held")
+"""Fields of a pool that each server has for itself, besides `all`."""
+OWN_EACH = ("chances", "running", "limbo", "batches", "steps", "lingers")
+"""Those of `Each`, besides `whole`."""
+
+
+def own_parts(c: Ahead) -> list[Record]:
+    """All arrays with a leading axis for the server."""
+    parts = [c.pipeline, c.pool.all, *(getattr(c.pool, key) for key in OWN)]
+    return parts if c.each is None else [*parts, c.each.whole, *(getattr(c.each, key) for key in OWN_EACH)]
+
+
+def forget_requests(c: Ahead, lost: IntArray) -> None:
+    """These requests are as if they had never been sent."""
+    for column in (c.pool.seat, c.pool.run):
+        column[lost] = 0
+    if c.each is not None:
+        c.each.rows[lost] = 0
+
+
+def _stacked(parts: Sequence[Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Fields that each server has for itself, with a leading axis."""
+    largest = {key: np.max([getattr(part, key).shape for part in parts], axis=0) for key in keys}
+    return {key: np.stack([_padded(getattr(part, key), largest[key]) for part in parts]) for key in keys}
 
 
 def _padded(array: Record, shape: Record) -> Record:

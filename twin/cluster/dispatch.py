@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class Dispatch:
     others: tuple[EngineKernels, ...] = ()
     serving: Serving | None = None
     controller: Controller | None = None
-    ahead: bool = False
+    ahead: Any = None
     sessions: IntArray | None = None
     concurrency: int | None = None
 

@@ -7,14 +7,17 @@ an engine of a plug-in is compiled as packer's own are, and kept under the hash 
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from numba import njit
 
 from packer.twin.cluster import events, state
-from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_ahead, run_other
+from packer.twin.cluster.ahead import one_by_one
+from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_ahead, run_each, run_other
 from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.server import Server
 
 _state_of = _advance = _event_s = _next = run_other
 _place = _own = 0
@@ -39,11 +42,19 @@ def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
         _next(c, s, until_s, engine)
 
 
+def runner_of(servers: Sequence[Server]) -> Any:
+    """What runs vLLM's servers that schedule ahead, cache prefixes or count requests one by one; None if none does."""
+    if one_by_one(servers):
+        return run_each
+    rules = [server.rules() for server in servers]
+    return run_ahead if any(each.prefix_caching or each.async_scheduling for each in rules) else None
+
+
 @cache
-def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any, ahead: bool) -> Loop:
+def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any, ahead: Any) -> Loop:
     """The loop for vLLM's engine and these others (numbered from 1), with a router's score and survey or None.
 
-    `ahead`: some servers of vLLM's schedule ahead or cache prefixes.
+    `ahead`: of `runner_of`.
     """
     chain: Any = run_other
     for place, kernels in enumerate(engines, start=1):
@@ -53,7 +64,7 @@ def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any, ahead: 
         )  # fmt: skip
     run_until, pass_on, waiting = state.run_until, events.pass_on, events.next_change_s
     if ahead:
-        run_until = _variant(run_until, run_vllm=run_ahead)
+        run_until = _variant(run_until, run_vllm=ahead)
     if engines:
         run_until = _variant(run_until, run_other=chain)
     if engines or ahead:

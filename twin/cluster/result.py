@@ -12,7 +12,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.twin.cluster.state import Servers
 from packer.twin.cluster.transit import NETWORK_S, Transit
 from packer.twin.engine import state as rows
-from packer.twin.server import Raw
+from packer.twin.server import DraftTotals, Raw
 
 if TYPE_CHECKING:
     from packer.twin.run import Run
@@ -89,6 +89,9 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         requests,
         state.tuning.registers[one].sum(axis=0),
         _found(state, of),
+        None
+        if state.ahead is None or state.ahead.each is None
+        else DraftTotals.of(state.ahead.each.whole[one]),
     )
 
 

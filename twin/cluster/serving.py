@@ -11,10 +11,11 @@ from dataclasses import replace
 import numpy as np
 from numba import njit
 
-from packer.arrays import BoolArray, FloatArray, IntArray, Record
+from packer.arrays import BoolArray, IntArray, Record
 from packer.change import Change
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError
+from packer.twin.cluster.ahead import forget_requests, own_parts
 from packer.twin.cluster.caching import FIXED
 from packer.twin.cluster.candidates import Candidates, allowed
 from packer.twin.cluster.state import Servers, row_of
@@ -82,7 +83,8 @@ class Serving:
         self._since = np.where(self.on, 0.0, np.nan)
         self.spans: list[tuple[int, float, float]] = []
         self.orphans: list[int] = []
-        self._fresh: tuple[IntArray, FloatArray] | None = None
+        self._fresh: Record | None = None
+        self._fresh_ahead: list[Record] = []
 
     @property
     def next_s(self) -> float:
@@ -113,6 +115,8 @@ class Serving:
     def begin(self, servers: Servers) -> None:
         """The run begins with these idle servers."""
         self._fresh = servers.servers.copy()
+        if servers.ahead is not None:
+            self._fresh_ahead = [part.copy() for part in own_parts(servers.ahead)]
         self._count_adapters(servers)
 
     def _count_adapters(self, servers: Servers) -> None:
@@ -169,6 +173,8 @@ class Serving:
         servers.server[lost], servers.requests["status"][lost] = -1, 0
         for name in ("first_seen_s", "finish_seen_s"):
             servers.requests[name][lost] = np.nan
+        if servers.ahead is not None:
+            forget_requests(servers.ahead, lost)
         self.orphans += lost.tolist()
         self._end(s, now_s)
         self._reset(servers, s, now_s)
@@ -200,6 +206,9 @@ class Serving:
             servers.adapters[name][s] = known[name]
         for own in servers.others:
             own.reset(s)
+        if servers.ahead is not None:
+            for own, fresh in zip(own_parts(servers.ahead), self._fresh_ahead, strict=True):
+                own[s] = fresh[s]
         servers.classes["members"][s] = servers.classes["unfinished"][s] = 0
         rows.clear_rings(servers.links, int(server.sentinel), int(server.sentinel + server.ring))
         if server.cache_rule == FIXED:

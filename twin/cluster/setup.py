@@ -101,6 +101,10 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
     if system.kernel is not None:
         profile = with_kernel(profile, system.kernel)
     if not isinstance(engine, type(VLLM)):
+        if profile.engine.scheduling_policy != "fcfs" or profile.engine.speculation is not None:
+            raise IncompatibleError(
+                f"Only vLLM's engine has priorities and speculative decoding, and not {engine.name!r}."
+            )
         size = 1 if engine.cells else profile.engine.block_size
         spec = replace(
             profile.engine, block_size=size, prefix_caching=False, async_scheduling=False, max_num_queued_reqs=None,
@@ -230,6 +234,8 @@ def idle_servers(
         others=tuple(kernels.memory(own, rows_each) for kernels in kernels_of(own)),
     )
     servers.requests["last_s"] = _noise(own, n, seed)
+    by_priority = [s.server for s in own if s.server.profile.engine.scheduling_policy == "priority"]
+    servers.requests["context"] = by_priority[0].priorities(marks) if by_priority else 0
     others = engines_of(own)
     numbers = np.array([others.index(type(setup.engine)) for setup in own], dtype=np.int64)
     if not numbers.any() and not trains(own[0].server.workload.fine_tuning):

@@ -15,11 +15,12 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray, Record
-from packer.twin.cluster.ahead import ahead_of
+from packer.twin.cluster.ahead import ahead_of, each_of
 from packer.twin.cluster.caching import FIXED
 from packer.twin.cluster.client import Client
 from packer.twin.engine.advance import advance
 from packer.twin.engine.advance_ahead import advance_ahead
+from packer.twin.engine.each_step import advance_each
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.state import ADAPTER, ServerState
@@ -243,6 +244,13 @@ def run_ahead(c: Servers, s: int, until_s: float) -> None:
         advance_ahead(state_of(c, s), law_of_server(c, s), pool, pipeline, until_s)
     else:
         advance(state_of(c, s), law_of_server(c, s), until_s, None)
+
+
+@njit(**ENGINE_FLAGS)
+def run_each(c: Servers, s: int, until_s: float) -> None:
+    """In the place of `run_vllm` where servers count requests one by one."""
+    pool, _ = ahead_of(c.ahead, s)
+    advance_each(state_of(c, s), law_of_server(c, s), each_of(c.ahead, s), pool, until_s)
 
 
 @njit(**ENGINE_FLAGS)

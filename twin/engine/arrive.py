@@ -7,6 +7,7 @@ import math
 from numba import njit
 
 from packer.arrays import FloatArray, Record
+from packer.twin.engine.by_priority import PRIORITY_BITS, put_by_key
 from packer.twin.engine.frontend import MORE, accept, change
 from packer.twin.engine.state import ACCEPTED, WAITS, ServerState
 from packer.twin.engine.waiting import put_last
@@ -98,6 +99,8 @@ def arrive(state: ServerState, frontend: Record, now: float) -> None:
             server.waiting_prompt -= request.prompt
             continue
         request.key = server.taken
+        if server.by_priority == 1:
+            request.key += request.context << PRIORITY_BITS
         request.generated = 0
         request.first_s = request.finish_s = request.first_seen_s = request.finish_seen_s = math.nan
         request.status = ACCEPTED
@@ -119,7 +122,10 @@ def arrive(state: ServerState, frontend: Record, now: float) -> None:
         server.pending = following
         server.pending_count -= 1
         server.reach_s = requests[following - 1].reached_s if following > 0 else math.inf
-        put_last(server, requests, adapters, state.heaps, r, requests[r].owner + 1)
+        if server.by_priority == 1:
+            put_by_key(state, r)
+        else:
+            put_last(server, requests, adapters, state.heaps, r, requests[r].owner + 1)
 
 
 @njit(inline="always", **ENGINE_FLAGS)

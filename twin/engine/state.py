@@ -104,6 +104,7 @@ SERVER = record(
     ("skipped_reversed", "i8"),
     ("skipped_first", "i8"),
     ("slots_of_running", "i8"),
+    ("by_priority", "i8"),  # 1: requests are counted one by one (`engine.each`), and wait by priority
     # Requests on their way.
     ("inbox", "i8"),  # first one of the inbox
     ("inbox_last", "i8"),  # and the last one
@@ -159,7 +160,7 @@ REQUEST = record(
     ("output", "i8"),  # output tokens
     ("generated", "i8"),  # tokens that came out before its last preemption
     ("start", "i8"),  # step in which its last prefill ended
-    ("context", "i8"),  # tokens of that prefill
+    ("context", "i8"),  # tokens of that prefill; where requests are counted one by one, its priority
     ("key", "i8"),  # place in the order of waiting requests
     ("next", "i8"),  # the next one in whatever list it is in
     ("sent_s", "f8"),

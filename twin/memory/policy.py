@@ -28,7 +28,11 @@ def kv_cache_tokens_many(
     loras, rank = np.broadcast_arrays(
         np.asarray(max_loras, dtype=np.float64), np.asarray(max_lora_rank, dtype=np.float64)
     )
-    return np.floor(memory_policy(profile).kv_tokens(profile, loras, rank))
+    tokens = memory_policy(profile).kv_tokens(profile, loras, rank)
+    drafts, own = profile.engine.speculation, profile.model.kv_bytes_per_token
+    if drafts is not None:  # its drafter keeps as many tokens
+        tokens = (tokens * own - drafts.draft_bytes) / (own + drafts.draft_kv_bytes_per_token)
+    return np.floor(tokens)
 
 
 def kv_cache_tokens(profile: Profile, settings: Settings) -> int:

@@ -19,7 +19,7 @@ from naive_prefix import NaiveScheduler, Request, Settings
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.blocks import Blocks
-from packer.profile import FrontEndSpec, LatencySpec, LoadingSpec, MemorySpec, Profile
+from packer.profile import FrontEndSpec, LatencySpec, LoadingSpec, MemorySpec, Profile, SpeculationSpec
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -41,6 +41,9 @@ def _profile(case: dict[str, Any], base: Profile) -> Profile:
         "per_decode_ms": law["token"],
         "per_prefill_token_ms": law["token"],
     }
+    drafts = None
+    if "method" in engine:
+        drafts = SpeculationSpec(engine["method"], engine["num_speculative_tokens"], acceptance=0.5)
     return replace(
         base,
         engine=replace(
@@ -48,6 +51,8 @@ def _profile(case: dict[str, Any], base: Profile) -> Profile:
             version=case["version"],
             prefix_caching=engine["prefix_caching"],
             async_scheduling=bool(engine.get("async_scheduling")),
+            scheduling_policy=engine.get("scheduling_policy", "fcfs"),
+            speculation=drafts,
             **settings,
         ),
         model=replace(base.model, kv_bytes_per_token=1024.0),
@@ -67,11 +72,16 @@ def _run(case: dict[str, Any], base: Profile) -> Run:
         starts = np.concatenate([[0], np.cumsum([len(row) for row in case["blocks"]])])
         ids = np.array([i for row in case["blocks"] for i in row], dtype=np.int64)
         blocks = Blocks(starts.astype(np.int64), ids, tokens)
-    trace = RequestTrace(np.array(case["time"]), adapter, *columns, blocks=blocks, end_s=RUN_S)
-    fleet = Workload(
-        [Adapter(f"a{i}", 8, 1.0) for i in range(int(adapter.max()) + 1)],
-        arrivals=Arrivals("trace", trace=trace),
+    priority = np.array(case["priority"], dtype=np.int64) if case.get("priority") else None
+    trace = RequestTrace(
+        np.array(case["time"]), adapter, *columns, blocks=blocks, end_s=RUN_S, priority=priority
     )
+    chances = [case["acceptance"][a] for a in np.unique(case["adapter"])] if case.get("acceptance") else []
+    adapters = [Adapter(f"a{i}", 8, 1.0) for i in range(int(adapter.max()) + 1)]
+    for i, chance in enumerate(chances):
+        k = case["engine"]["num_speculative_tokens"]
+        adapters[i] = replace(adapters[i], acceptance=sum(chance ** (j + 1) for j in range(k)) / k)
+    fleet = Workload(adapters, arrivals=Arrivals("trace", trace=trace))
     slots = case["engine"]["max_loras"]
     return simulate(
         fleet, _profile(case, base), max_loras=slots, max_lora_rank=8, duration_s=RUN_S, timeline_bin_s=1e4
@@ -85,7 +95,7 @@ def test_decisions_are_those_of_vllm(number: int, make_profile: Callable[..., Pr
     sim = _run(case, make_profile())
     np.testing.assert_allclose(sim.raw.first_s, case["first"], rtol=0.0, atol=1e-6)
     np.testing.assert_allclose(sim.raw.finish_s, case["finish"], rtol=0.0, atol=1e-6)
-    if case["version"] == "0.32.0":  # older ones do not say whom they preempted
+    if case["version"] in ("0.32.0", "0.33.0"):  # older ones do not say whom they preempted
         assert sim.preemptions == case["preemptions"]
     if case["engine"]["prefix_caching"]:
         assert sim.raw.found is not None
@@ -105,7 +115,7 @@ def test_the_cases_cover_what_differs() -> None:
     assert sum(sum(case["cached"]) > 0 for case in CASES) > 5
 
 
-def _case(seed: int, version: str, caching: bool, ahead: bool) -> dict[str, Any]:
+def _case(seed: int, version: str, caching: bool, ahead: bool, more: str = "") -> dict[str, Any]:
     """A random case: requests of a few adapters, half of them further turns of others; ids of some tokens each."""
     rng = random.Random(seed)
     size = rng.choice([16, 32])
@@ -136,6 +146,17 @@ def _case(seed: int, version: str, caching: bool, ahead: bool) -> dict[str, Any]
     columns = dict(
         zip(("time", "adapter", "prompt", "output", "blocks"), zip(*rows, strict=True), strict=True)
     )
+    if "priority" in more:
+        engine["scheduling_policy"] = "priority"
+        columns["priority"] = [rng.choice([0, 0, 1, -3]) for _ in range(n)]
+    for method in {"draft_model", "eagle"} & set(more.split()):
+        engine |= {
+            "method": method,
+            "num_speculative_tokens": rng.choice([1, 2, 4]),
+            "max_model_len": longest + 40,
+        }
+        engine["blocks"] += 4
+        columns["acceptance"] = [rng.choice([0.0, 0.3, 0.7, 1.0]) for _ in range(adapters)]
     return columns | {
         "engine": engine, "law": {"base": 0.01, "token": 2e-5}, "tokens": tokens, "version": version,
     }  # fmt: skip
@@ -149,13 +170,19 @@ def _naive(case: dict[str, Any]) -> tuple[NaiveScheduler, list[Request]]:
         size, engine["blocks"], engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_loras"],
         engine["prefix_caching"], engine["async_scheduling"], law["base"], law["token"],
         reserve_full_isl=since >= (0, 19), unhashed_first=since >= (0, 23), slots_of_running=since >= (0, 33),
+        priority=engine.get("scheduling_policy") == "priority", drafts=engine.get("num_speculative_tokens", 0),
+        draft_slots=int(engine.get("method") == "draft_model"), eagle=engine.get("method") == "eagle",
+        max_model_len=engine["max_model_len"], caches_verified=since >= (0, 33),
+        passes_itself=since >= (0, 33) and engine.get("scheduling_policy") == "priority",
     )  # fmt: skip
     requests = []
     for r, ids in enumerate(case["blocks"]):
         places = len(ids) * tokens // size
         blocks = [ids[((place + 1) * size - 1) // tokens] * 1000 + place for place in range(places)]
         marks = (case[key][r] for key in ("time", "adapter", "prompt", "output"))
-        requests.append(Request(r, *marks, blocks))
+        priority = case["priority"][r] if "priority" in case else 0
+        chance = case["acceptance"][case["adapter"][r]] if "acceptance" in case else 0.0
+        requests.append(Request(r, *marks, blocks, priority, chance))
     return NaiveScheduler(server).run(list(requests)), requests
 
 
@@ -164,12 +191,17 @@ def _naive(case: dict[str, Any]) -> tuple[NaiveScheduler, list[Request]]:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(st.integers(0, 10**6), st.sampled_from(["0.16.0", "0.32.0", "0.33.0"]), st.booleans(), st.booleans())
+@given(
+    st.integers(0, 10**6), st.sampled_from(["0.16.0", "0.32.0", "0.33.0"]), st.booleans(), st.booleans(),
+    st.sampled_from(["", "", "priority", "draft_model", "eagle", "priority draft_model", "priority eagle"]),
+)  # fmt: skip
 def test_decisions_are_those_of_the_oracle(
-    make_profile: Callable[..., Profile], seed: int, version: str, caching: bool, ahead: bool
+    make_profile: Callable[..., Profile], seed: int, version: str, caching: bool, ahead: bool, more: str
 ) -> None:
     """Every first token and finish agrees to a microsecond, every hit and the number of preemptions exactly."""
-    case = _case(seed, version, caching, ahead and version != "0.16.0")
+    if "draft" in more or "eagle" in more:
+        version, caching = version.replace("0.16.0", "0.32.0"), caching and version != "0.33.0"
+    case = _case(seed, version, caching, ahead and version != "0.16.0", more)
     naive, requests = _naive(case)
     sim = _run(case, make_profile())
     for ours, theirs in ((sim.raw.first_s, "first_s"), (sim.raw.finish_s, "finish_s")):

@@ -1,0 +1,350 @@
+"""A step is scheduled where requests are counted one by one: `Scheduler.schedule` as vLLM has it.
+
+vllm/v1/core/sched/scheduler.py and async_scheduler.py of 0.32; what differs in 0.33 is a rule
+(`packer.twin.engine_rules`).
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from packer.arrays import FloatArray
+from packer.twin.engine.admit import next_adapter
+from packer.twin.engine.charge import law_ms
+from packer.twin.engine.by_priority import take_by_key
+from packer.twin.engine.each import Each, end_limbo
+from packer.twin.engine.holding import find, hash_full, idle_blocks, sit_down, stand_up
+from packer.twin.engine.plan import planned_ms
+from packer.twin.engine.pool import Pool, free_blocks, shared_blocks, take_blocks
+from packer.twin.engine.schedule import blocks_of
+from packer.twin.engine.slots import join, leave, walk
+from packer.twin.engine.state import ServerState
+from packer.twin.engine.waiting import place, take_first
+from packer.twin.flags import INLINED
+from packer.twin.law.law import IS_PAPER, Law
+
+
+@njit(**INLINED)
+def known(state: ServerState, each: Each, r: int) -> int:
+    """`Request.num_tokens`: the prompt and what came out."""
+    return int(state.requests[r].prompt + each.rows[r].outputs)
+
+
+@njit(**INLINED)
+def hash_known(state: ServerState, each: Each, pool: Pool, r: int, tokens: int) -> None:
+    """The full blocks of the first `tokens` of request `r` can be found."""
+    if pool.all[0].caching == 1:
+        full = tokens // state.server.block_size
+        if full > each.rows[r].hashed:
+            hash_full(state, pool, r, full)
+            each.rows[r].hashed = full
+
+
+@njit(**INLINED)
+def give_up(state: ServerState, each: Each, pool: Pool, r: int, again: bool) -> None:
+    """Request `r` gives up its blocks, and its part in the batch; `again`: it will look for them."""
+    row = each.rows[r]
+    if pool.all[0].caching == 1:
+        stand_up(state, pool, r, row.held, row.hashed, again)
+    else:
+        state.server.used -= row.held
+    row.held = row.hashed = 0
+    step_out(state, each, r)
+
+
+@njit(**INLINED)
+def step_out(state: ServerState, each: Each, r: int) -> None:
+    """The adapter of request `r` is not in the batch because of it any more."""
+    if each.rows[r].member == 1:
+        each.rows[r].member = 0
+        a = state.requests[r].owner + 1
+        leave(state, a, state.server.step - 1)
+        place(state.server, state.adapters, state.heaps, a)
+
+
+@njit(**INLINED)
+def victim_of(state: ServerState, each: Each) -> int:
+    """Place in `running` of the request that is preempted next: the last one, or that of the lowest priority."""
+    place = state.server.running - 1
+    if state.server.by_priority == 1:
+        for i in range(place):
+            if state.requests[each.running[i]].key > state.requests[each.running[place]].key:
+                place = i
+    return int(place)
+
+
+@njit(**INLINED)
+def preempt(state: ServerState, each: Each, pool: Pool, i: int) -> None:
+    """The request at this place of `running` is preempted; it waits when the step in flight, if any, has ended."""
+    server, r = state.server, each.running[i]
+    row = each.rows[r]
+    for k in range(i, server.running - 1):
+        each.running[k] = each.running[k + 1]
+    server.running -= 1
+    server.waiting += 1
+    server.preemptions += 1
+    server.step_preempted += 1
+    give_up(state, each, pool, r, True)
+    row.computed = row.placeholders = row.drafts = row.tokens = 0
+    row.stale, row.preempted = row.in_flight, 1
+    each.limbo[each.whole[0].limbo] = r
+    each.whole[0].limbo += 1
+
+
+@njit(**INLINED)
+def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, int, bool]:
+    """The running requests get their tokens; what is left of both budgets (tokens, inputs), whether any prefills."""
+    server, whole, requests = state.server, each.whole[0], state.requests
+    budget = inputs = server.token_budget
+    prefills, i = False, 0
+    while i < server.running and budget > 0 and inputs > whole.draft_slots:
+        r = each.running[i]
+        row = each.rows[r]
+        tokens, end = known(state, each, r), requests[r].prompt + requests[r].output
+        new = min(
+            tokens + row.drafts + row.placeholders - row.computed, min(budget, inputs - whole.draft_slots)
+        )
+        new = min(new, whole.max_model_len - row.computed - 1)
+        if (row.placeholders > 0 and row.computed + 2 - row.placeholders >= end) or new == 0:
+            i += 1
+            continue
+        last = min(row.computed + new + whole.drafts, whole.max_model_len)
+        growth, alive = blocks_of(last, server.block_size) - row.held, True
+        while growth > free_blocks(state) and alive:
+            k = victim_of(state, each)
+            other = each.running[k]
+            if each.rows[other].tokens > 0:
+                budget += each.rows[other].tokens
+                inputs += each.rows[other].tokens + whole.draft_slots
+            preempt(state, each, pool, k)
+            i -= k < i
+            alive = other != r
+        if not alive:
+            if whole.passes_itself == 1:
+                continue
+            break
+        if growth > 0:
+            hold(state, pool, growth)
+            row.held += growth
+        hash_known(state, each, pool, r, min(row.computed + new, tokens))
+        prefills = prefills or row.chunk == 1
+        row.tokens = new
+        row.tried = max(new + row.computed - tokens - row.placeholders, 0) if row.drafts > 0 else 0
+        row.drafts = 0
+        budget -= new
+        inputs -= new + whole.draft_slots
+        i += 1
+    return int(budget), int(inputs), prefills
+
+
+@njit(**INLINED)
+def hold(state: ServerState, pool: Pool, count: int) -> None:
+    """So many more blocks are held."""
+    if pool.all[0].caching == 1:
+        take_blocks(state, pool, count)
+    else:
+        state.server.used += count
+
+
+@njit(**INLINED)
+def regroup(state: ServerState, each: Each, loading: FloatArray) -> int:
+    """The batch has the adapters of the requests that were scheduled; how many others have running requests alone."""
+    server, lingering = state.server, 0
+    for i in range(server.running):
+        r = each.running[i]
+        if each.rows[r].tokens == 0:
+            step_out(state, each, r)
+    for i in range(server.running):
+        r = each.running[i]
+        a = state.requests[r].owner + 1
+        if each.rows[r].tokens > 0 and each.rows[r].member == 0:
+            each.rows[r].member = 1
+            join(state, loading, a)
+            place(server, state.adapters, state.heaps, a)
+    if server.slots_of_running == 1:
+        for i in range(server.running):
+            a = state.requests[each.running[i]].owner + 1
+            if state.adapters[a].in_batch == 0 and each.lingers[a] != server.step + 1:
+                each.lingers[a] = server.step + 1
+                lingering += 1
+    return lingering
+
+
+@njit(**INLINED)
+def next_waiting(state: ServerState, each: Each, lingering: int) -> int:
+    """Row of the adapter whose first request is admissible next; 0 if none finds a slot."""
+    server, adapters = state.server, state.adapters
+    if server.active + lingering < server.slots or lingering == 0:
+        return int(next_adapter(server, adapters, state.heaps))
+    a = state.heaps[1, 0] if server.heap_sizes[1] > 0 else 0
+    for i in range(server.running):
+        e = state.requests[each.running[i]].owner + 1
+        waits = adapters[e].head > 0 and adapters[e].in_batch == 0 and each.lingers[e] == server.step + 1
+        if waits and (a == 0 or adapters[e].first_key < adapters[a].first_key):
+            a = e
+    return int(a)
+
+
+@njit(**INLINED)
+def found(state: ServerState, each: Each, pool: Pool, r: int) -> int:
+    """Blocks with which request `r` begins that it takes from the cache; the last one not, where a drafter needs it."""
+    if pool.all[0].caching == 0:
+        return 0
+    hits = find(state, pool, r)
+    if hits == 0 or each.whole[0].drops_block == 0:
+        return int(hits)
+    if shared_blocks(pool, r, state.server.block_size) > 0:
+        seat = pool.seats[pool.all[0].free_seat]
+        if hits == seat.chained + seat.lone:
+            if seat.lone > 0:
+                seat.lone -= 1
+            else:
+                seat.leaf = pool.entries[seat.leaf].parent
+                seat.chained -= 1
+    return int(hits - 1)
+
+
+@njit(**INLINED)
+def admit_one(state: ServerState, law: Law, each: Each, pool: Pool, a: int, hits: int) -> None:
+    """The first waiting request of adapter row `a` runs."""
+    server, size = state.server, state.server.block_size
+    r = state.adapters[a].head - 1
+    row = each.rows[r]
+    if pool.all[0].caching == 1:
+        sit_down(state, pool, r, hits)
+        if pool.found[r] < 0:
+            pool.found[r] = hits * size
+    if server.by_priority == 1:
+        take_by_key(state, a)
+    else:
+        take_first(server, state.requests, state.adapters, r, a)
+    join(state, law.loading, a)
+    place(server, state.adapters, state.heaps, a)
+    each.running[server.running] = r
+    server.running += 1
+    row.computed, row.held, row.hashed, row.member, row.preempted = hits * size, hits, hits, 1, 0
+
+
+@njit(**INLINED)
+def schedule_waiting(
+    state: ServerState, law: Law, each: Each, pool: Pool, left: tuple[int, int, bool], lingering: int
+) -> int:
+    """Waiting requests join, as far as the budgets that are `left` allow; loads of adapters that they wait for."""
+    server, whole, size = state.server, each.whole[0], state.server.block_size
+    budget, inputs, prefills = left
+    awaited, grown = 0, budget < server.token_budget
+    first = server.running
+    while (
+        server.waiting > 0 and budget > 0 and inputs > whole.draft_slots and server.running < server.max_seqs
+    ):
+        a = next_waiting(state, each, lingering)
+        if a == 0:
+            break
+        r = state.adapters[a].head - 1
+        row, tokens = each.rows[r], known(state, each, r)
+        hits, most = found(state, each, pool, r), min(budget, inputs - whole.draft_slots)
+        new, padded = tokens - hits * size, 0
+        fits = hits * size + whole.drafts + 2 <= whole.max_model_len
+        if whole.drafts > 0 and new == 1 and not prefills and (grown or hits > 0) and fits:
+            if 1 + whole.drafts > most:
+                break
+            new, padded = 1 + whole.drafts, 1
+        new = min(new, most)
+        last = min(hits * size + new + whole.drafts, whole.max_model_len)
+        if server.whole_sequence == 1:
+            last = max(last, tokens)
+        idle = idle_blocks(pool, r, hits, size) if hits > 0 else 0
+        if blocks_of(last, size) - hits + idle > free_blocks(state):
+            break  # `allocate_slots` returned None
+        awaited += state.adapters[a].resident == 0
+        lingering -= lingering > 0 and state.adapters[a].in_batch == 0 and each.lingers[a] == server.step + 1
+        admit_one(state, law, each, pool, a, hits)
+        growth = blocks_of(min(hits * size + new + whole.drafts, whole.max_model_len), size) - hits
+        hold(state, pool, growth)
+        row.held += growth
+        hash_known(state, each, pool, r, min(hits * size + new, tokens))
+        row.tokens, row.tried, row.chunk = new, whole.drafts if padded == 1 else 0, 1
+        budget -= new
+        inputs -= new + whole.draft_slots
+    for i in range(first, server.running):  # so that `note_batch` knows padding
+        each.rows[each.running[i]].drafts = 0
+    return awaited
+
+
+@njit(**INLINED)
+def note_batch(state: ServerState, each: Each, k: int, first: int) -> None:
+    """`_update_after_schedule`: write down in row `k` what the step computes; requests from `first` on are admitted."""
+    server, whole, step, count = state.server, each.whole[0], each.steps[k], 0
+    server.step_decodes = server.step_prefill = server.attended = server.context_tokens = 0
+    step.more_ms = 0.0
+    for i in range(server.running):
+        r = each.running[i]
+        row, batch = each.rows[r], each.batches[k, count]
+        if row.tokens == 0:
+            continue
+        count += 1
+        decodes = i < first and row.chunk == 0
+        if decodes:
+            server.step_decodes += row.tokens
+            server.context_tokens += row.computed + 1
+        else:
+            server.step_prefill += row.tokens
+            server.attended += row.tokens * (2 * row.computed + row.tokens) // 2
+        row.computed += row.tokens
+        row.in_flight += row.tokens
+        row.chunk = row.computed < known(state, each, r) + row.placeholders
+        batch.request, batch.tokens, batch.tried = r, row.tokens, -1
+        batch.padded = i >= first
+        if row.chunk == 0:
+            batch.tried = row.tried
+            if whole.depth == 2:
+                row.placeholders += 1 + row.tried
+                row.drafts = whole.drafts
+        row.tokens = row.tried = 0
+    step.count, step.decodes, step.prefill = count, server.step_decodes, server.step_prefill
+
+
+@njit(**INLINED)
+def cost(state: ServerState, law: Law, each: Each, k: int) -> None:
+    """How long the step takes: that of its tokens, and the passes of the drafter."""
+    server, whole, step = state.server, each.whole[0], each.steps[k]
+    step.ms = planned_ms(state, law, whole.depth)
+    if whole.drafts > 0:
+        sampling = decoding = 0
+        for i in range(step.count):
+            sampling += each.batches[k, i].tried >= 0
+            decoding += each.batches[k, i].tried > 0 and each.batches[k, i].padded == 0
+        if sampling > 0:
+            tokens = step.decodes + step.prefill + (whole.drafts - 1) * sampling
+            step.more_ms = whole.drafts * whole.pass_ms + tokens * whole.token_ms
+            step.ms += step.more_ms
+        if decoding > 0 and law.settings[IS_PAPER] == 0:
+            extra = law_ms(state, law, step.decodes, step.prefill)
+            tried = 0
+            for i in range(step.count):
+                tried += max(each.batches[k, i].tried, 0) if each.batches[k, i].padded == 0 else 0
+            step.more_ms += extra - law_ms(state, law, step.decodes - tried, step.prefill)
+    step.load_ms, step.preempted = server.load_ms, server.step_preempted
+
+
+@njit(**INLINED)
+def plan_each(state: ServerState, law: Law, each: Each, pool: Pool, k: int) -> bool:
+    """`Scheduler.schedule`: what the next step computes, in row `k` of `steps`; whether that is anything."""
+    server = state.server
+    end_limbo(state, each)
+    server.step_preempted, server.load_ms = 0, 0.0
+    left = schedule_running(state, each, pool)
+    loads = server.adapter_loads
+    lingering = regroup(state, each, law.loading)
+    first, awaited = server.running, 0
+    if server.step_preempted == 0:
+        awaited = schedule_waiting(state, law, each, pool, left, lingering)
+    if server.joiners > 0:
+        walk(server, state.adapters, state.sets, state.members, law.loading)
+    server.unawaited += max(0, server.adapter_loads - loads - awaited)
+    note_batch(state, each, k, first)
+    if each.steps[k].count == 0:
+        return False
+    cost(state, law, each, k)
+    server.step += 1
+    return True

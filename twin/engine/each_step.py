@@ -1,0 +1,200 @@
+"""The step loop of a server whose requests are counted one by one (`each`), and what a step's end does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from packer.twin.engine.advance import go_on, is_idle
+from packer.twin.engine.arrive import arrive_until, free_places
+from packer.twin.engine.charge import charge
+from packer.twin.engine.each import Each, accepted
+from packer.twin.engine.each_plan import give_up, hash_known, known, plan_each
+from packer.twin.engine.emit import MIN_GAP_S, gap_bin, note_finish
+from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, change, count_series, scrape, stream
+from packer.twin.engine.pool import Pool
+from packer.twin.engine.state import FINISHED, RUNS, WAITS, ServerState
+from packer.twin.flags import ENGINE_FLAGS, INLINED
+from packer.twin.law.law import Law
+
+
+@njit(**INLINED)
+def name_first(state: ServerState, each: Each, which: int, by: int) -> None:
+    """`frontend.follow`: `change` for each request whose first token comes out."""
+    k = each.whole[0].current
+    for i in range(each.steps[k].count):
+        if each.batches[k, i].tried >= 0 and math.isnan(state.requests[each.batches[k, i].request].first_s):
+            change(
+                state.server, state.adapters, state.requests[each.batches[k, i].request].owner + 1, which, by
+            )
+
+
+@njit(**INLINED)
+def count_outputs(state: ServerState, each: Each) -> int:
+    """Requests that get tokens from the step."""
+    k, outputs = each.whole[0].current, 0
+    for i in range(each.steps[k].count):
+        batch = each.batches[k, i]
+        outputs += batch.tried >= 0 and state.requests[batch.request].status != FINISHED
+    return outputs
+
+
+@njit(**INLINED)
+def verify(state: ServerState, each: Each, i: int) -> int:
+    """The tokens that entry `i` of the step brings its request, 0: none; its counters as vLLM corrects them."""
+    whole = each.whole[0]
+    batch = each.batches[whole.current, i]
+    r = batch.request
+    row, request = each.rows[r], state.requests[r]
+    row.in_flight -= batch.tokens
+    stale = row.stale > 0
+    if stale:
+        row.stale -= batch.tokens
+    if batch.tried < 0 or request.status == FINISHED:
+        return 0
+    kept = 0
+    if batch.padded == 0:
+        kept = accepted(each.chances[each.adapter[r]], r, row.outputs, batch.tried)
+        whole.tried += batch.tried
+        whole.kept += kept
+        whole.steps += batch.tried > 0
+    got = int(min(1 + kept, request.output - row.outputs))
+    row.outputs += got
+    if stale:
+        return got
+    if row.computed > 0:
+        row.computed -= batch.tried - kept
+    if whole.depth == 2:
+        row.placeholders -= got + (batch.tried - kept if row.placeholders > 0 else 0)
+    else:
+        row.drafts = whole.drafts
+    return got
+
+
+@njit(**INLINED)
+def show(state: ServerState, r: int, got: int, gap_s: float) -> None:
+    """The client sees so many tokens of request `r`."""
+    server, request = state.server, state.requests[r]
+    if math.isnan(request.first_s):
+        request.first_s = server.now_s
+        request.first_seen_s = server.seen_s
+        if state.series.size > 1 and server.series_of_lists == 1:
+            change(server, state.adapters, request.owner + 1, RUNS, MORE)
+        got -= 1  # no gap before it
+        if got > 0:
+            server.gaps += got
+            server.merged += got
+    else:
+        server.gaps += got
+        server.merged += got - (gap_s >= 0.0)
+        if gap_s >= 0.0:
+            state.histogram[gap_bin(max(server.seen_s - request.last_s, MIN_GAP_S))] += 1
+    request.last_s = server.seen_s
+
+
+@njit(**INLINED)
+def deliver(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
+    """`Scheduler.update_from_output`: the tokens of the step that ends come out."""
+    server, whole, requests = state.server, each.whole[0], state.requests
+    outputs = count_outputs(state, each)
+    gap_s = stream(server, law.frontend, outputs)
+    counted = state.series.size > 1 and server.series_of_lists == 0 and outputs > CHUNK_OUTPUTS
+    if state.series.size > 1 and server.series_of_lists == 0:
+        name_first(state, each, RUNS, MORE)
+        if counted:
+            count_series(server, state.adapters, state.series)
+        name_first(state, each, WAITS, LESS)
+    ended = False
+    for i in range(each.steps[whole.current].count):
+        r = each.batches[whole.current, i].request
+        row = each.rows[r]
+        stale, ahead = row.stale > 0, whole.depth == 2 and row.placeholders > 0
+        got = verify(state, each, i)
+        if got == 0:
+            continue
+        show(state, r, got, gap_s)
+        if row.preempted == 0 and not stale and whole.caches_verified == 1:
+            if ahead or whole.drafts > 0:
+                hash_known(state, each, pool, r, min(row.computed - row.in_flight, known(state, each, r)))
+        elif row.preempted == 0 and not stale and whole.depth == 2:
+            hash_known(state, each, pool, r, row.computed - row.placeholders)
+        if row.outputs == requests[r].output:
+            note_finish(state, r)
+            if row.preempted == 1:
+                server.waiting -= 1  # `end_limbo` leaves it out
+            else:
+                give_up(state, each, pool, r, False)
+                ended = True
+    if ended:
+        count = 0
+        for i in range(server.running):
+            r = each.running[i]
+            if requests[r].status != FINISHED:
+                each.running[count] = r
+                count += 1
+        server.running = count
+    if state.series.size > 1 and not counted:
+        count_series(server, state.adapters, state.series)
+
+
+@njit(**INLINED)
+def end_step(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
+    """The step in flight ends."""
+    server = state.server
+    server.now_s = server.end_s
+    arrive_until(state, law.frontend, np.nextafter(server.now_s, 0.0))
+    scrape(server, law.frontend, server.now_s)
+    deliver(state, law, each, pool)
+    if server.concurrency > 0:
+        free_places(server, state.stream_s)
+    server.in_flight = 0
+
+
+@njit(**INLINED)
+def begin(state: ServerState, each: Each, k: int) -> None:
+    """The step in row `k` is executed from now on."""
+    server, whole, step = state.server, each.whole[0], each.steps[k]
+    server.step_decodes, server.step_prefill, server.step_preempted = (
+        step.decodes,
+        step.prefill,
+        step.preempted,
+    )
+    server.load_ms = step.load_ms
+    charge(server, state.timeline, step.ms)
+    whole.more_s += step.more_ms * 1e-3
+    if step.decodes > 0:
+        whole.decode_s += step.ms * 1e-3
+    server.in_flight, whole.current, whole.ahead = 1, k, 0
+
+
+@njit(**ENGINE_FLAGS)
+def advance_each(state: ServerState, law: Law, each: Each, pool: Pool, until_s: float) -> None:
+    """As `engine.advance.advance`: every step that starts before `until_s`; how a run is cut changes nothing."""
+    server, whole = state.server, each.whole[0]
+    while True:
+        over = False
+        if server.in_flight == 1:
+            over = server.end_s > until_s
+            if not over:
+                end_step(state, law, each, pool)
+        idle = (
+            is_idle(server) and whole.ahead == 0
+        )  # a step ahead may compute tokens of finished requests alone
+        over = go_on(server, idle, min(server.next_s, server.reach_s), until_s, over)
+        if over and until_s < server.run_s:
+            return
+        arrive_until(state, law.frontend, until_s if over else server.now_s)
+        if over or server.exhausted == 1:
+            return
+        if whole.ahead == 1:
+            begin(state, each, 1 - whole.current)
+        elif is_idle(server):
+            continue  # what was sent is still at the front end
+        elif plan_each(state, law, each, pool, 1 - whole.current):
+            begin(state, each, 1 - whole.current)
+        else:
+            continue  # a request preempted itself, before others: such a step takes no time
+        if whole.depth == 2 and server.running + server.waiting > 0:
+            whole.ahead = plan_each(state, law, each, pool, 1 - whole.current)
