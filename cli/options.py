@@ -16,7 +16,8 @@ from packer.cli.output import Part, Progress, check_distinct, note, print_json, 
 
 if TYPE_CHECKING:
     from packer.plan import Plan
-    from packer.profile import Profile, SpeculationSpec
+    from packer.profile import Profile
+    from packer.speculation import SpeculationSpec
     from packer.workload import Workload
 
 DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
@@ -268,7 +269,7 @@ def switch(text: str) -> bool:
 
 def _speculation(text: str) -> SpeculationSpec:
     """Type of a value: a method and its settings, as eagle3:num_speculative_tokens=3,acceptance=0.6."""
-    from packer.profile import SpeculationSpec
+    from packer.speculation import SpeculationSpec
 
     return SpeculationSpec.parse(text)
 

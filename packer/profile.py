@@ -18,6 +18,7 @@ from packer import checks
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
 from packer.settings import Pool, Settings, Slots
+from packer.speculation import SpeculationSpec
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.words import money
 
@@ -79,76 +80,6 @@ class GpuSpec:
             _real(self, "gpu.price_per_hour", low=0, high=1e9)
 
 
-DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
-"""Methods of speculative decoding whose drafter proposes the same number of tokens in every step."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationSpec:
-    """Speculative decoding, by vLLM's names (`--speculative-config`).
-
-    `acceptance`: drafts that are kept / drafts (`vllm:spec_decode_num_accepted_tokens` / `num_draft_tokens`), for
-    adapters without their own (`Adapter.acceptance`). The drafter runs without adapters. Each step costs
-    `num_speculative_tokens` passes of it, `draft_pass_ms` each and `draft_token_ms` for each of its tokens.
-    `draft_bytes`, `draft_kv_bytes_per_token`: what its weights and its KV cache take. `model`: where vLLM loads it
-    from.
-    """
-
-    method: str
-    num_speculative_tokens: int
-    acceptance: float
-    draft_pass_ms: float = 0.0
-    draft_token_ms: float = 0.0
-    draft_bytes: float = 0.0
-    draft_kv_bytes_per_token: float = 0.0
-    model: str | None = None
-
-    def __post_init__(self) -> None:
-        checks.choice("engine.speculation.method", self.method, DRAFT_METHODS)
-        _integer(self, "engine.speculation.num_speculative_tokens", low=1, high=64)
-        _real(self, "engine.speculation.acceptance", low=0.0, high=1.0)
-        for key in ("draft_pass_ms", "draft_token_ms"):
-            _real(self, f"engine.speculation.{key}", low=0.0, high=_MOST_MS)
-        for key in ("draft_bytes", "draft_kv_bytes_per_token"):
-            _real(self, f"engine.speculation.{key}", low=0.0, high=_MOST_BYTES)
-
-    @classmethod
-    def parse(cls, text: str) -> SpeculationSpec:
-        """From a text as "eagle3:num_speculative_tokens=3,acceptance=0.6".
-
-        Raises `ValidationError`: it has another form, or a value breaks a rule.
-        """
-        method, _, rest = text.partition(":")
-        given = dict(part.partition("=")[::2] for part in rest.split(","))
-        kinds: dict[str, type] = {"num_speculative_tokens": int, "model": str}
-        known = {item.name for item in fields(cls)} - {"method"}
-        try:
-            values = {key: kinds.get(key, float)(value) for key, value in given.items()}
-        except ValueError:
-            values = {}
-        if not {"num_speculative_tokens", "acceptance"} <= values.keys() <= known:
-            raise ValidationError(
-                "Expected speculation as METHOD:num_speculative_tokens=N,acceptance=SHARE and perhaps "
-                f"{', '.join(sorted(known - {'num_speculative_tokens', 'acceptance'}))}, got {shown(text)}."
-            )
-        return cls(method, **values)
-
-    def __str__(self) -> str:
-        """What `parse` reads."""
-        given = ((item.name, getattr(self, item.name), item.default) for item in fields(self)[1:])
-        return f"{self.method}:{','.join(f'{name}={value}' for name, value, default in given if value != default)}"
-
-    @property
-    def config(self) -> dict[str, object]:
-        """vLLM's `--speculative-config`."""
-        given = {
-            "method": self.method,
-            "model": self.model,
-            "num_speculative_tokens": self.num_speculative_tokens,
-        }
-        return {key: value for key, value in given.items() if value is not None}
-
-
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """The engine and its settings, by vLLM's names.
@@ -158,8 +89,7 @@ class EngineSpec:
     `kv_cache_dtype` None: as the checkpoint says. `lora_target_modules`: modules that slots hold, by vLLM's names;
     empty: all. `max_num_queued_reqs`: requests, waiting or running, beyond which the server refuses more (HTTP 503;
     from vLLM 0.29 on); None: no limit. `scheduling_policy` "priority": requests with smaller priorities come first, and
-    those with larger ones are preempted (`--scheduling-policy`, `Adapter.priority`). `speculation`: speculative
-    decoding, None: without.
+    those with larger ones are preempted (`--scheduling-policy`, `Adapter.priority`). `speculation`: drafts, or None.
     """
 
     name: str
@@ -186,12 +116,8 @@ class EngineSpec:
             _integer(self, f"engine.{key}", low=1)
         _integer(self, "engine.max_num_batched_tokens", low=self.max_num_seqs)
         _real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
-        most = self.max_num_batched_tokens - 2
-        if self.speculation is not None and self.speculation.num_speculative_tokens > most:
-            raise ValidationError(
-                f"Expected num_speculative_tokens up to {most}, so that max_num_batched_tokens hold a request, got "
-                f"{self.speculation.num_speculative_tokens}."
-            )
+        if self.speculation is not None:  # a request with its drafts fits into a step
+            self.speculation.check_fits(self.max_num_batched_tokens)
         checks.choice("engine.scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         for key in ("max_cpu_loras", "max_num_queued_reqs"):
             if getattr(self, key) is not None:
@@ -212,8 +138,8 @@ class EngineSpec:
         """vLLM's flags with a value that start what is simulated where neither checkpoint nor default says it."""
         given = {
             "max-num-queued-reqs": self.max_num_queued_reqs,
-            "speculative-config": None if self.speculation is None else json.dumps(self.speculation.config),
-            "scheduling-policy": self.scheduling_policy if self.scheduling_policy != "fcfs" else None,
+            "speculative-config": self.speculation and json.dumps(self.speculation.config),
+            "scheduling-policy": None if self.scheduling_policy == "fcfs" else self.scheduling_policy,
             "quantization": self.quantization,
             "kv-cache-dtype": self.kv_cache_dtype,
             "lora-target-modules": list(self.lora_target_modules),

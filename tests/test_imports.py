@@ -11,8 +11,8 @@ import pytest
 CORE = {
     "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engines", "errors", "evaluation",
     "failover", "fingerprint", "gamma", "gpu", "job", "lengths", "memo", "moves", "placement", "plan", "profile",
-    "registry", "room", "search", "seeds", "sessions", "settings", "goal", "strategies", "terms", "version", "words",
-    "workload",
+    "registry", "room", "search", "seeds", "sessions", "settings", "speculation", "goal", "strategies", "terms",
+    "version", "words", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

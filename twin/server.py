@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +16,17 @@ from packer.errors import ValidationError
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times, replaying
+from packer.twin.drafts import DraftTotals, each_of
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
 from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.compile import prepare
 from packer.twin.engine.content import Content
-from packer.twin.engine.each import Each, new_each
+from packer.twin.engine.each import Each
 from packer.twin.engine.each_step import advance_each
 from packer.twin.engine.pipeline import new_pipeline
 from packer.twin.engine.pool import Pool, new_pool, no_pool
-from packer.twin.engine_rules import EngineRules, check_drafts, rules_of
+from packer.twin.engine_rules import EngineRules, rules_of
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.tuning.policy import new_tuning, trains
@@ -37,22 +37,6 @@ LIKELY_STEPS_S = 100.0
 """Engine steps per second that change the sets of adapters named by /metrics; hardly any server has more."""
 LIKELY_REQ_S = 64.0
 """Requests per second that hardly any server completes: marks are drawn for so many, more if they run out."""
-
-
-class DraftTotals(NamedTuple):
-    """Of speculative decoding: drafts, those that were kept, steps of decodes (one for each request), time of steps
-    with decodes, s, and how much of it drafts and their verification took."""
-
-    tried: int
-    kept: int
-    steps: int
-    decode_s: float
-    more_s: float
-
-    @classmethod
-    def of(cls, whole: Record) -> DraftTotals | None:
-        """Of servers, (servers,) of `engine.each.WHOLE`."""
-        return cls(*(whole[field].sum().item() for field in cls._fields)) if whole["drafts"].any() else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,25 +223,7 @@ class Server:
 
     def each(self, marks: Marks) -> Each:
         """What the server then keeps of requests."""
-        engine, spec, rules = self.profile.engine, self.profile.engine.speculation, self.rules()
-        settings: dict[str, float] = {
-            "depth": 2 if rules.async_scheduling else 1, "max_model_len": engine.max_model_len,
-            "passes_itself": rules.passes_itself and engine.scheduling_policy == "priority",
-            "caches_verified": rules.caches_verified,
-        }  # fmt: skip
-        chances = np.zeros(len(self.workload))
-        if spec is not None:
-            check_drafts(engine, rules)
-            drafts = spec.num_speculative_tokens
-            settings |= {
-                "drafts": drafts, "draft_slots": spec.method == "draft_model",
-                "drops_block": spec.method != "draft_model", "pass_ms": spec.draft_pass_ms,
-                "token_ms": spec.draft_token_ms,
-            }  # fmt: skip
-            given = [adapter.acceptance for adapter in self.workload.adapters]
-            shares = [spec.acceptance if share is None else share for share in given]
-            chances[:] = [chance_of(share, drafts) for share in shares]
-        return new_each(np.require(marks.adapter, np.int64, ["C"]), engine.max_num_seqs, chances, settings)
+        return each_of(self.workload, self.profile.engine, self.rules(), marks.adapter)
 
     def rules(self) -> EngineRules:
         """The rules of the engine's version; a server that trains, or whose memory is not vLLM's, is of old versions.
@@ -386,18 +352,6 @@ class Server:
         if pool is not None:
             return pool.found[taken].astype(np.int64)
         return np.where(np.isnan(state.requests["first_s"][taken]), -1, 0)
-
-
-@lru_cache(maxsize=1024)
-def chance_of(share: float, drafts: int) -> float:
-    """The chance of a draft to be kept if those before it are, so that `share` of all drafts are."""
-    low, high = 0.0, 1.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if sum(middle**i for i in range(1, drafts + 1)) < share * drafts else (low, middle)
-        )
-    return high
 
 
 def unlike_vllm(workload: Workload, profile: Profile) -> str:

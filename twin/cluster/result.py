@@ -12,7 +12,8 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.twin.cluster.state import Servers
 from packer.twin.cluster.transit import NETWORK_S, Transit
 from packer.twin.engine import state as rows
-from packer.twin.server import DraftTotals, Raw
+from packer.twin.drafts import DraftTotals
+from packer.twin.server import Raw
 
 if TYPE_CHECKING:
     from packer.twin.run import Run

@@ -19,7 +19,8 @@ from naive_prefix import NaiveScheduler, Request, Settings
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.blocks import Blocks
-from packer.profile import FrontEndSpec, LatencySpec, LoadingSpec, MemorySpec, Profile, SpeculationSpec
+from packer.profile import FrontEndSpec, LatencySpec, LoadingSpec, MemorySpec, Profile
+from packer.speculation import SpeculationSpec
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload

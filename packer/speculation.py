@@ -1,0 +1,87 @@
+"""Speculative decoding of a server: how many tokens are drafted, how many of them are kept, what a drafter costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from packer import checks
+from packer.errors import ValidationError, shown
+
+MOST_DRAFTS = 64
+DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
+"""Methods of speculative decoding whose drafter proposes the same number of tokens in every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSpec:
+    """Speculative decoding, by vLLM's names (`--speculative-config`).
+
+    `acceptance`: drafts that are kept / drafts (`vllm:spec_decode_num_accepted_tokens` / `num_draft_tokens`), for
+    adapters without their own (`Adapter.acceptance`). The drafter runs without adapters. Each step costs
+    `num_speculative_tokens` passes of it, `draft_pass_ms` each and `draft_token_ms` for each of its tokens.
+    `draft_bytes`, `draft_kv_bytes_per_token`: what its weights and its KV cache take. `model`: where vLLM loads it
+    from.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    acceptance: float
+    draft_pass_ms: float = 0.0
+    draft_token_ms: float = 0.0
+    draft_bytes: float = 0.0
+    draft_kv_bytes_per_token: float = 0.0
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.choice("engine.speculation.method", self.method, DRAFT_METHODS)
+        count = checks.integer(
+            "engine.speculation.num_speculative_tokens", self.num_speculative_tokens, low=1, high=MOST_DRAFTS
+        )
+        object.__setattr__(self, "num_speculative_tokens", count)
+        for item in fields(self)[2:-1]:
+            high = 1.0 if item.name == "acceptance" else 1e15
+            value = checks.real(
+                f"engine.speculation.{item.name}", getattr(self, item.name), low=0.0, high=high
+            )
+            object.__setattr__(self, item.name, value)
+
+    def check_fits(self, max_num_batched_tokens: int) -> None:
+        """Raises `ValidationError`: a step does not hold a request with its drafts."""
+        most = max_num_batched_tokens - 2
+        checks.integer("num_speculative_tokens", self.num_speculative_tokens, low=1, high=most)
+
+    @classmethod
+    def parse(cls, text: str) -> SpeculationSpec:
+        """From a text as "eagle3:num_speculative_tokens=3,acceptance=0.6".
+
+        Raises `ValidationError`: it has another form, or a value breaks a rule.
+        """
+        method, _, rest = text.partition(":")
+        given = dict(part.partition("=")[::2] for part in rest.split(","))
+        kinds: dict[str, type] = {"num_speculative_tokens": int, "model": str}
+        known = {item.name for item in fields(cls)} - {"method"}
+        try:
+            values = {key: kinds.get(key, float)(value) for key, value in given.items()}
+        except ValueError:
+            values = {}
+        if not {"num_speculative_tokens", "acceptance"} <= values.keys() <= known:
+            raise ValidationError(
+                "Expected speculation as METHOD:num_speculative_tokens=N,acceptance=SHARE and perhaps "
+                f"{', '.join(sorted(known - {'num_speculative_tokens', 'acceptance'}))}, got {shown(text)}."
+            )
+        return cls(method, **values)
+
+    def __str__(self) -> str:
+        """What `parse` reads."""
+        given = ((item.name, getattr(self, item.name), item.default) for item in fields(self)[1:])
+        return f"{self.method}:{','.join(f'{name}={value}' for name, value, default in given if value != default)}"
+
+    @property
+    def config(self) -> dict[str, object]:
+        """vLLM's `--speculative-config`."""
+        given = {
+            "method": self.method,
+            "model": self.model,
+            "num_speculative_tokens": self.num_speculative_tokens,
+        }
+        return {key: value for key, value in given.items() if value is not None}

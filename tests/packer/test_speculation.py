@@ -1,0 +1,76 @@
+"""Speculative decoding is read from a text and a profile's file, costs memory, and is started as it was simulated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from packer.errors import ValidationError
+from packer.io.profiles import format_profile, load_profile, parse_profile
+from packer.profile import Profile
+from packer.settings import Slots
+from packer.speculation import SpeculationSpec
+from packer.twin.memory.policy import kv_cache_tokens
+from packer.twin.override import with_engine
+
+TEXT = "eagle3:num_speculative_tokens=3,acceptance=0.6,draft_pass_ms=0.8"
+
+
+def _with(**changes: object) -> Profile:
+    base = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    return with_engine(base, vllm_version="0.32.0", speculation=SpeculationSpec.parse(TEXT), **changes)
+
+
+def test_a_text_gives_the_same_settings_back() -> None:
+    """What `str` writes, `parse` reads; vLLM's flag holds what vLLM knows of them."""
+    spec = SpeculationSpec.parse(TEXT)
+    assert spec == SpeculationSpec("eagle3", 3, 0.6, draft_pass_ms=0.8)
+    assert SpeculationSpec.parse(str(spec)) == spec
+    flag = _with().engine.arguments["speculative-config"]
+    assert isinstance(flag, str)
+    assert json.loads(flag) == {"method": "eagle3", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["eagle3", "eagle3:num_speculative_tokens=3", "eagle3:num_speculative_tokens=x,acceptance=0.5",
+     "ngram:num_speculative_tokens=3,acceptance=0.5", "eagle3:num_speculative_tokens=0,acceptance=0.5",
+     "eagle3:num_speculative_tokens=3,acceptance=1.5", "eagle3:num_speculative_tokens=3,acceptance=0.5,speed=2"],
+)  # fmt: skip
+def test_other_texts_are_refused(text: str) -> None:
+    """A method whose drafts vary, an unknown setting or a value out of range is an error that shows it."""
+    with pytest.raises(ValidationError):
+        SpeculationSpec.parse(text)
+
+
+def test_profiles_keep_it() -> None:
+    """The file of a profile holds it, and the fingerprint counts it."""
+    profile = _with(scheduling_policy="priority")
+    again = parse_profile(format_profile(profile))
+    assert again.engine == profile.engine
+    assert again.fingerprint == profile.fingerprint
+    assert profile.fingerprint != _with().fingerprint
+
+
+def test_a_drafter_takes_memory_from_the_kv_cache() -> None:
+    """Its weights, and its own KV for each token."""
+    profile, settings = _with(), Slots(8, 16)
+    bare = kv_cache_tokens(profile, settings)
+    spec = profile.engine.speculation
+    assert spec is not None
+    own = profile.model.kv_bytes_per_token
+    for drafter, expected in (
+        ({"draft_bytes": 1e9}, bare - 1e9 / own),
+        ({"draft_kv_bytes_per_token": own}, bare / 2),
+    ):
+        engine = replace(profile.engine, speculation=replace(spec, **drafter))
+        assert kv_cache_tokens(replace(profile, engine=engine), settings) == pytest.approx(expected, abs=1)
+
+
+def test_drafts_fit_into_a_step() -> None:
+    """vLLM never admits a request whose drafts the budget of a step does not hold."""
+    base = load_profile("h100-64gb/llama-3.1-8b-instruct").engine
+    with pytest.raises(ValidationError, match="num_speculative_tokens"):
+        replace(base, max_num_batched_tokens=8, max_num_seqs=8, speculation=SpeculationSpec("mtp", 7, 0.5))
