@@ -320,7 +320,8 @@ class ServerSettings(EngineSettings):
     """Settings of a server that --gpu and --model name.
 
     settings: A setting of the server: max-num-seqs, max-model-len, gpu-memory-utilization, vllm-version (whose rules
-        are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs; with --gpu also
+        are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs, scheduling-policy,
+        speculation (eagle3:num_speculative_tokens=3,acceptance=0.6); with --gpu also
         tensor-parallel-size (GPUs of one server; as few as it starts on) and quantization (fp8, int8, awq, gptq, nvfp4;
         as the model's config says); of several values (max-num-seqs=64,256) packer solve takes the best;
         --max-num-seqs 64 is the same; repeatable.

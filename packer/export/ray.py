@@ -22,6 +22,8 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         switches = server.bin.profile.engine.switches
         settings = {name: value for name, value in server.settings().items() if name[3:] not in switches}
         arguments = {name.replace("-", "_"): value for name, value in (settings | switches).items()}
+        if (drafts := server.bin.profile.engine.speculation) is not None:
+            arguments["speculative_config"] = drafts.config
         if server.modules:
             arguments["max_cpu_loras"] = server.bin.max_loras
         accelerator = ray_accelerator(server.bin.profile.gpu.name) if server.nodes else None
