@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from packer.errors import ValidationError
+from packer.adapter import Adapter
+from packer.errors import FileFormatError, ValidationError
 from packer.io.profiles import format_profile, load_profile, parse_profile
+from packer.io.workloads import read_workload, write_workload
 from packer.profile import Profile
 from packer.settings import Slots
 from packer.speculation import SpeculationSpec
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.override import with_engine
+from packer.workload import Workload
 
 TEXT = "eagle3:num_speculative_tokens=3,acceptance=0.6,draft_pass_ms=0.8"
 
@@ -74,3 +78,29 @@ def test_drafts_fit_into_a_step() -> None:
     base = load_profile("h100-64gb/llama-3.1-8b-instruct").engine
     with pytest.raises(ValidationError, match="num_speculative_tokens"):
         replace(base, max_num_batched_tokens=8, max_num_seqs=8, speculation=SpeculationSpec("mtp", 7, 0.5))
+
+
+def test_priorities_and_acceptance_round_trip(tmp_path: Path) -> None:
+    """Every format holds them; a trace has a priority for each request, and a wrong one is named."""
+    fleet = Workload(
+        [Adapter("a", 8, 1.0, priority=-2, acceptance=0.25), Adapter("b", 16, 0.5)], name="fleet"
+    )
+    for ending in ("csv", "parquet", "json", "yaml"):
+        path = tmp_path / f"fleet.{ending}"
+        write_workload(fleet, path)
+        assert read_workload(path) == fleet
+    path = tmp_path / "trace.csv"
+    text = "timestamp,adapter,rank,input_tokens,output_tokens,priority\n0,a,8,10,5,3\n1,a,8,10,5,\n"
+    path.write_text(text)
+    read = read_workload(path)
+    assert read.arrivals.trace is not None
+    assert read.arrivals.trace.priority is not None
+    assert read.arrivals.trace.priority.tolist() == [3, 0]
+    write_workload(read, tmp_path / "trace.json")
+    again = read_workload(tmp_path / "trace.json").arrivals.trace
+    assert again is not None
+    assert again.priority is not None
+    assert again.priority.tolist() == [3, 0]
+    path.write_text(text.replace(",3\n", ",high\n"))
+    with pytest.raises(FileFormatError, match=r"row 2.*priority"):
+        read_workload(path)

@@ -361,32 +361,6 @@ def test_base_requests_and_prefixes_round_trip(tmp_path: Path, ending: str) -> N
     assert "shared_prefix" not in (tmp_path / f"base{ending}").read_text()
 
 
-def test_priorities_and_acceptance_round_trip(tmp_path: Path) -> None:
-    """Every format holds them; a trace has a priority for each request, and a wrong one is named."""
-    fleet = Workload(
-        [Adapter("a", 8, 1.0, priority=-2, acceptance=0.25), Adapter("b", 16, 0.5)], name="fleet"
-    )
-    for ending in ("csv", "parquet", "json", "yaml"):
-        path = tmp_path / f"fleet.{ending}"
-        write_workload(fleet, path)
-        assert read_workload(path) == fleet
-    path = tmp_path / "trace.csv"
-    text = "timestamp,adapter,rank,input_tokens,output_tokens,priority\n0,a,8,10,5,3\n1,a,8,10,5,\n"
-    path.write_text(text)
-    read = read_workload(path)
-    assert read.arrivals.trace is not None
-    assert read.arrivals.trace.priority is not None
-    assert read.arrivals.trace.priority.tolist() == [3, 0]
-    write_workload(read, tmp_path / "trace.json")
-    again = read_workload(tmp_path / "trace.json").arrivals.trace
-    assert again is not None
-    assert again.priority is not None
-    assert again.priority.tolist() == [3, 0]
-    path.write_text(text.replace(",3\n", ",high\n"))
-    with pytest.raises(FileFormatError, match=r"row 2.*priority"):
-        read_workload(path)
-
-
 def test_classes_and_limits_round_trip(tmp_path: Path) -> None:
     """Tables hold the class of an adapter, documents the limits as well; a table with limits is refused."""
     classed = Workload([Adapter("a", 8, 1.0, slo_class="chat"), Adapter("b", 16, 0.5)], name="fleet")
