@@ -15,6 +15,7 @@ from packer.io.workloads import read_workload, write_workload
 from packer.profile import Profile
 from packer.settings import Slots
 from packer.speculation import SpeculationSpec
+from packer.traces.read import read_trace
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.override import with_engine
 from packer.workload import Workload
@@ -103,4 +104,4 @@ def test_priorities_and_acceptance_round_trip(tmp_path: Path) -> None:
     assert again.priority.tolist() == [3, 0]
     path.write_text(text.replace(",3\n", ",high\n"))
     with pytest.raises(FileFormatError, match=r"row 2.*priority"):
-        read_workload(path)
+        read_trace(path)
