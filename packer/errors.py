@@ -192,9 +192,13 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
         except FileFormatError as error:
             from packer.io.recognise import hint
 
-            if said := hint(path, read.__name__):  # where another kind of file breaks the rules is no news
-                error.args = (said,)
-                error.row = error.column = error.key = None
+            expected, found = hint(path, read.__name__)
+            if found and error.row is None and (error.key or error.column):
+                # Which rule of its own format a file of another kind breaks is no news.
+                error.args = (f"{expected} {found}",)
+                error.column = error.key = None
+            elif found:
+                error.args = (f"{error.args[0]} {found}",)
             raise
 
     return named  # type: ignore[return-value]  # the path may be given by its name, too

@@ -9,6 +9,7 @@ in other folders, find them compiled.
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import gc
 import hashlib
@@ -89,9 +90,10 @@ def _code_parts(code: types.CodeType) -> Iterator[str]:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """Global names, and attributes, of a code object and those inside it, sorted."""
+    """Global names of a code object and those inside it, sorted; attributes may have the names of other globals."""
+    own = [each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"]
     inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
-    return sorted({*code.co_names, *inner})
+    return sorted({*own, *inner})
 
 
 def _meaning(value: object) -> str:

@@ -28,14 +28,12 @@ READERS = {
 """Function that reads a file → the kind that it is for, which is no news to the user."""
 
 
-def hint(path: str | os.PathLike[str], read: str) -> str:
-    """What the function `read` expected, what it got and who takes that, in sentences; "" where that is not clear."""
-    if read not in READERS:
-        return ""
-    kind = kind_of(path)
+def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str]:
+    """Two sentences: what the function `read` expected; what it got and who takes that. "" where that is not clear."""
+    kind = kind_of(path) if read in READERS else None
     if kind is None or kind == READERS[read]:
-        return ""
-    return f"expected a {READERS[read]}. This is a {kind}: {TAKEN_BY[kind]}."
+        return "", ""
+    return f"expected a {READERS[read]}.", f"This is a {kind}: {TAKEN_BY[kind]}."
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:

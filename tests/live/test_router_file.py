@@ -107,9 +107,8 @@ def test_a_running_nginx_follows_the_routes(
     def served(name: str) -> int:
         """The server that answers a request; −1: nginx itself, which has not read the file yet."""
         body = json.dumps({"model": name}).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/completions", body, {"X-Adapter": name, "Connection": "close"}
-        )
+        headers = {"X-Adapter": name, "Content-Type": "application/json", "Connection": "close"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body, headers)
         before = len(servers[0].calls)
         try:
             urllib.request.urlopen(request, timeout=5).close()

@@ -78,4 +78,4 @@ def test_a_damaged_file_of_the_right_kind_gets_no_hint(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError) as caught:
         read_workload(path)
     assert "This is a" not in str(caught.value)
-    assert hint(path, "read_ranks") == ""
+    assert hint(path, "read_ranks") == ("", "")
