@@ -51,10 +51,6 @@ def kernels() -> Iterator[Dispatcher]:
             yield from (value for value in vars(module).values() if isinstance(value, Dispatcher))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [("x + 1", "x + 2"), ("LIMIT = 3", "LIMIT = 4"), ("@njit", "@njit(inline='always')"), ("(x) *", "(x) +")],
-)
 def test_fields_may_be_called_like_functions() -> None:
     """A kernel that reads a field with its own name, or that of a function that calls it, has a stamp."""
     assert stamp(outer_of("def outer(server):\n    return server.outer\n"))
@@ -62,6 +58,10 @@ def test_fields_may_be_called_like_functions() -> None:
     assert stamp(outer_of(circle))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [("x + 1", "x + 2"), ("LIMIT = 3", "LIMIT = 4"), ("@njit", "@njit(inline='always')"), ("(x) *", "(x) +")],
+)
 def test_a_change_of_what_a_kernel_depends_on_is_noticed(change: tuple[str, str]) -> None:
     """A callee, a constant, an option of a callee or the function itself changes the stamp."""
     assert stamp(outer_of(SOURCE)) != stamp(outer_of(SOURCE.replace(*change)))
