@@ -267,8 +267,12 @@ async def drive(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         note("server 1 is started again")
         await traffic
         if follow.poll() is None:
-            follow.send_signal(signal.SIGINT)
-        code = follow.wait(30)
+            follow.send_signal(signal.SIGINT)  # which a process started in the background of a shell ignores
+        try:
+            code = follow.wait(30)
+        except subprocess.TimeoutExpired:
+            follow.kill()
+            code = follow.wait()
         follow = None
         note(f"follow ended with exit code {code}")
         held = [await models(servers.url(k)) for k in range(2)]
