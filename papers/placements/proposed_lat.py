@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from packer.solvers.base import Problem, Solution
-from packer.solvers.baselines.spread import spread_parts
+from packer.solvers.order import levelled
 from packer.solvers.reasons import listed
 from packer.solvers.slots import SlotSearch
-from packer.solvers.support import one_type
+from packer.solvers.support import gpus_to_use, one_type
 
 
 class ProposedLat:
@@ -22,8 +24,9 @@ class ProposedLat:
 
     def solve(self, problem: Problem) -> Solution:
         """One bin per GPU, or none if one of them does not hold."""
-        slots, order = SlotSearch(problem), range(len(problem.workload))
-        bins = tuple(slots.make(part, len(part)) for part in spread_parts(problem, order))
+        slots, order = SlotSearch(problem), np.arange(len(problem.workload))
+        parts = levelled(order, problem.workload.rates, gpus_to_use(problem))
+        bins = tuple(slots.make(part, len(part)) for part in parts)
         failed = [item for item, holds in zip(bins, slots.holds(bins), strict=True) if not holds]
         if not failed:
             return Solution(bins)
@@ -32,4 +35,4 @@ class ProposedLat:
             f"{listed(problem.workload, failed[0].adapters)}. "
             "What would help: --solver spread-refined, which tries other slots and moves adapters, or more --gpus"
         )
-        return Solution((), tuple(order), (reason,))
+        return Solution((), tuple(order.tolist()), (reason,))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from packer.solvers.base import Problem, Solution
@@ -12,11 +10,10 @@ from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
 
 
-def spread_parts(problem: Problem, order: Sequence[int] | None = None) -> list[list[int]]:
-    """Adapters in the given order, or by falling rate, each to the GPU with the lowest sum of rates."""
+def spread_parts(problem: Problem) -> list[list[int]]:
+    """Adapters by falling rate, each to the GPU with the lowest sum of rates."""
     rates = problem.workload.rates
-    given = np.argsort(-rates, kind="stable") if order is None else np.array(order)
-    return levelled(given, rates, gpus_to_use(problem))
+    return levelled(np.argsort(-rates, kind="stable"), rates, gpus_to_use(problem))
 
 
 class Spread:
