@@ -5,6 +5,7 @@ Kept kernels are machine code that is loaded as it is. Code from a folder that o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -76,16 +77,18 @@ def _place(folder: Path) -> Place:
             return Place(False, "it belongs to another user")
         if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return Place(False, "other users can write to it (chmod go-w)")
-        list(os.scandir(folder))
+        os.listdir(folder)
     except OSError as error:
         return Place(False, error.strerror or str(error))
     try:
         probe = folder / f".{os.getpid()}"
         probe.touch()
         probe.unlink()
-        for entry in os.scandir(folder):
-            if time.time() - entry.stat().st_mtime > KEPT_S:
-                Path(entry.path).unlink(missing_ok=True)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                    if time.time() - entry.stat().st_mtime > KEPT_S:
+                        os.unlink(entry.path)
     except OSError as error:
         return Place(True, error.strerror or str(error))
     return Place(True)
