@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -18,7 +18,7 @@ from packer.errors import IncompatibleError, ModelError
 from packer.evaluation import Evaluations
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
-from packer.planning.frontier import FrontierPoint, Progress, average
+from packer.planning.frontier import Conditions, FrontierPoint, average
 from packer.planning.kept import STARVING, Hour, KeptHours
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
 from packer.planning.settle import with_best_slots, with_spare_slots
@@ -49,7 +49,7 @@ SOLVERS = ("spread-refined", "spread")
 
 
 @dataclass(eq=False)
-class Frontier:
+class Frontier(Conditions):
     """Plans of one fleet by number of GPUs, each made when it is first needed.
 
     A learned predictor proposes which adapters share a GPU, for Poisson arrivals; the twin simulates each GPU
@@ -58,21 +58,10 @@ class Frontier:
     limits are simulated on fresh hours; an hour that breaks one is kept from then on, and the search goes on.
 
     `workload`, `profile`: the fleet, with its latency limits (`Workload.slo`), and the server.
-    `margin`: share by which every rate is raised; the default margin of the profile if None.
-    `max_replicas`: over how many GPUs one adapter may be split; None: as many as the hottest one needs.
-    `spare`: GPUs that may be lost, 0 or 1.
-    `seed`, `stop`, `time_limit_s`: as for `packer.solve`.
     """
 
     workload: Workload
     profile: Profile
-    margin: float | None = None
-    max_replicas: int | None = None
-    spare: int = 0
-    seed: int = 0
-    progress: Progress = lambda _what, _done, _total: None
-    stop: Callable[[], bool] = lambda: False
-    time_limit_s: float | None = None
     broken: list[Hour] = field(default_factory=list, init=False)
     """The fresh hours that break the plan which was judged last."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)

@@ -18,6 +18,20 @@ from packer.workload import Workload
 Progress = Callable[[str, int, int], None]
 
 
+@dataclass(eq=False, kw_only=True)
+class Conditions:
+    """What `packer.recommend` and `packer.frontier` are asked besides the fleet and its servers, in their words."""
+
+    margin: float | None = None
+    max_replicas: int | None = None
+    spare: int = 0
+    seed: int = 0
+    verify: bool = True
+    progress: Progress = lambda _what, _done, _total: None
+    stop: Callable[[], bool] = lambda: False
+    time_limit_s: float | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class FrontierPoint:
     """A plan on some number of GPUs, with its figures at the rates as given.
@@ -86,7 +100,9 @@ def frontier(
         raise IncompatibleError("Expected a fleet of one base model: the frontier of each model is its own.")
     found: list[FrontierPoint] = []
     for each in next(iter(served.values())):
-        job = Frontier(fleet, each, margin, max_replicas, spare, seed, progress)
+        job = Frontier(
+            fleet, each, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress
+        )
         Deployment(job, max_gpus, beyond=math.inf).explored()
         found += [point for point in job.points if not point.starving]
     return found

@@ -4,7 +4,7 @@ model on which every adapter keeps its limits."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -17,6 +17,7 @@ from packer.evaluation import AdapterFigures, Evaluations
 from packer.gpu import serving
 from packer.plan import Plan, Status
 from packer.planning.explore import Frontier
+from packer.planning.frontier import Conditions
 from packer.planning.loop import completed, judged, planned
 from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
@@ -83,28 +84,20 @@ def unpriced(options: Sequence[Option]) -> tuple[str, ...]:
     return (f"No price is known for {listed(without)}: fewest GPUs decide. --price {without[0]}=… sets one.",)
 
 
-def recommend_kinds(
-    workload: Workload,
-    profiles: Sequence[Profile],
-    frontier_of: Callable[..., Frontier],
-    *,
-    verify: bool,
-    time_limit_s: float | None,
-    stop: Callable[[], bool],
-) -> Plan:
+def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Conditions) -> Plan:
     """As `packer.recommend`, for each base model with each kind of server alone and with all of them mixed.
 
-    `frontier_of`: the plans of a fleet on a kind of server. Of the time that is left each search gets an equal part.
+    Of the time that is left each search gets an equal part.
     `details` has the "kinds" (rows of `Option.to_dict`) and the "decision" of each model after the sum of them.
     """
     started = time.monotonic()
-    end_s = started + checks.time_limit(time_limit_s)
+    end_s = started + checks.time_limit(asked.time_limit_s)
     by_model = serving(workload, profiles)
     left = count(sum(len(offered) + (len(offered) > 1) for offered in by_model.values()), -1)
 
-    def begun(own: Workload, profile: Profile, **given: Any) -> Frontier:
+    def begun(own: Workload, profile: Profile, **changed: Any) -> Frontier:
         part_s = limit_of((end_s - time.monotonic()) / next(left))
-        return frontier_of(own, profile, time_limit_s=part_s, stop=stop, **given)
+        return Frontier(own, profile, **{**vars(asked), "time_limit_s": part_s, **changed})
 
     chosen: list[tuple[tuple[int, ...], Option]] = []
     options: list[Option] = []
@@ -113,8 +106,8 @@ def recommend_kinds(
         own = workload if len(index) == len(workload) else workload.subset(index)
         found = []
         for profile in offered:
-            task = Deployment(begun(own, profile), verify=verify)
-            plan = planned(task, verify=verify)
+            task = Deployment(begun(own, profile))
+            plan = planned(task)
             found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, task.told))
         if len(offered) > 1:
             mix = Mix(begun(own, offered[0], max_replicas=1), profiles=offered)
@@ -126,7 +119,7 @@ def recommend_kinds(
         chosen.append((index, cheapest(found)))
     plan = _merged(workload, chosen, options, time.monotonic() - started)
     late = time.monotonic() >= end_s or any(option.plan.time_limit_reached for option in options)
-    return replace(plan, interrupted=stop(), time_limit_reached=late and not stop())
+    return replace(plan, interrupted=asked.stop(), time_limit_reached=late and not asked.stop())
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 `solve` (`SolverTask`), `recommend` (`Deployment`) and mixes of kinds (`Mix`) are its tasks. A task has these stages:
 
-`propose`: the plan that a search finds; None if none serves the fleet.
+`propose`: the plan that a search finds; None if none serves the fleet. `rounds`: how often it may be judged.
 `judge`: the plan, `verified` by the n-th set of fresh hours; as it is where no time is left for that.
 `repair`: another plan in place of one that fresh hours broke; None if there is none.
 `near`: the plan, or another with no more GPUs that is closer to running servers.
@@ -31,13 +31,10 @@ if TYPE_CHECKING:
     Task: TypeAlias = SolverTask | Deployment
 
 
-def judged(task: Task, *, verify: bool = True) -> Plan | None:
-    """The proposal that fresh hours confirm, or the last one that they broke; None if nothing was found.
-
-    `verify`: whether they are simulated.
-    """
+def judged(task: Task) -> Plan | None:
+    """The proposal that fresh hours confirm, or the last one that they broke; None if nothing was found."""
     plan = task.propose()
-    for number in range(task.rounds if verify else 0):
+    for number in range(task.rounds):
         if plan is None or plan.verified is not None:
             break
         plan = task.judge(plan, number)
@@ -46,9 +43,9 @@ def judged(task: Task, *, verify: bool = True) -> Plan | None:
     return plan
 
 
-def planned(task: Task, *, verify: bool = True) -> Plan:
+def planned(task: Task) -> Plan:
     """The plan of a task, confirmed and completed."""
-    plan = task.near(judged(task, verify=verify))
+    plan = task.near(judged(task))
     return task.missed() if plan is None else completed(task, plan)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 from packer.bin import Bin
 from packer.errors import IncompatibleError
@@ -17,7 +15,7 @@ from packer.plan import Plan
 from packer.planning.explain import breaks_later, finished, missed
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, nearby, running
-from packer.planning.frontier import FrontierPoint, Progress
+from packer.planning.frontier import Conditions, FrontierPoint, Progress
 from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
 from packer.planning.prove import bounded, told
@@ -98,10 +96,10 @@ def recommend(
     kinds = kinds_of(profile)
     serving(workload, [kind.profile for kind in kinds])
     fleet = workload.held_to(slo)
-    frontier_of = partial(
-        Frontier, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress
-    )
-    ends: dict[str, Any] = {"time_limit_s": time_limit_s, "stop": stop}
+    asked = Conditions(
+        margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, verify=verify, progress=progress, stop=stop,
+        time_limit_s=time_limit_s,
+    )  # fmt: skip
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
     old_bins = () if old_plan is None else running(old_plan, fleet)
     if any(item.profile != kinds[0].profile for item in old_bins):
@@ -113,11 +111,10 @@ def recommend(
             raise IncompatibleError(
                 "Limits on GPUs go with an objective where there are several kinds of server or models (cost, gpus, …)."
             )
-        profiles = [kind.profile for kind in kinds]
-        return recommend_kinds(fleet, profiles, frontier_of, verify=verify, **ends)
-    most = min(at_hand, default=None)
-    task = Deployment(frontier_of(fleet, kinds[0].profile, **ends), most, verify, old_bins)
-    plan = planned(task, verify=verify)
+        return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
+    job = Frontier(fleet, kinds[0].profile, **vars(asked))
+    task = Deployment(job, min(at_hand, default=None), old_bins)
+    plan = planned(task)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan)}: {plan.hardware}"
     return replace(plan, details={"decision": f"{lead}: {task.told}", **plan.details})
 
@@ -126,14 +123,13 @@ def recommend(
 class Deployment:
     """The fewest GPUs of one kind on which the goal is kept.
 
-    `job`: the plans by number of GPUs. `verify`: whether fresh hours are to confirm the plan.
+    `job`: the plans by number of GPUs.
     `running`: servers to which the plan stays close, in indices of the fleet.
     `beyond`: servers of all plans with more GPUs together, beyond which no further ones are made.
     """
 
     job: Frontier
     max_gpus: int | None = None
-    verify: bool = True
     running: tuple[Bin, ...] = ()
     beyond: float = BEYOND_SERVERS
     first: int | None = field(init=False, default=None)
@@ -144,11 +140,11 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.workload, self.hours, self.over = self.job.workload, self.job.hours, self.job.over
-        self.rounds = 0 if self.job.replayed else ROUNDS
+        self.rounds = ROUNDS * (self.job.verify and not self.job.replayed)
 
-    def explored(self, *, verify: bool = True) -> FrontierPoint | None:
+    def explored(self) -> FrontierPoint | None:
         """The point with the fewest GPUs that holds, None if there is none, once the others are made."""
-        found = judged(self, verify=verify)
+        found = judged(self)
         self.look_around()
         return None if found is None or self.first is None else self.job.at(self.first)
 
@@ -191,9 +187,8 @@ class Deployment:
             self.workload, self.running, most, lambda item: kept.used([item], most=[1.0])[0] <= 1.0
         ):
             made = with_best_slots(kept, bins, kept.hours, self.over)
-            fresh = self.verify and not job.replayed
-            if kept.holds(made, job.spare) and not (fresh and kept.broken_later(made, job.number)):
-                return replace(self._put(made), verified=True if fresh else None)
+            if kept.holds(made, job.spare) and not (self.rounds and kept.broken_later(made, job.number)):
+                return replace(self._put(made), verified=True if self.rounds else None)
         if plan is None:
             return None
         return replace(self._put(aligned(self.running, plan.bins)), verified=plan.verified)
@@ -255,14 +250,14 @@ class Deployment:
 
     def at_rates(self, workload: Workload) -> Plan | None:
         """The plan at other rates, without fresh hours."""
-        found = Deployment(replace(self.job, workload=workload)).explored(verify=False)
+        found = Deployment(replace(self.job, workload=workload, verify=False)).explored()
         return None if found is None else found.plan
 
     def explain(self, plan: Plan) -> Plan:
         """With its decision, and what fewer and more GPUs would give."""
         assert self.first is not None
         reasons = (breaks_later(self.job, plan),) if plan.verified is False else ()
-        if self.verify and plan.verified is None and not self.job.replayed:
+        if self.rounds and plan.verified is None:
             reasons = (UNCONFIRMED,)
         headroom = tuple(room.headroom for room in plan.rooms)
         plan = replace(plan, headroom=headroom, reasons=reasons)

@@ -143,7 +143,7 @@ def solve(
         max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
     )  # fmt: skip
     given = margin if confidence is None else raised
-    return planned(SolverTask(problem, search, again, verify, given, with_headroom), verify=verify)
+    return planned(SolverTask(problem, search, again, verify, given, with_headroom))
 
 
 def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
@@ -187,7 +187,7 @@ class SolverTask:
     def __post_init__(self) -> None:
         problem, goal = self.problem, self.problem.objective
         self.workload, self.over = problem.workload, problem.out_of_time
-        self.rounds = 1 + HARDENING_STEPS * (self.margin is None)
+        self.rounds = (1 + HARDENING_STEPS * (self.margin is None)) * self.verify
         counts = self.with_headroom and goal.minimises in ("gpus", "price")
         self.counts = counts and not problem.old_bins
         self.widens = self.counts and not goal.spare  # slots that survive the loss of a server stay

@@ -138,7 +138,7 @@ def test_kinds_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(options["time_limit_s"])
         return Frontier(*given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("packer.planning.recommend.Frontier", begun)
+    monkeypatch.setattr("packer.planning.kinds.Frontier", begun)
     clock = SimpleNamespace(monotonic=partial(next, iter((0.0, 0.0, 30.0, 50.0, 60.0, 60.0))))
     monkeypatch.setattr("packer.planning.kinds.time", clock)
     late = recommend(fleet(2, (None,)), two, time_limit_s=60.0, verify=False)
@@ -186,7 +186,7 @@ def test_a_mix_is_taken_that_holds_now_and_in_a_fresh_hour(
     point = SimpleNamespace(plan=replace(plan, verified=None))
     job = SimpleNamespace(
         over=lambda: False, workload=plan.workload, margin=0.0, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
-        put=lambda _bins: point, hours=None, replayed=False, spare=0,
+        put=lambda _bins: point, hours=None, replayed=False, spare=0, verify=True,
         kept=SimpleNamespace(holds=lambda *_: holds, broken_later=lambda _bins: broken),
     )  # fmt: skip
     found = judged(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
