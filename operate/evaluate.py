@@ -19,8 +19,8 @@ from packer.operate.changes import Changed, changed_plan
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.kept import KeptHours
+from packer.planning.rooms import with_room
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.headroom import with_room
 from packer.strategies import Predictor
 from packer.twin.hours import Hours, of_hours
 from packer.twin.run import Run

@@ -13,8 +13,8 @@ from packer.planning.prove import closed, rounded
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import beyond_measured
+from packer.solvers.confirm import keeps_limits
 from packer.solvers.headroom import MOST_GPUS
-from packer.solvers.verify import keeps_limits
 from packer.twin.memory.policy import memory_error
 from packer.twin.memory.starts import what_starts
 from packer.version import __version__

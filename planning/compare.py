@@ -17,11 +17,11 @@ from packer.evaluation import Evaluations
 from packer.objectives.base import load_objective
 from packer.plan import Plan, Status
 from packer.planning.solve import solve
+from packer.planning.verify import twin_failures
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.seeds import fresh
 from packer.solvers.base import Spreading
-from packer.solvers.verify import twin_failures
 from packer.twin.sweep import fleet_of
 from packer.workload import Workload
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from packer.plan import Plan
 from packer.planning.band import with_band
-from packer.solvers.headroom import with_slots
+from packer.planning.rooms import with_slots
 
 if TYPE_CHECKING:
     from packer.planning.recommend import Deployment

@@ -19,7 +19,9 @@ from packer.planning.assemble import assemble, simulated_once
 from packer.planning.follow import gpus_words, running
 from packer.planning.loop import planned
 from packer.planning.prove import bounded
+from packer.planning.rooms import with_room
 from packer.planning.spare import with_spare
+from packer.planning.verify import check, twin_failures
 from packer.predictors.twin import TwinPredictor
 from packer.room import Room
 from packer.seeds import fresh
@@ -27,10 +29,9 @@ from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.confirm import confirmed_solution
 from packer.solvers.evaluator import Evaluator, rate_margin_for
-from packer.solvers.headroom import MOST_GPUS, with_room
+from packer.solvers.headroom import MOST_GPUS
 from packer.solvers.replan import Replan
 from packer.solvers.support import counts_gpus
-from packer.solvers.verify import check, twin_failures
 from packer.strategies import Predictor
 from packer.twin.hours import Hours
 from packer.twin.margin import HARDENING_STEP, HARDENING_STEPS

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.columns.exact import START_SHARE, ExactSearch
-from packer.solvers.confirm import all_hold, confirmed_solution
+from packer.solvers.confirm import all_hold, confirmed_by_twin, confirmed_solution
 from packer.solvers.cpsat.solver import CpSat
 from packer.solvers.greedy.balance import balanced
 from packer.solvers.limit import within_limit
 from packer.solvers.support import counts_gpus
-from packer.solvers.verify import confirmed
 
 _DEFAULT_S = 60.0
 _EXACT_SHARE = 0.85
@@ -80,5 +79,5 @@ def _refused(problem: Problem, found: Solution) -> str:
         return ""
     if problem.out_of_time():
         return "not_confirmed_in_time"
-    holds = all_hold(problem, found) if evaluator.confirms else confirmed(problem, found.bins)
+    holds = all_hold(problem, found) if evaluator.confirms else confirmed_by_twin(problem, found.bins)
     return "" if holds else "refused_by_twin"

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from operator import itemgetter
 
 import numpy as np
 
+from packer import seeds
+from packer.arrays import BoolArray
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD, Evaluations
+from packer.objectives.base import Objective
+from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import AWAY, neighbours
+from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.order import by_falling_load
 from packer.solvers.slots import Climb, SlotSearch, scores, search
-from packer.twin.margin import HARDENING_STEP
+from packer.twin.margin import CONFIRMING, HARDENING_STEP, LATENCY_SLACK
 
 STEPS = 4
 """How often a search is repeated with raised rates before the whole predictor takes part in it."""
@@ -137,6 +142,20 @@ def all_hold(problem: Problem, found: Solution) -> bool:
 def _admitted(problem: Problem, bins: Sequence[Bin]) -> list[bool]:
     """Which of the bins the whole predictor admits."""
     return SlotSearch(problem, problem.evaluator.judged).holds(bins)
+
+
+def confirmed_by_twin(problem: Problem, bins: Sequence[Bin]) -> bool:
+    """Whether the twin admits every bin, at slightly raised rates and in an hour of its own."""
+    twin = TwinPredictor(seed=seeds.confirming(problem.seed))
+    found = Evaluator(twin, problem.objective, CONFIRMING).evaluate(problem.workload, bins)
+    return bool(keeps_limits(problem.objective, found).all())
+
+
+def keeps_limits(objective: Objective, found: Evaluations) -> BoolArray:
+    """Which bins the objective admits when latencies may exceed its limits by the slack, bool (n,)."""
+    latencies = [item.name for item in fields(found) if item.name.endswith("_ms") or item.name == "slo_used"]
+    eased = {name: getattr(found, name) / LATENCY_SLACK for name in latencies}
+    return objective.holds(replace(found, **eased))
 
 
 def shortfall_by_profile(

@@ -1,75 +1,17 @@
-"""How much the load of each server of a plan may grow."""
+"""How much the load of each server may grow, by a predictor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from packer.bin import Bin
-from packer.plan import Plan
-from packer.room import LEVELS, Room
+from packer.room import LEVELS
 from packer.search import reach
-from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.slots import Climb, Score, search
-from packer.twin.hours import Hours, of_hours, with_adapters
 from packer.workload import Workload
 
 MOST_GPUS = 32
 """Plans of more GPUs come without headroom: it would take longer than the plan."""
-
-
-LITTLE = 1.25
-"""A server with few slots whose rates may grow by less than this factor is tried with more."""
-
-
-def with_slots(
-    hours: Hours, fleet: Workload, bins: Sequence[Bin], given: Sequence[Room], holds: Callable[[Bin], bool]
-) -> tuple[tuple[Bin, ...], tuple[Room, ...]]:
-    """The servers and their room; those that few slots limit and that have little room get more of them.
-
-    Servers that have no room as they are stay: what they need is fewer requests.
-
-    `hours`, `fleet`: simulated hours, and the fleet at the rates as given.
-    `given`: the rooms of the servers as they are; empty for a replayed trace, where nothing changes.
-    `holds`: whether a server may be part of the plan.
-    """
-    rooms = dict(zip(bins, given, strict=False))
-
-    def little(item: Bin) -> bool:
-        room = rooms.get(item, Room(None, None, None))
-        return 1.0 <= (room.headroom or 0.0) < LITTLE and room.limit in ("slots", "loading")
-
-    def rated(tried: list[Bin]) -> list[Score]:
-        new = [item for item in tried if item not in rooms and not hours.stop() and holds(item)]
-        rooms.update(zip(new, hours.rooms(new, fleet) if new else (), strict=True))
-        return [(1.0, rooms[item].headroom or 0.0) if item in rooms else (0.0,) for item in tried]
-
-    climbs = [Climb(item, 0, [(item.max_loras, *neighbours(item, AWAY))] * little(item)) for item in bins]
-    search(climbs, rated)
-    made = tuple(climb.best or climb.like for climb in climbs)
-    return made, tuple(rooms[item] for item in made) if given else ()
-
-
-def with_room(
-    plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambda: False, hours: Hours | None = None
-) -> Plan:
-    """The plan with the factor by which the rates of each server may grow, where it has up to `MOST_GPUS`.
-
-    Where the twin confirms plans, `Plan.rooms` has the three marks of simulated hours (limits of the objective, or
-    else those of the fleet; a queue that grows; starvation) and what limits each server, `Plan.adapters` what each
-    adapter gets, and the figures are those of these hours; elsewhere the factor is that up to which the predictor
-    says that the server does not starve. `hours`: those simulated so far, of the plan's seed and limits.
-    """
-    if stop() or not 0 < len(plan.bins) <= MOST_GPUS:
-        return plan
-    if any(evaluator.twin_of(item.profile) is None for item in plan.bins):
-        return replace(plan, headroom=headroom(plan.workload, plan.bins, evaluator, stop))
-    hours = hours or Hours(plan.seed, stop, plan.limits)
-    rooms = plan.rooms or hours.rooms(plan.bins, plan.workload)
-    known = tuple(room.headroom for room in rooms) or (None,) * len(plan.bins)
-    found = of_hours(plan.evaluations, hours.all(plan.bins, plan.workload))
-    return with_adapters(replace(plan, rooms=rooms, headroom=known, evaluations=found), hours)
 
 
 def headroom(

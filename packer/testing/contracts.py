@@ -25,10 +25,10 @@ from packer.objectives.base import Objective
 from packer.objectives.gpus import Gpus
 from packer.objectives.latency import Latency
 from packer.papers.lightllm.engine import LightLlm
+from packer.planning.verify import check
 from packer.profile import LoadingSpec, Profile
 from packer.solvers.base import Problem, Solution, Solver
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.verify import check
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.cluster.caching import DROP, FIXED, LFU, LRU, NOTHING, CachePolicy, TickingPolicy

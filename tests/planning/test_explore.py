@@ -22,11 +22,11 @@ from packer.io.plans import plan_to_dict
 from packer.plan import Status
 from packer.planning.explore import Frontier
 from packer.planning.recommend import Deployment
+from packer.planning.rooms import LITTLE
 from packer.planning.settle import likely_slots, with_best_slots
 from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.solvers.candidates import candidates_of
-from packer.solvers.headroom import LITTLE
 
 
 def test_the_frontier_is_the_same_each_time_and_rises_in_gpus(fleet: Workload, server: Profile) -> None:

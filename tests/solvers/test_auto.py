@@ -17,13 +17,13 @@ from packer.evaluation import Evaluations
 from packer.objectives.latency import Latency
 from packer.plan import Status
 from packer.planning.solve import solve
+from packer.planning.verify import check
 from packer.solvers import auto
 from packer.solvers.auto import Auto
 from packer.solvers.base import Solution
 from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.slots import real_bins
-from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 

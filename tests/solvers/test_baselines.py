@@ -18,6 +18,7 @@ from packer.papers.placements.hrw import HrwPlacement, scores
 from packer.papers.placements.maxbase import MaxBase, MaxBaseHalf
 from packer.papers.placements.proposed_lat import ProposedLat
 from packer.papers.placements.random import RandomPlacement
+from packer.planning.verify import check
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Slots
@@ -26,7 +27,6 @@ from packer.solvers.base import Problem
 from packer.solvers.baselines.spread import Spread
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.slots import SlotSearch
-from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet, small_profile
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.simulate import simulate

@@ -9,12 +9,12 @@ import pytest
 from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
+from packer.planning.verify import check
 from packer.solvers.bound import Bound, limited
 from packer.solvers.bounds import Bounds
 from packer.solvers.columns.exact import Exact
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
-from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet
 from packer.workload import Workload
 

@@ -16,12 +16,12 @@ from packer.gpu import GpuKind, base_model
 from packer.objectives.gpus import Gpus
 from packer.plan import Plan, Status
 from packer.planning.solve import solve
+from packer.planning.verify import check as verify
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import _of_kinds, _shares
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
-from packer.solvers.verify import check as verify
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 

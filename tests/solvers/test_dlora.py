@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from monotone import problem
 
+from packer.planning.verify import check
 from packer.solvers.baselines.dlora import DLora, Engines, burst_tolerance, place
-from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet
 
 

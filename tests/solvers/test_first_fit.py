@@ -13,10 +13,10 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.objectives.base import load_objective
+from packer.planning.verify import check
 from packer.solvers.base import Problem, Solution
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.order import paper_order
-from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 

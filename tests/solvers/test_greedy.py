@@ -15,6 +15,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.objectives.gpus import Gpus
+from packer.planning.verify import check
 from packer.settings import Slots
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper
@@ -25,7 +26,6 @@ from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.greedy.top_up import _first_fitting
 from packer.solvers.slots import SlotSearch
-from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 

@@ -11,10 +11,10 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.plan import Status
 from packer.planning.solve import solve
+from packer.planning.verify import check
 from packer.settings import Slots
 from packer.solvers.base import Problem, Solution
 from packer.solvers.limit import within_limit, without
-from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 

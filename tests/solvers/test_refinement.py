@@ -23,6 +23,7 @@ from packer.objectives.latency import Latency
 from packer.objectives.moves import FewestMoves
 from packer.plan import Plan
 from packer.planning.solve import solve
+from packer.planning.verify import check
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
@@ -37,7 +38,6 @@ from packer.solvers.greedy.balance import even_parts
 from packer.solvers.headroom import headroom
 from packer.solvers.replan import Replan
 from packer.solvers.spread_refined import SpreadRefined
-from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.hours import Hours
 from packer.workload import Workload

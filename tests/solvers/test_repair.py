@@ -13,12 +13,12 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.moves import moved
 from packer.objectives.moves import FewestMoves
+from packer.planning.verify import check
 from packer.solvers.base import Problem
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.repair import homeward, repaired
 from packer.solvers.replan import Replan
 from packer.solvers.slots import real_bins
-from packer.solvers.verify import check
 from packer.workload import Workload
 
 PREDICTOR = MonotonePredictor(capacity_tok_s=2500.0)

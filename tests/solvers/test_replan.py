@@ -14,10 +14,10 @@ from packer.evaluation import Evaluations
 from packer.goal import Goal
 from packer.objectives.all_day import AllDay
 from packer.objectives.moves import FewestMoves
+from packer.planning.verify import check
 from packer.settings import Slots
 from packer.solvers.base import Problem
 from packer.solvers.replan import Replan
-from packer.solvers.verify import check
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload

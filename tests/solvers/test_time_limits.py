@@ -21,6 +21,7 @@ from packer.objectives.base import load_objective
 from packer.plan import Plan
 from packer.planning import loop
 from packer.planning import solve as api
+from packer.planning.verify import check
 from packer.room import LEVELS
 from packer.settings import Slots
 from packer.solvers import base
@@ -32,7 +33,6 @@ from packer.solvers.greedy.solver import Greedy
 from packer.solvers.headroom import headroom
 from packer.solvers.slots import real_bins
 from packer.solvers.spread_refined import SpreadRefined
-from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 

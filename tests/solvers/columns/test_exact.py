@@ -21,6 +21,7 @@ from packer.objectives.gpus import Gpus
 from packer.objectives.headroom import Headroom
 from packer.plan import Status
 from packer.planning.solve import solve
+from packer.planning.verify import check
 from packer.solvers.base import Problem
 from packer.solvers.bounds import Bounds
 from packer.solvers.classes import aggregate
@@ -33,7 +34,6 @@ from packer.solvers.columns.rounding import realise
 from packer.solvers.feasibility import Feasibility
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.slots import real_bins
-from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload
 

@@ -16,6 +16,7 @@ from packer.objectives.gpus import Gpus
 from packer.plan import Status
 from packer.planning.assemble import assemble
 from packer.planning.solve import solve
+from packer.planning.verify import check
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import solved
@@ -24,7 +25,6 @@ from packer.solvers.columns.mixed import Mixed
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.slots import real_bins
-from packer.solvers.verify import check
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 

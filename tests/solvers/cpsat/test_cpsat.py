@@ -15,6 +15,7 @@ from packer.objectives.gpus import Gpus
 from packer.objectives.latency import Latency
 from packer.objectives.moves import FewestMoves
 from packer.planning.solve import solve
+from packer.planning.verify import check
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.classes import aggregate
 from packer.solvers.cpsat.model import Aim, Refused, Repacking, ServerOption
@@ -22,7 +23,6 @@ from packer.solvers.cpsat.search import NeighbourhoodSearch, assigned
 from packer.solvers.cpsat.solver import CpSat
 from packer.solvers.cpsat.surrogate import fitted_limits
 from packer.solvers.slots import real_bins
-from packer.solvers.verify import check
 from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload
 

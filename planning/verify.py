@@ -6,21 +6,20 @@ It shares nothing with the solvers but the evaluator: it reads the bins and has 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from packer import seeds
 from packer.bin import Bin, indices
 from packer.errors import ValidationError, VerificationError
-from packer.evaluation import Evaluation, Evaluations
+from packer.evaluation import Evaluation
 from packer.objectives.base import Objective
 from packer.placement import check_placement
 from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem, Solution, used_gpus
+from packer.solvers.confirm import keeps_limits
 from packer.solvers.evaluator import Evaluator
-from packer.twin.margin import CONFIRMING, LATENCY_SLACK
+from packer.twin.margin import LATENCY_SLACK
 from packer.twin.memory.policy import memory_error
 from packer.twin.stability import stability
 from packer.workload import Workload
@@ -94,13 +93,6 @@ def twin_failures(
     return dict(sorted(failed.items()))
 
 
-def confirmed(problem: Problem, bins: Sequence[Bin]) -> bool:
-    """Whether the twin admits every bin, at slightly raised rates and in an hour of its own."""
-    twin = TwinPredictor(seed=seeds.confirming(problem.seed))
-    found = Evaluator(twin, problem.objective, CONFIRMING).evaluate(problem.workload, bins)
-    return bool(keeps_limits(problem.objective, found).all())
-
-
 def _broken(gpu: int, bin_: Bin, row: Evaluation) -> str:
     if row.memory_error:
         why = memory_error(bin_.profile, bin_.settings)
@@ -120,10 +112,3 @@ def _exceeded(objective: Objective, row: Evaluation) -> str:
         if not getattr(row, key) <= limit * LATENCY_SLACK  # NaN, too, is beyond every limit
     }
     return ", ".join(f"{key} is {getattr(row, key):,.0f}, at most {over[key]:g} allowed" for key in over)
-
-
-def keeps_limits(objective: Objective, found: Evaluations) -> npt.NDArray[np.bool_]:
-    """Which bins the objective admits when latencies may exceed its limits by the slack, bool (n,)."""
-    latencies = [item.name for item in fields(found) if item.name.endswith("_ms") or item.name == "slo_used"]
-    eased = {name: getattr(found, name) / LATENCY_SLACK for name in latencies}
-    return objective.holds(replace(found, **eased))

@@ -22,14 +22,15 @@ from packer.objectives.slo import Slo
 from packer.plan import Status
 from packer.planning.assemble import assemble
 from packer.planning.solve import solve
+from packer.planning.verify import check, twin_failures
 from packer.predictors.content import Factors
 from packer.predictors.twin import TwinPredictor
 from packer.profile import LatencySpec, Profile
 from packer.seeds import fresh
 from packer.settings import Slots
 from packer.solvers.base import Solution
+from packer.solvers.confirm import keeps_limits
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.verify import check, keeps_limits, twin_failures
 from packer.testing.analytic import small_profile
 from packer.twin.stability import stability
 from packer.workload import Workload
