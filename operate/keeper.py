@@ -1,7 +1,8 @@
 """The controller that keeps a plan true while it runs: how many servers, which adapters where, and why.
 
 One object decides for the cluster twin (`act`) and for real servers (`decide`): a server is used up to a share of what
-the twin says that it holds within the goal, and a change must be worth what it costs.
+the twin says that it holds within the goal, placements are those of the planner of `packer solve --from`, judged by
+the twin, and a change must be worth what it costs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from packer.change import Change
 from packer.cluster import ServerKind
 from packer.operate.capacity import Capacity
 from packer.operate.schedule import MOVE_COST_S
-from packer.operate.spread import spread
+from packer.planning.nearest import Nearest
 from packer.words import counted
 from packer.workload import Workload
 
@@ -33,6 +34,8 @@ STEEPEST = 0.25
 """Most that the trend adds to the load."""
 STAY_S = 600.0
 """A server less is run only after the others have had enough for so long, at least."""
+ROUNDS = 3
+"""Placements that the twin judges before one is given up."""
 AGAIN_S = 4 * 3600.0
 """Capacities are asked again after so long, because the mix of requests changes."""
 
@@ -76,6 +79,7 @@ class Keeper:
     0 for a copy that waits. `on`: servers that are to serve. `rooms`: most adapters of each; None: any number.
     `startup_s`: from the start of a server until it serves. `loads_per_hour`: more are not made, but for adapters
     without a server. `may_start`: whether servers may be started and stopped; else only `missing` says what is needed.
+    `waiting`: in words, a change that is not yet worth its cost.
     """
 
     workload: Workload
@@ -90,6 +94,7 @@ class Keeper:
     seed: int = 0
     log: list[Decision] = field(default_factory=list)
     missing: int = 0
+    waiting: str = ""
     level: float = 1.0
 
     def __post_init__(self) -> None:
@@ -162,42 +167,22 @@ class Keeper:
         """Servers that serve now."""
         return np.flatnonzero(self.on & self.expected).tolist()
 
+    def _near(self, load: FloatArray) -> Nearest:
+        """The placement as it is, to be changed by the planner of `packer solve --from`."""
+        fits = [
+            [self._rank(s) >= each.rank for each in self.workload.adapters] for s in range(len(self.kinds))
+        ]
+        return Nearest(load, self.held, self.serving, lambda s, a: fits[s][a], self.rooms)
+
     def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
         """Adapters that no server serves go to those with the least load; shares of lost ones to the other copies."""
-        serving = self.serving
-        if not serving:
-            return []
-        used = dict.fromkeys(serving, 0.0)
-        lost, route = [], dict[int, dict[int, float]]()
-        for a in range(len(self.workload)):
-            own = {s: self.held[s][a] for s in serving if a in self.held[s]}
-            total = sum(own.values())
-            if not own:
-                lost.append(a)
-            elif abs(total - 1.0) > 1e-9:
-                shares = {s: share / total if total else 1.0 / len(own) for s, share in own.items()}
-                route[a] = {s: share for s, share in shares.items() if share}
-            for s, share in own.items():
-                used[s] += load[a] * (share / total if total else 1.0 / len(own))
-        fresh: list[tuple[int, int]] = []
-        for a in sorted(lost, key=lambda a: -load[a]):
-            fit = [
-                s for s in serving if self._rank(s) >= self.workload.adapters[a].rank and self._room(s, fresh)
-            ]
-            if not fit:
-                continue
-            s = min(fit, key=lambda s: used[s])
-            used[s] += load[a]
-            fresh.append((s, a))
-            route[a] = {s: 1.0}
+        near = self._near(load)
+        near.place_rest()
+        fresh, route = near.loads, near.routes()
         if not route:
             return []
         why = f"{counted(len(fresh), 'adapter')} without a server, {counted(len(route) - len(fresh), 'route')} renewed"
-        return [replace(self._decided(now_s, fresh, route, why), forced=len(fresh))]
-
-    def _room(self, s: int, more: Sequence[tuple[int, int]] = ()) -> bool:
-        room = self.rooms[s] if self.rooms else None
-        return room is None or len(self.held[s]) + sum(t == s for t, _ in more) < room
+        return [replace(self._decided(now_s, near, why), forced=len(fresh))]
 
     def _rank(self, s: int) -> int:
         rank = self.kinds[s].max_lora_rank
@@ -207,45 +192,61 @@ class Keeper:
         """Capacities of servers whose adapters changed, or that were asked long ago."""
         for s in self.serving:
             if now_s - self._asked_s.get(s, -math.inf) >= AGAIN_S:
-                own = {a: load[a] * share for a, share in self.held[s].items() if share}
-                if own:
-                    self._caps[s] = self.capacity.of(s, own)
-                    self._asked_s[s] = now_s
+                self._judge(now_s, s, load, self.held[s])
         known = self._caps[self._caps > 0.0]
         usual = float(known.mean()) if len(known) else math.inf
         self._caps[self._caps <= 0.0] = usual
+
+    def _judge(self, now_s: float, s: int, load: FloatArray, held: Mapping[int, float]) -> None:
+        """The twin says what a server with these adapters holds of their mix."""
+        own = {a: load[a] * share for a, share in held.items() if share}
+        if own:
+            self._caps[s] = self.capacity.of(s, own)
+            self._asked_s[s] = now_s
 
     def caps(self, servers: Sequence[int]) -> FloatArray:
         """What these servers hold, tok/s, corrected by what was measured, float64 (n,)."""
         found: FloatArray = self._caps[list(servers)] * self.level
         return found
 
-    def used(self, load: FloatArray) -> FloatArray:
-        """Offered load of each server, tok/s, float64 (S,)."""
-        return np.array([sum(load[a] * share for a, share in own.items()) for own in self.held])
-
     def _evened(self, now_s: float, load: FloatArray) -> list[Decision]:
-        """Load goes from servers that have too much to those that have less, by routes if they do, else by loads."""
-        serving = self.serving
+        """Load goes from servers that have too much to those that have less, by routes if they do, else by loads.
+
+        The twin judges the servers with their new mix; what it refuses is planned again with what it says they hold.
+        """
+        serving, left = self.serving, self.loads_per_hour - sum(n for _, n in self._made)
         if len(serving) < 2:
             return []
-        offered, caps = self.used(load)[serving], self.caps(serving)
-        used = offered / caps
-        # At the total's own share an even load is what is left to reach.
-        mean = float(offered.sum() / caps.sum())
-        if used.max() <= max(FULL, 1.05 * mean):
-            return []
-        most = max(FULL - LOWER, 1.02 * mean)
-        left = self.loads_per_hour - sum(n for _, n in self._made)
-        own = [self.held[s] for s in serving]
-        fits = [[self._rank(s) >= adapter.rank for adapter in self.workload.adapters] for s in serving]
-        rooms = [self.rooms[s] if self.rooms else None for s in serving]
-        loads, shares = spread(load, caps, own, fits, rooms, most, max(0, left))
-        if not shares:
-            return []
-        route = {a: {serving[k]: share for k, share in parts.items()} for a, parts in shares.items()}
-        why = f"a server has {used.max():.0%} of what it holds"
-        return [self._decided(now_s, [(serving[k], a) for k, a in loads], route, why)]
+        first = self._most_used(load, self.held)
+        for _ in range(ROUNDS):
+            offered, caps = self._near(load).used()[serving], self.caps(serving)
+            # At the total's own share an even load is what is left to reach.
+            mean = float(offered.sum() / caps.sum())
+            if (most := self._most_used(load, self.held)) <= max(FULL, 1.05 * mean):
+                return []
+            near = self._near(load)
+            near.even(self._caps * self.level, max(FULL - LOWER, 1.02 * mean), max(0, left))
+            changed = {s for s in serving if near.held[s] != self.held[s]}
+            if not changed:
+                return []
+            for s in changed:
+                self._judge(now_s, s, load, near.held[s])
+            after = self._most_used(load, near.held)
+            if after <= max(FULL, 1.05 * mean):
+                break
+        else:
+            if after >= most:  # asked again with what they hold
+                for s in changed:
+                    self._asked_s.pop(s, None)
+                return []
+        why = f"a server has {first:.0%} of what it holds; the nearest placement brings it to {after:.0%}, by the twin"
+        return [self._decided(now_s, near, why, judged=True)]
+
+    def _most_used(self, load: FloatArray, held: Sequence[Mapping[int, float]]) -> float:
+        """The largest share of what a server holds that is in use."""
+        serving = self.serving
+        used = Nearest(load, held, serving).used()[serving] / self.caps(serving)
+        return float(used.max())
 
     def _sized(self, now_s: float, load: FloatArray) -> list[Decision]:
         """One server more or less, if the load asks for it and the change is worth it."""
@@ -278,12 +279,12 @@ class Keeper:
 
     def _one_less(self, now_s: float, load: FloatArray, serving: list[int]) -> list[Decision]:
         """Stop a server whose load the others have held in reserve for longer than the change costs."""
-        total, caps = float(load.sum()), self.caps(serving)
+        total, caps, self.waiting = float(load.sum()), self.caps(serving), ""
         if len(serving) < 2 or self.starting or not self.may_start:
             return []
         copies = Counter(a for s in serving for a in self.held[s])
         alone = [sum(copies[a] == 1 for a in self.held[s]) for s in serving]
-        offered = self.used(load)
+        offered = self._near(load).used()
         k = min(range(len(serving)), key=lambda k: (alone[k], offered[serving[k]], -serving[k]))
         s, others = serving[k], [t for t in serving if t != serving[k]]
         if total > ENOUGH * (float(caps.sum()) - float(caps[k])):
@@ -291,60 +292,44 @@ class Keeper:
             return []
         self._spare_since_s = min(self._spare_since_s, now_s)
         cost_s = max(STAY_S, 2.0 * self.startup_s + MOVE_COST_S * alone[k])
-        if now_s - self._spare_since_s < cost_s:
+        had_s = now_s - self._spare_since_s
+        if had_s < cost_s:
+            self.waiting = (
+                f"{counted(len(others), 'server')} would be enough for {had_s:.0f} s now: a stop with "
+                f"{counted(alone[k], 'load')} is worth it after {cost_s:.0f} s"
+            )
             return []
+        near = self._near(load)
         self._spare_since_s = math.inf
-        used = dict(zip(others, offered[others], strict=True))
-        fresh: list[tuple[int, int]] = []
-        route: dict[int, dict[int, float]] = {}
-        for a, share in sorted(self.held[s].items(), key=lambda item: -load[item[0]] * item[1]):
-            rank = self.workload.adapters[a].rank
-            parts = {t: self.held[t][a] for t in others if a in self.held[t]}
-            fit = list(parts) or [t for t in others if self._rank(t) >= rank and self._room(t, fresh)]
-            if not fit:
-                return []
-            t = min(fit, key=lambda t: used[t] / self._caps[t])
-            fresh += [] if parts else [(t, a)]
-            if share or not parts:
-                parts[t] = parts.get(t, 0.0) + share
-                used[t] += load[a] * share
-                whole = sum(parts.values())
-                route[a] = {t: part / whole for t, part in parts.items() if part}
+        if not near.empty(s, self._caps):
+            return []
         reserve = 1.0 - total / float(self.caps(others).sum())
         why = f"the other servers have had {reserve:.0%} in reserve for {cost_s:.0f} s, which is what a stop costs"
-        made = self._decided(now_s, fresh, route, why, stop=(s,))
+        made = self._decided(now_s, near, why, stop=(s,))
         self.on[s] = self.expected[s] = False
-        self.held[s] = {}
         return [made, *self._evened(now_s, load)]
 
     def _decided(
-        self, now_s: float, loads: Sequence[tuple[int, int]], route: Mapping[int, Mapping[int, float]], why: str,
-        stop: tuple[int, ...] = (),
-    ) -> Decision:  # fmt: skip
-        """A change of adapters; what is held follows it."""
+        self, now_s: float, near: Nearest, why: str, *, stop: tuple[int, ...] = (), judged: bool = False
+    ) -> Decision:
+        """A change to this placement. `judged`: the twin has been asked about its servers."""
         names = self.workload.names
-        for s, a in loads:
-            self.held[s][a] = 0.0
-        touched = {s for s, _ in loads}
-        for a, shares in route.items():
-            for s, own in enumerate(self.held):
-                if a in own and own[a] != shares.get(s, 0.0):
-                    own[a] = shares.get(s, 0.0)
-                    touched.add(s)
-        for s in touched:  # another mix has another capacity
-            self._asked_s.pop(s, None)
+        for s, (was, now) in enumerate(zip(self.held, near.held, strict=True)):
+            if was != now and not judged:  # another mix has another capacity
+                self._asked_s.pop(s, None)
+        self.held = near.held
         change = Change(
-            now_s, load=tuple((s, names[a]) for s, a in loads), stop=stop,
-            route={names[a]: dict(shares) for a, shares in route.items()},
+            now_s, load=tuple((s, names[a]) for s, a in near.loads), stop=stop,
+            route={names[a]: shares for a, shares in near.routes().items()},
         )  # fmt: skip
-        return Decision(change, why, len(loads))
+        return Decision(change, why, len(near.loads))
 
     def corrected(self, predicted: float, measured: float) -> float:
-        """The level moves a tenth towards what was measured, within 0.7 to 1.3; returns it.
+        """The level moves a tenth of the way towards predicted / measured, within 0.7 to 1.3; returns it.
 
         `predicted`, `measured`: a time per token of the same load, in the same unit.
         """
         if predicted > 0.0 and measured > 0.0:
-            step = min(max(predicted / measured, 0.5), 2.0) ** 0.1
-            self.level = min(max(self.level * step, 0.7), 1.3)
+            wanted = min(max(predicted / measured, 0.5), 2.0)
+            self.level = min(max(self.level * (wanted / self.level) ** 0.1, 0.7), 1.3)
         return self.level

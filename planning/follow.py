@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from packer import checks
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
 from packer.plan import Plan, Status
-from packer.profile import Profile
+from packer.planning.nearest import Nearest
 from packer.search import fewest
 from packer.solvers.candidates import candidates_of
 from packer.words import counted
@@ -41,12 +41,10 @@ def nearby(
     """The running servers with newcomers placed; then without the fewest adapters that make each one hold.
 
     On at most so many servers: those with the least load are closed, and further ones are opened for what has no place.
-    Nothing where a closed one has a share of an adapter.
+    What a closed server had of an adapter goes to the servers that have the rest.
     """
     falling = sorted(old, key=lambda item: -item.offered_tok_s(fleet))
     kept = [item for item in old if any(item is each for each in falling[:servers])]
-    if len(kept) < len(old) and any(item.is_split for item in old):
-        return
     yield (full := _placed(fleet, kept, len(kept)))
     lighter = [_lighter(fleet, item, holds) for item in (full if len(kept) == servers else kept)]
     yield _placed(fleet, lighter, servers)
@@ -54,40 +52,33 @@ def nearby(
 
 def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool]) -> Bin:
     """A server without the fewest adapters, the heaviest first, with which it does not hold; as it is if none helps."""
-    falling = sorted(item.adapters, key=lambda i: -fleet.offered_tok_s_by_adapter[i])
+    here = dict(zip(item.adapters, item.rates(fleet) * fleet.mean_tokens[list(item.adapters)], strict=True))
+    falling = sorted(item.adapters, key=lambda i: -here[i])
 
     def without(n: int) -> Bin:
         return item.renumbered(dict(zip(falling[n:], falling[n:], strict=True))) or item
 
-    most = 0 if item.is_split else len(falling) - 1
-    return without(fewest(lambda n: holds(without(n)), 0, most) or 0)
+    return without(fewest(lambda n: holds(without(n)), 0, len(falling) - 1) or 0)
 
 
 def _placed(fleet: Workload, bins: Sequence[Bin], servers: int) -> list[Bin]:
     """The servers with all adapters that none of them has, the heaviest first, each on the one with the least load."""
-    loads = [item.offered_tok_s(fleet) for item in bins] + [0.0] * (servers - len(bins))
-    more: list[list[int]] = [[] for _ in loads]
-    here = {i for item in bins for i in item.adapters}
-    own = fleet.offered_tok_s_by_adapter
-    for i in sorted({*range(len(fleet))} - here, key=lambda i: (-own[i], i)):
-        k = loads.index(min(loads))
-        more[k].append(i)
-        loads[k] += float(own[i])
-    profile = bins[0].profile
-    made = [_with(fleet, item, some) for item, some in zip(bins, more, strict=False)]
-    return made + [_with(fleet, None, some, profile) for some in more[len(bins) :] if some]
-
-
-def _with(fleet: Workload, item: Bin | None, more: Sequence[int], profile: Profile | None = None) -> Bin:
-    """A server, or a new one of the profile, with more adapters; with slots for all if it had them for all."""
-    if item is None:
-        assert profile is not None
-        item = Bin((more[0],), profile.settings(1, slot_rank_for(fleet.adapters[more[0]].rank)), profile)
-        more = more[1:]
-    rank = max(
-        item.max_lora_rank, *(slot_rank_for(fleet.adapters[i].rank) for i in (*more, item.adapters[0]))
+    held = [dict(zip(item.adapters, item.shares, strict=True)) for item in bins]
+    near = Nearest(
+        fleet.offered_tok_s_by_adapter, held + [{} for _ in range(servers - len(bins))], range(servers)
     )
-    adapters = (*item.adapters, *more)
-    made = Bin(adapters, item.profile.settings(1, rank), item.profile, item.shares + (1.0,) * len(more))
-    slots = len(adapters) if item.max_loras >= len(item.adapters) else item.max_loras
-    return made.with_slots(min(slots, candidates_of(made)[-1]))
+    near.place_rest()
+    return [
+        _with(fleet, bins[min(s, len(bins) - 1)], own, new=s >= len(bins))
+        for s, own in enumerate(near.held)
+        if own
+    ]
+
+
+def _with(fleet: Workload, item: Bin, held: Mapping[int, float], *, new: bool) -> Bin:
+    """A server, or a new one of its kind, with these adapters; with slots for all if it had them for all."""
+    ranks = [slot_rank_for(fleet.adapters[i].rank) for i in held]
+    full = new or item.max_loras >= len(item.adapters)
+    rank = max(ranks) if new else max(item.max_lora_rank, *ranks)
+    made = Bin(tuple(held), item.profile.settings(1, rank), item.profile, tuple(held.values()))
+    return made.with_slots(min(len(held) if full else item.max_loras, candidates_of(made)[-1]))

@@ -1,4 +1,4 @@
-"""Load moved between servers with few loads."""
+"""Placements near the running one."""
 
 from __future__ import annotations
 
@@ -6,29 +6,42 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.operate.spread import spread
+from packer.planning.nearest import Nearest
 
-ALL = [[True] * 6] * 3
+
+def evened(
+    load: list[float], held: list[dict[int, float]], cap: float, most: float, loads: int, room: int
+) -> Nearest:
+    """Servers of one capacity, evened."""
+    near = Nearest(np.array(load), held, range(len(held)), rooms=[room] * len(held))
+    near.even(np.full(len(held), cap), most, loads)
+    return near
 
 
 def test_a_common_adapter_needs_no_load() -> None:
     """Where both servers hold an adapter its requests change their way, and nothing is loaded."""
-    load = np.array([100.0, 20.0])
-    held = [{0: 1.0, 1: 1.0}, {0: 0.0}]
-    loads, shares = spread(load, np.array([80.0, 80.0]), held, [[True] * 2] * 2, [None, None], 0.8, 10)
-    assert loads == []
-    assert shares.keys() == {0}
-    assert abs(100.0 * shares[0][1] - 60.0) < 1e-9
+    near = evened([100.0, 20.0], [{0: 1.0, 1: 1.0}, {0: 0.0}], 80.0, 0.8, 10, 9)
+    assert near.loads == []
+    assert near.routes().keys() == {0}
+    assert abs(100.0 * near.routes()[0][1] - 60.0) < 1e-9
 
 
 def test_the_busiest_adapter_is_loaded_and_stays_where_it_was() -> None:
     """One load makes room, and its old copy stays for later."""
-    load = np.array([60.0, 30.0, 10.0])
-    loads, shares = spread(
-        load, np.array([80.0, 80.0]), [{0: 1.0, 1: 1.0, 2: 1.0}, {}], [[True] * 3] * 2, [None, None], 0.8, 10
-    )
-    assert loads == [(1, 0)]
-    assert set(shares[0]) == {0, 1}
+    near = evened([60.0, 30.0, 10.0], [{0: 1.0, 1: 1.0, 2: 1.0}, {}], 80.0, 0.8, 10, 9)
+    assert near.loads == [(1, 0)]
+    assert set(near.routes()[0]) == {0, 1}
+
+
+def test_an_emptied_server_leaves_its_shares_to_copies_and_loads_the_rest() -> None:
+    """A copy that is there takes the share; an adapter without one is loaded; without room nothing changes."""
+    held = [{0: 0.5, 1: 1.0}, {0: 0.5, 2: 1.0}]
+    near = Nearest(np.array([10.0, 5.0, 1.0]), held, [0, 1])
+    assert near.empty(0, np.ones(2))
+    assert (near.loads, near.held) == ([(1, 1)], [{}, {0: 1.0, 1: 1.0, 2: 1.0}])
+    full = Nearest(np.array([10.0, 5.0, 1.0]), held, [0, 1], rooms=[2, 2])
+    assert not full.empty(0, np.ones(2))
+    assert (full.loads, full.held) == ([], held)
 
 
 @settings(max_examples=200, deadline=None)
@@ -44,7 +57,8 @@ def test_no_load_is_lost_and_limits_hold(
     """Shares of an adapter sum to 1 on servers that hold it; loads and rooms keep their limits; no server gets worse
     than the worst was."""
     held = [{a: 1.0 / len(own) for a, own in enumerate(places) if s in own} for s in range(3)]
-    loads, shares = spread(np.array(load), np.full(3, 90.0), held, ALL, [room] * 3, 0.5, most_loads)
+    near = evened(load, held, 90.0, 0.5, most_loads, room)
+    loads, shares = near.loads, near.routes()
     assert len(loads) <= most_loads
     after = [dict(own) for own in held]
     for s, a in loads:

@@ -1,0 +1,128 @@
+"""Placements near the running one: adapters move between servers with the fewest loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from packer.arrays import FloatArray
+
+EVEN = 0.02
+"""Servers whose used shares differ by less are even."""
+MOST_STEPS = 200
+
+
+class Nearest:
+    """What servers hold, as it runs and as it is to become.
+
+    `load`: of each adapter, tok/s, float64 (m,). `held`: of each server its adapters with their shares, 0 for a copy
+    that waits. `serving`: numbers of the servers that serve; the others hold nothing. `fits`: whether a server takes an
+    adapter. `rooms`: most adapters of each server; none: any number. `loads`: (server, adapter), in their order.
+    """
+
+    def __init__(
+        self,
+        load: FloatArray,
+        held: Iterable[Mapping[int, float]],
+        serving: Sequence[int],
+        fits: Callable[[int, int], bool] = lambda _server, _adapter: True,
+        rooms: Sequence[int | None] = (),
+    ) -> None:
+        self.load, self.serving, self.fits, self.rooms = load, list(serving), fits, rooms
+        self.before = [dict(own) for own in held]
+        self.held = [dict(own) for own in self.before]
+        self.loads: list[tuple[int, int]] = []
+
+    def used(self) -> FloatArray:
+        """Offered load of each server, tok/s, float64 (S,)."""
+        return np.array([sum(self.load[a] * share for a, share in own.items()) for own in self.held])
+
+    def routes(self) -> dict[int, dict[int, float]]:
+        """By adapter whose shares change: the new ones by server."""
+        changed = {
+            a
+            for was, now in zip(self.before, self.held, strict=True)
+            for a in {*was, *now}
+            if was.get(a, 0.0) != now.get(a, 0.0)
+        }
+        return {a: {s: own[a] for s, own in enumerate(self.held) if own.get(a)} for a in sorted(changed)}
+
+    def _takes(self, s: int, a: int) -> bool:
+        """Whether a server may load an adapter, and has room for it."""
+        room = self.rooms[s] if self.rooms else None
+        return self.fits(s, a) and (room is None or len(self.held[s]) < room)
+
+    def place_rest(self) -> None:
+        """Adapters that no server holds go to those with the least load, the heaviest first; requests of those that
+        some hold go to these alone, in the ratio of their shares."""
+        rest = []
+        for a in range(len(self.load)):
+            own = {s: self.held[s][a] for s in self.serving if a in self.held[s]}
+            total = sum(own.values())
+            if not own:
+                rest.append(a)
+            elif abs(total - 1.0) > 1e-9:
+                for s, share in own.items():
+                    self.held[s][a] = share / total if total else 1.0 / len(own)
+        used = self.used()
+        for a in sorted(rest, key=lambda a: -self.load[a]):
+            able = [s for s in self.serving if self._takes(s, a)]
+            if able:
+                s = min(able, key=lambda s: used[s])
+                used[s] += self.load[a]
+                self.held[s][a] = 1.0
+                self.loads.append((s, a))
+
+    def even(self, caps: FloatArray, most: float, most_loads: int) -> None:
+        """Load goes from the server with the largest used share to that with the least, until none is above `most`:
+        the part of an adapter that both hold, else a new copy of the busiest one, which stays where it was, too.
+
+        `caps`: what each server holds, tok/s, float64 (S,).
+        """
+        own, used, left = self.held, self.used(), most_loads + len(self.loads)
+        for _ in range(MOST_STEPS):
+            s = max(self.serving, key=lambda k: used[k] / caps[k])
+            t = min(self.serving, key=lambda k: used[k] / caps[k])
+            if used[s] / caps[s] <= most or used[s] / caps[s] - used[t] / caps[t] < EVEN:
+                return
+            # What makes both even; a bit less is enough if it brings the first one below the limit.
+            wanted = (used[s] * caps[t] - used[t] * caps[s]) / (caps[s] + caps[t])
+            part = [(self.load[a] * share, a) for a, share in own[s].items() if share and self.load[a] > 0.0]
+            common = [each for each in part if each[1] in own[t]]
+            if not common:
+                able = [each for each in part if self._takes(t, each[1])]
+                if not able or len(self.loads) >= left:
+                    return
+                common = [max(able)]  # its shares can follow the load later, without a further load
+                self.loads.append((t, common[0][1]))
+                own[t][common[0][1]] = 0.0
+            tok_s, a = max(common)
+            given = min(tok_s, wanted)
+            share = own[s][a] * given / tok_s
+            own[s][a] -= share
+            if own[s][a] < 1e-9:
+                share, own[s][a] = share + own[s][a], 0.0
+            own[t][a] += share
+            used[s] -= given
+            used[t] += given
+
+    def empty(self, s: int, caps: FloatArray) -> bool:
+        """The adapters of a server go to the others: to copies that are there, else to the server with the least used
+        share. False, and nothing has changed: one of them has no place."""
+        before, loads = [dict(own) for own in self.held], len(self.loads)
+        others = [t for t in self.serving if t != s]
+        used = self.used()
+        for a, share in sorted(before[s].items(), key=lambda item: -self.load[item[0]] * item[1]):
+            copies = [t for t in others if a in self.held[t]]
+            able = copies or [t for t in others if self._takes(t, a)]
+            if not able:
+                self.held = before
+                del self.loads[loads:]
+                return False
+            t = min(able, key=lambda t: used[t] / caps[t])
+            self.loads += [] if copies else [(t, a)]
+            self.held[t][a] = self.held[t].get(a, 0.0) + share
+            used[t] += self.load[a] * share
+        self.held[s], self.serving = {}, others
+        return True
