@@ -8,25 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from packer.errors import FileFormatError, reader, shown
 from packer.export.quoting import json_text
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
-from packer.io.schema import FileTable, check_version, parse
+from packer.io.schema import check_version, parse
 
 MOST_HISTORY = 500
 """Steps that the file keeps."""
-
-
-class StateTable(FileTable):
-    """The file."""
-
-    plan: str
-    servers: dict[str, dict[str, float]]
-    doing: str = ""
-    history: list[dict[str, Any]] = Field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -38,15 +27,15 @@ class LiveState:
     """
 
     path: Path
-    plan: str = ""
-    servers: dict[str, dict[str, float]] = field(default_factory=dict)
+    plan: str
+    servers: dict[str, dict[str, float]]
     doing: str = ""
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: str) -> LiveState:
         """The state in a file, or an empty one where there is none."""
-        return _read(path) if Path(path).exists() else cls(Path(path))
+        return _read(path) if Path(path).exists() else cls(Path(path), "", {})
 
     def routes(self, numbers: Mapping[str, int]) -> dict[str, dict[int, float]]:
         """By adapter: share of its requests by server; `numbers`: of the servers, by name."""
@@ -80,11 +69,11 @@ class LiveState:
 @reader
 def _read(path: str) -> LiveState:
     data = check_version(parse_json(read_text(path)), 1)
-    found = parse(StateTable, data)
+    found = parse(LiveState, {**data, "path": path})
     for server, placed in found.servers.items():
         for name, share in placed.items():
             if not 0.0 <= share <= 1.0:
                 raise FileFormatError(
                     f"expected a share from 0 to 1, got {shown(share)}.", key=f"servers.{server}.{name}"
                 )
-    return LiveState(Path(path), found.plan, {**found.servers}, found.doing, found.history)
+    return found

@@ -14,7 +14,8 @@ from packer.live.host import Running
 from packer.live.metrics import Page, grown, page_of
 
 PRIOR = 10.0
-"""The planned shares of a server's load count as so many looks at what is in flight."""
+"""The planned shares of a server's load count as so many looks at what is in flight, its planned rates as so many
+requests that have come."""
 
 
 @dataclass(eq=False)
@@ -63,6 +64,15 @@ class Traffic:
             return self.tok_s(s) if skip_s or span_s < float("inf") else 0.0
         total = sum(grown(a, b, key) for a, b in pairwise(part) for key in ("prompt", "generated"))
         return total / (part[-1].time_s - part[0].time_s)
+
+    @property
+    def observed_s(self) -> float:
+        """The longest time that the pages of a server span."""
+        return max((own[-1].time_s - own[0].time_s for own in self.looks if own), default=0.0)
+
+    def requests(self) -> float:
+        """First tokens of all servers in that time."""
+        return sum(grown(a, b, "ttfts") for own in self.looks for a, b in pairwise(own))
 
     def shares(self, s: int, planned: Mapping[str, float]) -> dict[str, float]:
         """Share of each adapter in a server's tokens; they sum to 1. `planned`: its load there, by the plan."""

@@ -1,9 +1,16 @@
 """Autoscalers that follow a metric, as controllers of the cluster twin: what a plan is compared with.
 
-Every server may serve every adapter. Sources: Kubernetes' HorizontalPodAutoscaler (kubernetes.io/docs, "Algorithm
-details": desired = ceil(sum of the metric / target); scale-down takes the largest desired number of the last 300 s, and
-every 15 s it looks), KEDA (keda.sh, `pollingInterval` 30 s, the HPA acts on its metric) and NVIDIA Dynamo's planner on
-load (`components/planner`: every 180 s one decode worker more above a KV usage of 0.9, one less below 0.5).
+Every server may serve every adapter. Sources:
+
+- Kubernetes' HorizontalPodAutoscaler with its defaults (kubernetes.io/docs, "Horizontal Pod Autoscaling", algorithm
+  details): every 15 s ceil(sum of the metric / target), unchanged within 10 % of the target; a fall takes the largest
+  number of the last 300 s; a rise at most the larger of 4 and 100 % at a time.
+- KEDA's ScaledObject, whose metric that autoscaler reads: vLLM production-stack,
+  docs/source/use_cases/autoscaling-keda.rst at 183a136a: `vllm:num_requests_waiting`, threshold 5, polled every 15 s.
+- NVIDIA Dynamo's planner on load: examples/llm/components/planner.py at 1a0ded56 and, for its defaults,
+  components/planner/src/dynamo/planner/defaults.py at 00c13f8d: the KV usage of each worker, 0.02 more for each waiting
+  request, every 10 s; every 180 s one worker more if their mean is above 0.9, one less below 0.5, but not in the three
+  intervals after a start, and nothing after an interval in which the number of workers changed.
 """
 
 from __future__ import annotations
@@ -19,9 +26,9 @@ import numpy as np
 from packer.change import Change
 
 Rule = Literal["queue", "concurrency", "kv"]
-STABLE_S = 300.0
-KV_UP, KV_DOWN = 0.9, 0.5
-PERIOD_S: dict[Rule, float] = {"queue": 30.0, "concurrency": 15.0, "kv": 180.0}
+STABLE_S, TOLERANCE, AT_ONCE = 300.0, 0.1, 4
+KV_UP, KV_DOWN, KV_WAITING, KV_INTERVAL_S, KV_GRACE = 0.9, 0.5, 0.02, 180.0, 3
+PERIOD_S: dict[Rule, float] = {"queue": 15.0, "concurrency": 15.0, "kv": 10.0}
 
 
 @dataclass(eq=False)
@@ -40,12 +47,14 @@ class Autoscaler:
     period_s: float = 0.0
     _started: set[int] = field(default_factory=set)
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
+    _kv: list[float] = field(default_factory=list)
+    _grace: int = 0
 
     def __post_init__(self) -> None:
         self.period_s = self.period_s or PERIOD_S[self.rule]
         self._started = set(range(self.running))
         self._seen: set[int] = set(self._started)
-        self._desired = self.running
+        self._desired, self._adjusted_s, self._workers = self.running, 0.0, self.running
 
     def act(self, now_s: float, view: Any) -> Iterable[Change]:
         """Servers that are started or stopped now."""
@@ -66,13 +75,29 @@ class Autoscaler:
 
     def _wanted(self, now_s: float, view: Any, ready: list[int]) -> int:
         if self.rule == "kv":
-            used = float(view.used_share[ready].mean()) if ready else 1.0
-            if now_s and ready:
-                self._desired = len(self._started) + (used > KV_UP) - (used < KV_DOWN)
-            return self._desired
-        total = view.waiting + (view.running if self.rule == "concurrency" else 0)
-        desired = math.ceil(float(total.sum()) / self.target)
+            return self._by_kv(now_s, view, ready)
+        total = float((view.waiting + (view.running if self.rule == "concurrency" else 0)).sum())
+        now = max(1, len(self._started))
+        near = abs(total / (self.target * now) - 1.0) <= TOLERANCE
+        desired = now if near else min(math.ceil(total / self.target), now + max(AT_ONCE, now))
         self._recent.append((now_s, desired))
         while self._recent[0][0] < now_s - STABLE_S:
             self._recent.popleft()
         return max(each for _, each in self._recent)
+
+    def _by_kv(self, now_s: float, view: Any, ready: list[int]) -> int:
+        busy, waiting = view.running[ready] > 0, view.waiting[ready]
+        self._kv += (view.used_share[ready] + np.where(busy, KV_WAITING * waiting, 0.0)).tolist()
+        if now_s - self._adjusted_s < KV_INTERVAL_S:
+            return self._desired
+        changed, mean = len(ready) != self._workers, float(np.mean(self._kv)) if self._kv else 0.0
+        self._adjusted_s, self._workers, self._kv = now_s, len(ready), []
+        if changed:
+            return self._desired
+        self._desired = len(self._started)
+        if mean < KV_DOWN and not self._grace:
+            self._desired -= 1
+        elif mean > KV_UP:
+            self._desired, self._grace = self._desired + 1, KV_GRACE
+        self._grace = max(0, self._grace - 1)
+        return self._desired

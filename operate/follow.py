@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -10,13 +12,11 @@ from typing import Any
 import numpy as np
 
 from packer.arrays import FloatArray
-from packer.cluster import ServerKind
 from packer.errors import IncompatibleError, PackerError
 from packer.live.act import Acting, words
 from packer.live.host import Models
-from packer.live.traffic import Traffic
-from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
-from packer.plan import Plan
+from packer.live.traffic import PRIOR, Traffic
+from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation, server_kinds
 from packer.twin.run import Run
 from packer.workload import Workload
 
@@ -24,14 +24,6 @@ NEARLY = 0.15
 """A load that differs by less from the one that was simulated needs no new simulation."""
 MOST_LOG = 1000
 """Decisions that are kept for the page."""
-
-
-def server_kinds(plan: Plan, count: int) -> list[ServerKind]:
-    """The kinds of the servers, in their order; those beyond the plan's are of the kind that takes most adapters."""
-    cluster = plan.cluster()
-    kinds = [cluster.kind(k) for k in range(len(cluster))]
-    most = max(kinds, key=lambda kind: (kind.max_lora_rank or 0, kind.max_loras))
-    return [*kinds, *(most for _ in range(count - len(kinds)))][:count]
 
 
 @dataclass(eq=False)
@@ -56,10 +48,13 @@ class Following:
         servers = self.acting.servers
         rooms = [each.host.room for each in servers]
         self.traffic = Traffic(servers, LONG_S)
-        self.changes = self.loads = 0
+        self.changes = self.loads = self.pending = 0
+        self.uncertainty = 1.0
         self.looked_s = 0.0
         self.ready = np.zeros(len(servers), dtype=np.bool_)
         plan = self.acting.plan
+        said = repr([(each.adapters, each.shares, each.settings) for each in plan.bins])
+        self.version = hashlib.sha256(said.encode()).hexdigest()[:12]
         startable = [each.host.start is not None for each in servers]
         limits = self.acting.fleet.limits
         self.keeper = Keeper(
@@ -120,21 +115,29 @@ class Following:
         recent, before = (
             sum(self.traffic.tok_s(s, SHORT_S, skip_s) for s in range(len(held))) for skip_s in (0.0, SHORT_S)
         )
-        return Observation(load, recent, before, self.ready, held)
+        # Rates with a gamma prior: the planned ones count as `PRIOR` requests, so that few requests change little.
+        prior_s = PRIOR / max(float(self.fleet.rates.sum()), 1e-9)
+        span_s = self.traffic.observed_s
+
+        def blended(measured: Any, given: Any, most_s: float = math.inf) -> Any:
+            own_s = min(span_s, most_s)
+            return (given * prior_s + measured * own_s) / (prior_s + own_s)
+
+        total = float(planned.sum())
+        self.uncertainty = 1.0 / math.sqrt(PRIOR + self.traffic.requests())
+        return Observation(
+            blended(load, planned), blended(recent, total, SHORT_S), blended(before, total, SHORT_S), self.ready,
+            held,
+        )  # fmt: skip
 
     def step(self, now_s: float) -> list[Decision]:
         """One look, and what follows from it; faults are said and met at the next look."""
         self.looked_s = now_s
         seen = self.observed(now_s)
-        if float(seen.load_tok_s.sum()) <= 0.0:  # nothing measured yet: the planned rates stand
-            load = self.fleet.offered_tok_s_by_adapter
-            seen = replace(
-                seen, load_tok_s=load, recent_tok_s=float(load.sum()), before_tok_s=float(load.sum())
-            )
         self.load = seen.load_tok_s
         self._correct(seen)
         made = self.keeper.decide(now_s, seen)
-        gone = self._gone()
+        gone, self.pending = self._gone(), int(self.keeper.waiting != "")
         for each in [*made, *gone]:
             names = [server.name for server in self.acting.servers]
             change = replace(each.change, time_s=0.0)
@@ -144,6 +147,7 @@ class Following:
             if not self.dry_run:
                 entry["failed"] = self.acting.carry_out(change)
                 self.last_error = "; ".join([self.last_error, *entry["failed"]]).strip("; ")[:400]
+                self.pending += len(entry["failed"])
             self.changes, self.loads = self.changes + 1, self.loads + each.loads
             self.log = [*self.log, entry][-MOST_LOG:]
         return [*made, *gone]
@@ -187,6 +191,11 @@ class Following:
             before = own.keys(), total, self.keeper.capacity.run(self.keeper.kinds[s], own)
             self._predicted[s] = before
         return before[2]
+
+    @property
+    def drift(self) -> float:
+        """The measured load over the planned one."""
+        return float(self.load.sum() / max(self.fleet.offered_tok_s_by_adapter.sum(), 1e-9))
 
     def own_load(self, s: int, load: FloatArray) -> dict[int, float]:
         """Load of each adapter on a server, tok/s."""

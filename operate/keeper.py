@@ -20,6 +20,7 @@ from packer.change import Change
 from packer.cluster import ServerKind
 from packer.operate.capacity import Capacity
 from packer.operate.schedule import MOVE_COST_S
+from packer.plan import Plan
 from packer.planning.nearest import Nearest
 from packer.words import counted
 from packer.workload import Workload
@@ -38,6 +39,14 @@ ROUNDS = 3
 """Placements that the twin judges before one is given up."""
 AGAIN_S = 4 * 3600.0
 """Capacities are asked again after so long, because the mix of requests changes."""
+
+
+def server_kinds(plan: Plan, count: int) -> list[ServerKind]:
+    """The kinds of the servers, in their order; those beyond the plan's are of the kind that takes most adapters."""
+    cluster = plan.cluster()
+    kinds = [cluster.kind(k) for k in range(len(cluster))]
+    most = max(kinds, key=lambda kind: (kind.max_lora_rank or 0, kind.max_loras))
+    return [*kinds, *(most for _ in range(count - len(kinds)))][:count]
 
 
 @dataclass(frozen=True)
@@ -262,7 +271,7 @@ class Keeper:
         )
         self.missing = max(0, needed)
         if needed > 0:
-            self._spare_since_s = math.inf
+            self._spare_since_s, self.waiting = math.inf, ""
             off = [s for s in range(len(self.kinds)) if not self.on[s]]
             starts = tuple(off[:needed]) if self.may_start else ()
             if not starts:

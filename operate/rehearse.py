@@ -15,10 +15,10 @@ from packer.change import Change, Controller
 from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError
 from packer.objectives.headroom import with_rates
-from packer.operate.autoscalers import Autoscaler
+from packer.operate.autoscalers import Autoscaler, Rule
 from packer.operate.capacity import Capacity
 from packer.operate.day import HOUR_S
-from packer.operate.keeper import Keeper
+from packer.operate.keeper import Keeper, server_kinds
 from packer.operate.replay import changes_of, windows_of
 from packer.operate.schedule import schedule
 from packer.plan import Plan, Status
@@ -33,11 +33,17 @@ MARGIN = 0.0
 MOST_REPLICAS = 4
 CONCURRENCY = 64.0
 """Requests of each server that the rule on concurrency aims at."""
-RULES = {
-    "KEDA, queue length 5": ("queue", 5.0),
-    "concurrency": ("concurrency", CONCURRENCY),
-    "Dynamo, KV usage": ("kv", 1.0),
-}
+RULES: dict[str, tuple[Rule, float, str]] = {
+    "KEDA, queue length 5": (
+        "queue", 5.0, "vllm-project/production-stack, docs/source/use_cases/autoscaling-keda.rst at 183a136a",
+    ),
+    "concurrency": ("concurrency", CONCURRENCY, f"Kubernetes' HorizontalPodAutoscaler, {CONCURRENCY:g} requests each"),
+    "Dynamo, KV usage": (
+        "kv", 1.0,
+        "ai-dynamo/dynamo, examples/llm/components/planner.py at 1a0ded56, its defaults.py at 00c13f8d",
+    ),
+}  # fmt: skip
+"""Rules on metrics: what they look at, their target, and where they are from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +81,12 @@ class Rehearsal:
     hours: int
     log: tuple[Mapping[str, Any], ...]
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where the rules are from that servers were run by."""
+        names = {each.name for each in self.outcomes}
+        return {name: source for name, (_, _, source) in RULES.items() if name in names}
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
         return {
@@ -82,6 +94,7 @@ class Rehearsal:
             "hindsight_gpu_hours": self.hindsight_gpu_hours,
             "fewest_loads": self.fewest_loads,
             "outcomes": [each.to_dict() for each in self.outcomes],
+            "sources": self.sources,
             "changes": list(self.log),
         }
 
@@ -135,15 +148,12 @@ def uniform(plan: Plan, fleet: Workload, seed: int = 0) -> Plan:
 
 def keeper_of(plan: Plan, fleet: Workload, servers: int, **given: Any) -> tuple[Keeper, Cluster]:
     """A controller for up to so many servers, of which those of the plan run, and the cluster of all of them."""
-    base = plan.cluster()
-    first = {base.servers[k]: base.kind(k) for k in range(len(base))}
-    most = max(first.values(), key=lambda kind: (kind.max_lora_rank or 0, kind.max_loras))
-    names = (*base.servers, *(most.name for _ in range(servers - len(base))))
+    base, kinds = plan.cluster(), server_kinds(plan, servers)
     number = {name: i for i, name in enumerate(fleet.names)}
-    placed = [*(dict(own) for own in base.placement or ()), *({} for _ in range(servers - len(base)))]
+    placed = [*(base.placement or ()), *({} for _ in range(servers - len(base)))]
     held = [{number[name]: share for name, share in own.items() if name in number} for own in placed]
     on = np.arange(servers) < len(base)
-    kinds = [first[name] for name in names]
+    names = (*base.servers, *(kind.name for kind in kinds[len(base) :]))
     cluster = Cluster(base.kinds, names, tuple({fleet.names[a]: s for a, s in own.items()} for own in held))
     return Keeper(fleet, kinds, held, on, **given), cluster
 
@@ -328,8 +338,8 @@ def _beside(
     on = max(1, len(plan.bins))
     everywhere = Cluster((kind,), (kind.name,) * count)
     off = [Change(0.0, stop=tuple(range(on, count)))] if on < count else []
-    for name, (rule, target) in RULES.items():
-        scaler = Autoscaler(rule, target, on)  # type: ignore[arg-type]
+    for name, (rule, target, _) in RULES.items():
+        scaler = Autoscaler(rule, target, on)
         found.append(run(name, everywhere, scaler, router="affinity", changes=off))
     return found
 

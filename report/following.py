@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,7 +22,10 @@ def live_metrics(following: Any, rows: Sequence[Any]) -> str:
     def of_servers(name: str) -> list[tuple[str, float | None]]:
         return [(f'server="{row.name}"', getattr(row, name)) for row in rows]
 
-    return render("live_metrics.txt", following=following, of_servers=of_servers, sample=sample)
+    plan = (
+        f'plan={json.dumps(visible(following.fleet.name), ensure_ascii=False)},version="{following.version}"'
+    )
+    return render("live_metrics.txt", following=following, of_servers=of_servers, sample=sample, plan=plan)
 
 
 def live_page(following: Any, rows: Sequence[Any]) -> str:

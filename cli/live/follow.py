@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,7 @@ def _lines(found: Rehearsal) -> list[Table | str]:
     return [
         Table(f"{counted(found.hours, 'hour')} of requests", columns, rows),
         f"Hindsight, each hour alone: {found.hindsight_gpu_hours:.0f} GPU-hours; at least {found.fewest_loads} loads.",
+        *(f"{name}: {source}." for name, source in found.sources.items()),
     ]
 
 
@@ -160,6 +162,7 @@ def _followed(
             write_text(given.html, live_page(following, rows))
         for each in following.log[-len(made) :] if made else ():
             out.result(each, lambda each=each: _said(each, following))  # type: ignore[misc]
+        sys.stdout.flush()  # a log that is read while the command runs
         if following.keeper.missing:
             out.note(f"{counted(following.keeper.missing, 'more server')} needed")
 

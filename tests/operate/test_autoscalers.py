@@ -57,3 +57,21 @@ def test_fewer_servers_only_after_five_quiet_minutes() -> None:
     assert list(scaler.act(300.0, view("+++"))) == []
     (change,) = scaler.act(301.0, view("+++"))
     assert change.stop == (1, 2)
+
+
+def test_a_worker_more_by_the_kv_cache_has_three_intervals_of_grace() -> None:
+    """After a start nothing is stopped for three intervals, the first of which sees another number of workers."""
+    scaler = Autoscaler("kv", 1.0, 1)
+    scaler.act(0.0, view("+--", 0.95))
+    (change,) = scaler.act(180.0, view("+--", 0.95))
+    assert change.start == (1,)
+    stops = {at_s: list(scaler.act(at_s, view("++-", 0.1))) for at_s in (360.0, 540.0, 720.0, 900.0)}
+    assert [at_s for at_s, made in stops.items() if made] == [900.0]
+
+
+def test_waiting_requests_count_as_kv_cache() -> None:
+    """Each adds 0.02 to the usage of a worker that runs something."""
+    scaler = Autoscaler("kv", 1.0, 1)
+    scaler.act(0.0, view("+-", 0.8, waiting=10, running=1))
+    (change,) = scaler.act(180.0, view("+-", 0.8, waiting=10, running=1))
+    assert change.start == (1,)

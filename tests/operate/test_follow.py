@@ -164,6 +164,9 @@ def test_metrics_say_what_is_there(following: Callable[..., Following], servers:
     assert 'packer_live_server_ready{server="gpu-0"} 1.0' in text
     assert 'packer_live_server_load_tok_s{server="gpu-1"} ' in text
     assert "packer_live_servers_needed 0.0" in text
+    assert re.search(r'packer_live_plan_info\{plan="fleet",version="[0-9a-f]{12}"\} 1.0', text)
+    assert "packer_live_changes_pending 0.0" in text
+    assert loop.drift == pytest.approx(load_now := float(loop.load.sum()) / 240.0, rel=0.01), load_now
     assert "packer_live_server_itl_ms{" not in text
     template = files("packer.export").joinpath("templates", "dashboard.json").read_text("utf-8")
     drawn = set(re.findall(r"packer_live_\w+", template))
@@ -193,3 +196,18 @@ def test_the_commands_apply_and_refuse(
     assert json.loads(capsys.readouterr().out)["failed"] == []
     assert "a1" in servers[0].adapters
     assert run(["live", "follow", str(tmp_path / "plan.json")]) == 2
+
+
+def test_few_requests_change_the_planned_rates_little(
+    following: Callable[..., Following], servers: list[StandIn], plan: Plan
+) -> None:
+    """A burst in the first second is no change of the load: planned rates count as requests that have come."""
+    loop = following()
+    loop.step(0.0)
+    servers[0].counters = "vllm:prompt_tokens_total 600\nvllm:generation_tokens_total 600\n"
+    loop.step(1.0)
+    planned = float(plan.workload.offered_tok_s_by_adapter.sum())
+    assert planned < loop.load.sum() < 2.0 * planned
+    servers[0].counters = "vllm:prompt_tokens_total 360600\nvllm:generation_tokens_total 360600\n"
+    loop.step(601.0)
+    assert loop.load.sum() == pytest.approx(1200.0, rel=0.05)

@@ -71,6 +71,9 @@ def test_a_server_less_waits_until_it_is_worth_it() -> None:
     control = keeper(2, 2)
     assert control.decide(0.0, seen(500.0, [True, True])) == []
     assert control.decide(300.0, seen(500.0, [True, True])) == []
+    assert control.waiting.startswith(
+        "1 server would be enough for 300 s now: a stop with 4 loads is worth it after "
+    )
     made, *_ = control.decide(700.0, seen(500.0, [True, True]))
     assert len(made.change.stop) == 1
     assert made.loads == 4
@@ -105,6 +108,26 @@ def test_the_level_follows_what_was_measured_within_bounds() -> None:
     for _ in range(100):
         control.corrected(20.0, 100.0)
     assert control.level == 0.7
+    for _ in range(200):  # a constant difference is learnt once, not added up
+        control.corrected(20.0, 21.0)
+    assert control.level == pytest.approx(20.0 / 21.0, rel=1e-3)
+
+
+def test_what_the_twin_refuses_is_planned_again() -> None:
+    """A placement whose mix the twin holds less of is not carried out; load moves until every server holds its part."""
+    control = keeper(2, 2)
+    asked: list[set[int]] = []
+
+    def of(server: int, load: dict[int, float]) -> float:
+        asked.append(set(load))
+        return 1000.0 if server == 0 or len(load) < 6 else 880.0
+
+    control.capacity.of = of  # type: ignore[method-assign,assignment]
+    skewed = Observation(np.array([300.0, 60.0] * 4), 1440.0, 1440.0, np.array([True, True]))
+    (made, *_) = control.decide(0.0, skewed)
+    assert "by the twin" in made.why
+    used = control._near(control._expected_load(skewed)).used()
+    assert (used <= 0.981 * control.caps([0, 1])).all()
 
 
 def test_controllers_are_controllers() -> None:
