@@ -88,7 +88,7 @@ class Nearest:
                 return
             # What makes both even; a bit less is enough if it brings the first one below the limit.
             wanted = (used[s] * caps[t] - used[t] * caps[s]) / (caps[s] + caps[t])
-            part = [(self.load[a] * share, a) for a, share in own[s].items() if share and self.load[a] > 0.0]
+            part = [(tok_s, a) for a, share in own[s].items() if (tok_s := self.load[a] * share) > 0.0]
             common = [each for each in part if each[1] in own[t]]
             if not common:
                 able = [each for each in part if self._takes(t, each[1])]
