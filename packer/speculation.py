@@ -45,6 +45,11 @@ class SpeculationSpec:
             )
             object.__setattr__(self, item.name, value)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether the drafter's KV of a token depends on the token after it (`needs_eagle_block_drop` in vLLM)."""
+        return self.method != "draft_model"
+
     def check_fits(self, max_num_batched_tokens: int) -> None:
         """Raises `ValidationError`: a step does not hold a request with its drafts."""
         most = max_num_batched_tokens - 2

@@ -42,10 +42,11 @@ def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter:
     }  # fmt: skip
     spec, chances = engine.speculation, np.zeros(len(workload))
     if spec is not None:
-        check_drafts(engine, rules)
+        check_drafts(engine)
         settings |= {
             "drafts": spec.num_speculative_tokens, "draft_slots": spec.method == "draft_model",
-            "drops_block": spec.method != "draft_model", "pass_ms": spec.draft_pass_ms, "token_ms": spec.draft_token_ms,
+            "drops_block": spec.reads_ahead and not rules.hashes_ahead,
+            "pass_ms": spec.draft_pass_ms, "token_ms": spec.draft_token_ms,
         }  # fmt: skip
         shares = [
             spec.acceptance if each.acceptance is None else each.acceptance for each in workload.adapters

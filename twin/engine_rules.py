@@ -107,7 +107,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "caches_verified", (0, 33), "0.33.0: vllm/v1/core/sched/scheduler.py:2407, `update_from_output`",
-        "With drafts, blocks can be found once their tokens came out.",
+        "With drafts, blocks can be found once their tokens came out; the last token of a request is not computed.",
+    ),
+    Rule(
+        "hashes_ahead", (0, 33), "0.33.0: vllm/config/vllm.py:678, `num_hash_lookahead_tokens`",
+        "With eagle and mtp, the hash of a block covers the token after it, too; before, the last block that a request "
+        "finds is computed again.",
     ),
     Rule(
         "async_scheduling", (0, 14), "0.14.0: vllm/config/scheduler.py:133; 0.32.0: vllm/config/vllm.py:1585–1646",
@@ -137,6 +142,7 @@ class EngineRules:
     unhashed_first: bool
     passes_itself: bool
     caches_verified: bool
+    hashes_ahead: bool
     async_scheduling: bool
     prefix_caching: bool
 
@@ -169,18 +175,13 @@ def rules_of(engine: EngineSpec) -> EngineRules:
     return EngineRules(**{field.name: holds[field.name] for field in fields(EngineRules)})
 
 
-def check_drafts(engine: EngineSpec, rules: EngineRules) -> None:
-    """Raises `ValidationError`: speculative decoding is not simulated with this version and these rules."""
+def check_drafts(engine: EngineSpec) -> None:
+    """Raises `ValidationError`: speculative decoding is not simulated with this version."""
     release = engine.release
     if engine.name != "vllm" or release < DRAFTS:
         raise ValidationError(
             f"Expected a version of vLLM from {_name(DRAFTS)} on with speculative decoding, "
             f"got {shown(engine.version)}."
-        )
-    if release >= (0, 33) and rules.prefix_caching:
-        raise ValidationError(
-            "Expected engine.prefix_caching to be off with speculative decoding on vLLM 0.33, whose hashes of blocks "
-            "with drafts are not simulated, got on."
         )
 
 

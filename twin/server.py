@@ -198,6 +198,8 @@ class Server:
             return no_pool(n)
         pool = new_pool(n, self.kv_blocks, engine.block_size, engine.max_num_seqs, content or Content.none(n))
         pool.all["unhashed_first"] = rules.unhashed_first
+        drafts = engine.speculation
+        pool.all["lookahead"] = drafts is not None and drafts.reads_ahead and rules.hashes_ahead
         return pool
 
     def _advance_each(

@@ -31,7 +31,8 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-TOKEN = 7
+OUTPUT = 2 * 10**8
+"""Requests say this and their number, so that no two of them say the same."""
 DRAFTS = {"draft_model": "draft_model", "eagle": "eagle3"}
 
 
@@ -129,7 +130,9 @@ class Side:
         from vllm.utils.hashing import sha256
 
         kv_cache_utils.init_none_hash(sha256)
-        self.hasher = kv_cache_utils.get_request_block_hasher(self.engine["block_size"], sha256)
+        ahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)
+        more = {"num_hash_lookahead_tokens": ahead} if ahead else {}
+        self.hasher = kv_cache_utils.get_request_block_hasher(self.engine["block_size"], sha256, **more)
 
     def request(self, i: int) -> Request:
         """A request, its prompt's full blocks by their ids."""
@@ -179,7 +182,7 @@ class Side:
             if samples and request is not None:
                 chance = self.case["acceptance"][self.case["adapter"][i]] if drafts else 0.0
                 count = 1 + accepted(chance, i, request.num_output_tokens, drafts)
-            sampled.append([TOKEN] * count)
+            sampled.append([OUTPUT + i] * count)
         names = list(rows)
         values = {
             "req_ids": names, "req_id_to_index": {name: k for k, name in enumerate(names)}, "logprobs": None,

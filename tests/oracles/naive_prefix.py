@@ -35,6 +35,7 @@ class Settings:
     max_model_len: int = 10**9
     passes_itself: bool = False
     caches_verified: bool = False
+    lookahead: int = 0
 
 
 @dataclass(eq=False)
@@ -123,7 +124,7 @@ class BlockPool:
         """The full blocks of these tokens can be found."""
         if not self.settings.prefix_caching:
             return
-        full = tokens // self.settings.block_size
+        full = min(tokens, request.num_tokens - self.settings.lookahead) // self.settings.block_size
         for place in range(request.cached, full):
             block = request.blocks[place]
             block.hash = request.hash(place)
@@ -140,7 +141,7 @@ class BlockPool:
             if not equal:
                 break
             hits.append(equal[0])
-        return hits[:-1] if self.settings.eagle else hits
+        return hits[:-1] if self.settings.eagle and not self.settings.lookahead else hits
 
     def allocate_slots(self, request: Request, new: int, hits: list[Block], whole: bool) -> bool:
         """`KVCacheManager.allocate_slots`: whether there was room."""
@@ -158,7 +159,7 @@ class BlockPool:
             self.touch(hits)
             request.blocks, request.cached = list(hits), len(hits)
         request.blocks += self.get_new_blocks(max(-(-needed // size) - len(request.blocks), 0))
-        self.cache_full_blocks(request, min(computed + new, request.num_tokens))
+        self.cache_full_blocks(request, computed + new)
         return True
 
 
@@ -303,10 +304,11 @@ class NaiveScheduler:
             ahead = request.placeholders > 0
             if self.settings.async_scheduling and not stale:
                 request.placeholders -= got
+            if not stale and self.settings.caches_verified:
+                request.computed -= 1 + kept - got
             if not request.preempted and self.settings.caches_verified:
                 if ahead or self.settings.drafts:
-                    known = min(request.computed - request.in_flight, request.num_tokens)
-                    self.pool.cache_full_blocks(request, known)
+                    self.pool.cache_full_blocks(request, request.computed - request.in_flight)
             elif not request.preempted and self.settings.async_scheduling:
                 self.pool.cache_full_blocks(request, request.computed - request.placeholders)
             if not self.settings.async_scheduling:

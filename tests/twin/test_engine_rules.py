@@ -38,7 +38,7 @@ from packer.workload import Workload
         (
             "0.33.0",
             "graphs_without_lora prefix_caching async_scheduling whole_sequence unhashed_first series_of_lists "
-            "slots_of_running passes_itself caches_verified",
+            "slots_of_running passes_itself caches_verified hashes_ahead",
         ),
         ("0", "tokenizer_per_adapter"),
         ("nightly", "tokenizer_per_adapter"),

@@ -1,7 +1,7 @@
 """A step is scheduled where requests are counted one by one: `Scheduler.schedule` as vLLM has it.
 
 vllm/v1/core/sched/scheduler.py and async_scheduler.py of 0.32; what differs in 0.33 is a rule
-(`packer.twin.engine_rules`).
+(`packer.twin.engine_rules`). A chain of several MTP modules, whose prefill ends otherwise, is taken for one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def known(state: ServerState, each: Each, r: int) -> int:
 
 @njit(**INLINED)
 def hash_known(state: ServerState, each: Each, pool: Pool, r: int, tokens: int) -> None:
-    """The full blocks of the first `tokens` of request `r` can be found."""
+    """The full blocks of the first `tokens` of request `r` can be found, if all that their hashes cover is known."""
     if pool.all[0].caching == 1:
-        full = tokens // state.server.block_size
+        full = min(tokens, known(state, each, r) - pool.all[0].lookahead) // state.server.block_size
         if full > each.rows[r].hashed:
             hash_full(state, pool, r, full)
             each.rows[r].hashed = full
@@ -126,7 +126,7 @@ def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, i
         if growth > 0:
             hold(state, pool, growth)
             row.held += growth
-        hash_known(state, each, pool, r, min(row.computed + new, tokens))
+        hash_known(state, each, pool, r, row.computed + new)
         prefills = prefills or row.chunk == 1
         row.tokens = new
         row.tried = max(new + row.computed - tokens - row.placeholders, 0) if row.drafts > 0 else 0
@@ -262,7 +262,7 @@ def schedule_waiting(
         growth = blocks_of(min(hits * size + new + whole.drafts, whole.max_model_len), size) - hits
         hold(state, pool, growth)
         row.held += growth
-        hash_known(state, each, pool, r, min(hits * size + new, tokens))
+        hash_known(state, each, pool, r, hits * size + new)
         row.tokens, row.tried, row.chunk = new, whole.drafts if padded == 1 else 0, 1
         budget -= new
         inputs -= new + whole.draft_slots

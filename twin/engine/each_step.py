@@ -11,7 +11,7 @@ from packer.twin.engine.advance import go_on, is_idle
 from packer.twin.engine.arrive import arrive_until, free_places
 from packer.twin.engine.charge import charge
 from packer.twin.engine.each import Each, accepted
-from packer.twin.engine.each_plan import give_up, hash_known, known, plan_each
+from packer.twin.engine.each_plan import give_up, hash_known, plan_each
 from packer.twin.engine.emit import MIN_GAP_S, gap_bin, note_finish
 from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, change, count_series, scrape, stream
 from packer.twin.engine.pool import Pool
@@ -64,6 +64,8 @@ def verify(state: ServerState, each: Each, i: int) -> int:
     row.outputs += got
     if stale:
         return got
+    if whole.caches_verified == 1:
+        row.computed -= 1 + kept - got
     if row.computed > 0:
         row.computed -= batch.tried - kept
     if whole.depth == 2:
@@ -117,7 +119,7 @@ def deliver(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
         show(state, r, got, gap_s)
         if row.preempted == 0 and not stale and whole.caches_verified == 1:
             if ahead or whole.drafts > 0:
-                hash_known(state, each, pool, r, min(row.computed - row.in_flight, known(state, each, r)))
+                hash_known(state, each, pool, r, row.computed - row.in_flight)
         elif row.preempted == 0 and not stale and whole.depth == 2:
             hash_known(state, each, pool, r, row.computed - row.placeholders)
         if row.outputs == requests[r].output:

@@ -31,6 +31,7 @@ POOL = record(
     ("caching", "i8"),  # 0: blocks are counted alone, and nothing else of the pool is used
     ("unhashed_first", "i8"),  # see `packer.twin.engine_rules`
     ("tokens", "i8"),  # of an id of `content`
+    ("lookahead", "i8"),  # tokens after a block that its hash covers, too
     ("per_id", "i8"),  # most blocks that end in the tokens of one id
     ("factor", "i8"),  # spreads the numbers of blocks over `table`: 1 where it has a place for each
     ("shift", "i8"),
@@ -129,18 +130,23 @@ def no_pool(n: int) -> Pool:
 def shared_blocks(pool: Pool, r: int, size: int) -> int:
     """Blocks with which request `r` begins that others may have, too."""
     ids: int = pool.shared[r]
-    tokens = pool.all[0].tokens
-    return ids if tokens == size or ids == 0 else ids * tokens // size
+    tokens, lookahead = pool.all[0].tokens, pool.all[0].lookahead
+    same = ids == 0 or (tokens == size and lookahead == 0)
+    return ids if same else int(ids * tokens - lookahead) // size
 
 
 @njit(**INLINED)
 def block_of(pool: Pool, r: int, place: int, size: int) -> int:
-    """Number of the content of one of these blocks: the id in which it ends, and which of that id's blocks it is."""
-    tokens = pool.all[0].tokens
-    if tokens == size:
+    """Number of the content of one of these blocks: the id in which it ends, and which of that id's blocks it is.
+
+    What its hash covers beyond it belongs to it.
+    """
+    tokens, lookahead = pool.all[0].tokens, pool.all[0].lookahead
+    if tokens == size and lookahead == 0:
         return int(pool.numbers[pool.first[r] + place])
-    k = ((place + 1) * size - 1) // tokens
-    return int(np.int64(pool.numbers[pool.first[r] + k]) * pool.all[0].per_id + place - k * tokens // size)
+    k = ((place + 1) * size - 1 + lookahead) // tokens
+    before = max(k * tokens - lookahead, 0) // size
+    return int(np.int64(pool.numbers[pool.first[r] + k]) * pool.all[0].per_id + place - before)
 
 
 @njit(inline="always", **ENGINE_FLAGS)

@@ -114,12 +114,11 @@ def test_a_verdict_says_where_drafts_do_not_pay() -> None:
 
 
 def test_what_is_not_simulated_is_refused_by_name() -> None:
-    """Versions without the rules, drafts with 0.33's hashes, servers that train, mixed clusters, trained predictors."""
+    """Versions without the rules, servers that train, mixed clusters, trained predictors."""
     drafts = "mtp:num_speculative_tokens=2,acceptance=0.5"
     for server, word in (
         (_server(version="0.11.2", scheduling_policy="priority"), "scheduling_policy"),
         (_server(drafts, version="0.28.0"), "speculative decoding"),
-        (_server(drafts, version="0.33.0"), "prefix_caching"),
     ):
         with pytest.raises(ValidationError, match=word):
             simulate(FLEET, server, max_loras=4, duration_s=10)
