@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.errors import IncompatibleError
+from packer.errors import IncompatibleError, PackerError
 from packer.io.profiles import load_profile
 from packer.planning.solve import solve
+from packer.predictors.api import evaluate_server
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.learned import BoostingPredictor
 from packer.predictors.scenarios import scenario
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.sessions import Sessions
+from packer.speculation import SpeculationSpec
 from packer.testing.analytic import random_fleet
+from packer.workload import Workload
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +87,35 @@ def test_sessions_and_cached_prefixes_go_to_the_twin(given: dict[str, object]) -
     found, simulated = auto.evaluate(fleet, bins), TwinPredictor().evaluate(fleet, bins)
     assert auto.left_to_twin == 1
     assert found.mean_ttft_ms[0] == simulated.mean_ttft_ms[0]
+
+
+@pytest.mark.parametrize("kind", ["boosting", "forest", "tree"])
+@pytest.mark.parametrize("name", ["h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct"])
+def test_shipped_trees_give_no_figure_of_a_server_that_they_never_saw(kind: str, name: str) -> None:
+    """Other versions, caching, drafts, priorities and fleets are refused; what the server ignores changes nothing."""
+    known = load_profile(name)
+    alike = Workload([Adapter(f"a{i}", 8, 0.05, shared_prefix_tokens=128, priority=i % 3) for i in range(6)])
+    plain = replace(alike, adapters=tuple(Adapter(each.name, 8, 0.05) for each in alike.adapters))
+    drafts = SpeculationSpec("eagle", 2, acceptance=0.5)
+    changes: list[dict[str, Any]] = [
+        {"prefix_caching": True}, {"async_scheduling": True}, {"version": "0.11.2"}, {"version": "0.33.0"},
+        {"version": "0.32.0", "scheduling_policy": "priority"}, {"version": "0.32.0", "speculation": drafts},
+        {"version": "0.32.0", "max_num_queued_reqs": 9},
+    ]  # fmt: skip
+    for change in changes:
+        with pytest.raises(PackerError, match="trained"):
+            evaluate_server(
+                alike, replace(known, engine=replace(known.engine, **change)), max_loras=4, predictor=kind
+            )
+    for fleet in (
+        replace(plain, sessions=Sessions(3.0)),
+        replace(plain, adapters=(*plain.adapters, Adapter("b", 0, 1.0))),
+    ):
+        with pytest.raises(IncompatibleError, match="trained without"):
+            evaluate_server(fleet, known, max_loras=4, predictor=kind)
+    for predictor in (kind, "twin"):
+        found = [evaluate_server(fleet, known, max_loras=4, predictor=predictor) for fleet in (alike, plain)]
+        assert found[0].mean_ttft_ms == found[1].mean_ttft_ms
 
 
 def test_the_twin_confirms_a_plan_that_they_led_to(slower: Profile) -> None:
