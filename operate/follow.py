@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,19 @@ from packer.live.act import Acting, words
 from packer.live.host import Models
 from packer.live.traffic import PRIOR, Traffic
 from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation, server_kinds
-from packer.twin.run import Run
 from packer.workload import Workload
 
 NEARLY = 0.15
 """A load that differs by less from the one that was simulated needs no new simulation."""
 MOST_LOG = 1000
 """Decisions that are kept for the page."""
+
+
+class Expected(NamedTuple):
+    """Latencies of a server by the twin, ms."""
+
+    mean_ttft_ms: float
+    mean_itl_ms: float
 
 
 @dataclass(eq=False)
@@ -42,7 +48,7 @@ class Following:
     dry_run: bool = False
     log: list[dict[str, Any]] = field(default_factory=list)
     last_error: str = ""
-    _predicted: dict[int, tuple[Set[int], float, Run]] = field(default_factory=dict)
+    _predicted: dict[int, tuple[Set[int], float, Expected]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         servers = self.acting.servers
@@ -183,12 +189,13 @@ class Following:
                 f"level {before:.3f} → {level:.3f}: the mean ITL is {measured:.1f} ms, predicted {predicted:.1f} ms"
             )
 
-    def predicted(self, s: int, own: dict[int, float]) -> Run:
-        """The twin's run of a server with this load; the last one as long as the load is nearly the same."""
+    def predicted(self, s: int, own: dict[int, float]) -> Expected:
+        """What the twin says of a server with this load; the last one as long as the load is nearly the same."""
         total = sum(own.values())
         before = self._predicted.get(s)
         if before is None or before[0] != own.keys() or abs(total / before[1] - 1.0) > NEARLY:
-            before = own.keys(), total, self.keeper.capacity.run(self.keeper.kinds[s], own)
+            run = self.keeper.capacity.run(self.keeper.kinds[s], own)
+            before = own.keys(), total, Expected(run.mean_ttft_ms, run.mean_itl_ms)
             self._predicted[s] = before
         return before[2]
 
