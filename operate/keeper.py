@@ -178,10 +178,8 @@ class Keeper:
 
     def _near(self, load: FloatArray) -> Nearest:
         """The placement as it is, to be changed by the planner of `packer solve --from`."""
-        fits = [
-            [self._rank(s) >= each.rank for each in self.workload.adapters] for s in range(len(self.kinds))
-        ]
-        return Nearest(load, self.held, self.serving, lambda s, a: fits[s][a], self.rooms)
+        ranks, most = self.workload.ranks, [self._rank(s) for s in range(len(self.kinds))]
+        return Nearest(load, self.held, self.serving, lambda s, a: most[s] >= int(ranks[a]), self.rooms)
 
     def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
         """Adapters that no server serves go to those with the least load; shares of lost ones to the other copies."""

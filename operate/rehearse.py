@@ -282,7 +282,13 @@ def rehearse(
         found = simulate_cluster(
             fleet, cluster, controller=failing, **{"startup_s": startup_s, **given, **more}
         )
-        return _outcome(name, found, failing, more.get("changes", ()))
+        made = _outcome(name, found, failing, more.get("changes", ()))
+        progress(
+            f"{name}: {made.gpu_hours:.0f} GPU-hours, {made.within:.2%} within limits, {made.loads} loads",
+            1,
+            1,
+        )
+        return made
 
     keeper, cluster = keeper_of(plan, steady, count, period_s=period_s, startup_s=startup_s, seed=seed)
     extra = tuple(range(len(plan.bins), count))
