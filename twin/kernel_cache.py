@@ -42,6 +42,8 @@ except ImportError:  # Windows: processes then compile side by side
 STAMP_LENGTH = 20
 """Digits of the stamp in the name of a file."""
 _FLAGS: list[str] = []
+_LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+"""Its argument is twice the place of the name, from Python 3.11 on; `dis` takes ten times as long to say so."""
 LONGEST_S = 120.0
 """A kernel that another process compiles is waited for no longer than this."""
 POLL_S = 0.02
@@ -91,9 +93,14 @@ def _code_parts(code: types.CodeType) -> Iterator[str]:
 
 def _names(code: types.CodeType) -> list[str]:
     """Global names of a code object and those inside it, sorted; attributes may have the names of other globals."""
-    own = [each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"]
+    found, high = set[str](), 0
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        number = high | low
+        high = number << 8 if operation == dis.EXTENDED_ARG else 0
+        if operation == _LOAD_GLOBAL:
+            found.add(code.co_names[number >> 1])
     inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
-    return sorted({*own, *inner})
+    return sorted({*found, *inner})
 
 
 def _meaning(value: object) -> str:
@@ -148,6 +155,29 @@ class KernelLocator(_CacheLocator):
         """The locator of a kernel of this project; None for other functions and without a folder."""
         folder = cache_folder() if _ours(py_func) else None
         return None if folder is None else cls(py_func, folder)
+
+
+class KernelCache(FunctionCache):
+    """The cache of one kernel, made when it is first used: commands import many more kernels than they run."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._py_func = function
+
+    def __getattr__(self, name: str) -> Any:
+        if "_impl" not in vars(self):
+            super().__init__(self._py_func)  # type: ignore[no-untyped-call]
+        return object.__getattribute__(self, name)
+
+
+def _enable_caching(kernel: Any) -> None:
+    """`Dispatcher.enable_caching`, with a cache of this file for kernels of this project."""
+    if _ours(kernel.py_func):
+        kernel._cache = KernelCache(kernel.py_func)  # noqa: SLF001
+    else:
+        _ENABLED(kernel)
+
+
+_ENABLED: Callable[..., None] = Dispatcher.enable_caching
 
 
 def _data_name(file: IndexDataCacheFile, number: int) -> str:
@@ -268,6 +298,7 @@ def install(*flags: dict[str, Any]) -> None:
     if KernelLocator not in locators:
         locators.insert(0, KernelLocator)
         IndexDataCacheFile._data_name = _data_name  # type: ignore[method-assign]  # noqa: SLF001
+        Dispatcher.enable_caching = _enable_caching  # type: ignore[method-assign]
         Dispatcher.compile = _compile  # type: ignore[assignment, method-assign]
         FunctionCache.load_overload = _load  # type: ignore[method-assign]
         FunctionCache.save_overload = _save  # type: ignore[method-assign]

@@ -91,8 +91,19 @@ def test_every_kernel_is_kept_under_its_stamp() -> None:
     assert locator.get_source_stamp() == stamp(advance.py_func)
 
 
+def test_names_of_globals_are_those_that_python_loads() -> None:
+    """The names that go into a stamp are read from the bytecode as `dis` reads it."""
+    def loaded(code: types.CodeType) -> set[str]:
+        own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+        return own.union(*(loaded(each) for each in code.co_consts if isinstance(each, types.CodeType)))
+
+    for kernel in kernels():
+        code = kernel.py_func.__code__
+        assert kernel_cache._names(code) == sorted(loaded(code))
+
+
 def test_all_that_kernels_use_is_defined_before_them() -> None:
-    """A global defined after its use would not be part of the stamp, taken when a kernel is decorated."""
+    """A global defined after its use would not be part of a stamp that is taken while its module is imported."""
     late = []
     for kernel in kernels():
         lines = Path(kernel.py_func.__code__.co_filename).read_text("utf-8").splitlines()
