@@ -342,11 +342,11 @@ class Frontier(Conditions):
 
     def point_of(self, bins: Sequence[Bin]) -> FrontierPoint:
         """The figures of these servers."""
-        hours = self.hours.all(bins, self.workload)
+        hours = self.hours.all(bins, self.workload, requests=True)
         raised = self.hours.all(bins, self.raised)
         adapters = merged(self.workload, bins, hours)
         worst = int(np.nan_to_num(adapters.p95_ttft_ms, nan=math.inf).argmax())
-        requests = np.concatenate([hour.ttft_ms for hour in hours])
+        requests = np.concatenate([hour.ttft_ms for hour in hours if hour.ttft_ms is not None])
         figures = Evaluations.of([hour.figures for hour in hours])
         starving = tuple(k for k, hour in enumerate(raised) if not hour.figures.feasible)
         shown = (*self.kept.hours[:1], (self.raised, self.seed), self.kept.given)

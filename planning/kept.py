@@ -136,9 +136,7 @@ class KeptHours:
     def _left_to_chance(self, bins: Sequence[Bin]) -> bool:
         """Whether some request waits longer than a limit: how many of an adapter's do is another number each hour."""
         least_ms = self.workload.slo.columns(self.workload)[0].min()
-        return any(
-            hour.ttft_ms.max(initial=0.0) > least_ms for hour in self.simulated.all(bins, self.workload)
-        )
+        return any(hour.slowest_ms > least_ms for hour in self.simulated.all(bins, self.workload))
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:
         """How many adapters break their limits in one of the hours, or of further ones."""

@@ -25,7 +25,7 @@ from packer.workload import Workload
 
 HOUR_S = 3600.0
 MOST_REQUESTS = 20_000_000
-"""Requests (of 4 bytes) of the hours that are stored; beyond, the oldest ones are simulated again when needed."""
+"""Requests (of 4 bytes) of the hours that are stored; beyond, those of the oldest hours are given up."""
 TOGETHER = 4
 """The room of so many servers is looked for at once; that of the last one tells where to begin with the next ones."""
 SLO = {"slo_used": 1.0}
@@ -36,16 +36,18 @@ SLO = {"slo_used": 1.0}
 class ServerHour:
     """What a simulated hour of one server shows.
 
-    `used`: `Run.slo_used`; `adapters`: figures of each of its adapters; `ttft_ms`: TTFT of every completed
-    request, float32; `late`: when those were sent (s) that waited longer than their limit, and their TTFT (ms),
-    float32 (2, late); `holds`: whether its limits are kept, its queue does not grow, and it does not starve.
+    `used`: `Run.slo_used`; `adapters`: figures of each of its adapters; `slowest_ms`: the highest TTFT, 0 without
+    requests; `ttft_ms`: TTFT of every completed request, float32, None where it was given up; `late`: when those were
+    sent (s) that waited longer than their limit, and their TTFT (ms), float32 (2, late), none where `used` is infinite;
+    `holds`: whether its limits are kept, its queue does not grow, and it does not starve.
     `short_of_cache`: the KV cache is mostly in use, or too small for the server to start, so that fewer slots may help.
     """
 
     figures: Evaluation
     used: float
     adapters: AdapterFigures
-    ttft_ms: npt.NDArray[np.float32]
+    slowest_ms: float
+    ttft_ms: npt.NDArray[np.float32] | None
     late: npt.NDArray[np.float32]
     holds: tuple[bool, bool, bool]
     short_of_cache: bool = False
@@ -65,23 +67,30 @@ class Hours:
     limits: Mapping[str, float] = field(default_factory=dict)
     _stored: dict[Any, tuple[Workload, ServerHour]] = field(default_factory=dict)
     """With the fleet, so that no other one has its id."""
+    _sizes: dict[Any, int] = field(default_factory=dict)
+    """Requests of the hours that have theirs, the oldest first."""
 
-    def all(self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None) -> list[ServerHour]:
-        """One hour of each server."""
-        return self.each([(item, fleet, self.seed if seed is None else seed) for item in items])
+    def all(
+        self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None, requests: bool = False
+    ) -> list[ServerHour]:
+        """One hour of each server; `requests`: with the TTFT of all requests."""
+        return self.each([(item, fleet, self.seed if seed is None else seed) for item in items], requests)
 
-    def each(self, jobs: Sequence[tuple[Bin, Workload, int]]) -> list[ServerHour]:
-        """Hours of servers, of any fleets and seeds."""
-        keys = [(item, id(fleet), seed) for item, fleet, seed in jobs]
-        missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in self._stored}
+    def each(self, jobs: Sequence[tuple[Bin, Workload, int]], requests: bool = False) -> list[ServerHour]:
+        """Hours of servers, of any fleets and seeds; `requests`: with the TTFT of all requests."""
+        keys, known = [(item, id(fleet), seed) for item, fleet, seed in jobs], self._stored
+        held = self._sizes if requests else known
+        missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in held}
         found = in_threads(lambda job: self._hour(_run(*job)), missing.values())
         for (key, (_, fleet, _)), hour in zip(missing.items(), found, strict=True):
-            self._stored[key] = fleet, hour
-        hours = [self._stored[key][1] for key in keys]
-        kept = sum(hour.ttft_ms.size for _, hour in self._stored.values()) if missing else 0
-        while kept > MOST_REQUESTS and len(self._stored) > 1:
-            _, oldest = self._stored.pop(next(iter(self._stored)))
-            kept -= oldest.ttft_ms.size
+            known[key] = fleet, hour
+            self._sizes[key] = 0 if hour.ttft_ms is None else hour.ttft_ms.size
+        hours = [known[key][1] for key in keys]
+        kept = sum(self._sizes.values()) if missing else 0
+        while kept > MOST_REQUESTS and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            kept -= self._sizes.pop(oldest)
+            known[oldest] = known[oldest][0], replace(known[oldest][1], ttft_ms=None)
         return hours
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
@@ -142,8 +151,9 @@ class Hours:
                 sim.adapter_slo_attainment,
                 sim.adapter_slo_used,
             ),
+            float(sim.ttft_ms.max(initial=0.0)),
             sim.ttft_ms.astype(np.float32),
-            sim.late.astype(np.float32),
+            sim.late[:, : None if math.isfinite(sim.slo_used) else 0].astype(np.float32),
             self._holds(sim),
             sim.status != "ok" or sim.mean_kv_usage >= USED_UP,
         )

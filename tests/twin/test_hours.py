@@ -24,10 +24,10 @@ def test_hours_are_kept_by_kind_of_server(make_profile: Callable[..., Profile]) 
     assert quick.figures.mean_itl_ms < 0.5 * slow.figures.mean_itl_ms
 
 
-def test_the_oldest_hours_are_given_up(
+def test_requests_of_the_oldest_hours_are_given_up(
     make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond so many requests, the hours that were simulated first are simulated again when they are needed."""
+    """Beyond so many requests, hours are simulated again where their requests are needed, and only there."""
     fleet = Workload([Adapter("a", 8, 0.2), Adapter("b", 8, 0.1)])
     profile = make_profile()
     first, second = (Bin((k,), profile.settings(1, 8), profile) for k in range(2))
@@ -36,11 +36,16 @@ def test_the_oldest_hours_are_given_up(
     monkeypatch.setattr(stored, "_run", lambda *job: simulated.append(job[0]) or one(*job))
     monkeypatch.setattr(stored, "MOST_REQUESTS", 1)
     hours = Hours()
-    (before,) = hours.all([first], fleet)
+    (before,) = hours.all([first], fleet, requests=True)
     hours.all([first, second], fleet)
-    (again,) = hours.all([first], fleet)
+    (known,) = hours.all([first], fleet)
+    assert simulated == [first, second]
+    assert known.ttft_ms is None
+    (again,) = hours.all([first], fleet, requests=True)
     assert simulated == [first, second, first]
-    assert again.figures == before.figures
+    assert again.figures == known.figures == before.figures
+    assert again.ttft_ms is not None
+    assert again.slowest_ms == known.slowest_ms == pytest.approx(again.ttft_ms.max(), rel=1e-6)
 
 
 def test_hours_of_a_fleet_that_is_gone_are_no_others(make_profile: Callable[..., Profile]) -> None:

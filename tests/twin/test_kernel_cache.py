@@ -93,6 +93,7 @@ def test_every_kernel_is_kept_under_its_stamp() -> None:
 
 def test_names_of_globals_are_those_that_python_loads() -> None:
     """The names that go into a stamp are read from the bytecode as `dis` reads it."""
+
     def loaded(code: types.CodeType) -> set[str]:
         own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
         return own.union(*(loaded(each) for each in code.co_consts if isinstance(each, types.CodeType)))
