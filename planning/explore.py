@@ -71,6 +71,8 @@ class Frontier(Conditions):
     """Of the last even split that was found to keep the limits."""
     _fewest: int = field(default=1, init=False)
     """Servers on which nothing starves, by trees: fewer are given up where one starves in the twin, too."""
+    _unranked: int = field(default=0, init=False)
+    """Servers on which no split by rank kept the limits: fewer do not either, nor in further hours."""
     number: int = field(default=0, init=False)
     """Of the set of fresh hours that was simulated last."""
 
@@ -287,15 +289,20 @@ class Frontier(Conditions):
 
     def _by_rank(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Servers of adapters of near ranks, where they keep their limits."""
-        parts, kept = self.parts.spread_over(n_gpus, self.max_replicas), self.kept
+        parts, kept, tried = self.parts.spread_over(n_gpus, self.max_replicas), self.kept, 0
 
         def judged(split: Sequence[Bin]) -> tuple[list[Bin], list[float]]:
+            nonlocal tried
+            tried = n_gpus
             made = with_best_slots(kept, parts.joined(split), kept.hours[:1], self.over)
             return made, [STARVING] * len(made) if self.over() else kept.used(made, kept.hours[:1])
 
-        if n_gpus > 1 and not self.spare and self._all_count:
+        if n_gpus > max(1, self._unranked) and not self.spare and self._all_count:
             found = split_by_rank(parts.fleet, self.profile, n_gpus, judged)
-            yield from [] if found is None else [found]
+            if found is None:
+                self._unranked = max(self._unranked, tried)
+            else:
+                yield found
 
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Even splits of which the most loaded server keeps its limits, all with the slots that suit that server."""

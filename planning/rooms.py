@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from packer.bin import Bin
 from packer.plan import Plan
-from packer.room import Room
+from packer.room import LEVELS, Room
 from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import MOST_GPUS, headroom
@@ -22,7 +23,8 @@ LITTLE = 1.25
 def with_slots(
     hours: Hours, fleet: Workload, bins: Sequence[Bin], given: Sequence[Room], holds: Callable[[Bin], bool]
 ) -> tuple[tuple[Bin, ...], tuple[Room, ...]]:
-    """The servers and their room; those that few slots limit and that have little room get more of them.
+    """The servers and their room; those that few slots limit and that have little room get more of them if that gives
+    them more room.
 
     Servers that have no room as they are stay: what they need is fewer requests.
 
@@ -36,8 +38,17 @@ def with_slots(
         room = rooms.get(item, Room(None, None, None))
         return 1.0 <= (room.headroom or 0.0) < LITTLE and room.limit in ("slots", "loading")
 
+    at = cache(fleet.scaled)
+
+    def further(item: Bin) -> Workload:
+        """The fleet at the next factor beyond that of the best server of these adapters so far."""
+        known = [room.headroom or 1.0 for other, room in rooms.items() if other.adapters == item.adapters]
+        return at(next((level for level in LEVELS if level > max(known, default=1.0)), LEVELS[-1]))
+
     def rated(tried: list[Bin]) -> list[Score]:
-        new = [item for item in tried if item not in rooms and not hours.stop() and holds(item)]
+        new = [item for item in tried if item not in rooms and not hours.stop()]
+        found = hours.each([(item, further(item), hours.seed) for item in new])
+        new = [item for item, hour in zip(new, found, strict=True) if all(hour.holds) and holds(item)]
         rooms.update(zip(new, hours.rooms(new, fleet) if new else (), strict=True))
         return [(1.0, rooms[item].headroom or 0.0) if item in rooms else (0.0,) for item in tried]
 

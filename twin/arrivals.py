@@ -89,6 +89,17 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
             f"{duration_s:,.6g} s: simulate a shorter time."
         )
     arrivals = workload.arrivals
+    alone = arrivals.own is not None or arrivals.kind not in ("poisson", "bursty")
+    kept = _kept(seed, duration_s, arrivals, rates.tobytes() if alone else workload.rate)
+    drawn = kept[0] if kept else _draw_times(workload, duration_s, seed)
+    if len(drawn[0]) <= MOST_KEPT:
+        kept[:] = (drawn,)
+    return drawn[0].copy(), None if drawn[1] is None else drawn[1].copy()
+
+
+def _draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
+    """See `draw_times`."""
+    arrivals, rates, expected = workload.arrivals, workload.rates, workload.rate * duration_s
     if arrivals.own is not None:
         return own_streams(_generator(seed, 0), _generator(seed, 4), arrivals, rates, duration_s)
     if arrivals.kind not in ("poisson", "bursty"):
