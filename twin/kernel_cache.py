@@ -298,7 +298,7 @@ def install(*flags: dict[str, Any]) -> None:
     if KernelLocator not in locators:
         locators.insert(0, KernelLocator)
         IndexDataCacheFile._data_name = _data_name  # type: ignore[method-assign]  # noqa: SLF001
-        Dispatcher.enable_caching = _enable_caching  # type: ignore[method-assign]
+        Dispatcher.enable_caching = _enable_caching  # type: ignore[assignment, method-assign]
         Dispatcher.compile = _compile  # type: ignore[assignment, method-assign]
         FunctionCache.load_overload = _load  # type: ignore[method-assign]
         FunctionCache.save_overload = _save  # type: ignore[method-assign]
