@@ -1,12 +1,14 @@
 """How many random faults in the code the tests notice.
 
     python benchmarks/mutation/run.py --mutants 100 --seed 0 -o benchmarks/mutation/results.json
+    python benchmarks/mutation/run.py --again -o benchmarks/mutation/results.json
 
 A mutant is one small change of one expression: a comparison, an operator, a constant, `and` for `or`, a condition
 that is turned round. All are drawn from the seed, each place with the same probability. The test file that mirrors the
-changed module runs first, then those that import it, then those that reach it by more imports, until one fails (the
-mutant is killed) or the CPU time of a mutant is spent. The work is done in a copy of the checkout; kernels that a
-mutant changes are compiled anew. `--first` goes on behind what an output file holds.
+changed module runs first, then those that name what it defines or reach it by few imports, then the rest of its
+folder, until one fails (the mutant is killed) or the CPU time of a mutant is spent. The work is done in a copy of the
+checkout; kernels that a mutant changes are compiled anew. Mutants that the output file holds are passed over.
+`--again` runs those of the file that were not killed on the tree as it is now, and keeps what came of them first.
 """
 
 from __future__ import annotations
@@ -16,15 +18,19 @@ import ast
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from packer.twin.kernel_folder import named_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("twin", "solvers", "planning", "operate", "packer")
@@ -51,6 +57,8 @@ class Mutant:
     before: str
     after: str
     outcome: str = ""
+    first: str = ""
+    """What came of it before the tests were changed, for one that ran again."""
 
 
 def places(tree: ast.Module) -> list[ast.AST]:
@@ -100,41 +108,41 @@ def source_of(folder: str) -> list[Path]:
     return [p for p in inside if not any((ROOT / q).is_symlink() for q in p.relative_to(ROOT).parents)]
 
 
-def mutants(count: int, seed: int, folders: tuple[str, ...]) -> Iterator[Mutant]:
-    """So many mutants, no two of one line."""
+def drawn(count: int, seed: int, folders: tuple[str, ...], done: list[Mutant]) -> Iterator[Mutant]:
+    """So many mutants, no two of one line, none that is done."""
     found: list[tuple[Path, int]] = []
     trees = {path: ast.parse(path.read_text("utf-8")) for folder in folders for path in source_of(folder)}
     for path, tree in trees.items():
         found += [(path, k) for k in range(len(places(tree)))]
+    passed = {(each.path, each.before, each.after) for each in done}
     lines: set[tuple[Path, int]] = set()
-    rng = random.Random(seed)
-    rng.shuffle(found)
+    random.Random(seed).shuffle(found)
     for path, k in found:
         node = places(trees[path])[k]
         other = changed(node)
         assert isinstance(node, ast.expr)
         assert other is not None
-        if (path, node.lineno) in lines:
+        name = str(path.relative_to(ROOT))
+        mutant = Mutant(name, node.lineno, ast.unparse(node), ast.unparse(ast.fix_missing_locations(other)))
+        if (path, node.lineno) in lines or (name, mutant.before, mutant.after) in passed:
             continue
         lines.add((path, node.lineno))
-        name = str(path.relative_to(ROOT))
-        yield Mutant(name, node.lineno, ast.unparse(node), ast.unparse(ast.fix_missing_locations(other)))
+        yield mutant
         if len(lines) == count:
             return
 
 
 def source_with(mutant: Mutant, source: str) -> str:
-    """The source with the fault: the first such expression of the line."""
-    for node in places(ast.parse(source)):
-        assert isinstance(node, ast.expr)
-        if node.lineno == mutant.line and ast.unparse(node) == mutant.before:
-            rows = source.encode().splitlines(keepends=True)
-            assert node.end_lineno is not None
-            begin = sum(map(len, rows[: node.lineno - 1])) + node.col_offset
-            end = sum(map(len, rows[: node.end_lineno - 1])) + (node.end_col_offset or 0)
-            data = source.encode()
-            return (data[:begin] + f"({mutant.after})".encode() + data[end:]).decode()
-    raise ValueError(f"{mutant.path}:{mutant.line} has no {mutant.before!r}")
+    """The source with the fault, in the expression that is nearest to the line."""
+    same = [node for node in places(ast.parse(source)) if ast.unparse(node) == mutant.before]
+    if not same:
+        raise ValueError(f"{mutant.path}:{mutant.line} has no {mutant.before!r}")
+    node = min(same, key=lambda node: abs(node.lineno - mutant.line))
+    rows = source.encode().splitlines(keepends=True)
+    begin = sum(map(len, rows[: node.lineno - 1])) + node.col_offset
+    end = sum(map(len, rows[: node.end_lineno - 1])) + node.end_col_offset
+    data = source.encode()
+    return (data[:begin] + f"({mutant.after})".encode() + data[end:]).decode()
 
 
 def imported(path: Path) -> set[str]:
@@ -154,11 +162,24 @@ def module_of(path: str) -> str:
     return ".".join(parts if parts[0] == "packer" else ("packer", *parts))
 
 
+def defined(path: Path) -> set[str]:
+    """The name of a module and the names that it gives to functions, classes and constants."""
+    found = {path.stem}
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return found
+
+
 class Nearest:
     """Which test files have to do with a module."""
 
     def __init__(self) -> None:
-        self.tests = {path: imported(path) for path in (ROOT / "tests").rglob("test_*.py")}
+        self.tests = {path: imported(path) for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+        self.words = {path: set(re.findall(r"\w+", path.read_text("utf-8"))) for path in self.tests}
+        self.spread = Counter(word for words in self.words.values() for word in words)
         folders = {each.resolve() for each in (ROOT / "packer").iterdir() if each.is_dir()}
         paths = [
             *(ROOT / "packer").glob("*.py"),
@@ -168,16 +189,25 @@ class Nearest:
         self.modules = {module_of(name): imported(ROOT / name) for name in files}
 
     def of(self, path: str) -> list[Path]:
-        """The nearest first; of those equally near the ones that import least."""
-        own = module_of(path)
-        near = {own}
-        ordered: list[Path] = []
-        for _ in range(DEPTH):
-            found = [test for test, names in self.tests.items() if names & near and test not in ordered]
-            mirror = f"test_{Path(path).stem}.py"
-            ordered += sorted(found, key=lambda test: (test.name != mirror, len(self.tests[test]), test))
+        """The nearest first: the mirror, then by names of the module that few other tests have and by imports.
+
+        Last come the others of its folder.
+        """
+        near, closeness = {module_of(path)}, dict.fromkeys(self.tests, 0.0)
+        for k in range(DEPTH):
+            for test, names in self.tests.items():
+                if names & near:
+                    closeness[test] = max(closeness[test], 0.5**k)
             near = {name for name, names in self.modules.items() if names & near}
-        return ordered
+        for word in defined(ROOT / path):
+            for test, words in self.words.items():
+                closeness[test] += word in words and 1.0 / self.spread[word]
+        own = ROOT / "tests" / Path(path).parent
+        for test in self.tests:
+            closeness[test] += 0.3 * (test.parent == own)
+        mirror, folder = own / f"test_{Path(path).stem}.py", Path(path).parts[0]
+        chosen = [test for test, close in closeness.items() if close > 0.05 or folder in test.parts]
+        return sorted(chosen, key=lambda t: (t != mirror, -closeness[t], len(self.tests[t]), t))
 
 
 def outcome(mutant: Mutant, copy: Path, tests: list[Path], limit_s: float) -> str:
@@ -185,14 +215,15 @@ def outcome(mutant: Mutant, copy: Path, tests: list[Path], limit_s: float) -> st
     target = copy / mutant.path
     source = target.read_text("utf-8")
     target.write_text(source_with(mutant, source), "utf-8")
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    own = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(copy / ".kernels")}
+    environment = os.environ | own
     end = _used_s() + limit_s
     try:
-        for k in range(0, len(tests), TOGETHER):
+        for k in (0, *range(1, len(tests), TOGETHER)):
             left = int(end - _used_s())
             if left < 3:
                 return f"lives ({k} of {len(tests)} files in {limit_s:g} s)"
-            step = [str(each.relative_to(ROOT)) for each in tests[k : k + TOGETHER]]
+            step = [str(each.relative_to(ROOT)) for each in tests[k : k + TOGETHER if k else 1]]
             done = subprocess.run(
                 [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *step], cwd=copy,
                 env=environment, capture_output=True, text=True, check=False,
@@ -223,28 +254,36 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folders", default=",".join(FOLDERS))
     parser.add_argument("--limit", type=float, default=60.0, help="CPU time for a mutant, s")
-    parser.add_argument("--first", type=int, default=0, help="mutants to pass over: an earlier run has them")
+    parser.add_argument("--again", action="store_true", help="those of the output file that were not killed")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    count = given.first + given.mutants
-    drawn = list(mutants(count, given.seed, tuple(given.folders.split(","))))[given.first :]
-    done = json.loads(given.output.read_text("utf-8"))["mutants"] if given.first else []
+    done: list[Mutant] = []
+    if given.output is not None and given.output.exists():
+        done = [Mutant(**each) for each in json.loads(given.output.read_text("utf-8"))["mutants"]]
+    if given.again:
+        chosen = [each for each in done if not each.outcome.startswith("killed")]
+    else:
+        chosen = list(drawn(given.mutants, given.seed, tuple(given.folders.split(",")), done))
+        done += chosen
     nearest = Nearest()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "checkout"
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "live-results")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
-        for mutant in drawn:
+        if (kept := named_folder()).exists():
+            shutil.copytree(kept, copy / ".kernels" / kept.name)
+        for mutant in chosen:
+            mutant.first = mutant.first or mutant.outcome
             mutant.outcome = outcome(mutant, copy, nearest.of(mutant.path), given.limit)
             print(
                 f"{mutant.path}:{mutant.line}: {mutant.before} → {mutant.after}: {mutant.outcome}", flush=True
             )
-            done.append(asdict(mutant))
-            killed = sum(each["outcome"].startswith("killed") for each in done)
+            rows = [each for each in done if each.outcome]
+            killed = sum(each.outcome.startswith("killed") for each in rows)
             if given.output is not None:
-                rows = {"seed": given.seed, "killed": killed, "mutants": done}
-                given.output.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(f"{killed} of {len(done)} killed, {_used_s() / 60:.0f} minutes of CPU time")
+                found = {"seed": given.seed, "killed": killed, "mutants": [asdict(each) for each in rows]}
+                given.output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(f"{killed} of {len(rows)} killed, {_used_s() / 60:.0f} minutes of CPU time")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ squares of their means, is that of the factor: both factors of `Arrivals` kind "
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -37,9 +38,10 @@ def dispersion(time_s: FloatArray, span_s: float) -> dict[float, float]:
     """Index of dispersion of the counts in windows of `WINDOWS_S`, those that fit 20 times into the trace."""
     found = {}
     for window in (each for each in WINDOWS_S if span_s <= MOST_WINDOWS * each):
-        counts = _counts(time_s, span_s, window)
-        if len(counts) >= 20 and counts.any():
-            found[window] = float(counts.var(ddof=1) / counts.mean())
+        n, _, counts = _filled(time_s, span_s, window)
+        if n >= 20 and len(counts):
+            mean = counts.sum() / n
+            found[window] = float(((counts**2).sum() - n * mean**2) / (n - 1) / mean)
     return found
 
 
@@ -59,7 +61,9 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
     if not _significant(time_s, trace.span_s, window_s, degree):
         return Arrivals()
     cell_s = max(_cell_s(time_s, trace.span_s), trace.step_s)
-    lag_s, total = _pooled(_rows(_counts(time_s, trace.span_s, cell_s), cell_s, window_s), cell_s, degree)
+    counts = _counts(time_s, trace.span_s, cell_s)
+    size = _row_cells(len(counts), cell_s, window_s)
+    lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree)
     own = _own_bursts(trace, time_s, adapter, window_s, degree)
     common = _fit(lag_s, total)
     if common is None and own is None:
@@ -106,14 +110,18 @@ def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int
     from scipy.stats import chi2
 
     for width_s in (each for each in WINDOWS_S if span_s <= MOST_WINDOWS * each):
-        counts = _counts(time_s, span_s, width_s)
-        if len(counts) < 20 or within_s < 20 * width_s or not counts.any():
+        n, cells, counts = _filled(time_s, span_s, width_s)
+        size = _row_cells(n, width_s, within_s)
+        cells, counts = cells[cells < n // size * size], counts[cells < n // size * size]
+        if n < 20 or within_s < 20 * width_s or not len(counts):
             continue
-        rows = _rows(counts, width_s, within_s)
-        rows = rows[rows.any(axis=1)]
-        means = rows.mean(axis=1, keepdims=True)
-        freedom = len(rows) * (rows.shape[1] - 1 - degree)
-        if float((_detrended(rows, degree) ** 2 / means).sum()) > chi2.ppf(SIGNIFICANCE, freedom):
+        rows, row = np.unique(cells // size, return_inverse=True)
+        # The squares of what a polynomial leaves: those of the counts, less those of its coefficients.
+        squares = np.bincount(row, counts**2)
+        for each in _polynomials(cells % size, size, degree):
+            squares -= np.bincount(row, counts * each) ** 2
+        freedom = len(rows) * (size - 1 - degree)
+        if float((squares / (np.bincount(row, counts) / size)).sum()) > chi2.ppf(SIGNIFICANCE, freedom):
             return True
     return False
 
@@ -128,33 +136,50 @@ def _own_bursts(
     """
     if len(trace.names) < 2 or window_s < 100 * OWN_CELL_S:
         return None
-    cell_s = max(OWN_CELL_S, trace.span_s * len(trace.names) / 50_000_000)
+    cell_s = max(OWN_CELL_S, trace.span_s * len(trace.names) / 50_000_000, trace.span_s / MAX_CELLS)
     cells = int(trace.span_s / cell_s)
     inside = (time_s / cell_s).astype(np.int64)
-    kept = inside < cells
-    counts = np.bincount(adapter[kept] * cells + inside[kept], minlength=len(trace.names) * cells)
-    table = counts.reshape(len(trace.names), cells).astype(np.float64)
-    rows = _rows(table, cell_s, window_s)
-    summed = _rows(table.sum(axis=0), cell_s, window_s)
-    squares = float((rows.mean(axis=1) ** 2).sum())
-    lag_s, within = _pooled(rows, cell_s, degree)
-    _, total = _pooled(summed, cell_s, degree)
-    same = squares / float((summed.mean(axis=1) ** 2).sum())
+    size, most = _row_cells(cells, cell_s, window_s), max(1, MAX_CELLS // cells)
+
+    def rows() -> Iterator[FloatArray]:
+        for first in range(0, len(trace.names), most):  # in parts, which bounds the memory
+            n = min(most, len(trace.names) - first)
+            kept = (inside < cells) & (adapter >= first) & (adapter < first + n)
+            counts = np.bincount((adapter[kept] - first) * cells + inside[kept], minlength=n * cells)
+            yield _rows(counts.reshape(n, cells).astype(np.float64), size)
+
+    summed = np.bincount(inside[inside < cells], minlength=cells).astype(np.float64)
+    lag_s, within, squares = _pooled(rows(), size, cell_s, degree)
+    _, total, all_squares = _pooled([_rows(summed, size)], size, cell_s, degree)
+    same = squares / all_squares
     if same >= 1.0:
         return None
     between = (total - same * within) / (1.0 - same)
     # Twice the standard error of the pooled estimate under Poisson arrivals: less is chance.
-    error = 1.0 / np.sqrt(squares * rows.shape[1])
+    error = 1.0 / np.sqrt(squares * size)
     own = (1.0 + within) / (1.0 + np.maximum(between, 0.0)) - 1.0
     return _fit(lag_s, own) if own[:4].mean() > 2.0 * error else None
 
 
-def _rows(counts: FloatArray, cell_s: float, window_s: float) -> FloatArray:
-    """Counts in cells, float64 (…, cells), as rows of whole windows, float64 (rows, cells of a window)."""
-    cells = counts.shape[-1]
-    size = min(max(int(window_s / cell_s), 1), cells)
-    whole = cells // size * size
+def _row_cells(cells: int, cell_s: float, window_s: float) -> int:
+    """Cells of a whole window."""
+    return min(max(int(window_s / cell_s), 1), max(cells, 1))
+
+
+def _rows(counts: FloatArray, size: int) -> FloatArray:
+    """Counts in cells, float64 (…, cells), as rows of whole windows, float64 (rows, size)."""
+    whole = counts.shape[-1] // size * size
     return counts[..., :whole].reshape(-1, size)
+
+
+def _polynomials(place: IntArray, size: int, degree: int) -> Iterator[FloatArray]:
+    """Orthonormal polynomials on 0 … size − 1, up to degree 0 or 2, at these places (Gram's polynomials)."""
+    x, n = place - (size - 1) / 2.0, float(size)
+    second = (n**2 - 1.0) / 12.0  # the mean of x²; that of x⁴ is (n² − 1)(3 n² − 7) / 240
+    yield np.full(len(x), n**-0.5)
+    if degree:
+        yield x / np.sqrt(n * second)
+        yield (x**2 - second) / np.sqrt(n * (second * (3.0 * n**2 - 7.0) / 20.0 - second**2))
 
 
 def _detrended(rows: FloatArray, degree: int) -> FloatArray:
@@ -164,25 +189,27 @@ def _detrended(rows: FloatArray, degree: int) -> FloatArray:
     return left
 
 
-def _pooled(rows: FloatArray, cell_s: float, degree: int) -> tuple[FloatArray, FloatArray]:
-    """Lags, s, and the covariance of each row with itself at these lags, over the sum of the squared means.
+def _pooled(
+    parts: Iterable[FloatArray], n: int, cell_s: float, degree: int
+) -> tuple[FloatArray, FloatArray, float]:
+    """Lags, s, the covariance of each row with itself at these lags over the sum of the squared means, and that sum.
 
-    Trends of this degree are removed from the rows. Covariances are averaged in bands of lags.
+    `parts`: of the rows, float64 (rows, n). Trends of this degree are removed from them. Covariances are averaged in
+    bands of lags.
     """
-    n = rows.shape[1]
     edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
     bands = list(pairwise(edges.tolist()))
     lag_s = np.array([cell_s * (a + b - 1) / 2 for a, b in bands])
-    rows = rows[rows.any(axis=1)]
-    means = rows.mean(axis=1)
-    lagged = np.zeros(n)
-    for begin in range(0, len(rows), max(1, MAX_CELLS // n)):  # in parts, which bounds the memory
-        part = slice(begin, begin + max(1, MAX_CELLS // n))
-        spectrum = np.fft.rfft(_detrended(rows[part], degree), 2 * n)
-        lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0))[:n]
+    squares, lagged = 0.0, np.zeros(n)
+    for part in parts:
+        rows = part[part.any(axis=1)]
+        squares += float((rows.mean(axis=1) ** 2).sum())
+        for begin in range(0, len(rows), max(1, MAX_CELLS // n)):  # in parts, which bounds the memory
+            spectrum = np.fft.rfft(_detrended(rows[begin : begin + max(1, MAX_CELLS // n)], degree), 2 * n)
+            lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0))[:n]
     lagged /= n - np.arange(n)
     cov = np.array([lagged[a:b].mean() for a, b in bands])
-    return lag_s, cov / float((means**2).sum())
+    return lag_s, cov / squares, squares
 
 
 def _fit(lag_s: FloatArray, covariance: FloatArray) -> Bursts | None:
@@ -240,6 +267,14 @@ def _cell_s(time_s: FloatArray, span_s: float) -> float:
     gaps = np.diff(time_s)
     resolution = float(gaps[gaps > 0].min()) if (gaps > 0).any() else SMALLEST_CELL_S
     return max(SMALLEST_CELL_S, resolution, span_s / MAX_CELLS)
+
+
+def _filled(time_s: FloatArray, span_s: float, window_s: float) -> tuple[int, IntArray, FloatArray]:
+    """How many successive whole windows there are, those that have requests, in order, and how many these have."""
+    n = int(span_s // window_s)
+    inside = (time_s / window_s).astype(np.int64)
+    cells, counts = np.unique(inside[inside < n], return_counts=True)
+    return n, cells, counts.astype(np.float64)
 
 
 def _counts(time_s: FloatArray, span_s: float, window_s: float) -> FloatArray:

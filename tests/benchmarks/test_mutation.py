@@ -25,8 +25,11 @@ def mutation(root: Path) -> ModuleType:
 
 def test_each_mutant_changes_its_line_alone(mutation: ModuleType, root: Path) -> None:
     """The file is still Python, and the same seed gives the same mutants."""
-    drawn = list(mutation.mutants(20, 3, ("operate", "packer")))
-    assert drawn == list(mutation.mutants(20, 3, ("operate", "packer")))
+    drawn = list(mutation.drawn(20, 3, ("operate", "packer"), []))
+    assert drawn == list(mutation.drawn(20, 3, ("operate", "packer"), []))
+    assert not {(each.path, each.line) for each in mutation.drawn(5, 3, ("operate", "packer"), drawn)} & {
+        (each.path, each.line) for each in drawn
+    }
     assert len({(each.path, each.line) for each in drawn}) == 20
     for each in drawn:
         before = (root / each.path).read_text("utf-8")

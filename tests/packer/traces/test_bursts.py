@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import packer
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
+from packer.traces import bursts
 from packer.traces.assign import assign_adapters
 from packer.traces.bursts import bursts_within, dispersion, measure_arrivals
 from packer.traces.measure import measure_workload
@@ -161,3 +163,35 @@ def test_the_azure_code_trace_queues_as_when_replayed() -> None:
     again = [dispersion(draw_requests(fleet, 3600.0, seed).time_s, 3600.0) for seed in range(9)]
     for window in (1.0, 10.0, 60.0):
         assert np.mean([a[window] for a in again]) == pytest.approx(seen[window], rel=0.35)
+
+
+@pytest.mark.parametrize("window_s", [None, 3600.0])
+def test_memory_is_bounded_whatever_the_span(window_s: float | None) -> None:
+    """A few requests over two years cost no more memory than the bounded tables: no cell for each tenth of a second."""
+    time_s = np.array([0.0, 100.0, 150.0, 200.0, 250.0, 300.0, 350.0, 5e7])
+    few = np.full(8, 9)
+    trace = Trace(time_s, few, few, np.arange(8) % 2, ("a", "b"), (8, 8))
+    tracemalloc.start()
+    try:
+        dispersion(time_s, trace.span_s)
+        measure_arrivals(trace, window_s)
+        assert tracemalloc.get_traced_memory()[1] < 300e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("degree", [0, 2])
+def test_what_a_trend_leaves_is_that_of_the_best_fit(degree: int) -> None:
+    """Squares less those of the polynomials' coefficients are the squares about the fit of least squares."""
+    counts = np.random.default_rng(1).poisson(3.0, 50).astype(np.float64)
+    x = np.arange(50)
+    fitted = np.polyval(np.polyfit(x, counts, degree), x)
+    left = (counts**2).sum() - sum((counts * each).sum() ** 2 for each in bursts._polynomials(x, 50, degree))
+    assert left == pytest.approx(((counts - fitted) ** 2).sum())
+
+
+def test_dispersion_is_variance_over_mean() -> None:
+    """Of the counts of all windows, also of those without a request."""
+    time_s = np.sort(np.random.default_rng(2).uniform(0.0, 400.0, 90))
+    counts = np.histogram(time_s, np.arange(0.0, 401.0, 10.0))[0]
+    assert dispersion(time_s, 400.0)[10.0] == pytest.approx(counts.var(ddof=1) / counts.mean())
