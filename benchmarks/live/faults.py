@@ -22,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.live.faults import ASKED, PROMETHEUS, STREAMED, Answer
+from tests.live.certificates import UNTRUSTED, untrusted_server
+from tests.live.faults import ASKED, PROMETHEUS, STREAMED, Answer, sent
 from tests.live.stand_in import StandIn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,8 @@ WAITING_S, LOADED_S = 3.0, 8.0
 
 @dataclass
 class Case:
-    """A command, the answer to what it asks, and what it must say; `told_s`: it gets SIGTERM then."""
+    """A command, the answer to what it asks, and what it must say; `told_s`: it gets SIGTERM then; `certificate`: one
+    of `UNTRUSTED`, with which the server speaks TLS."""
 
     name: str
     words: str
@@ -45,6 +47,7 @@ class Case:
     says: str
     codes: tuple[int, ...]
     told_s: float = 0.0
+    certificate: str = ""
 
 
 def cases() -> Iterator[Case]:
@@ -86,6 +89,10 @@ def cases() -> Iterator[Case]:
             "No server could be measured|hangs|fail",
             (3,),
         )
+    for name, (*_, says) in UNTRUSTED.items():
+        for words in ("live doctor --url URL", metrics, measured):
+            said, codes = ("", (2, 3)) if words == measured else (says, (2,))
+            yield Case(f"{words.split()[1]} {name}", words, "", sent(), said, codes, certificate=name)
     for name in ("silence", "comments without end", "tokens without end"):
         answer, _ = STREAMED[name]
         yield Case(f"calibrate {name}, SIGTERM", measured, "/v1/completions", answer, "", (3, 130), LOADED_S)
@@ -93,11 +100,16 @@ def cases() -> Iterator[Case]:
 
 def faults_of(case: Case) -> tuple[list[str], float, int]:
     """What is wrong, seconds until the end (after SIGTERM if the command gets it), memory of the process in MB."""
-    server = StandIn({"a": "/a"})
-    server.raw = {case.path: case.answer}
     with tempfile.TemporaryDirectory(prefix="packer-live-fault-") as name:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PACKER_CONFIG": "", "COLUMNS": "300"}
-        words = case.words.replace("URL", server.url).split()
+        if case.certificate:
+            server, trusted = untrusted_server(case.certificate, Path(name))
+            environment |= trusted
+        else:
+            server = StandIn({"a": "/a"})
+            server.raw = {case.path: case.answer}
+        url = server.url.replace("http:", "https:") if case.certificate else server.url
+        words = case.words.replace("URL", url).split()
         with (Path(name) / "said").open("wb") as said:
             process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, *words], cwd=name, env=environment, stdin=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from packer.live.client import run_load
 from packer.live.job import LoadJob
 from packer.planning.solve import solve
 from packer.workload import Workload
+from tests.live.certificates import UNTRUSTED, untrusted_server
 from tests.live.faults import APPLIED, ASKED, PROMETHEUS, STREAMED, Answer, Fault
 from tests.live.stand_in import StandIn
 
@@ -115,3 +117,24 @@ def test_a_stream_may_be_anything(name: str, server: StandIn, monkeypatch: pytes
     assert re.search(says, said), said
     assert not len(found.done)
     assert max(map(len, [found.ended, *found.errors])) < 400
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize("kind", UNTRUSTED)
+def test_a_server_with_a_bad_certificate_is_asked_nothing(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate that is unknown, another host's or out of date: said in words, and no question is sent."""
+    monkeypatch.setenv("COLUMNS", "300")
+    server, environment = untrusted_server(kind, tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    url = server.url.replace("http:", "https:")
+    asked = ["workload", "from-metrics", "--url", url, "--rank", "8", "-o", str(tmp_path / "w.csv")]
+    for words in (["live", "doctor", "--url", url], asked):
+        assert run(words) == 2
+        out, err = capsys.readouterr()
+        assert re.search(UNTRUSTED[kind][-1], re.sub(r"\s+", " ", out + err))
+        assert "Traceback" not in err
+    assert not server.calls
+    server.close()

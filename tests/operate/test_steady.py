@@ -67,3 +67,13 @@ def test_a_server_that_was_off_may_have_other_settings() -> None:
     periods = [period(0, {0: (1, 16), **off}), period(1, off), period(2, {0: (3, 16), **off}), period(3, off)]
     found = with_steady_settings(periods, lambda _each, bins: [False] * len(bins))
     assert [each.servers for each in found] == [(0, 2), (2,), (1, 2), (2,)]
+
+
+def test_a_server_without_a_choice_is_not_evaluated() -> None:
+    """Servers of one place with one pair of slots and rank are kept, and nobody is asked whether they hold."""
+
+    def holds(each: Period, bins: Sequence[Bin]) -> Sequence[bool]:
+        raise AssertionError(f"{bins} of {each.names} have no other settings")
+
+    found = with_steady_settings([period(0, {0: (2, 16)}), period(1, {0: (2, 16)})], holds)
+    assert [each.plan.bins[0].max_loras for each in found] == [2, 2]

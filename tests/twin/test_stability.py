@@ -153,3 +153,9 @@ def test_a_queue_without_scatter_grows_surely_or_not_at_all(
     found = queue_growth(sim)
     assert found.statistic == z
     assert found.last - found.middle == pytest.approx(slope * stability_module.BATCHES)
+
+
+def test_nobody_has_waited_before_the_first_request() -> None:
+    """The time since each event up to now, summed by hand: none before, and each second one per event after."""
+    found = stability_module._time_since(np.array([2.0, 5.0]), np.array([0.0, 1.0, 4.0, 6.0]))
+    assert found.tolist() == [0.0, 0.0, 2.0, 5.0]

@@ -195,3 +195,12 @@ def test_dispersion_is_variance_over_mean() -> None:
     time_s = np.sort(np.random.default_rng(2).uniform(0.0, 400.0, 90))
     counts = np.histogram(time_s, np.arange(0.0, 401.0, 10.0))[0]
     assert dispersion(time_s, 400.0)[10.0] == pytest.approx(counts.var(ddof=1) / counts.mean())
+
+
+def test_two_adapters_have_bursts_of_their_own() -> None:
+    """Two are enough to tell what they share from what each has for itself."""
+    own = Bursts(1.5, ((60.0, 1.0),))
+    trace = drawn(Arrivals("bursty", own=own), 3, adapters=2, factor=40.0)
+    found = measure_arrivals(trace).own
+    assert found is not None
+    assert found.cv == pytest.approx(1.5, rel=0.6)

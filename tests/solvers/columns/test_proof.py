@@ -11,7 +11,7 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.arrays import IntArray
 from packer.solvers.classes import aggregate
-from packer.solvers.columns.proof import Certificate, certify
+from packer.solvers.columns.proof import Certificate, _steps, certify
 from packer.solvers.feasibility import Feasibility
 from packer.workload import Workload
 
@@ -90,3 +90,15 @@ def test_a_chain_of_near_rates_takes_few_evaluations() -> None:
     found = certified(feasibility, feasibility.classes.rates / 1000.0, 0.0, 20_000)
     assert found.exhaustive
     assert 0 < found.evaluated < 2000
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_coarse_steps_lose_no_more_than_the_slack(seed: int) -> None:
+    """What is counted in steps is short by Σ weight × (step − 1) at most, and the slack is used but for one adapter of each class."""
+    rng = np.random.default_rng(seed)
+    weights, slack = rng.lognormal(0.0, 2.0, 12), float(rng.uniform(0.0, 20.0))
+    steps = _steps(weights, slack)
+    lost = float((weights * (steps - 1)).sum())
+    assert (steps >= 1).all()
+    assert lost <= slack + 1e-9
+    assert slack - lost < weights.sum()
