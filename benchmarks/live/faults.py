@@ -20,8 +20,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from benchmarks.fuzz.faults import FAKE_SERVER, LAUNCH
+from packer.adapter import Adapter
+from packer.io.plans import plan_to_dict
+from packer.io.profiles import load_profile
+from packer.planning.solve import solve
+from packer.workload import Workload
 from tests.live.certificates import UNTRUSTED, untrusted_server
 from tests.live.faults import ASKED, PROMETHEUS, STREAMED, Answer, sent
 from tests.live.stand_in import StandIn
@@ -34,11 +41,21 @@ LIMIT_MB, LIMIT_S, END_S = 300, 240, 10.0
 WAITING_S, LOADED_S = 3.0, 8.0
 """When SIGTERM comes: a silent server costs the doctor 5 s."""
 
+STARTED: dict[str, tuple[str, tuple[int, ...]]] = {
+    "die:3": ("server 0: the server ended with status 3", (0, 3)), "hang:3": ("starved|fail|hangs", (0, 3)),
+    "http500": ("500", (3,)), "refuse:a0": ("requests failed", (0,)), "no-metrics": ("preemptions [0-9.]+ –", (0,)),
+    "bad-metrics": ("preemptions", (0,)), "big-metrics": ("preemptions [0-9.]+ –", (0,)), "restart": ("", (0,)),
+    "renamed": ("preemptions [0-9.]+ –", (0,)), "memory": ("memory error no yes .*No available memory", (0,)),
+    "children": ("failed requests 0", (0,)),
+}  # fmt: skip
+"""Faults of a server that `live validate` starts: packer's words, and its exit codes."""
+
 
 @dataclass
 class Case:
     """A command, the answer to what it asks, and what it must say; `told_s`: it gets SIGTERM then; `certificate`: one
-    of `UNTRUSTED`, with which the server speaks TLS."""
+    of `UNTRUSTED`, with which the server speaks TLS; `started`: a fault of `tests/live/fake_server.py`, which it
+    starts."""
 
     name: str
     words: str
@@ -48,6 +65,7 @@ class Case:
     codes: tuple[int, ...]
     told_s: float = 0.0
     certificate: str = ""
+    started: str = ""
 
 
 def cases() -> Iterator[Case]:
@@ -93,9 +111,21 @@ def cases() -> Iterator[Case]:
         for words in ("live doctor --url URL", metrics, measured):
             said, codes = ("", (2, 3)) if words == measured else (says, (2,))
             yield Case(f"{words.split()[1]} {name}", words, "", sent(), said, codes, certificate=name)
+    validated = "live validate plan.json --launch launch.toml --duration 2s --bins 0 -o v.json"
+    for name, (says, codes) in STARTED.items():
+        yield Case(f"validate {name}", validated, "", sent(), says, codes, started=name)
+    for name in ("hang:3", "slow-start", "children"):
+        yield Case(f"validate {name}, SIGTERM", validated, "", sent(), "", (3, 130), LOADED_S, started=name)
     for name in ("silence", "comments without end", "tokens without end"):
         answer, _ = STREAMED[name]
         yield Case(f"calibrate {name}, SIGTERM", measured, "/v1/completions", answer, "", (3, 130), LOADED_S)
+
+
+@cache
+def plan() -> str:
+    """A plan for six adapters of a small load, as a file."""
+    fleet = Workload([Adapter(f"a{k}", 8, 3.0) for k in range(6)])
+    return json.dumps(plan_to_dict(solve(fleet, load_profile(PROFILE), objective="gpus", predictor="tree")))
 
 
 def faults_of(case: Case) -> tuple[list[str], float, int]:
@@ -108,6 +138,11 @@ def faults_of(case: Case) -> tuple[list[str], float, int]:
         else:
             server = StandIn({"a": "/a"})
             server.raw = {case.path: case.answer}
+        if case.started:
+            environment |= {"FAKE_FAULT": case.started, "FAKE_COUNTER": str(Path(name) / "counter")}
+            (Path(name) / "measured").mkdir()
+            (Path(name) / "launch.toml").write_text(LAUNCH.format(python=sys.executable, server=FAKE_SERVER))
+            (Path(name) / "plan.json").write_text(plan())
         url = server.url.replace("http:", "https:") if case.certificate else server.url
         words = case.words.replace("URL", url).split()
         with (Path(name) / "said").open("wb") as said:
