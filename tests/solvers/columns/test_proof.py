@@ -94,7 +94,7 @@ def test_a_chain_of_near_rates_takes_few_evaluations() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_coarse_steps_lose_no_more_than_the_slack(seed: int) -> None:
-    """What is counted in steps is short by Σ weight × (step − 1) at most, and the slack is used but for one adapter of each class."""
+    """What is counted in steps is short by Σ weight × (step − 1) at most; one more of each class is beyond it."""
     rng = np.random.default_rng(seed)
     weights, slack = rng.lognormal(0.0, 2.0, 12), float(rng.uniform(0.0, 20.0))
     steps = _steps(weights, slack)
