@@ -74,7 +74,7 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         {"adapter": names[i], "from": where[0][names[i]], "to": where[1][names[i]]} for i in moves.adapters
     ]
     restarted: list[dict[str, Any]] = [
-        {"gpu": k, "was": _settings(old.bins[j]), "is": _settings(item)}
+        {"server": k, "was": _settings(old.bins[j]), "is": _settings(item)}
         for k, (j, item) in enumerate(zip(moves.servers, new.bins, strict=True))
         if j is not None and old.bins[j].settings != item.settings
     ]
@@ -93,7 +93,7 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         *changes(old, replace(new, moves=moves)),
     ]
     lines += [
-        f"Restart     server {each['gpu']}: max_loras × rank {' × '.join(map(str, each['was']))} → "
+        f"Restart     server {each['server']}: max_loras × rank {' × '.join(map(str, each['was']))} → "
         f"{' × '.join(map(str, each['is']))}"
         for each in restarted
     ]

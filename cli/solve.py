@@ -41,9 +41,10 @@ class KindArguments(ServerSettings):
 
     gpu: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …
     model: The base model: a Hugging Face repository, or its config.json.
-    prices: Price of a GPU per hour, US dollars, for the objective cost; repeatable. [default: the profile's]
-    available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable.
-        [default: any number]
+    prices: Price of a server per hour, US dollars, for the cheapest plan; with --gpu of one GPU; repeatable, for
+        one profile or --gpu a number alone. [default: the profile's]
+    available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable, for one
+        profile or --gpu a number alone. [default: any number]
     """
 
     gpu: str | None = common("gpu")
@@ -81,7 +82,7 @@ class KindArguments(ServerSettings):
         from packer.operate.project import profiles_for
         from packer.twin.override import variants
 
-        refuse_unused("--gpu and --model", ("profile_names", "prices", "available"))
+        refuse_unused("--gpu and --model", ("profile_names",))
         if self.gpu is None or self.model is None:
             raise click.UsageError(f"Missing option '--{'gpu' if self.gpu is None else 'model'}'.")
         settings = dict(self.settings)
@@ -90,9 +91,18 @@ class KindArguments(ServerSettings):
         several = {name: values for name, values in settings.items() if len(values) > 1}
         found = profiles_for(self.model, self.gpu, sizes, own)
         profiles = [each for profile in found for each in variants(profile, **several)]
-        if len(found) > 1 and any(each.gpu.price_per_hour is None for each in profiles):
-            return [GpuKind(each, float(each.engine.tensor_parallel_size)) for each in profiles]  # by GPUs
-        return [GpuKind(each) for each in profiles]
+        price = _by_profile("--price", "PRICE", self.prices, (self.gpu,)).get(self.gpu)
+        count = _by_profile("--available", "N", self.available, (self.gpu,)).get(self.gpu)
+        if price is None and len(found) > 1 and any(each.gpu.price_per_hour is None for each in profiles):
+            price = 1.0  # by GPUs
+        return [
+            GpuKind(
+                each,
+                None if price is None else price * each.engine.tensor_parallel_size,
+                None if count is None else int(count),
+            )
+            for each in profiles
+        ]
 
 
 @bundle
@@ -309,10 +319,15 @@ def solve(
 
 
 def _by_profile(name: str, what: str, given: Sequence[str], profiles: Sequence[str]) -> dict[str, float]:
-    """Numbers for some of the profiles, given as PROFILE=NUMBER; whole ones for the number of GPUs."""
+    """Numbers for some of the profiles, given as PROFILE=NUMBER; whole ones for the number of GPUs.
+
+    A NUMBER alone is that of the only profile.
+    """
     found = {}
     for item in given:
-        profile, _, text = item.rpartition("=")
+        profile, said, text = item.rpartition("=")
+        if not said and len(profiles) == 1:
+            profile = profiles[0]
         try:
             value = float(text)
         except ValueError:

@@ -23,6 +23,7 @@ import numpy as np
 
 from packer.errors import FileFormatError, IncompatibleError, ModelError, reading, shown
 from packer.fit.lora_kernels import Kernel, Times, is_lora_benchmark, read_lora_kernels, with_lora_kernels
+from packer.fit.roofline import SHARES
 from packer.io.files import read_text
 from packer.profile import Profile
 from packer.terms import LINEAR
@@ -30,10 +31,6 @@ from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import AT, linear_features
 
 Path = str | os.PathLike[str]
-
-BENCH_ERRORS = {"base_tpot_p50": 0.037, "base_tpot_p90": 0.102}
-"""Errors of the base model's TPOT after three runs: rows of dense servers, each predicted by shares fitted without its
-server and a factor from three of its other rows (eight draws each)."""
 
 _MOST_OF_BUDGET = 0.5
 """Share of `max_num_batched_tokens` up to which the mean of a run's steps says what one takes: near the budget, steps
@@ -111,7 +108,11 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
         term: value if term in adapters else float(f"{value * factor:.6g}")
         for term, value in law.coefficients.items()
     }
-    bands = {key: min(value, estimate.errors.get(key, value)) for key, value in BENCH_ERRORS.items()}
+    bands = {
+        key: min(value, estimate.errors.get(key, value))
+        for key, value in SHARES["after_runs"].items()
+        if key != "provenance"
+    }
     note = f"steps of the base model times {factor:.4g}, from {len(light)} of {len(runs)} runs of it"
     return replace(
         estimate,

@@ -88,12 +88,12 @@ class PlanEvaluation:
             "predictor": plan.predictor,
             "seed": plan.seed,
             "breaks_first": self.breaks_first,
-            "broken_gpus": self.broken,
-            "over_limits_gpus": self.over_limits,
+            "broken_servers": self.broken,
+            "over_limits_servers": self.over_limits,
             "unplaced": [plan.workload.names[i] for i in plan.unplaced],
-            "gpus": [
+            "servers": [
                 {
-                    "gpu": gpu,
+                    "server": gpu,
                     "adapters": len(plan.bins[k].adapters),
                     **{name: getattr(row, name) for name in SHOWN},
                     "headroom": self.plan.headroom[k],

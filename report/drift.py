@@ -22,7 +22,7 @@ def metrics_text(plan: Plan, drift: Mapping[str, Any], read_at_s: float) -> str:
     `drift`: as `packer.operate.drift.Drift.to_dict` gives it.
     `read_at_s`: when traffic was read, s since 1970.
     """
-    labels = [f'server="gpu-{row["gpu"]}"' for row in drift["gpus"]]
+    labels = [f'server="gpu-{row["server"]}"' for row in drift["servers"]]
 
     def of_servers(figure: str) -> list[tuple[str, float]]:
         return [(label, getattr(row, figure)) for label, row in zip(labels, plan.evaluations, strict=True)]

@@ -33,7 +33,7 @@ def test_evaluate_holds_and_breaks(plan_path: str, capsys: Capture) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["holds"] is False
     assert found["breaks_first"] in (0, 1)
-    assert all(gpu["starved"] for gpu in found["gpus"])
+    assert all(server["starved"] for server in found["servers"])
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

@@ -76,7 +76,7 @@ def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.Cap
     assert found["continues"] == [0, None]
     assert [each["adapter"] for each in found["moved"]] == ["a4", "a5"]
     assert found["moved"][0] == {"adapter": "a4", "from": [0], "to": [1]}
-    assert [each["gpu"] for each in found["restarted"]] == [0]
+    assert [each["server"] for each in found["restarted"]] == [0]
     assert (found["new"], found["gone"]) == (["b", "c"], ["a0"])
     back = shown([plans[1], "--diff", plans[0]], capsys)
     assert back["gpus"] == [2, 1]
