@@ -86,3 +86,16 @@ def test_settings_of_one_server_have_no_effect_on_a_cluster(fleet: str, capsys: 
     for words in (["simulate", fleet], ["compare", fleet]):
         assert run([*words, "--cluster", "cluster.toml", "--max-num-seqs", "8"]) == 2
         assert "--max-num-seqs has no effect with --cluster" in capsys.readouterr().err
+
+
+def test_a_price_alone_is_that_of_each_gpu_of_the_only_kind(tmp_path: Path, capsys: Capture) -> None:
+    """With --gpu and --model a price is one GPU's: a server on two GPUs costs twice as much."""
+    table, path = tmp_path / "fleet.csv", tmp_path / "plan.json"
+    table.write_text("adapter,rank,rate\na,8,0.2\nb,8,0.2\n")
+    words = ["solve", str(table), "--gpu", "h200", "--model", "Qwen/Qwen3-8B", "--max-model-len", "8192"]
+    words += ["--tensor-parallel-size", "2", "--objective", "gpus", "--no-verify", "--force", "-o", str(path)]
+    for said in ("3", "h200=3"):
+        assert run([*words, "--price", said]) == 0
+        assert {item.profile.gpu.price_per_hour for item in load_plan(path).bins} == {6.0}
+    assert run([*words, "--price", "h100=3"]) == 2
+    assert "one of h200" in capsys.readouterr().err

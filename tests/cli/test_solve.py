@@ -202,19 +202,6 @@ def test_prices_choose_the_gpu_type(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--price: expected PROFILE=PRICE" in capsys.readouterr().err
 
 
-def test_a_price_alone_is_that_of_each_gpu_of_the_only_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --gpu and --model a price is one GPU's: a server on two GPUs costs twice as much."""
-    words = ["solve", fleet(), "--gpu", "h200", "--model", "Qwen/Qwen3-8B", "--max-model-len", "8192"]
-    words += ["--tensor-parallel-size", "2", "--objective", "gpus"]
-    words += ["--no-verify", "--force"]
-    for said in ("3", "h200=3"):
-        assert run([*words, "--price", said]) == 0
-        plan = load_plan("plan.json")
-        assert {item.profile.gpu.price_per_hour for item in plan.bins} == {6.0}
-    assert run([*words, "--price", "h100=3"]) == 2
-    assert "one of h200" in capsys.readouterr().err
-
-
 class Interrupting(AnalyticPredictor):
     """Presses Ctrl-C at the first query."""
 
