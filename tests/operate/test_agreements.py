@@ -18,7 +18,7 @@ def fleet(n: int, rate: float, skew: float) -> packer.Workload:
     )
 
 
-@pytest.mark.parametrize("workload", [fleet(12, 0.5, 0.0), fleet(40, 0.7, 0.0), fleet(90, 4.0, 0.7)])
+@pytest.mark.parametrize("workload", [fleet(12, 0.5, 0.0), fleet(40, 0.7, 0.0), fleet(60, 3.0, 0.7)])
 def test_recommend_takes_no_more_gpus_than_the_objective(workload: packer.Workload) -> None:
     """The plan to deploy needs at most the GPUs that `solve` finds for the same goal, and keeps it as well."""
     goal = "p95_ttft_ms=2000,mean_itl_ms=100"

@@ -197,7 +197,7 @@ def test_the_day_has_rates() -> None:
     with pytest.raises(ValidationError, match="at least one period"):
         scheduled({})
     with pytest.raises(ValidationError, match="No plan holds in every period"):
-        scheduled({"0": np.full(len(FLEET), 900.0)})
+        scheduled({"0": np.append(np.full(len(FLEET) - 1, 0.1), 900.0)})
 
 
 def test_scenarios_are_the_periods() -> None:

@@ -11,7 +11,7 @@ import packer
 from packer import Adapter, Bin, Workload
 from packer.errors import IncompatibleError
 from packer.moves import aligned
-from packer.plan import Status
+from packer.plan import Plan, Status
 from packer.planning.follow import nearby, running
 from packer.profile import Profile
 
@@ -23,9 +23,14 @@ def busy() -> Workload:
     return Workload([Adapter(f"a{k}", (8, 16)[k % 2], rate) for k, rate in enumerate(rates.tolist())])
 
 
-def test_running_servers_that_hold_stay(busy: Workload, server: Profile) -> None:
+@pytest.fixture(scope="module")
+def old(busy: Workload, server: Profile) -> Plan:
+    """Their running plan."""
+    return packer.recommend(busy, server)
+
+
+def test_running_servers_that_hold_stay(busy: Workload, old: Plan, server: Profile) -> None:
     """Rates that differ a little and one newcomer: the servers stay, nothing moves, and the decision says so."""
-    old = packer.recommend(busy, server)
     noise = np.random.default_rng(1).uniform(0.9, 1.1, len(busy)).tolist()
     adapters = [replace(a, rate=a.rate * x) for a, x in zip(busy.adapters, noise, strict=True)]
     new = replace(busy, adapters=(*adapters, Adapter("new", 8, 0.1)))
@@ -37,9 +42,8 @@ def test_running_servers_that_hold_stay(busy: Workload, server: Profile) -> None
     assert str(plan.details["decision"]).startswith(f"{plan.n_gpus} GPUs hold, 0 moved: {plan.n_gpus} × H100")
 
 
-def test_fewer_gpus_go_before_fewer_moves(busy: Workload, server: Profile) -> None:
+def test_fewer_gpus_go_before_fewer_moves(busy: Workload, old: Plan, server: Profile) -> None:
     """Once less is to be served, servers are closed as in a plan made without them; what stays keeps its place."""
-    old = packer.recommend(busy, server)
     assert old.n_gpus > 1
     few = busy.subset(range(4))
     plan = packer.recommend(few, server, old_plan=old)
