@@ -26,7 +26,7 @@ def assemble(
 ) -> Plan:
     """The plan of a checked solution, evaluated anew at the rates as given.
 
-    `verify`: it will be verified, which gives the figures of `simulated_once`: they are those with the margin so far.
+    `verify`: the plan is verified later. Until then the figures of a plan that is `simulated_once` include the margin.
     """
     evaluator, goal = problem.evaluator, problem.objective
     once = verify and not solution.unplaced and simulated_once(problem, solution.bins)

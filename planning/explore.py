@@ -305,7 +305,7 @@ class Frontier(Conditions):
                 yield found
 
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
-        """Even splits of which the most loaded server keeps its limits, all with the slots that suit that server."""
+        """Even splits whose most loaded server keeps its limits; all servers get the slots that suit that one."""
         parts, kept = self.parts.spread_over(n_gpus, self.max_replicas), self.kept
         several = n_gpus > 1 and not self.spare
         for split in even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ():
@@ -318,7 +318,7 @@ class Frontier(Conditions):
                 yield [item.with_slots(min(candidates_of(item)[-1], tried.max_loras)) for item in bins]
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
-        """Servers for that many GPUs, of which those with spare ones have slots for every rank."""
+        """Servers for that many GPUs; with a spare GPU each has slots for every rank."""
         for solver in SOLVERS[: 1 if (len(self.workload) > WIDE * n_gpus) else None]:
             parts, plan = self._spread(n_gpus, solver)
             if plan.result().unplaced:

@@ -90,7 +90,7 @@ class KeptHours:
         return worst
 
     def short_of_cache(self, bins: Sequence[Bin], hour: Hour) -> list[bool]:
-        """Which servers run short of KV cache in an hour of which fewer slots would leave them much more."""
+        """Which servers run short of KV cache in an hour, where fewer slots would leave them much more."""
         shown = self.simulated.all(bins, hour[0], seed=hour[1])
         return [each.short_of_cache and gains_cache(item) for each, item in zip(shown, bins, strict=True)]
 

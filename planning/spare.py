@@ -19,7 +19,7 @@ MORE = 4
 
 
 def with_spare(problem: Problem, plan: Plan) -> Plan:
-    """The plan with the fewest GPUs, more than the given one has, of which any one may be lost.
+    """The plan with the fewest GPUs, more than the given one has, that holds when any one of them is lost.
 
     Adapters are spread over the GPUs; every server has slots for the largest rank, and as many as it needs with the
     adapters that come to it when another one is lost (`packer.failover`). Infeasible where none is found.

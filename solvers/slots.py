@@ -35,7 +35,7 @@ class SlotSearch:
     def __init__(
         self, problem: Problem, evaluations: Callable[[Workload, Sequence[Bin]], Evaluations] | None = None
     ) -> None:
-        """`evaluations` of bins of a fleet; None: those of the search."""
+        """`evaluations`: evaluates bins of a fleet; None: as the search does."""
         self.problem = problem
         evaluator = problem.evaluator
         self._evaluations = evaluations or evaluator.evaluate

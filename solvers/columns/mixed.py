@@ -246,7 +246,7 @@ class _Search:
                 self.bins = [own for own in packed if own is not None]
 
     def _cheaper(self, servers: Sequence[IntArray]) -> bool:
-        """Whether these servers cost less than the plan at hand; those of any model, where models share no GPUs."""
+        """Whether these servers cost less than the plan at hand; servers of any model where models share no GPUs."""
         less = [
             self._price(bins) - float(own @ mixes.prices)
             for own, mixes, bins in zip(servers, self.mixes, self.bins, strict=True)
@@ -284,7 +284,7 @@ class _Search:
         return None
 
     def _fits(self, m: int, bins: Sequence[Bin]) -> bool:
-        """Whether there are GPUs at hand for these servers of a model beside those of the others."""
+        """Whether the GPUs at hand suffice for these servers and the servers of the other models."""
         others = (item for k, own in enumerate(self.bins) for item in own if k != m)
         used = used_gpus([*bins, *others])
         return all(used.get(name, 0) <= count for name, count in self.problem.stock.items())

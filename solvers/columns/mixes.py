@@ -70,7 +70,7 @@ def cheapest(sources: Sequence[Source], cuts: Sequence[Cut], stock: Mapping[str,
 
 
 class Mixes(Columns):
-    """The mixes of one base model, of which `problem` is.
+    """The mixes of the one base model of `problem`.
 
     `cuts`: what all plans satisfy.
     `doubts`: the same for mixes that are worth a try: those that could not be packed are excluded.
