@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from packer.arrays import Record
-from packer.papers.cache.loading import loading_of
+from packer.papers.cache.loading import CpuAssist, loading_of
 from packer.papers.state import OWN
 from packer.twin.cluster.caching import FIXED
 from packer.twin.engine.state import NO_LIMIT, ServerState
@@ -32,7 +32,11 @@ def own_of(setup: Any) -> Record:
     """What the engine of an idle server keeps, a record of `OWN`."""
     own, policy = np.zeros(1, dtype=OWN)[0], setup.policy
     slots = memory_policy(setup.server.profile).fixed_slots and policy.rule != FIXED
-    own.loading_mode, own.cpu_factor = loading_of(setup.loading)
+    own.loading_mode, assist = loading_of(setup.loading)
+    if isinstance(assist, CpuAssist):
+        own.cores, own.core_tokens = max(1, assist.cores // setup.sharing), assist.core_tokens
+        own.token_rank_ms = assist.token_rank_ms(setup.server.profile.model.lora_bytes_per_rank)
+        own.sync_ms = assist.sync_ms
     own.slot_limit = setup.server.settings.max_loras if slots else NO_LIMIT
     own.high_water = NO_LIMIT if policy.high_water >= 1.0 else int(policy.high_water * setup.cells)
     own.abort_after_s = own.load_end_s = math.inf

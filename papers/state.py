@@ -20,7 +20,10 @@ OWN = record(
     ("max_wait", "i8"),  # decode steps between two looks at the queue
     ("cluster", "i8"),  # adapters in the batch from which on those of the batch come first
     ("abort_after_s", "f8"),  # wait after which a request is given up
-    ("cpu_factor", "f8"),  # prefill beside a load, relative to one without
+    ("cores", "i8"),  # of the CPU, for prefills beside loads
+    ("core_tokens", "i8"),  # most tokens of a request on one of them
+    ("token_rank_ms", "f8"),  # time of a core for a token and a unit of rank
+    ("sync_ms", "f8"),  # between CPU and GPU, in such a prefill
     # The batch.
     ("batch", "i8"),  # its length in `order`
     ("active_blocks", "i8"),  # cells of its adapters

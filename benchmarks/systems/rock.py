@@ -12,6 +12,7 @@ TABLE_3 = {
     "Proactive": (25, 5.48, 66.2),
     "ROCK": (14, 4.81, 84.1),
 }
+TO_THE_LETTER = "a queue's tasks of 90 s wait for one server, while others are idle"
 LATENCY = {"RROD": 1.34, "LRUMS": 1.35, "Proactive": 1.20, "ROCK": 1.0}
 
 
@@ -30,15 +31,19 @@ def texts(found: Found, name: str, digits: int, factor: float = 1.0) -> str:
 
 def lowest(found: Found, name: str) -> bool:
     """Whether ROCK has the lowest figure of all systems, by more than chance."""
-    values = {system: [float(getattr(each, name)) for each in of] for system, of in found.items()}
+    values = {system: [float(getattr(each, name)) for each in found[system]] for system in LATENCY}
     return all(below(values["ROCK"], of) for system, of in values.items() if system != "ROCK")
 
 
 def quick(found: Found) -> bool:
     """The order of Figure 10: ROCK lowest, by more than chance, Proactive second."""
     means = figure(found, "latency_s")
-    others = sorted((value, name) for name, value in means.items() if name != "ROCK")
+    others = sorted((means[name], name) for name in LATENCY if name != "ROCK")
     return lowest(found, "latency_s") and others[0][1] == "Proactive"
+
+
+def _falling(values: list[float]) -> bool:
+    return values == sorted(values, reverse=True)
 
 
 def cached(found: Found) -> bool:
@@ -104,8 +109,8 @@ def table_rows(found: Found) -> list[Row]:
             ", ".join(f"{name} {row[1]:g}" for name, row in TABLE_3.items()),
             ", ".join(f"{system} {value:.2f}" for system, value in figure(found, "update_s").items()),
             "RROD > LRUMS > Proactive > ROCK",
-            [*figure(found, "update_s").values()] == sorted(figure(found, "update_s").values(), reverse=True),
-            "loads here do not share a link, so that they differ by the adapters' sizes alone",
+            _falling([figure(found, "update_s")[name] for name in LATENCY]),
+            "loads here do not share a link, so that they differ by the adapters' sizes alone, by some per cent",
         ),
     ]
 
@@ -120,6 +125,7 @@ def latency_rows(found: Found) -> list[Row]:
             ", ".join(f"{name} {value / means['ROCK']:.2f}" for name, value in means.items()),
             "ROCK lowest, beyond the interval, Proactive second",
             quick(found),
+            TO_THE_LETTER,
         ),
         Row(
             f"Fig. 10: the same, sizes, {QPS:g} req/s",
@@ -135,14 +141,15 @@ def latency_rows(found: Found) -> list[Row]:
             texts(found, "p99_s", 0),
             "ROCK lowest, beyond the interval",
             lowest(found, "p99_s"),
+            TO_THE_LETTER,
         ),
         Row(
             f"Fig. 10: P99 of the latency over ROCK's, {QPS:g} req/s",
             "at least 1.25",
             ", ".join(f"{name} {value / p99['ROCK']:.2f}" for name, value in p99.items()),
             "each other system at least 1.1",
-            all(value >= 1.1 * p99["ROCK"] for name, value in p99.items() if name != "ROCK"),
-            "tasks of 12 s at 57 % load: the tail is that of the longest tasks, whatever the system",
+            all(p99[name] >= 1.1 * p99["ROCK"] for name in LATENCY if name != "ROCK"),
+            TO_THE_LETTER,
         ),
     ]
 
@@ -195,19 +202,26 @@ def queue_rows(loads: dict[float, Found]) -> list[Row]:
             text,
             f"at {LOADS[-1]:g} req/s LRUMS worst of the caching ones",
             max(caching, key=lambda name: caching[name]) == "LRUMS",
+            TO_THE_LETTER,
         ),
         Row(
             "Fig. 12: shortest queue",
             "ROCK, also under high load",
             min(top, key=lambda name: top[name]) + f" at {LOADS[-1]:g} req/s",
             "ROCK",
-            min(top, key=lambda name: top[name]) == "ROCK",
+            min(LATENCY, key=lambda name: top[name]) == "ROCK",
+            TO_THE_LETTER,
         ),
     ]
 
 
-ONLY = {"status": "LRUMS", "proactive": "Proactive", "queues": "ROCK", "dispatch": "ROCK"}
-"""Field of a reading that one system alone sees."""
+ONLY = {
+    "status": ("LRUMS",),
+    "proactive": ("Proactive",),
+    "queues": ("ROCK", "ROCK per task"),
+    "dispatch": ("ROCK",),
+}
+"""Field of a reading → the systems that alone see it."""
 
 
 def varied(reading: Reading, first: Found, seeds: int) -> Found:
@@ -215,7 +229,7 @@ def varied(reading: Reading, first: Found, seeds: int) -> Found:
     changed = [name for name in vars(reading) if getattr(reading, name) != getattr(Reading(), name)]
     if not all(name in ONLY for name in changed):
         return at(QPS, seeds, reading)
-    new = {ONLY[name] for name in changed}
+    new = {system for name in changed for system in ONLY[name]}
     return {
         name: of_seeds(lambda k, s=system: outcome(s, QPS, k, reading), seeds) if name in new else first[name]
         for name, system in SYSTEMS.items()
@@ -254,14 +268,16 @@ def section(seeds: int) -> Section:
             *queue_rows(loads),
         ],
         (
-            "Chosen after the runs: a queue's tasks are those that wait, so that as long as GPUs are free equation (1) "
-            "compares them for the task that has just come. The other reading, a matching of the last 90 s' tasks that "
-            "holds for 90 s, keeps the order of hit rates but can't give that of latencies, which follows by hand: by "
-            "the paper's own Table 3 ROCK saves 0.338 · 5.48 − 0.159 · 4.81 = 1.1 s of loads per task over Proactive; "
-            "but at the 57 % load of 3 req/s a task of 12 s waits 3.0 s before three servers and none before 64 "
-            "(Erlang's C formula, without loads).",
-            "To the letter, one server for a queue, the most popular adapter (23 % of the requests) alone needs 8 "
-            "servers at 3 req/s; equation (5) gives it 11 replicas, which such a router could not use.",
+            "ROCK is Algorithm 1 to the letter: a matching of the last 90 s' tasks holds for 90 s. It keeps the order "
+            "of hit rates but can't give that of latencies, which follows by hand: by the paper's own Table 3 ROCK "
+            "saves 0.338 · 5.48 − 0.159 · 4.81 = 1.1 s of loads per task over Proactive; but at the 57 % load of "
+            "3 req/s a task of 12 s waits 3.0 s even before three servers and none before 64 (Erlang's C formula, "
+            "without loads).",
+            "One server for a queue: the most popular adapter (23 % of the requests) alone needs 8 servers at 3 req/s; "
+            "equation (5) gives it 11 replicas, which such a router can't use.",
+            "ROCK per task is a reading of ours, `rock-per-task`: a queue's tasks are those that wait, so that as long "
+            "as GPUs are free equation (1) compares them for the task that has just come. With it the published "
+            "orders of latency come out. It stands beside the others and no rule counts it.",
             "In equation (1) the term of latency is at most 0.1 / 8 s = 0.013 for a task of the mean length, against "
             "0.6 for a cached adapter: ROCK hardly sees the speed of a GPU, and its gain is of hits, not of matching "
             "tasks with hardware.",
@@ -294,6 +310,8 @@ CONSTANTS = (
     Constant("LRUMS: weight of a cached adapter", "0", "F", "to its hit rate; effect in the table"),
     Constant("Proactive: router, adapters kept", "fewest requests; 8", "A", "effect in the table"),
     Constant("ROCK", "eviction at 85 %, replicas by eq. (5) every 45 s, matching every 90 s, best 3 servers", "T"),
-    Constant("queues; tasks of a queue", "32; those that wait", "A", "effects in the table"),
-    Constant("reclustering, weights of the baselines", "see the routers `rock` and `matching-score`", "A"),
+    Constant("queues; threshold of clustering anew", "32; 0.1 nats", "A", "effect of the first in the table"),
+    Constant("partitions of adapters", "4, by size", "A"),
+    Constant("score of a server for a replica", "mean of bandwidth, free memory and nearness", "A", "see `replicas`"),
+    Constant("weights of the baselines", "see the router `matching-score`", "A"),
 )  # fmt: skip

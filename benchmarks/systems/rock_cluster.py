@@ -8,7 +8,7 @@ import numpy as np
 from rows import of_seeds
 
 import packer
-from packer.cluster import Cluster, ServerKind
+from packer.cluster import Cluster, Node, ServerKind
 from packer.lengths import Lengths
 from packer.papers.jobs.engine import Jobs
 from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
@@ -26,7 +26,13 @@ UNIT_BYTES = 3.1e6
 LOAD_BASE_MS, LOAD_BYTES_S = 3500.0, 40e6
 CLASSES = {"text-to-image": 1.0, "inpainting": 0.93, "image-to-image": 1.12}
 """Kind of task → factor on its time."""
-SYSTEMS = {"RROD": "rrod", "LRUMS": "lrums", "Proactive": "proactive", "ROCK": "rock"}
+SYSTEMS = {
+    "RROD": "rrod",
+    "LRUMS": "lrums",
+    "Proactive": "proactive",
+    "ROCK": "rock",
+    "ROCK per task": "rock-per-task",
+}
 RUN_S = 720.0
 QPS = 3.0
 LOADS = (2.0, QPS, 4.0, 5.0)
@@ -45,7 +51,7 @@ class Reading:
     gpus: int = 1
     pool_bytes: float = 1e9
     queues: int = 0
-    dispatch: str = "free"
+    dispatch: str = "single"
     status: float = 0.0
     proactive: str = "most-idle"
     sizes: tuple[int, ...] = ()
@@ -55,6 +61,7 @@ class Reading:
         """Router of a system; None: the preset's."""
         return {
             "rock": f"rock:queues={self.queues},dispatch={self.dispatch}",
+            "rock-per-task": f"rock:queues={self.queues},dispatch=free,theta=0",
             "lrums": f"matching-score:cached={self.status},queue=0.2",
             "proactive": self.proactive,
         }.get(system)
@@ -74,7 +81,8 @@ class Reading:
     def cluster(self) -> Cluster:
         """64 GPUs, 16 of each kind."""
         kinds = tuple(ServerKind(k, self.profile(k), ADAPTERS, 64, Jobs(self.gpus)) for k in KINDS)
-        return Cluster(kinds, tuple(kind for kind in KINDS for _ in range(EACH // self.gpus)))
+        servers = tuple(kind for kind in KINDS for _ in range(EACH // self.gpus))
+        return Cluster(kinds, servers, nodes=(Node(4 // self.gpus),) * 16)
 
     def fleet(self, qps: float, seed: int) -> Workload:
         """Adapters by a power law; a size, a class and its factor on the iterations for each."""
@@ -106,9 +114,9 @@ READINGS = {
     "GPU node: a machine of 4 GPUs": Reading(gpus=4),
     "ROCK: 16 queues": Reading(queues=16),
     "ROCK: 64 queues": Reading(queues=64),
-    "ROCK: a queue's tasks of 90 s go to its three servers": Reading(dispatch="fastest"),
+    "ROCK: 128 queues": Reading(queues=128),
+    "ROCK: a queue's tasks go to its three servers": Reading(dispatch="fastest"),
     "ROCK: … 128 queues": Reading(dispatch="fastest", queues=128),
-    "ROCK: a queue's tasks of 90 s go to one server": Reading(dispatch="single"),
 }
 """Name → what differs."""
 

@@ -7,24 +7,33 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray, IntArray
 from packer.twin.cluster.caching import LRU, Move
 
 if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
 
+NEIGHBOURS, DISTANCE = 6, 0.25
+"""DBSCAN's parameters, as published."""
+
 
 @dataclass
 class ReplicaCache:
-    """ROCK's adapter orchestration, equations (5) and (6).
+    """ROCK's adapter orchestration, section 4.2.
 
-    Every `period_s` an adapter with f requests in the period gets floor(1.5 f^0.6 sqrt(size / mean size))
-    replicas. A replica goes to one of the `top` servers by score, with a probability that grows with the square
-    of the score, which is the mean of the free share of its memory and of its places. Other adapters leave by
-    last use as soon as more than `high_water` of the memory is used. The text leaves open the unit of f and the
-    weights of the score, which also counts network distance: all servers here are equally far.
+    Servers alike in memory, bandwidth over memory and speed form clusters by DBSCAN. Adapters are divided by size into
+    `partitions` sets of equal number. Every `period_s` each set gets floor(share of the requests × servers) + 1
+    servers of every cluster (equation 4), the next ones round the cluster in turn, so that sets share servers where
+    these do not suffice. An adapter with f requests in the period gets floor(1.5 f^0.6 sqrt(size / mean size))
+    replicas there (equation 5). A replica goes to one of the `top` servers by score, with a probability that grows
+    with the square of the score (equation 6), which is the mean of bandwidth, free memory and nearness. Other
+    adapters leave by last use as soon as more than `high_water` of the memory is used.
+
+    The text leaves open: the sets of adapters, the unit of f, the weights and units of the score. Here bandwidth is
+    that of loads to the GPU, relative to the highest; nearness 1 on the machine of a server that holds the adapter,
+    1/2 elsewhere. Memory is not fragmented in this twin.
     """
 
     name = "replicas"
@@ -33,48 +42,76 @@ class ReplicaCache:
     high_water: float = 0.85
     period_s: float = 45.0
     top: int = 3
+    partitions: int = 4
     _rng: np.random.Generator = field(init=False, repr=False, default_factory=np.random.default_rng)
     _on: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
+    _clusters: list[IntArray] = field(init=False, repr=False, default_factory=list)
+    _sets: list[IntArray] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         checks.real("high_water", self.high_water, low=0.0, high=1.0, open_low=True)
         checks.real("period_s", self.period_s, low=0.0, open_low=True)
         checks.integer("top", self.top, low=1)
+        checks.integer("partitions", self.partitions, low=1)
 
     def start(self, view: ClusterView, seed: int) -> None:
         """No adapter has a replica."""
         self._rng, self._on = np.random.default_rng((seed, 0x726F636B)), {}
+        speed = 1.0 / np.maximum(view.service_s(1, 0), 1e-12)
+        memory = view.pool_bytes / 1e9
+        self._clusters = alike(np.column_stack([memory, view.load_bytes_s / memory, speed]))
+        self._sets = np.array_split(np.argsort(view.adapter_bytes, kind="stable"), self.partitions)
 
     def tick(self, now_s: float, view: ClusterView) -> Iterable[Move]:
         """Fewer or more replicas, by the requests of the last period."""
-        wanted = replicas(view.requests_since(now_s - self.period_s, now_s), view.adapter_bytes)
-        score = self._scores(view)
-        for adapter in sorted(set(self._on) | set(np.flatnonzero(wanted).tolist())):
-            own = self._on.setdefault(adapter, [])
-            servers = view.candidates(adapter).tolist()
-            target = min(int(wanted[adapter]), len(servers))
-            while len(own) > target:
-                yield Move(adapter, own.pop(0), keep=False)
-            while len(own) < target:
-                free = [s for s in servers if s not in own]
-                best = sorted(free, key=lambda s: (-score[s], s))[: self.top]
-                weights = score[best] ** 2
-                total = weights.sum()
-                chance = weights / total if total > 0 else None
-                server = int(self._rng.choice(best, p=chance))
-                own.append(server)
-                score[server] *= 0.9  # the next replica finds it fuller
-                yield Move(adapter, server, keep=True)
+        requests, size = view.requests_since(now_s - self.period_s, now_s), view.adapter_bytes
+        wanted, used, pool = replicas(requests, size), view.used_share.copy(), view.pool_bytes
+        link = view.load_bytes_s / view.load_bytes_s.max()
+        shares = [float(requests[own].sum()) for own in self._sets]
+        for own, servers in zip(self._sets, partitions(shares, self._clusters), strict=True):
+            for a in (a for a in sorted(own.tolist()) if wanted[a] or a in self._on):
+                here = [s for s in view.candidates(a).tolist() if s in servers]
+                held = self._on.setdefault(a, [])
+                stay = [s for s in held if s in here][: int(wanted[a])]
+                for s in (s for s in held if s not in stay):
+                    yield Move(a, s, keep=False)
+                self._on[a] = stay
+                near = view.on_machine(view.on_gpu(a))
+                while len(stay) < min(int(wanted[a]), len(here)):
+                    score = (link + np.maximum(0.0, 1.0 - used) + np.where(near, 1.0, 0.5)) / 3
+                    best = sorted((s for s in here if s not in stay), key=lambda s: (-score[s], s))
+                    best = best[: self.top]
+                    weights = score[best] ** 2
+                    s = int(self._rng.choice(best, p=weights / weights.sum()))
+                    stay.append(s)
+                    used[s] += size[a] / pool[s]
+                    yield Move(a, s, keep=True)
 
-    def _scores(self, view: ClusterView) -> npt.NDArray[np.float64]:
-        memory = 1.0 - view.used_share
-        places = 1.0 - np.minimum(1.0, (view.running + view.waiting) / np.maximum(view.places, 1))
-        return np.asarray((memory + places) / 2)
+
+def alike(features: FloatArray) -> list[IntArray]:
+    """Servers of each cluster by DBSCAN over their features (S, k), each scaled to [0, 1]; what is left is one too."""
+    from sklearn.cluster import DBSCAN
+
+    span = np.ptp(features, axis=0)
+    scaled = (features - features.min(axis=0)) / np.where(span > 0, span, 1.0)
+    label = DBSCAN(eps=DISTANCE, min_samples=NEIGHBOURS).fit_predict(scaled)
+    return [np.flatnonzero(label == k) for k in np.unique(label)]
 
 
-def replicas(requests: npt.NDArray[np.float64], size_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def partitions(requests: list[float], clusters: list[IntArray]) -> list[set[int]]:
+    """Servers of each set of adapters by ROCK's equation (4), from its requests in a period."""
+    total = sum(requests) or 1.0
+    found: list[set[int]] = [set() for _ in requests]
+    for servers in clusters:
+        first = 0
+        for own, count in zip(found, requests, strict=True):
+            places = min(int(count / total * len(servers)) + 1, len(servers))
+            own.update(servers[(first + np.arange(places)) % len(servers)].tolist())
+            first += places
+    return found
+
+
+def replicas(requests: FloatArray, size_bytes: FloatArray) -> IntArray:
     """Replicas of each adapter by ROCK's equation (5), int64 (m,), from its requests in a period and its bytes."""
-    found: npt.NDArray[np.int64] = np.floor(
-        1.5 * requests**0.6 * np.sqrt(size_bytes / size_bytes.mean())
-    ).astype(np.int64)
+    found: IntArray = np.floor(1.5 * requests**0.6 * np.sqrt(size_bytes / size_bytes.mean())).astype(np.int64)
     return found

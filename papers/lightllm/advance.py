@@ -25,21 +25,24 @@ from packer.twin.engine.emit import gap_bin
 from packer.twin.engine.state import FINISHED
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import Law
-from packer.twin.law.linear import AT, linear_ms, state_vector
+from packer.twin.law.linear import linear_ms, state_vector
 
 REFUSED, ADMITTED, PASSED_OVER = range(3)
 SMOOTHING = 0.7
-_PREFILL = AT.per_prefill_token_ms
 
 
 @njit(**ENGINE_FLAGS)
 def join(state: CellState, law: Law, r: int, a: int) -> None:
-    """Request `r` of adapter row `a` joins the batch, its adapter with it; adds its load to `load_ms`."""
+    """Request `r` of adapter row `a` joins the batch, its adapter with it; adds its load to `load_ms`.
+
+    Until its first token `last_s` is the time of its load, ms.
+    """
     server, adapters = state.server, state.adapters
     if adapters[a].resident == 0:
         make_room(state, adapters[a].blocks, 1, a)
         adapters[a].last_use = server.step + 1
-    server.load_ms += enter_batch(state, law.loading, a)
+    state.requests[r].last_s = enter_batch(state, law.loading, a)
+    server.load_ms += state.requests[r].last_s
     make_room(state, state.requests[r].prompt + 1, 0, a)
     server.used += state.requests[r].prompt + 1
 
@@ -155,6 +158,29 @@ def prefetch(state: CellState) -> None:
 
 
 @njit(**ENGINE_FLAGS)
+def assisted_ms(state: CellState, ms: float) -> float:
+    """Time of the prefill that takes `ms` on the GPU, where the CPU computes for the adapters that have yet to come.
+
+    Loads come one after the other. While that of a request is under way, the CPU works for it and those behind it.
+    """
+    server, requests, own = state.server, state.requests, state.own
+    done, spent_ms, cores, slowest_ms = 0.0, 0.0, 0, 0.0
+    r = server.ended - 1  # from the last load to the first
+    while r >= 0:
+        adapter = state.adapters[requests[r].owner + 1]
+        if adapter.last_use == server.step + 1:
+            prompt = requests[r].prompt
+            own_cores = -(-prompt // own.core_tokens)
+            cores += own_cores
+            slowest_ms = max(slowest_ms, -(-prompt // own_cores) * own.token_rank_ms * adapter.rank)
+        turns = -(-cores // own.cores)
+        done += requests[r].last_s / max(ms, slowest_ms * turns)
+        spent_ms += requests[r].last_s
+        r = requests[r].next - 1
+    return spent_ms + max(0.0, 1.0 - done) * ms + own.sync_ms
+
+
+@njit(**ENGINE_FLAGS)
 def begin_prefill(state: CellState, law: Law, admitted: int) -> None:
     """The step that prefills what was admitted, by the law of those requests alone."""
     server, requests, own = state.server, state.requests, state.own
@@ -179,8 +205,7 @@ def begin_prefill(state: CellState, law: Law, admitted: int) -> None:
     )  # fmt: skip
     ms = linear_ms(law.coefficients, state.vector)
     if own.loading_mode == CPU_ASSIST and missing > 0:
-        assisted = ms + (own.cpu_factor - 1.0) * law.coefficients[_PREFILL] * missing
-        server.load_ms = max(assisted, server.load_ms) - ms
+        server.load_ms = assisted_ms(state, ms) - ms
     charge(server, state.timeline, ms + server.load_ms)
 
 

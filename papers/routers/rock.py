@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 class Rock(AnyCluster):
     """ROCK's task router (section 4.1, Algorithm 1).
 
-    Tasks are vectors of iterations and adapter bytes; a Gaussian mixture over the tasks of the last period makes the
-    queues, `queues` of them (0: half as many as servers). Every `period_s` the weight of each queue at each server
-    is the sum of `cached` × share of its adapters that lie there, `idle` × (1 − distance of the busy share from
-    `use`), `time` / expected seconds of the queue's tasks; `top` servers with the highest weights are its candidates.
+    Tasks are vectors of iterations and adapter bytes; a Gaussian mixture over the tasks of a period makes the
+    queues, `queues` of them (0: half as many as servers). It is fitted anew when the tasks of the last period spread
+    over the queues differently: when the Kullback-Leibler divergence from the period of the last fit exceeds
+    `theta`, with 0 always. Every `period_s` the weight of each queue at each server is the sum of `cached` × share of
+    its adapters that lie there, `idle` × (1 − distance of the busy share from `use`), `time` / expected seconds of the
+    queue's tasks; `top` servers with the highest weights are its candidates.
 
-    The text leaves open which tasks a queue has when weights are compared. `dispatch` "free": those that wait; as
-    long as servers are free that is the task that has just come. It goes to the least busy of its candidates among
-    the free servers, and without a free one to the server that is expected to end it first. With the others a
-    queue has the tasks of the last period, and its candidates hold for the next: "fastest" sends each task to the
-    one of them that is expected to end it first, "single" all to the one that balances busy shares best. Until the
-    first matching, and where no candidate may serve its adapter, the choice is among all that may. The text gives
-    no number of queues and no threshold for clustering anew, which happens in every period here; its classes and
-    tolerances of tasks have no counterpart in a workload.
+    `dispatch` "single" is Algorithm 1: a queue has the tasks of the last period, and all of its tasks in the next go
+    to the candidate that makes the busy shares most equal. The others read the text in another way: "fastest" sends
+    each task to the candidate that is expected to end it first. "free" matches the tasks that wait; as long as servers
+    are free that is the task that has just come. It goes to the least busy of its candidates among the free
+    servers, and without a free one to the server that is expected to end it first. Until the first matching, and
+    where no candidate may serve its adapter, the choice is among all that may. The text gives neither the number of
+    queues nor `theta`; its classes and tolerances of tasks have no counterpart in a workload.
     """
 
     name = "rock"
@@ -42,9 +43,11 @@ class Rock(AnyCluster):
     top: int = 3
     period_s: float = 90.0
     queues: int = 0
-    dispatch: str = "free"
+    dispatch: str = "single"
+    theta: float = 0.1
     _mixture: Any = field(init=False, repr=False, default=None)
     _seconds: dict[tuple[int, int], FloatArray] = field(init=False, repr=False, default_factory=dict)
+    _reference: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
     _servers: list[list[int]] = field(init=False, repr=False, default_factory=list)
     _seen: list[tuple[int, float, int]] = field(init=False, repr=False, default_factory=list)
     _busy_s: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
@@ -53,7 +56,7 @@ class Rock(AnyCluster):
     _seed: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
-        for name in ("cached", "idle", "time", "use"):
+        for name in ("cached", "idle", "time", "use", "theta"):
             checks.real(name, getattr(self, name), low=0.0)
         checks.integer("top", self.top, low=1)
         checks.integer("queues", self.queues, low=0)
@@ -88,7 +91,7 @@ class Rock(AnyCluster):
         ends_s = service_s * np.maximum(1.0, (jobs + 1) / view.places) + load_s
         return int(min(allowed, key=lambda s: (ends_s[s], s)))
 
-    def _queue_of(self, iterations: int, size: float) -> int:
+    def _queue_of(self, iterations: float, size: float) -> int:
         """The queue of a task: the component of the mixture that it most likely belongs to."""
         mixture, mean, scale = self._mixture
         away = (np.array([iterations, size]) - mean) / scale - mixture.means_
@@ -102,14 +105,23 @@ class Rock(AnyCluster):
         return self._seconds[iterations, adapter]
 
     def tick(self, now_s: float, view: ClusterView) -> None:
-        """Cluster the tasks of the last period and match the queues with servers."""
+        """Match the queues with servers, after clustering the tasks anew where they have changed."""
         tasks, self._seen = self._seen, []
         busy = np.minimum(1.0, (view.busy_s - self._busy_s) / self.period_s)
         self._busy_s, self._use = view.busy_s, busy.copy()
-        count = self.queues or max(1, len(view.cluster) // 2)
         vectors = np.array([task[:2] for task in tasks]).reshape(-1, 2)
+        queue = self._clustered(vectors, self.queues or max(1, len(view.cluster) // 2))
+        if queue is not None:
+            self._servers = self._matched(queue, tasks, busy, view)
+
+    def _clustered(self, vectors: FloatArray, count: int) -> IntArray | None:
+        """The queue of each task; None if there are too few to match, or to make queues of: the last matching holds."""
+        if self._mixture is not None and len(vectors):
+            queue = np.array([self._queue_of(*vector) for vector in vectors])
+            if 0.0 < self.theta >= divergence(_spread(queue, count), self._reference):
+                return queue
         if len(np.unique(vectors, axis=0)) < count:
-            return  # too few to separate queues: the last matching holds
+            return None
         from sklearn.mixture import GaussianMixture
 
         mean, scale = vectors.mean(axis=0), np.maximum(vectors.std(axis=0), 1e-9)
@@ -117,8 +129,8 @@ class Rock(AnyCluster):
             count, covariance_type="diag", max_iter=1000, random_state=self._seed, reg_covar=1e-3
         )
         queue = mixture.fit_predict((vectors - mean) / scale)
-        self._mixture = mixture, mean, scale
-        self._servers = self._matched(queue, tasks, busy, view)
+        self._mixture, self._reference = (mixture, mean, scale), _spread(queue, count)
+        return queue
 
     def _matched(
         self, queue: IntArray, tasks: list[tuple[int, float, int]], busy: FloatArray, view: ClusterView
@@ -145,3 +157,14 @@ class Rock(AnyCluster):
             use[best] += load[best]
             found.append(best)
         return found
+
+
+def _spread(queue: IntArray, count: int) -> FloatArray:
+    """Share of the tasks in each of `count` queues, where each queue has one task more than it has."""
+    counts = np.bincount(queue, minlength=count) + 1.0
+    return np.asarray(counts / counts.sum())
+
+
+def divergence(current: FloatArray, reference: FloatArray) -> float:
+    """Kullback-Leibler divergence of two spreads without zeros, in nats."""
+    return float((current * np.log(current / reference)).sum())

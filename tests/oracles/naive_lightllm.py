@@ -22,10 +22,12 @@ class Settings:
     ranks: Sequence[int]
     law: Callable[[int, int, list[int], list[int], int], float]
     load_ms: Callable[[int], float]
-    prefill_token_ms: float
     loading: str
     rule: str
-    cpu_factor: float
+    cores: int
+    core_tokens: int
+    token_rank_ms: float
+    sync_ms: float
     max_wait_tokens: int
     batch_max_tokens: int
     running_max_req_size: int
@@ -188,11 +190,11 @@ class NaiveLightLlm:
         self._make_room(0)
         return ms
 
-    def _admit(self) -> tuple[list[Job], float, int]:
-        """New requests, the time of their loads, and prompt tokens whose adapter had to be loaded."""
+    def _admit(self) -> tuple[list[Job], list[float], set[int]]:
+        """New requests, the time of the load of each, and the adapters that had to be loaded."""
         new: list[Job] = []
         loaded: set[int] = set()
-        ms, missing = 0.0, 0
+        loads: list[float] = []
         newest_first = self._look()
         clustered = len(self._active()) >= self.settings.batch_num_adapters
         for only_batch in (True, False) if clustered else (False,):
@@ -203,13 +205,12 @@ class NaiveLightLlm:
                 if outcome == "refused":
                     break
                 if outcome == "admitted":
-                    ms += self._join(job, loaded)
+                    loads.append(self._join(job, loaded))
                     new.append(job)
-                    missing += job.prompt * (job.adapter in loaded)
         if new:
             self.admissions = 0.7 * len(new) + (1.0 - 0.7) * self.admissions
         self.left = len(self.waiting)
-        return new, ms, missing
+        return new, loads, loaded
 
     def _prefetch(self) -> None:
         self.tag += 1
@@ -255,10 +256,10 @@ class NaiveLightLlm:
     def _step(self) -> bool:
         new: list[Job] = []
         if self.waiting and (not self.running or self.since >= self.settings.max_wait_tokens):
-            new, load_ms, missing = self._admit()
+            new, loads, loaded = self._admit()
         if new:
             self.since = 0
-            self._prefill(new, load_ms, missing)
+            self._prefill(new, loads, loaded)
         elif not self.running:
             return not self.waiting
         else:
@@ -270,17 +271,31 @@ class NaiveLightLlm:
             self.since = min(self.since + 1, wait)
         return True
 
-    def _prefill(self, new: list[Job], load_ms: float, missing: int) -> None:
+    def _assisted(self, new: list[Job], loads: list[float], loaded: set[int], ms: float) -> float:
+        """CaraServe's prefill, load by load: GPU and CPU work on the same layers until the adapters are there."""
+        settings, left, now_ms = self.settings, 1.0, 0.0
+        for i, load_ms in enumerate(loads):
+            on_cpu = [job for job in new[i:] if job.adapter in loaded]
+            needed = [math.ceil(job.prompt / settings.core_tokens) for job in on_cpu]
+            parts = [
+                math.ceil(job.prompt / n) * settings.token_rank_ms * settings.ranks[job.adapter]
+                for job, n in zip(on_cpu, needed, strict=True)
+            ]
+            cpu_ms = math.ceil(sum(needed) / settings.cores) * max(parts, default=0.0)
+            left -= load_ms / max(ms, cpu_ms)
+            now_ms += load_ms
+        return now_ms + max(left, 0.0) * ms + settings.sync_ms
+
+    def _prefill(self, new: list[Job], loads: list[float], loaded: set[int]) -> None:
         settings = self.settings
         tokens = sum(job.prompt for job in new)
         ms = settings.law(
             0, tokens, [settings.ranks[job.adapter] for job in new], [job.adapter for job in new], 0
         )
-        if settings.loading == "cpu-assist" and missing:
-            assisted = ms + (settings.cpu_factor - 1.0) * settings.prefill_token_ms * missing
-            total = ms + (max(assisted, load_ms) - ms)
+        if settings.loading == "cpu-assist" and loaded:
+            total = self._assisted(new, loads, loaded, ms)
         else:
-            total = ms + load_ms
+            total = ms + sum(loads)
         self._spend(total)
         if self.now <= self.duration_s:
             for job in new:

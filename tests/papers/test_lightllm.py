@@ -21,6 +21,8 @@ from packer.workload import Workload
 
 GRAIN = 1024
 MODES = ("blocking", "prefetch", "async", "cpu-assist", "none")
+ASSIST = "cpu-assist:cores=3,core_tokens=8,core_gflop_s=0.0002,sync_ms=0.5"
+"""Cores that take 0.125 ms for a token and a unit of rank of 25 bytes."""
 RULES = ("drop", "lru", "lfu", "none", "unlimited")
 
 
@@ -75,7 +77,8 @@ def _case(seed: int, mode: str, rule: str) -> tuple[Workload, Cluster, System, d
     if rng.random() < 0.3:
         options["abort_after_s"] = 0.6
     text = ",".join(f"{key}={value}" for key, value in options.items())
-    system = System("test", "", "", "round-robin", engine=f"lightllm:{text}", cache=rule, loading=mode)
+    loading = ASSIST if mode == "cpu-assist" else mode
+    system = System("test", "", "", "round-robin", engine=f"lightllm:{text}", cache=rule, loading=loading)
     fleet = _fleet(rng)
     return (
         fleet,
@@ -113,10 +116,12 @@ def _naive(run: Run, options: dict[str, Any], mode: str, rule: str) -> NaiveLigh
         ranks=ranks,
         law=law,
         load_ms=lambda a: 0.0 if free else loading.host_base_ms + loading.host_per_rank_ms * ranks[a],
-        prefill_token_ms=c["per_prefill_token_ms"],
         loading="blocking" if mode == "none" else mode,
         rule=rule,
-        cpu_factor=1.25,
+        cores=3,
+        core_tokens=8,
+        token_rank_ms=0.125,
+        sync_ms=0.5,
         max_wait_tokens=options["max_wait_tokens"],
         batch_max_tokens=options["batch_max_tokens"],
         running_max_req_size=options["running_max_req_size"],

@@ -41,7 +41,7 @@ class Setup:
     """One way to run a server, with the adapters that it may serve.
 
     `loading`: how adapters come to the GPU, by name. `served` (k,): their numbers in the fleet, ascending; servers
-    with the same ones share it.
+    with the same ones share it. `sharing`: servers of its machine.
     """
 
     server: Server
@@ -49,6 +49,7 @@ class Setup:
     policy: CachePolicy
     loading: str
     served: IntArray
+    sharing: int = 1
 
     @cached_property
     def blocks(self) -> IntArray:
@@ -131,9 +132,11 @@ def server_setups(
 ) -> list[Setup]:
     """Each server with the adapters that it may serve; servers of one kind with the same adapters share theirs."""
     groups = candidates.groups_of_servers(len(cluster))
-    found: dict[tuple[str, tuple[int, ...]], Setup] = {}
-    for kind, served in zip(cluster.servers, groups, strict=True):
-        if (kind, served) not in found:
+    sharing = [n for node in cluster.nodes for n in [node.servers] * node.servers] or [1] * len(cluster)
+    keys = list(zip(cluster.servers, groups, sharing, strict=True))
+    found: dict[tuple[str, tuple[int, ...], int], Setup] = {}
+    for kind, served, beside in keys:
+        if (kind, served, beside) not in found:
             own = np.flatnonzero(np.isin(candidates.group, served))
             whole = len(own) in (0, len(workload))
             subset = workload if whole else workload.subset(own.tolist())
@@ -144,12 +147,13 @@ def server_setups(
                     workload.fine_tuning, server.profile
                 )
                 server = replace(server, settings=off, kv_cache_tokens=tokens)
-            found[kind, served] = replace(
+            found[kind, served, beside] = replace(
                 setup,
                 server=server,
                 served=np.arange(len(workload)) if whole else own,
+                sharing=beside,
             )
-    return [found[key] for key in zip(cluster.servers, groups, strict=True)]
+    return [found[key] for key in keys]
 
 
 def idle_servers(

@@ -83,6 +83,25 @@ class ClusterView:
         found: FloatArray = 1e-3 * (loading[:, 0] + loading[:, 1] * self.workload.ranks[adapter])
         return found
 
+    @property
+    def load_bytes_s(self) -> FloatArray:
+        """Bytes of an adapter that come to the GPU of each server in a second, after the load's fixed part, (S,)."""
+        model = self.cluster.kinds[0].profile.model
+        return np.asarray(1e3 * model.lora_bytes_per_rank / np.maximum(self._servers.law.loading[:, 1], 1e-9))
+
+    @property
+    def pool_bytes(self) -> FloatArray:
+        """Memory for KV cache and adapters, float64 (S,)."""
+        kinds = {kind.name: kind.profile.model.kv_bytes_per_token for kind in self.cluster.kinds}
+        token_bytes = np.array([kinds[name] for name in self.cluster.servers])
+        return np.asarray(self._field("kv_blocks") * self._field("block_size") * token_bytes)
+
+    def on_machine(self, held: BoolArray) -> BoolArray:
+        """Which servers share their machine with one of these, bool (S,)."""
+        counts = [node.servers for node in self.cluster.nodes] or [1] * len(self.cluster)
+        machine = np.repeat(np.arange(len(counts)), counts)
+        return np.asarray(np.isin(machine, machine[held]))
+
     places = property(lambda self: self._field("max_seqs"))
     """Most requests in the batch."""
 

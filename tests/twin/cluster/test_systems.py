@@ -17,10 +17,10 @@ from packer.errors import IncompatibleError, UnknownNameError, ValidationError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.papers.cache.drop import Drop
-from packer.papers.cache.loading import CPU_ASSIST, loading_of
-from packer.papers.cache.replicas import ReplicaCache, replicas
+from packer.papers.cache.loading import CPU_ASSIST, CpuAssist, loading_of
+from packer.papers.cache.replicas import ReplicaCache, alike, partitions, replicas
 from packer.papers.lightllm.engine import LightLlm
-from packer.papers.routers.rock import Rock
+from packer.papers.routers.rock import Rock, divergence
 from packer.registry import make
 from packer.terms import LINEAR
 from packer.twin.cluster.routers.base import Request
@@ -96,6 +96,103 @@ def test_replicas_by_the_equation() -> None:
     """ROCK's equation (5) at the mean size: 0.5, 1, 10 and 100 requests give 0, 1, 5 and 23 replicas."""
     found = replicas(np.array([0.5, 1.0, 10.0, 100.0]), np.full(4, 50.0))
     assert found.tolist() == [0, 1, 5, 23]
+
+
+def test_partitions_by_the_equation() -> None:
+    """ROCK's equation (4): floor(share × servers) + 1 servers of each cluster, the next round it, at most all."""
+    clusters = [np.array([0, 1, 2, 3]), np.array([7, 9])]
+    found = partitions([30.0, 10.0, 0.0], clusters)
+    # Of 4 servers 3 + 1, 1 + 1 and 0 + 1; of 2 servers 1 + 1, 0 + 1 and 0 + 1.
+    assert found == [{0, 1, 2, 3, 7, 9}, {0, 1, 7}, {2, 9}]
+    assert partitions([0.0, 0.0], [np.array([5])]) == [{5}, {5}]
+
+
+def test_servers_cluster_by_what_they_are() -> None:
+    """ROCK's physical layer: six or more alike servers are a cluster, and those that are like no others one more."""
+    features = np.array([[1.0, 5.0, 2.0]] * 6 + [[1.0, 5.0, 1.0]] * 7 + [[9.0, 5.0, 2.0]])
+    assert [found.tolist() for found in alike(features)] == [[13], [*range(6)], [*range(6, 13)]]
+    assert [found.tolist() for found in alike(np.ones((8, 3)))] == [[*range(8)]]
+
+
+def test_replicas_go_to_servers_with_bandwidth_memory_and_a_near_copy() -> None:
+    """ROCK's score is the mean of bandwidth, free memory and nearness, and a replica goes to one of the three best."""
+    view: Any = SimpleNamespace(
+        adapter_bytes=np.full(4, 1e6), used_share=np.zeros(8), pool_bytes=np.full(8, 1e9),
+        load_bytes_s=np.ones(8), requests_since=lambda a, b: np.array([1.0, 0.0, 0.0, 0.0]),
+        candidates=lambda a: np.arange(8), on_gpu=lambda a: np.arange(8) == 7, on_machine=lambda held: held,
+        service_s=lambda iterations, a: np.ones(8),
+    )  # fmt: skip
+
+    def chosen(**changes: object) -> set[int]:
+        vars(view).update(changes)
+        found = set()
+        for seed in range(40):
+            policy = ReplicaCache(partitions=1)
+            policy.start(view, seed)
+            found |= {move.server for move in policy.tick(45.0, view) if move.keep}
+        return found
+
+    assert chosen() == {0, 1, 7}, "one replica each: of equals the first, and where a copy is near"
+    assert chosen(load_bytes_s=np.array([1, 1, 1, 4, 4, 1, 1, 1.0])) == {3, 4, 7}
+    assert chosen(used_share=np.array([0, 0.9, 0.9, 0, 0, 0.9, 0.9, 1])) == {3, 4, 0}
+    assert chosen(used_share=np.array([0, 0, 0, 1, 1, 0, 0, 1.0]), load_bytes_s=np.ones(8)) == {0, 1, 2}
+
+
+def test_rock_matches_queues_as_algorithm_1() -> None:
+    """For one queue after another: weights, the best three servers, the one that makes busy shares most equal."""
+    rng = np.random.default_rng(4)
+    for _ in range(50):
+        servers, queues = int(rng.integers(3, 9)), int(rng.integers(1, 5))
+        held = rng.random((10, servers)) < 0.4
+        seconds = rng.uniform(5.0, 40.0, (10, servers))
+        busy = rng.random(servers)
+        view: Any = SimpleNamespace(
+            cluster=(None,) * servers, on_gpu=lambda a, h=held: h[a], load_s=lambda a, n=servers: np.full(n, 4.0),
+            service_s=lambda iterations, a, s=seconds: s[a],
+        )  # fmt: skip
+        tasks = [(30, 1e6, int(a)) for a in rng.integers(0, 10, 40)]
+        queue = rng.integers(0, queues, 40)
+        queue[0] = queues - 1
+        router = Rock(queues=queues)
+        router.start(view, 0)
+        expected, use = [], busy.tolist()
+        for j in range(queues):
+            own = [a for (_, _, a), k in zip(tasks, queue, strict=True) if k == j]
+            load = [sum(float(seconds[a][g]) + 4.0 for a in own) for g in range(servers)]
+            weight = [
+                0.6 * (sum(bool(held[a][g]) for a in set(own)) / len(set(own)) if own else 1.0)
+                + 0.3 * (1 - abs(use[g] - 0.7))
+                + 0.1 / max(load[g], 1e-9)
+                for g in range(servers)
+            ]
+            best = sorted(range(servers), key=lambda g: -weight[g])[:3]
+            unequal = {
+                g: float(np.std([u + (i == g) * load[g] / 90.0 for i, u in enumerate(use)])) for g in best
+            }
+            chosen = min(sorted(best), key=lambda g: unequal[g])
+            use[chosen] += load[chosen] / 90.0
+            expected.append([chosen])
+        assert router._matched(queue, tasks, busy, view) == expected
+
+
+def test_rock_clusters_anew_when_tasks_change() -> None:
+    """Queues stay while tasks spread over them as before, and are made anew beyond the threshold, always with 0."""
+    assert divergence(np.array([0.5, 0.5]), np.array([0.25, 0.75])) == pytest.approx(0.1438, abs=1e-4)
+    rng = np.random.default_rng(0)
+    few = np.column_stack([rng.normal(20, 2, 60), rng.normal(5e6, 1e5, 60)])
+    many = np.column_stack([rng.normal(50, 2, 60), rng.normal(5e6, 1e5, 60)])
+    first = np.concatenate([few, many])
+    for theta, stays in ((0.1, True), (0.0, False)):
+        router = Rock(queues=2, theta=theta)
+        router._clustered(first, 2)
+        known = router._mixture
+        router._clustered(first[::-1].copy(), 2)
+        assert (router._mixture is known) == stays
+    router = Rock(queues=2)
+    router._clustered(first, 2)
+    known = router._mixture
+    router._clustered(many, 2)
+    assert router._mixture is not known
 
 
 def test_kernel_laws_replace_what_adapters_cost() -> None:
@@ -207,7 +304,7 @@ def test_rock_weighs_the_free_servers() -> None:
         service_s=lambda iterations, a: np.array([10.0, 11.0, 12.0, 13.0, 14.0]),
         load_s=lambda a: np.full(5, 4.0), on_gpu=lambda a: view.held,
     )  # fmt: skip
-    router = Rock()
+    router = Rock(dispatch="free")
     router.start(view, seed=0)
 
     def chosen(number: int = 0) -> int:
@@ -251,7 +348,7 @@ def test_kinds_share_the_cache_policy() -> None:
 def test_what_does_not_exist_is_named(fleet: Workload) -> None:
     """Unknown engines, modes, kernels, policies and parameters are refused with what exists, misfits with why."""
     assert engine_of("lightllm:max_wait_tokens=3") == LightLlm(3)
-    assert loading_of("cpu-assist:factor=2") == (CPU_ASSIST, 2.0)
+    assert loading_of("cpu-assist:cores=8") == (CPU_ASSIST, CpuAssist(8))
     with pytest.raises(UnknownNameError, match="Known: job, lightllm, vllm"):
         engine_of("slora")
     with pytest.raises(ValidationError, match="no parameter 'wait'; it has: abort_after_s"):
