@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -152,7 +152,8 @@ class Dispatch:
         router, n = self.router, len(servers.server)
         p, given = np.zeros(1), np.zeros(0, dtype=np.int64)
         clock = _Clock(self, servers, engines, ticks)
-        interval_s = 0.0 if isinstance(router, ReadingRouter) else self.stats_interval_s
+        reading = isinstance(router, ReadingRouter)
+        interval_s = 0.0 if reading else self.stats_interval_s
         if isinstance(router, ReadingRouter):
             given = np.full(n, events.ASK)
             router.start(clock.view, self.seed)
@@ -165,7 +166,7 @@ class Dispatch:
         r, now_s, c = 0, 0.0, self.current
         limit = NO_LIMIT if self.max_outstanding is None else self.max_outstanding
         while True:
-            seen = servers
+            seen = None if reading else servers  # nothing reads it, and to hand it over takes time
             if interval_s:
                 known = servers.servers.copy()
                 seen = servers._replace(servers=known, whole=whole_of(known), classes=servers.classes.copy())
@@ -236,8 +237,10 @@ class Dispatch:
 
     def _decision(self, r: int, now_s: float, servers: Servers, view: ClusterView) -> int:
         """The server that a router in Python chooses for a request, or HOLD."""
-        a, router = int(servers.adapter[r]), self.router
-        assert isinstance(router, ReadingRouter)
+        a, router = (
+            int(servers.adapter[r]),
+            cast(ReadingRouter, self.router),
+        )  # a check costs more than a decision
         request = Request(
             r,
             a,
@@ -252,8 +255,11 @@ class Dispatch:
             raise PluginError(
                 f"Router {router.name!r} raised {type(error).__name__} on request {r} at {now_s:.6g} s: {error}."
             ) from error
-        if s != HOLD and s not in view.candidates(a):
-            raise self.wrong(r, a, now_s, s)
+        try:
+            if s != HOLD and s not in view.allowed(a):
+                raise self.wrong(r, a, now_s, s)
+        except TypeError:  # no number at all
+            raise self.wrong(r, a, now_s, s) from None
         return int(s)
 
     def wrong(self, r: int, adapter: int, now_s: float, server: object) -> PluginError:

@@ -155,14 +155,14 @@ def set_out_s(c: Servers, r: int, now_s: float, end_s: float, engines: Engines) 
 
 @njit(**ENGINE_FLAGS)
 def route(
-    c: Servers, seen: Servers, interval_s: float, assigned: IntArray, p: FloatArray, group: IntArray,
+    c: Servers, seen: Servers | None, interval_s: float, assigned: IntArray, p: FloatArray, group: IntArray,
     start: IntArray, server: IntArray, first: int, now_s: float, end_s: float, limit: int, way: Transit | None,
     engines: Engines,
 ) -> tuple[int, float, bool]:  # fmt: skip
     """Route the requests from `first` on that come before `end_s`, from time `now_s` on.
 
-    By `assigned`, or where that is empty by a score function. `seen`: the servers as the router knows them, `c`
-    itself or with records of their own that are brought up to date every `interval_s`. A held request is
+    By `assigned`, or where that is empty by a score function. `seen`: the servers as a score function knows them; `c`
+    itself, or with records of their own that are brought up to date every `interval_s`. A held request is
     offered again whenever a step ends, or those records are renewed; those behind it wait. `limit`: requests at
     once, more are refused, as is a request whose adapter no server serves. Returns the request that found no row for
     its adapter, has ASK in `assigned`, or is left at `end_s`, or their number; the time; and whether it is to be
@@ -181,7 +181,7 @@ def route(
             c.server[r] = REFUSED
             continue
         while True:
-            if assigned.size > 0:
+            if seen is None or assigned.size > 0:
                 s = assigned[r]
             else:
                 looked_s = _look(c, seen, looked_s, interval_s, now_s)

@@ -35,7 +35,8 @@ class ClusterView:
         self.cluster, self.workload = cluster, workload
         self.on = np.ones(len(cluster), dtype=np.bool_) if on is None else on
         """Servers that get requests now, bool (S,)."""
-        self._candidates, self._servers = candidates, servers
+        self._servers = servers
+        self.allow(candidates)
 
     def follow(self, servers: Servers) -> None:
         """Look at these servers from now on: the event loop got larger arrays."""
@@ -44,6 +45,7 @@ class ClusterView:
     def allow(self, candidates: Candidates) -> None:
         """Servers may serve these adapters from now on: changes were made."""
         self._candidates = candidates
+        self._sets: dict[int, frozenset[int]] = {}
 
     def _field(self, name: str) -> IntArray:
         found: IntArray = self._servers.servers[name].copy()
@@ -151,6 +153,14 @@ class ClusterView:
     def candidates(self, adapter: int) -> IntArray:
         """Servers that may serve an adapter, in increasing order."""
         return self._candidates.of(adapter)
+
+    def allowed(self, adapter: int) -> frozenset[int]:
+        """The same, as a set."""
+        group = int(self._candidates.group[adapter])
+        found = self._sets.get(group)
+        if found is None:
+            found = self._sets[group] = frozenset(self._candidates.of(adapter).tolist())
+        return found
 
     def on_gpu(self, adapter: int) -> BoolArray:
         """On which servers an adapter lies on the GPU, bool (S,)."""
