@@ -177,7 +177,7 @@ def assisted_ms(state: CellState, ms: float) -> float:
         done += requests[r].last_s / max(ms, slowest_ms * turns)
         spent_ms += requests[r].last_s
         r = requests[r].next - 1
-    return spent_ms + max(0.0, 1.0 - done) * ms + own.sync_ms
+    return float(spent_ms + max(0.0, 1.0 - done) * ms + own.sync_ms)
 
 
 @njit(**ENGINE_FLAGS)

@@ -117,9 +117,9 @@ class Rock(AnyCluster):
     def _clustered(self, vectors: FloatArray, count: int) -> IntArray | None:
         """The queue of each task; None if there are too few to match, or to make queues of: the last matching holds."""
         if self._mixture is not None and len(vectors):
-            queue = np.array([self._queue_of(*vector) for vector in vectors])
-            if 0.0 < self.theta >= divergence(_spread(queue, count), self._reference):
-                return queue
+            known = np.array([self._queue_of(*vector) for vector in vectors])
+            if 0.0 < self.theta >= divergence(_spread(known, count), self._reference):
+                return known
         if len(np.unique(vectors, axis=0)) < count:
             return None
         from sklearn.mixture import GaussianMixture
@@ -128,7 +128,7 @@ class Rock(AnyCluster):
         mixture = GaussianMixture(
             count, covariance_type="diag", max_iter=1000, random_state=self._seed, reg_covar=1e-3
         )
-        queue = mixture.fit_predict((vectors - mean) / scale)
+        queue: IntArray = mixture.fit_predict((vectors - mean) / scale)
         self._mixture, self._reference = (mixture, mean, scale), _spread(queue, count)
         return queue
 

@@ -237,10 +237,8 @@ class Dispatch:
 
     def _decision(self, r: int, now_s: float, servers: Servers, view: ClusterView) -> int:
         """The server that a router in Python chooses for a request, or HOLD."""
-        a, router = (
-            int(servers.adapter[r]),
-            cast(ReadingRouter, self.router),
-        )  # a check costs more than a decision
+        a = int(servers.adapter[r])
+        router = cast("ReadingRouter", self.router)  # to check it costs more than its decision
         request = Request(
             r,
             a,
