@@ -23,7 +23,7 @@ from packer.live.launch import Launch
 from packer.settings import Settings
 
 HOST = "127.0.0.1"
-STOP_GRACE_S = 5.0
+STOP_GRACE_S = 3.0
 """Time to end by itself before a server is killed: a command ends within 10 s after it was told to."""
 PORT_TRIES = 3
 TAIL_LINES = 25

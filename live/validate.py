@@ -25,6 +25,7 @@ from packer.live.server import split_cores
 from packer.twin.run import Run
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
+from packer.words import counted
 from packer.workload import Workload
 
 Figures = dict[str, float | None]
@@ -35,6 +36,8 @@ COMPARED = (
 )  # fmt: skip
 """Figures that are set side by side."""
 SMAPE_OF = COMPARED[:5]
+FROM_METRICS = COMPARED[5:-1]
+"""Figures that every server has on its /metrics page; the hit rate is absent where nothing was looked up."""
 LOOK_S = 0.5
 """How often the main thread looks whether it was interrupted."""
 
@@ -101,6 +104,16 @@ class BinReport:
         return dict(sum((Counter(load.errors) for load in loads), Counter()).most_common())
 
     @property
+    def unmeasured(self) -> str | None:
+        """Why figures of /metrics have no measured value, though requests were served."""
+        served = [run for run in self.runs if run.outcome.load is not None]
+        absent = [name for name in FROM_METRICS if all(run.measured.get(name) is None for run in served)]
+        if not served or not absent:
+            return None
+        pages = sum(run.outcome.metrics.samples for run in served if run.outcome.metrics is not None)
+        return f"{', '.join(absent)} have no value: {counted(pages, 'page')} of /metrics had figures of vLLM"
+
+    @property
     def memory_error(self) -> tuple[bool, bool]:
         """(predicted, measured)."""
         predicted = any(run.simulation.status == "memory_error" for run in self.runs)
@@ -133,6 +146,7 @@ class BinReport:
             "max_loras": self.bin.max_loras,
             "max_lora_rank": self.bin.max_lora_rank,
             "failure": self.failure,
+            "unmeasured": self.unmeasured,
             "partial": self.interrupted,
             "memory_error": {"predicted": memory[0], "measured": memory[1]},
             "starved": {"predicted": starved[0], "measured": starved[1]},

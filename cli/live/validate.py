@@ -203,6 +203,8 @@ def _lines(job: Validation) -> list[Table | str]:
     for report in job.reports:
         for message, count in report.failed_requests.items():
             lines.append(f"server {report.index}: {count} requests failed: {message}")
+        if report.unmeasured is not None:
+            lines.append(f"server {report.index}: {report.unmeasured}")
         if report.failure is not None:
             tail = next((r.outcome.failure.tail for r in report.runs if r.outcome.failure), "")
             lines += [f"server {report.index}: {report.failure}", *([tail] if tail else [])]

@@ -264,6 +264,27 @@ def test_a_server_that_fails_every_request_is_exit_code_3(
     assert "requests failed" in json.loads((tmp_path / "out.json").read_text())["gpus"][0]["failure"]
 
 
+@pytest.mark.parametrize("fault", ["no-metrics", "renamed"])
+def test_figures_that_metrics_lack_are_explained(
+    fault: str,
+    launch_file: Path,
+    bins: list[Bin],
+    make_plan: Callable[[list[Bin]], Plan],
+    tmp_path: Path,
+) -> None:
+    """A figure without a measured value has its reason below the table and in the file."""
+    make_plan(bins).save(tmp_path / "plan.json")
+    with launch_file.open("a") as file:
+        file.write(f'[environment]\nFAKE_FAULT = "{fault}"\n')
+    text = invoked(
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
+        "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
+    ).output  # fmt: skip
+    why = "mean_running, mean_waiting, mean_kv_usage, preemptions have no value: 0 pages of /metrics had figures"
+    assert f"server 0: {why}" in " ".join(text.split())
+    assert why in json.loads((tmp_path / "out.json").read_text())["gpus"][0]["unmeasured"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_keeps_what_was_measured(
     number: signal.Signals,
