@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import time
 import urllib.error
@@ -123,34 +124,44 @@ def test_a_real_prometheus_scrapes_it(found: Drift, tmp_path: Path) -> None:
     """A Prometheus server that scrapes packer answers queries of its metrics."""
     exporter = Exporter()
     exporter.text = text_of(found, time.time())
-    with exporter.listen("127.0.0.1:0") as port, Exporter().listen("127.0.0.1:0") as free:
-        own = free + 1 if free < 65_535 else free - 1
+    with exporter.listen("127.0.0.1:0") as port:
         (tmp_path / "prometheus.yml").write_text(
             "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
             f"scrape_configs: [{{job_name: packer, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]\n"
         )
-        process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={tmp_path}/prometheus.yml",
-                f"--storage.tsdb.path={tmp_path}/data",
-                f"--web.listen-address=127.0.0.1:{own}",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            result = queried(own, "packer_plan_advice == 1")
-        finally:
-            process.terminate()
-            process.wait(30)
+        result: list[dict[str, dict[str, str]]] | None = None
+        for attempt in range(5):  # another process may take the port before Prometheus does: then it ends
+            with socket.create_server(("127.0.0.1", 0)) as chosen:
+                own = chosen.getsockname()[1]
+            with (tmp_path / "said").open("wb") as said:
+                process = subprocess.Popen(
+                    [
+                        "prometheus",
+                        f"--config.file={tmp_path}/prometheus.yml",
+                        f"--storage.tsdb.path={tmp_path}/data-{attempt}",
+                        f"--web.listen-address=127.0.0.1:{own}",
+                    ],
+                    stdout=said,
+                    stderr=said,
+                )
+            try:
+                result = queried(process, own, "packer_plan_advice == 1")
+            finally:
+                process.terminate()
+                process.wait(30)
+            if result is not None:
+                break
+    assert result is not None, (tmp_path / "said").read_text()
     assert [each["metric"]["advice"] for each in result] == ["watch"]
 
 
-def queried(port: int, query: str) -> list[dict[str, dict[str, str]]]:
-    """The answer of a Prometheus server, once it has one."""
+def queried(
+    process: subprocess.Popen[bytes], port: int, query: str
+) -> list[dict[str, dict[str, str]]] | None:
+    """The answer of a Prometheus server, once it has one; None if it ends or has none after 60 s."""
     address = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
-    for _ in range(300):
+    end = time.monotonic() + 60.0
+    while process.poll() is None and time.monotonic() < end:
         try:
             with urllib.request.urlopen(address, timeout=10) as answer:
                 found: list[dict[str, dict[str, str]]] = json.load(answer)["data"]["result"]
@@ -159,4 +170,4 @@ def queried(port: int, query: str) -> list[dict[str, dict[str, str]]]:
         except OSError:
             pass
         time.sleep(0.1)
-    raise AssertionError("Prometheus has no sample after 30 s")
+    return None
