@@ -224,21 +224,20 @@ class Keeper:
         serving, left = self.serving, self.loads_per_hour - sum(n for _, n in self._made)
         if len(serving) < 2:
             return []
-        first = self._most_used(load, self.held)
+        first = self._most_used(self._near(load))
         for _ in range(ROUNDS):
-            offered, caps = self._near(load).used()[serving], self.caps(serving)
-            # At the total's own share an even load is what is left to reach.
-            mean = float(offered.sum() / caps.sum())
-            if (most := self._most_used(load, self.held)) <= max(FULL, 1.05 * mean):
-                return []
             near = self._near(load)
+            # At the total's own share an even load is what is left to reach.
+            mean = float(near.used()[serving].sum() / self.caps(serving).sum())
+            if (most := self._most_used(near)) <= max(FULL, 1.05 * mean):
+                return []
             near.even(self._caps * self.level, max(FULL - LOWER, 1.02 * mean), max(0, left))
             changed = {s for s in serving if near.held[s] != self.held[s]}
             if not changed:
                 return []
             for s in changed:
                 self._judge(now_s, s, load, near.held[s])
-            after = self._most_used(load, near.held)
+            after = self._most_used(near)
             if after <= max(FULL, 1.05 * mean):
                 break
         else:
@@ -249,10 +248,9 @@ class Keeper:
         why = f"a server has {first:.0%} of what it holds; the nearest placement brings it to {after:.0%}, by the twin"
         return [self._decided(now_s, near, why, judged=True)]
 
-    def _most_used(self, load: FloatArray, held: Sequence[Mapping[int, float]]) -> float:
-        """The largest share of what a server holds that is in use."""
-        serving = self.serving
-        used = Nearest(load, held, serving).used()[serving] / self.caps(serving)
+    def _most_used(self, near: Nearest) -> float:
+        """The largest share of what a server holds that is in use with this placement."""
+        used: FloatArray = near.used()[near.serving] / self.caps(near.serving)
         return float(used.max())
 
     def _sized(self, now_s: float, load: FloatArray) -> list[Decision]:

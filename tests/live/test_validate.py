@@ -233,17 +233,22 @@ def test_the_command_writes_report_and_page(
     assert (again.output, again.return_value or 0) == ("", 0)
 
 
+def validated(fault: str, launch_file: Path, folder: Path) -> Result:
+    """`live validate` of the first server of plan.json, with a fault; it writes out.json."""
+    with launch_file.open("a") as file:
+        file.write(f'[environment]\nFAKE_FAULT = "{fault}"\n')
+    return invoked(
+        "live", "validate", folder / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
+        "--folder", folder / "work", "-o", folder / "out.json",
+    )  # fmt: skip
+
+
 def test_failed_requests_are_shown_in_the_table(
     launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
     """Requests that one adapter's refusal failed are counted in the table and named below it."""
     make_plan(bins).save(tmp_path / "plan.json")
-    with launch_file.open("a") as file:
-        file.write('[environment]\nFAKE_FAULT = "refuse:a1"\n')
-    text = invoked(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
-        "--folder", tmp_path / "work",
-    ).output  # fmt: skip
+    text = validated("refuse:a1", launch_file, tmp_path).output
     named = re.search(r"server 0: (\d+) requests failed: HTTP 404: .*no model a1", text)
     assert named, text
     assert re.search(rf"failed requests\W+{named[1]}\b", text), text
@@ -254,12 +259,7 @@ def test_a_server_that_fails_every_request_is_exit_code_3(
 ) -> None:
     """Nothing was measured; the report is written all the same."""
     make_plan(bins).save(tmp_path / "plan.json")
-    with launch_file.open("a") as file:
-        file.write('[environment]\nFAKE_FAULT = "http500"\n')
-    done = invoked(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
-        "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
-    )  # fmt: skip
+    done = validated("http500", launch_file, tmp_path)
     assert (done.exit_code or done.return_value) == 3, done.output
     assert "requests failed" in json.loads((tmp_path / "out.json").read_text())["gpus"][0]["failure"]
 
@@ -274,12 +274,7 @@ def test_figures_that_metrics_lack_are_explained(
 ) -> None:
     """A figure without a measured value has its reason below the table and in the file."""
     make_plan(bins).save(tmp_path / "plan.json")
-    with launch_file.open("a") as file:
-        file.write(f'[environment]\nFAKE_FAULT = "{fault}"\n')
-    text = invoked(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
-        "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
-    ).output  # fmt: skip
+    text = validated(fault, launch_file, tmp_path).output
     why = "mean_running, mean_waiting, mean_kv_usage, preemptions have no value: 0 pages of /metrics had figures"
     assert f"server 0: {why}" in " ".join(text.split())
     assert why in json.loads((tmp_path / "out.json").read_text())["gpus"][0]["unmeasured"]
