@@ -125,16 +125,18 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     """Simulate, print, and with --write keep."""
     parser = argparse.ArgumentParser(description="Compare systems on nine fleets.")
-    parser.add_argument("--only", choices=tuple(FLEETS), help="one of the fleets")
+    parser.add_argument(
+        "--only", choices=tuple(FLEETS), help="one of the fleets; the others as they are kept"
+    )
     parser.add_argument("--write", action="store_true", help="keep the results")
     options = parser.parse_args()
-    found = {}
+    path = Path(__file__).with_suffix(".json")
+    found = json.loads(path.read_text("utf-8")) if options.only else {}
     for name in [options.only] if options.only else FLEETS:
         found[name] = compared(name)
         print(name, found[name]["servers"], found[name]["better_than_packer"], flush=True)
     print(table(found))
     if options.write:
-        path = Path(__file__).with_suffix(".json")
         write_text(path, json.dumps(found, indent=1) + "\n", force=True)
         write_text(path.with_suffix(".md"), HEAD + table(found), force=True)
 

@@ -63,8 +63,10 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
         return failed(error, error.exit_code)
     except BrokenPipeError:
         return 0
-    except (click.ClickException, OSError) as error:  # OSError: a full disk or stream, a missing permission
+    except click.ClickException as error:
         return failed(error, 2)
+    except OSError as error:  # a full disk or stream, a missing permission
+        return failed(error, 2, message=_of_plugin(error))
     except MemoryError as error:
         return failed(error, 2, message="not enough memory")
     except BaseException as error:  # a plug-in may raise anything
@@ -76,16 +78,30 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _blamed(error: BaseException) -> tuple[int, str]:
-    """Exit code and message of an error that nothing in packer expects."""
+def _of_plugin(error: BaseException) -> str:
+    """What the strategy of another package raised, and where; "" if none did."""
     from packer.registry import plugin_behind
 
     plugin = plugin_behind(error)
-    if plugin is not None:
-        return 2, f"{plugin[0].upper()}{plugin[1:]} {raised(error)}."
+    return f"{plugin[0].upper()}{plugin[1:]} {raised(error)}." if plugin is not None else ""
+
+
+def _blamed(error: BaseException) -> tuple[int, str]:
+    """Exit code and message of an error that nothing in packer expects."""
+    from packer.registry import named, plugins_in_use
+
+    if message := _of_plugin(error):
+        return 2, message
     kind, where = type(error).__name__, error.__traceback__
     while where is not None:
         if where.tb_frame.f_globals.get("__name__") in ("numba.core.config", "numba.np.ufunc.parallel"):
             return 2, f"Numba refuses its settings in the environment (NUMBA_…): {error}"
         where = where.tb_next
-    return 1, f"internal error: {kind}: {error} (PACKER_DEBUG=1 shows where)"
+    fault = f"{kind}: {error} (PACKER_DEBUG=1 shows where)"
+    if used := plugins_in_use():  # what it returned may be what packer can't use
+        plugin = named(used)
+        return (
+            2,
+            f"{plugin[0].upper()}{plugin[1:]} may break its contract, which packer.testing checks: {fault}",
+        )
+    return 1, f"internal error: {fault}"

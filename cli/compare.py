@@ -12,7 +12,7 @@ from packer.cli.declare import Readers, bundle, command, flag, option, pairs
 from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.traffic import refuse_unused
-from packer.words import counted, number
+from packer.words import counted, listed, number
 
 if TYPE_CHECKING:
     from packer.live.launch import Launch
@@ -95,14 +95,15 @@ class Systems(Behind):
     seeds: Runs of each system.
     duration_s: Simulated time of each run. [default: 3600]
     size: Find how many equal servers each system needs until --share of requests keep the SLO.
-    share: Share of requests that must keep the SLO (--size).
+    share: Share of requests that must keep the SLO (--size). [default: the
+        goal's: 0.99 for limits of requests, 0.95 for p95]
     """
 
     systems: str = option(default="vllm,packer", metavar="NAMES")
     seeds: int = option(type=click.IntRange(min=1, max=10_000), default=5, metavar="N")
     duration_s: float | None = common("duration")
     size: bool = flag()
-    share: float = option(type=click.FloatRange(min=0.0, max=1.0, min_open=True), default=0.99, metavar="X")
+    share: float | None = option(type=click.FloatRange(min=0.0, max=1.0, min_open=True), metavar="X")
 
 
 @bundle
@@ -181,32 +182,33 @@ def compare(
 def _compare_systems(
     workload: Workload, seed: int, systems: Systems, files: ComparisonFiles, out: Writing
 ) -> None:
-    from packer.operate.systems import Trials, compare_systems, servers_needed
+    from packer.operate.systems import Trials, compare_systems, servers_needed, serves_plans
     from packer.operate.verdict import verdict
-    from packer.twin.cluster.system import judged
+    from packer.twin.cluster.system import judged, load_system
 
     of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "real", "plot", "profile_name")
     refuse_unused("--cluster", (*of_plans, "settings"))
     out.check_tables(files.output, endings=(".json",))
     cluster = systems.read()
     out.note_profiles(*(each.profile for each in cluster.kinds))
+    names = split_names(systems.systems)
     if cluster.placement is not None:
+        bound = [name for name in names if serves_plans(load_system(name), systems.router)]
         out.note(
-            "the placement is that of the system packer; other systems serve every adapter on every server"
+            f"the placement in {systems.cluster} binds {listed(bound) or 'no system'}; any other system serves every "
+            "adapter on every server, with the slots that the server has there"
         )
     given: dict[str, Any] = {
         "slo": systems.goal(workload), "seeds": systems.seeds, "seed": seed, "duration_s": systems.duration_s,
         "router": systems.router, "stats_age_s": systems.stats_age_s,
     }  # fmt: skip
-    names = split_names(systems.systems)
     title = f"{workload.name}: {counted(len(workload), 'adapter')} on {counted(len(cluster), 'server')}"
     with out.progress() as progress:
         if systems.size:
-            title = f"{workload.name}: fewest servers with which {systems.share:.0%} of requests keep the SLO"
+            share = systems.share or judged(workload, cluster, given["slo"]).slo.share
+            title = f"{workload.name}: fewest servers with which {100 * share:g}% of requests keep the SLO"
             sized = {
-                name: servers_needed(
-                    workload, cluster, name, Trials(**given), share=systems.share, progress=progress
-                )
+                name: servers_needed(workload, cluster, name, Trials(**given), share=share, progress=progress)
                 for name in names
             }
             results = [found for found in sized.values() if found is not None]
@@ -215,7 +217,7 @@ def _compare_systems(
         else:
             results = compare_systems(workload, cluster, names, **given, progress=progress)
     said = "" if systems.size else verdict(workload, cluster, results)
-    data = {"workload": workload.name, "slo": judged(workload, cluster, systems.goal(workload))[0].limits.to_dict(),
+    data = {"workload": workload.name, "slo": judged(workload, cluster, systems.goal(workload)).slo.limits.to_dict(),
             "systems": [each.to_dict() for each in results], "verdict": said}  # fmt: skip
     write_json(data, files.output)
     out.result(data, lambda: [compared_table(results, title, sizes=systems.size), *([said] if said else [])])

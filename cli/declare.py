@@ -28,6 +28,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, dataclass_transform, get_type_hints
 
 import click
@@ -55,23 +56,25 @@ def flag(*flags: str, everywhere: bool = False) -> Any:
     return field(default=found.default, metadata={**found.metadata, "everywhere": everywhere})
 
 
-def pairs(*flags: str, names: Readers, **attributes: Any) -> Any:
+def pairs(
+    *flags: str, names: Readers, refused: Mapping[str, str] = MappingProxyType({}), **attributes: Any
+) -> Any:
     """A field that is a repeatable option NAME=VALUE, whose names are also options of their own: `--NAME VALUE`.
 
     `names`: what reads each value: a click type, or a function that raises `ValueError`. The field is a dict by
-    parameter name.
+    parameter name. `refused`: names that people try, with the reason why there is no such option.
     """
     found = option(*flags, multiple=True, **{"metavar": "NAME=VALUE", **attributes})
-    given = {**found.metadata["attributes"], "names": names}
+    given = {**found.metadata["attributes"], "names": names, "refused": refused}
     return field(default_factory=dict, metadata={**found.metadata, "kind": Pairs, "attributes": given})
 
 
 class Pairs(click.Option):
     """See `pairs`."""
 
-    def __init__(self, *args: Any, names: Readers, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, names: Readers, refused: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, shell_complete=self._completed, **kwargs)
-        self.names = names
+        self.names, self.refused = names, refused
 
     def _completed(self, _ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
         return [f"{name}=" for name in self.names if name.startswith(incomplete)]
@@ -91,6 +94,8 @@ class Pairs(click.Option):
             flag, equals, value = each.partition("=")
             if each == "--":
                 return [*found, each, *rest]
+            if flag[:2] == "--" and flag[2:] in self.refused:
+                raise click.UsageError(f"{flag}: {self.refused[flag[2:]]}.")
             if flag[:2] != "--" or flag[2:] not in self.names:
                 found.append(each)
                 continue
@@ -106,6 +111,8 @@ class Pairs(click.Option):
         for text in super().process_value(ctx, value) or ():
             name, equals, given = text.partition("=")
             name = name.replace("_", "-")
+            if name in self.refused:
+                raise click.BadParameter(f"{name}: {self.refused[name]}.", ctx, self)
             if not equals or name not in self.names:
                 rule = f"expected NAME=VALUE with one of {', '.join(self.names)}, got {text[:80]!r}."
                 raise click.BadParameter(rule, ctx, self)
@@ -168,7 +175,8 @@ def typed(names: Collection[str]) -> Iterator[str]:
         name = each.name or ""
         if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             several = context.params.get(name) if isinstance(each, Pairs) else None
-            yield f"--{next(iter(several)).replace('_', '-')}" if several else each.opts[-1]
+            own = each.opts[0] if each.opts[0][:2] == "--" else each.opts[-1]
+            yield f"--{next(iter(several)).replace('_', '-')}" if several else own
 
 
 def values(given: object, *without: str) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     from packer.io.files import make_folder
     from packer.io.plans import write_plan
     from packer.io.profiles import write_profile
+    from packer.io.recognise import kind_of
     from packer.io.workloads import write_workload
     from packer.operate.observe import View
     from packer.operate.project import fleet_for, is_log
@@ -80,7 +81,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     from packer.report.page import write_report
     from packer.traces.measure import rounded
 
-    if not is_log(given.traffic_path):
+    if not is_log(given.traffic_path) and kind_of(given.traffic_path) in ("workload", None):
         refuse_unused("a workload file", (*LOG_ONLY, "at"))
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     make_folder(given.folder)

@@ -190,6 +190,11 @@ class Output:
 
                 said = bands_in_words(profile) or "expect large errors"
                 self.note(f"the profile {profile.label}: {said}.")
+            if "fewer GPUs" in profile.provenance:
+                from packer.words import counted
+
+                gpus = counted(profile.engine.tensor_parallel_size, "GPU")
+                self.note(f"each server has {gpus}; {profile.provenance['fewer GPUs']}.")
 
     def progress(self) -> AbstractContextManager[Progress]:
         """A progress bar on a terminal, unless quiet."""
@@ -274,6 +279,13 @@ def _speculation(text: str) -> SpeculationSpec:
     return SpeculationSpec.parse(text)
 
 
+NO_LAW = {
+    "data-parallel-size": "ranks of data-parallel attention wait for the slowest of them at each step, which is not "
+    "estimated; plan servers of --tensor-parallel-size GPUs",
+    "pipeline-parallel-size": "stages of a pipeline are not estimated; plan servers of --tensor-parallel-size GPUs",
+    "enable-expert-parallel": "experts on GPUs of their own are estimated as tensor parallel ones; leave it out",
+}
+"""Settings of vLLM that are refused, with the reason."""
 ENGINE_SETTINGS: Readers = {
     "max-num-seqs": numbers(int),
     "max-model-len": numbers(int),
@@ -304,7 +316,7 @@ class EngineSettings:
         --max-num-seqs 64 is the same; repeatable.
     """
 
-    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=ENGINE_SETTINGS)
+    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=ENGINE_SETTINGS, refused=NO_LAW)
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -327,7 +339,7 @@ class ServerSettings(EngineSettings):
         --max-num-seqs 64 is the same; repeatable.
     """
 
-    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=SERVER_SETTINGS)
+    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=SERVER_SETTINGS, refused=NO_LAW)
 
 
 def label_of(profile: Profile) -> str:

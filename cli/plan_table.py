@@ -52,19 +52,19 @@ def plan_lines(plan: Plan, old: Plan | None = None, *, by_default: bool = False)
 def _kinds(plan: Plan) -> Table:
     """What each kind of server, and their mix, would take."""
     found: Any = plan.details["kinds"]
+    models = ["model"] * any(row["model"] for row in found)
     rows = [
-        (
-            row["model"] or "–",
+        [
+            *(row[name] or "–" for name in models),
             row["kinds"],
             row["gpus"],
             money(row["price_per_hour"]),
             "kept" if row["holds"] else "broken",
-        )
+        ]
         for row in found
     ]
-    return Table(
-        "Kinds of server", ["model", "kinds", "GPUs", "price/h", "latency goal"], rows, left=(0, 1, 4)
-    )
+    columns = [*models, "kinds", "GPUs", "price/h", "latency goal"]
+    return Table("Kinds of server", columns, rows, left=(0, len(models), len(columns) - 1))
 
 
 def _band(plan: Plan) -> list[str]:
@@ -122,6 +122,7 @@ def changes(old: Plan, plan: Plan) -> list[Table | str]:
 
 def _gpus(plan: Plan) -> Table:
     several = len({item.profile for item in plan.bins}) > 1
+    one_model = len({item.profile.name.partition("/")[2] for item in plan.bins}) == 1
     columns = ["server", *(["kind"] if several else []), "adapters by rank", "max_loras × rank"]
     width = console().width
     shown = _FIGURES if width >= WIDE else _FIGURES[:-1] if width >= NARROW else _FIGURES[2:-1]
@@ -133,7 +134,11 @@ def _gpus(plan: Plan) -> Table:
         rows.append(
             [
                 k,
-                *([item.profile.name] if several else []),
+                *(
+                    [item.profile.name.partition("/")[0] if one_model else item.profile.name]
+                    if several
+                    else []
+                ),
                 by_rank(plan.workload.ranks[list(item.adapters)].tolist())
                 + (f" ({split}×shared)" if split else ""),
                 f"{item.max_loras} × {item.max_lora_rank}",
@@ -262,6 +267,9 @@ def _totals(plan: Plan) -> list[str]:
         lines.append(f"Training    {number(training, 0)} tok/s beside the requests, by {policy}")
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
+    said = (item.profile.provenance.get("price") for item in plan.bins)
+    if sources := list(dict.fromkeys(filter(None, said))):
+        lines.append(f"Price       {'; '.join(sources)}")
     if (energy := energy_of(plan)) is not None:
         lines.append(f"Energy      {energy}")
     if plan.adapters is not None:

@@ -241,17 +241,17 @@ def _simulated(
                 "max_lora_rank",
                 "profile_name",
                 "scrape_interval_s",
-                "paced",
                 "settings",
             ),
         )
         cluster = system.read()
         out.note_profiles(*(each.profile for each in cluster.kinds))
         named = load_system(system.system)
-        _, planned, limits = judged(workload, cluster, goal)
-        cluster = placed(planned, cluster, named, limits, run.seed)
+        if cluster.placement is not None:
+            out.note(f"system {named.name} is bound to the placement in {system.cluster}")
+        cluster = placed(judged(workload, cluster, goal), cluster, named, run.seed)
         how |= {"system": replace(named, placement=None), "router": system.router}
-        how |= {"stats_interval_s": system.stats_age_s, "concurrency": run.concurrency}
+        how |= {"stats_interval_s": system.stats_age_s, "concurrency": run.concurrency, "paced": run.paced}
         return repeated(
             lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
         )
@@ -301,7 +301,7 @@ def result_of(simulations: Sequence[Run]) -> dict[str, Any]:
     result = {**simulations[0].to_dict(), "verdict": verdict_of_all(simulations).to_dict()}
     if len(simulations) == 1 or simulations[0].status != "ok":
         return result
-    metrics = [*SUMMARY, *(name for name in METRICS["cluster"] if name in result)]
+    metrics = [*SUMMARY, *(name for name in METRICS["others"] if name in result)]
     rows = {row.pop("metric"): row for row in intervals(simulations, metrics=metrics).to_dicts()}
     result |= {metric: row["mean"] for metric, row in rows.items()}
     result["starved_share"] = sum(sim.starved for sim in simulations) / len(simulations)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from packer.twin.run import Run
 
 METRICS = table("packer.cli", "metrics.toml")
-"""Rows of the table of a server, and further rows for a cluster: metric → its name, digits."""
+"""Rows of the table of a server, and further rows where a result has them: metric → its name, digits."""
 
 
 def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
@@ -30,7 +30,9 @@ def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
     several = n > 1
     rows = []
     cluster = "hit_rate" in result
-    for metric, (name, digits) in (METRICS["server"] | (METRICS["cluster"] if cluster else {})).items():
+    for metric, (name, digits) in (METRICS["server"] | METRICS["others"]).items():
+        if metric not in result:
+            continue
         cells = [name, number(result[metric], digits)]
         if several:
             row = result["intervals_95"][metric]

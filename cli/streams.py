@@ -142,9 +142,14 @@ def _discard(number: int) -> None:
 
 
 def fail(error: BaseException, code: int, *, message: str = "", as_json: bool = False) -> int:
-    """Report an error in one line on standard error, and with `as_json` as an object on standard output."""
+    """Report an error in one line on standard error, and with `as_json` as an object on standard output.
+
+    An address that was given where a file belongs, or that code of others names, shows neither login nor query.
+    """
+    from packer.io.web import masked
+
     found = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    text = "\n".join(map(visible, brief(message or found).split("\n")))
+    text = "\n".join(map(visible, brief(masked(message or found)).split("\n")))
     with suppress(OSError):
         if isinstance(error, click.ClickException):
             context = error.ctx if isinstance(error, click.UsageError) else None
@@ -154,7 +159,8 @@ def fail(error: BaseException, code: int, *, message: str = "", as_json: bool = 
     if as_json:
         about = {"type": type(error).__name__, "message": text, "exit_code": code}
         place = {name: getattr(error, name, None) for name in ("path", "row", "column", "key")}
-        about |= {name: value for name, value in place.items() if value is not None}
+        shown = {name: masked(value) if isinstance(value, str) else value for name, value in place.items()}
+        about |= {name: value for name, value in shown.items() if value is not None}
         with suppress(OSError):
             click.echo(plain_json(json.dumps({"error": about}, indent=2)), file=results())
     return code

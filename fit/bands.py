@@ -43,7 +43,7 @@ def kind_of(model: ModelDimensions, sheet: Datasheet) -> Kind:
 def band_errors(kind: Kind, models: str = "dense") -> dict[str, float]:
     """`Profile.errors` of an estimate of that kind.
 
-    The margins of capacity are those of a normal error whose 95th percentile is that of adapters.
+    The margins of capacity follow from a normal error that has the 95th percentile of adapters.
     """
     p50, p90, adapters = BANDS[models][kind]
     margins = {error_key(q): round(_NORMAL[q] / 1.645 * adapters, 4) for q in QUANTILES}
@@ -62,13 +62,14 @@ def bands_in_words(profile: Profile) -> str:
     return (
         f"time per output token of the base model within {100 * half:.0f} % on half of the rows measured of such "
         f"estimates, within {100 * most:.0f} % on nine of ten; with adapters within {100 * adapters:.0f} %"
+        + (f"; {improved}" if (improved := profile.provenance.get("improved")) else "")
     )
 
 
 def evidence() -> list[dict[str, str | float]]:
     """What estimates for each GPU rest on: "anchored" on rows of servers, on kernels or on the data sheet alone.
 
-    The bands are those of a model without rows, for dense models and mixtures of experts.
+    The bands hold for a model without rows; dense models and mixtures of experts have their own.
     """
     found: list[dict[str, str | float]] = []
     for sheet in GPUS.values():

@@ -114,6 +114,9 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
         if key != "provenance"
     }
     note = f"steps of the base model times {factor:.4g}, from {len(light)} of {len(runs)} runs of it"
+    band = estimate.errors.get("base_tpot_p90", 1.0)
+    if not 1.0 - band <= factor <= 1.0 / (1.0 - min(band, 0.99)):
+        note += f", beyond the {100 * band:.0f} % of the estimate: was it this model on this GPU?"
     return replace(
         estimate,
         latency=replace(law, coefficients=coefficients),
@@ -198,12 +201,11 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
                 "itl_ms": _number(document.get("mean_tpot_ms", document.get("mean_itl_ms"))),
             }
         else:
-            rule = "expected a result of vllm bench serve (request_throughput), GuideLLM (benchmarks) or /metrics"
-            raise FileFormatError(f"{rule}, got {shown(document)}.")
+            raise FileFormatError(f"{_EXPECTED}, got {shown(document)}.")
 
 
 def documents(text: str) -> list[Any]:
-    """The JSON document of a text, those of its list (`vllm bench sweep serve`) or one a line (`--append-result`)."""
+    """The JSON documents of a text: one, a list (`vllm bench sweep serve`) or one in each line (`--append-result`)."""
     try:
         found = json.loads(text)
         return found if isinstance(found, list) and found else [found]
@@ -214,7 +216,7 @@ def documents(text: str) -> list[Any]:
         try:
             found += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as error:
-            raise FileFormatError(f"expected JSON: {error}.", row=k) from None
+            raise FileFormatError(f"{_EXPECTED}, got no JSON: {error}.", row=k) from None
     return found
 
 
@@ -239,6 +241,10 @@ def _steady(values: dict[str, float], run: int) -> Steady:
     return Steady(rate * (output - 1.0) * itl_ms * 1e-3, prompt, output, itl_ms)
 
 
+_EXPECTED = (
+    "expected a result of vllm bench serve (request_throughput) or GuideLLM (benchmarks), a page of /metrics or "
+    "what benchmark_lora.py printed"
+)
 _GAPS = ("inter_token_latency_seconds", "time_per_output_token_seconds")
 """Histograms of the time between tokens, the newest name first."""
 _NAMES = {

@@ -78,7 +78,7 @@ class ModelDimensions:
     rope_dim: int = 0
     """Of the part of a key that all heads share (MLA)."""
     value_dim: int = 0
-    """Of a head's values where it differs from that of its keys (MLA)."""
+    """Dimension of a head's values, if its keys have another one (MLA)."""
     lora_modules: tuple[str, ...] = ()
     """Modules with LoRA (`LORA_MODULES`); empty: all."""
 

@@ -78,12 +78,12 @@ def estimate_profile(
     gpu
         A name as people type it: "h200", "A100-80GB"; "a100" alone asks which.
     tensor_parallel_size
-        GPUs of one server. The price is that of all of them.
+        GPUs of one server. The price is for all of them.
     quantization
         fp8, int8, awq, gptq, nvfp4, mxfp4 or bf16; None: as the model's config says.
     kv_cache_dtype
-        "auto", "bfloat16" or "fp8". With "auto" memory is that of bf16, and the time that of the measured servers:
-        those of dense FP8 and FP4 checkpoints kept an FP8 cache.
+        "auto", "bfloat16" or "fp8". With "auto" memory is counted for bf16, and times are taken from the
+        measured servers, of which dense FP8 and FP4 checkpoints kept an FP8 cache.
     lora_target_modules
         As vLLM's flag, since 0.17: of qkv_proj, o_proj, gate_up_proj and down_proj those that slots hold and whose
         kernels run; empty: all.
@@ -148,7 +148,7 @@ def estimate_profile(
         frontend=replace(known.frontend, scrape_interval_s=None),
         calibrated=False,
         errors=band_errors(kind_of(sizes, sheet), "experts" if sizes.experts else "dense"),
-        provenance=_provenance(sizes, sheet, known),
+        provenance=_provenance(sizes, sheet, known, priced=price_per_hour is not None),
     )
 
 
@@ -177,7 +177,7 @@ def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_
 
 
 def _price(given: float | None, sheet: Datasheet, n: int) -> float | None:
-    """Of a server: what is given, or that of its GPUs."""
+    """The price of a server: the one that is given, or the sum of its GPUs'."""
     if given is not None:
         return checks.real("the price per hour", given, low=0.0)
     return None if sheet.price_per_hour is None else n * sheet.price_per_hour
@@ -218,12 +218,13 @@ def _name(sizes: ModelDimensions, sheet: Datasheet, n: int) -> str:
     return f"{sheet.name}{f'-x{n}' if n > 1 else ''}/{sizes.name}{said}"
 
 
-def _provenance(sizes: ModelDimensions, sheet: Datasheet, known: Profile) -> dict[str, str]:
+def _provenance(sizes: ModelDimensions, sheet: Datasheet, known: Profile, *, priced: bool) -> dict[str, str]:
+    """Where the law comes from, and the price unless one was given."""
     found = {
-        "method": f"estimated: roofline of {sheet.title} with shares of its peaks measured on {kind_of(sizes, sheet)}; "
+        "method": f"estimated: roofline of {sheet.title} with measured shares of its peaks ({kind_of(sizes, sheet)}); "
         f"terms of adapters scaled from {known.name}"
     }
-    if sheet.price_source and sheet.price_per_hour is not None:
+    if sheet.price_source and sheet.price_per_hour is not None and not priced:
         found["price"] = sheet.price_source
     return found
 

@@ -33,7 +33,7 @@ TRIED = (
 
 
 def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
-    """The front end of a profile whose `scrape_interval_s` is that of the runs.
+    """The front end of a profile; its `scrape_interval_s` is the runs'.
 
     Uses runs that are not starved: for scrapes those with the metric `scrape_s`, the mean duration of a scrape in the
     last sixth; for the rest light ones.

@@ -31,6 +31,7 @@ Times = Mapping[Kernel, Mapping[int, float]]
 KERNEL_TERMS = tuple(term.name for term in LINEAR if term.part == "lora" and term.bound == "adapters")
 _UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _SIZES = ("m", "num_loras", "k", "n", "num_slices")
+MOST_SIZE = 2**31
 
 
 def is_lora_benchmark(text: str) -> bool:
@@ -87,16 +88,16 @@ def _add(
         if operation not in ("LORA_SHRINK", "LORA_EXPAND") or "add_inputs=False" in column or not number:
             continue
         size, rank = (k, n) if operation == "LORA_SHRINK" else (n, k)
-        if min(tokens, adapters, size, rank, slices) < 1:
-            raise FileFormatError(f"expected sizes of 1 and more, got {cells[0][:80]}.", row=line)
+        if not all(1 <= each <= MOST_SIZE for each in (tokens, adapters, size, rank, slices)):
+            raise FileFormatError(f"expected sizes of 1 to {MOST_SIZE:,}, got {cells[0][:80]}.", row=line)
         found.setdefault((operation, tokens, adapters, rank, slices), {})[size] = float(number[1]) * unit_ms
 
 
 def with_lora_kernels(profile: Profile, times: Times) -> Profile:
     """The profile with the terms of adapters that are bound by kernels fitted to these times.
 
-    Terms that the sizes measured leave open stay near those of the profile. `errors` stay: nothing public says how far
-    sums of these kernels are from servers.
+    Where the measured sizes leave a term open, it stays near the profile's term. `errors` stay: nothing public says how
+    far sums of these kernels are from servers.
 
     Raises `IncompatibleError`: the profile is calibrated, or its model's modules are not known; `ModelError`: no
     number of tokens, adapters and rank has the kernels of all modules.

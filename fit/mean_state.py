@@ -34,7 +34,7 @@ SLOWER = 1.03
 """Factor on all coefficients, at which a second simulation gives a run's gain."""
 LARGEST_GAIN = 5.0
 MICRO_SHARE = 0.25
-"""Total weight of the micro-benchmarks' equations, relative to that of the runs."""
+"""Total weight of the micro-benchmarks' equations, where the runs' equations weigh 1."""
 CLIENT_LAGS_REQ_S = 100.0
 """Offered load beyond which a client of one process falls behind: such runs weigh half."""
 

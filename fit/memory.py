@@ -8,7 +8,7 @@ what CUDA and NCCL hold. CUDA graphs come on top, outside of that budget. The co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packer.errors import IncompatibleError
 from packer.fit.dimensions import BYTES, ModelDimensions
@@ -53,12 +53,22 @@ def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes
     copies = n if model.kv_rank else max(1.0, n / model.kv_heads)
     budget = _budget_bytes(model, sheet, engine)
     if budget <= 0:
+        more = next((k for k in (2, 4, 8, 16) if k > n and _left(model, sheet, engine, k)), None)
         raise IncompatibleError(
             f"{model.name} needs {model.weights_bytes / 1e9:.1f} GB for its weights: "
             f"{f'{n} x ' if n > 1 else ''}{sheet.title} leaves no memory for a KV cache."
+            + (f" What does: --tensor-parallel-size {more}." if more else "")
         )
     token = model.kv_bytes(engine.max_model_len, engine.max_num_batched_tokens, kv_bytes_each)
     return Takes(budget / copies, token)
+
+
+def _left(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, gpus: int) -> bool:
+    """Whether so many GPUs leave memory for a KV cache."""
+    return (
+        not model.heads % gpus
+        and _budget_bytes(model, sheet, replace(engine, tensor_parallel_size=gpus)) > 0.0
+    )
 
 
 def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:

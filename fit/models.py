@@ -7,19 +7,30 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from packer.errors import UnknownNameError
+from packer.errors import IncompatibleError, UnknownNameError, shown
 from packer.fit.dimensions import ModelDimensions
-from packer.fit.model_config import read_model_config
+from packer.fit.model_config import REFUSED, read_model_config
 from packer.fit.quantization import quantized
 from packer.io.shipped import table
 
-MODELS = {
-    repository: ModelDimensions(repository.rpartition("/")[2].lower(), repository=repository, **sizes)
-    for repository, sizes in table("packer.fit", "models.toml").items()
-}
+
+def _models() -> dict[str, ModelDimensions]:
+    """Every model of the table; one with `like` has the dimensions of another but for what it says."""
+    rows = table("packer.fit", "models.toml")
+    found = {}
+    for repository, row in rows.items():
+        sizes = rows.get(row.get("like"), {}) | {key: value for key, value in row.items() if key != "like"}
+        found[repository] = ModelDimensions(
+            repository.rpartition("/")[2].lower(), repository=repository, **sizes
+        )
+    return found
+
+
+MODELS = _models()
 
 _SUFFIX = re.compile(
-    r"-(?P<name>fp8|nvfp4|fp4|awq|gptq|w4a16|w8a8|int8)(-dynamic|-int4|-int8|-fp8)?$", re.IGNORECASE
+    r"-(quantized\.)?(?P<name>fp8|nvfp4|fp4|awq|gptq(?!-int8)|w4a16|w8a8|(gptq-)?int8)(-dynamic|-int4|-fp8)?$",
+    re.IGNORECASE,
 )
 """How repositories of quantised weights end: nvidia/Llama-3.1-70B-Instruct-FP8."""
 
@@ -27,11 +38,12 @@ _SUFFIX = re.compile(
 def model_named(name: str) -> ModelDimensions:
     """A model by the path of its config.json or of the folder that holds it, or by its repository.
 
-    The owner of a repository may be left out and its case does not matter. Repositories that packer does not know
-    are looked for in Hugging Face's cache on this machine; quantised weights follow the model before the
+    The owner of a repository may be left out; its case and separators do not matter. Repositories that packer does
+    not know are looked for in Hugging Face's cache on this machine; quantised weights follow the model before the
     suffix.
 
-    Raises `UnknownNameError`: a name that is none of these; otherwise as `read_model_config`.
+    Raises `UnknownNameError`: a name that is none of these; `IncompatibleError`: one of a kind that is not
+    supported; otherwise as `read_model_config`.
     """
     path = Path(name)
     if name.endswith(".json") or path.is_file():
@@ -47,18 +59,27 @@ def model_named(name: str) -> ModelDimensions:
     base = _shipped(name[: suffix.start()]) if suffix else None
     if suffix and base is not None:
         own = replace(base, name=name.rpartition("/")[2].lower(), repository=name if "/" in name else None)
-        return quantized(own, suffix["name"])
-    raise UnknownNameError("model", name, MODELS)
+        return quantized(own, suffix["name"].lower().removeprefix("gptq-"))
+    words = {_plain(name), *re.split(r"[^a-z0-9]+", name.lower())}
+    for kind, reason in REFUSED.items():
+        if any(word.startswith(_plain(kind)) for word in words):
+            raise IncompatibleError(f"{shown(name)} cannot be estimated: {reason}.")
+    raise UnknownNameError("model", name, MODELS, "Any other: give the path of its config.json.")
 
 
 def _shipped(name: str) -> ModelDimensions | None:
-    """The model of the table with that name; one of another owner, if the rest is the same."""
+    """The model of the table with that name, of that owner if there is one."""
     wanted = name.lower().rstrip("/")
-    for repository, model in MODELS.items():
-        if wanted in (repository.lower(), model.name):
-            return model
-    last = wanted.rpartition("/")[2]
-    return next((model for model in MODELS.values() if model.name == last), None)
+    if (exact := next((model for key, model in MODELS.items() if key.lower() == wanted), None)) is not None:
+        return exact
+    plain = _plain(wanted)
+    return next((model for model in MODELS.values() if _plain(model.name) == plain), None)
+
+
+def _plain(name: str) -> str:
+    """A repository's name without owner, case and separators; Llama 3.1 was once called Meta-Llama-3.1."""
+    last = name.lower().rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^a-z0-9]", "", last).removeprefix("meta")
 
 
 def cached_config(repository: str) -> Path | None:

@@ -32,7 +32,7 @@ def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
     """The model with its linear layers stored so; None leaves it as its config says.
 
     Raises `UnknownNameError`: the name is not known; `IncompatibleError`: the experts are published
-    in another.
+    in another, or only experts are stored so.
     """
     if name is None:
         return model
@@ -52,6 +52,8 @@ def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
             raise IncompatibleError(
                 f"Expected mxfp4 for {model.name}, whose experts are published so, got {shown(name)}."
             )
+    if said in EXPERTS_ONLY and not model.experts:
+        raise IncompatibleError(f"vLLM stores experts as {said}, and {model.name} has none.")
     bits = WEIGHT_BITS[said]
     return replace(model, weight_bits=bits, quantization=None if said == "bf16" else said)
 

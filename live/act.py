@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.change import Change
-from packer.errors import IncompatibleError, LiveError, PackerError, shown
+from packer.errors import IncompatibleError, LiveError, OutputError, PackerError, shown
 from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet
-from packer.live.host import Models, Running
+from packer.live.host import Command, Models, Running
 from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
 from packer.live.state import LiveState
@@ -46,13 +46,17 @@ class Acting:
         self.ranks: dict[str, int] = dict(zip(names, ranks, strict=True))
         self.router = RouterWriter(fleet, plan)
         self.state = LiveState.read(fleet.state)
-        self._models: dict[str, Models] = {}
+        self.starting: dict[int, Command] = {}
         self._fresh = True
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """No other process changes these servers meanwhile. Raises `OutputError`: another one does."""
-        with claimed(Path(f"{self.fleet.state}.lock")):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(claimed(Path(f"{self.fleet.state}.lock")))
+            except OutputError as error:
+                raise OutputError(f"Another packer may be changing these servers: {error}") from None
             self.state = LiveState.read(self.fleet.state)
             yield
 
@@ -260,7 +264,8 @@ class Acting:
             for name in gone:
                 if s in leaving[name] and name in own:
                     own[name] = 0.0
-        what = f"route {counted(len(routes), 'adapter')}: {listed([shown(n) for n in (*routes, *gone)], 5)}"
+        named = listed([shown(n) for n in (*routes, *gone)], 5)
+        what = f"route {counted(len(routes), 'adapter')}: {named}" if routes else f"end the routes of {named}"
 
         def work() -> None:
             self.state.servers = now
@@ -292,12 +297,31 @@ class Acting:
         if server.host.start is None:
             raise LiveError(f"{server.name} has no command to start it in the file of servers.")
         if not server.healthy:
-            server.command(server.host.start)
-        end = time.monotonic() + self.fleet.limits.start_s
-        while not server.healthy:
-            if time.monotonic() > end:
-                raise LiveError(f"{server.name} was not healthy within {self.fleet.limits.start_s:g} s.")
-            time.sleep(POLL_S)
+            self.starting[s] = server.begin(server.host.start)
+
+    def started(self) -> dict[int, str]:
+        """Look after the servers that start, without waiting: the reasons of those that never came."""
+        faults: dict[int, str] = {}
+        for s, command in list(self.starting.items()):
+            if self.servers[s].healthy:
+                self.starting.pop(s).leave()
+            elif fault := command.fault():
+                faults[s] = fault
+            elif time.monotonic() - command.begun_s > self.fleet.limits.start_s:
+                faults[s] = f"{self.servers[s].name} was not healthy within {self.fleet.limits.start_s:g} s."
+        self.give_up(faults)
+        return faults
+
+    def give_up(self, servers: Iterable[int]) -> None:
+        """End the start of these servers unless they answer: their commands that still run, and what these started."""
+        for s in list(servers):
+            command = self.starting.pop(s, None)
+            if command is not None and self.servers[s].healthy:
+                command.leave()
+            elif command is not None:
+                self.say(f"the start of {self.servers[s].name} is given up")
+                command.end()
+                self._try([], f"stop {self.servers[s].name}", lambda s=s: self._stop(s))  # type: ignore[misc]
 
     def _stop(self, s: int) -> None:
         server = self.servers[s]

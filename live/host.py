@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,6 +113,10 @@ class Running:
         """Run a command of the user's for this server. Raises `LiveError`: it fails or takes too long."""
         run_command(filled("a command", text, name=self.name, url=self.where.url), self.limits.start_s)
 
+    def begin(self, text: str) -> Command:
+        """Begin a command of the user's for this server, without waiting for its end."""
+        return Command(filled("a command", text, name=self.name, url=self.where.url))
+
     def _json(self, path: str, body: Any, total_s: float) -> Any:
         data = None if body is None else json.dumps(body).encode()
         try:
@@ -132,18 +140,59 @@ class Running:
         return masked(self.where.masked(text))[:ERROR_TEXT].strip().rstrip(".")
 
 
+class Command:
+    """A command of the user's in a shell, in a process group of its own, since it was made."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.begun_s, self._said = text, time.monotonic(), tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            text,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
+            start_new_session=True,
+        )
+
+    def fault(self) -> str:
+        """What it said when it ended with a status that is not 0; "" while it runs, and where it went well."""
+        status = self._process.poll()
+        if not status:
+            return ""
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip()[-ERROR_TEXT:]
+        return f"The command {shown(self.text)} ended with status {status}: {said}"
+
+    def wait(self, limit_s: float) -> None:
+        """Wait for its end. Raises `LiveError`: it fails, or takes longer than `limit_s`; it is ended then, as it is
+        where the wait is interrupted."""
+        try:
+            self._process.wait(limit_s)
+            if fault := self.fault():
+                raise LiveError(fault)
+        except subprocess.TimeoutExpired:
+            raise LiveError(f"The command {shown(self.text)} did not end within {limit_s:g} s.") from None
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End all processes of its group, unless it has ended itself."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._said.close()
+
+    def leave(self) -> None:
+        """Whether it has ended or not, nobody waits for it any more."""
+        if self._process.poll() is None:
+            self._process.returncode = 0
+        self._said.close()
+
+
 def run_command(text: str, limit_s: float) -> None:
-    """Run a command of the user's in a shell. Raises `LiveError`: it fails, or takes longer than `limit_s`."""
-    try:
-        done = subprocess.run(
-            text, shell=True, capture_output=True, text=True, timeout=limit_s, check=False,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise LiveError(f"The command {shown(text)} did not end within {limit_s:g} s.") from None
-    if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip())[-ERROR_TEXT:]
-        raise LiveError(f"The command {shown(text)} ended with status {done.returncode}: {said}")
+    """Run a command of the user's to its end. Raises `LiveError`: it fails, or takes longer than `limit_s`."""
+    Command(text).wait(limit_s)
 
 
 def _status(status: int, text: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from packer.errors import LiveError
 from packer.live.act import AT_ONCE
@@ -18,9 +20,24 @@ PRIOR = 10.0
 requests that have come."""
 
 
+class Sampled(NamedTuple):
+    """Requests of a server.
+
+    `requests`: how many. `input_tokens`, `output_tokens`: their means. `hit_rate`: share of the prompts' tokens that
+    was found in the prefix cache; None: not known. `looks`: by so many looks at what is in flight adapters are told
+    apart; infinite: requests name them.
+    """
+
+    requests: float
+    input_tokens: float
+    output_tokens: float
+    hit_rate: float | None = None
+    looks: float = math.inf
+
+
 @dataclass(eq=False)
 class Traffic:
-    """Pages of the last `span_s` of each server.
+    """Pages of the last `span_s` of each server; `times_s`: when they were read.
 
     vLLM's counters carry no adapter. Of the tokens of a server an adapter gets the share of its requests in flight,
     which are proportional to its load (Little's law); the planned shares count as `PRIOR` further looks.
@@ -29,12 +46,13 @@ class Traffic:
     servers: Sequence[Running]
     span_s: float
     looks: list[deque[Page]] = field(default_factory=list)
+    times_s: deque[float] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.looks = [deque() for _ in self.servers]
 
-    def scrape(self, now_s: float) -> list[str]:
-        """Read every page; returns why some could not be read."""
+    def scrape(self, now_s: float, which: Iterable[int]) -> list[str]:
+        """Read the pages of these servers; returns why some could not be read."""
 
         def one(server: Running) -> Page | str:
             try:
@@ -42,33 +60,51 @@ class Traffic:
             except LiveError as error:
                 return str(error)
 
-        faults = []
-        with ThreadPoolExecutor(min(AT_ONCE, len(self.servers))) as pool:
-            for own, found in zip(self.looks, pool.map(one, self.servers), strict=True):
-                if isinstance(found, str):
-                    faults.append(found)
-                    continue
-                own.append(found)
-                while own and own[0].time_s < now_s - self.span_s:
-                    own.popleft()
-        return faults
+        asked = list(which)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            answers = list(pool.map(one, [self.servers[s] for s in asked]))
+        for s, found in zip(asked, answers, strict=True):
+            if not isinstance(found, str):
+                self.looks[s].append(found)
+        self.times_s.append(now_s)
+        while self.times_s[0] < now_s - self.span_s:
+            self.times_s.popleft()
+        for own in self.looks:  # also of servers that are gone: what they did is over
+            while own and own[0].time_s < self.times_s[0]:
+                own.popleft()
+        return [found for found in answers if isinstance(found, str)]
 
     def tok_s(self, s: int, span_s: float = float("inf"), skip_s: float = 0.0) -> float:
-        """Prompt and output tokens of a server per second over the last `span_s`, without the last `skip_s`."""
-        own = self.looks[s]
-        if len(own) < 2:
+        """Prompt and output tokens of a server per second over the last `span_s`, without the last `skip_s`.
+
+        A server that was there for a part of that time has done nothing in the rest.
+        """
+        if len(self.times_s) < 2:
             return 0.0
-        end_s = own[-1].time_s - skip_s
-        part = [each for each in own if end_s - span_s <= each.time_s <= end_s]
-        if len(part) < 2:
+        end_s = self.times_s[-1] - skip_s
+        times_s = [each for each in self.times_s if end_s - span_s <= each <= end_s]
+        if len(times_s) < 2:
             return self.tok_s(s) if skip_s or span_s < float("inf") else 0.0
+        part = [each for each in self.looks[s] if times_s[0] <= each.time_s <= times_s[-1]]
         total = sum(grown(a, b, key) for a, b in pairwise(part) for key in ("prompt", "generated"))
-        return total / (part[-1].time_s - part[0].time_s)
+        return total / (times_s[-1] - times_s[0])
+
+    def sampled(self, s: int, since_s: float) -> Sampled:
+        """The requests of a server since then; none where its pages do not count tokens and first tokens."""
+        own = [each for each in self.looks[s] if each.time_s >= since_s]
+        keys = ("ttfts", "prompt", "generated", "prefix_queries", "prefix_hits")
+        count, prompt, output, queries, hits = (
+            sum(grown(a, b, key) for a, b in pairwise(own)) for key in keys
+        )
+        if not count or not prompt or not output:
+            return Sampled(0.0, 0.0, 0.0)
+        looks = PRIOR + sum(1.0 for each in own if each.adapters)
+        return Sampled(count, prompt / count, output / count, hits / queries if queries else None, looks)
 
     @property
     def observed_s(self) -> float:
-        """The longest time that the pages of a server span."""
-        return max((own[-1].time_s - own[0].time_s for own in self.looks if own), default=0.0)
+        """The time that pages span."""
+        return self.times_s[-1] - self.times_s[0] if self.times_s else 0.0
 
     def requests(self) -> float:
         """First tokens of all servers in that time."""

@@ -42,7 +42,7 @@ SHORTEST_S = 60.0
 class BenchRun:
     """One run of the benchmark and its prediction.
 
-    `measured`: figures of the file by name, those of `FIGURES` that it has. `assumed`: what the file does not say, in
+    `measured`: the `FIGURES` that the file has, by name. `assumed`: what the file does not say, in
     words.
     """
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 from packer.adapter import Adapter
 from packer.checks import slot_rank_for
 from packer.cluster import ServerKind
+from packer.plan import Plan
 from packer.solvers.candidates import max_loras_candidates
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
@@ -16,9 +18,32 @@ from packer.workload import Workload
 
 STEP = 1.05
 """Loads that are tried differ by this factor."""
-SPAN_S = 1200.0
-"""Simulated time of a server."""
+SPAN_S, MOST_REQUESTS = 1200.0, 30_000
+"""Simulated time of a server, which ends earlier where so many requests have come."""
 MOST_STEPS = 60
+NEARLY = 0.15
+"""A load that differs by less from the one that was simulated needs no new simulation."""
+
+
+class Expected(NamedTuple):
+    """What the twin says of a server: latencies, ms, and the share of prompt tokens found in the prefix cache."""
+
+    mean_ttft_ms: float
+    mean_itl_ms: float
+    hit_rate: float
+
+
+def server_kinds(plan: Plan, count: int) -> list[ServerKind]:
+    """The kinds of the servers, in their order; those beyond the plan's are of the kind that takes most adapters."""
+    cluster = plan.cluster()
+    kinds = [cluster.kind(k) for k in range(len(cluster))]
+    most = max(kinds, key=lambda kind: (kind.max_lora_rank or 0, kind.max_loras))
+    return [*kinds, *(most for _ in range(count - len(kinds)))][:count]
+
+
+def rank_of(kind: ServerKind, fleet: Workload) -> int:
+    """Largest rank that servers of this kind take."""
+    return slot_rank_for(int(fleet.ranks.max())) if kind.max_lora_rank is None else kind.max_lora_rank
 
 
 @dataclass(eq=False)
@@ -30,10 +55,26 @@ class Capacity:
     seed: int = 0
     _last: dict[str, int] = field(default_factory=dict)
     simulated: int = 0
+    _expected: dict[int, tuple[Set[int], float, Expected]] = field(default_factory=dict)
 
     def of(self, server: int, load: Mapping[int, float]) -> float:
         """Load that the server keeps the goal at, tok/s; `load`: of its adapters, tok/s, whose mix counts."""
         return self.of_kind(self.kinds[server], load)
+
+    def served(self, workload: Workload) -> None:
+        """From now on requests are like this."""
+        self.workload = workload
+        self._expected.clear()
+
+    def expected(self, server: int, load: Mapping[int, float]) -> Expected:
+        """What the twin says of a server with this load, tok/s by adapter; as before while the load is nearly so."""
+        total = sum(load.values())
+        before = self._expected.get(server)
+        if before is None or before[0] != load.keys() or abs(total / before[1] - 1.0) > NEARLY:
+            run = self.run(self.kinds[server], load)
+            before = load.keys(), total, Expected(run.mean_ttft_ms, run.mean_itl_ms, run.prefix_hit_rate)
+            self._expected[server] = before
+        return before[2]
 
     def of_kind(self, kind: ServerKind, load: Mapping[int, float]) -> float:
         """The same of a kind of server."""
@@ -78,7 +119,7 @@ class Capacity:
             replace(fleet.adapters[a], rate=max(factor * tok_s / float(fleet.mean_tokens[a]), 1e-6))
             for a, tok_s in load.items()
         ]
-        rank = int(fleet.ranks.max()) if kind.max_lora_rank is None else kind.max_lora_rank
-        settings = kind.profile.settings(kind.max_loras, rank)
+        settings = kind.profile.settings(kind.max_loras, rank_of(kind, fleet))
         given = replace(fleet, adapters=tuple(adapters))
-        return simulate(given, kind.profile, **asdict(settings), duration_s=SPAN_S, seed=self.seed)
+        span_s = min(SPAN_S, MOST_REQUESTS / given.rate)
+        return simulate(given, kind.profile, **asdict(settings), duration_s=span_s, seed=self.seed)

@@ -83,12 +83,10 @@ def drift(
     adapters = [
         replace(old, rate=SILENT_RATE)
         if (met := now.get(old.name)) is None
-        else _as_met(old, met, in_sessions=own is not None)
+        else as_met(old, met, in_sessions=own is not None)
         for old, own in zip(planned.adapters, planned.sessions_by_adapter, strict=True)
     ]
-    # The requests of a replayed trace would come at the trace's rates, whatever was measured.
-    fleet = planned if planned.arrivals.trace is None else planned.with_arrivals(Arrivals())
-    fleet = replace(fleet, adapters=tuple(adapters))
+    fleet = replace(unreplayed(planned), adapters=tuple(adapters))
     found = evaluate_plan(replace(plan, workload=fleet), predictor, seed=seed)
     known, measured = set(planned.names), set(seen.names)
     rows = [
@@ -109,7 +107,12 @@ def drift(
     )
 
 
-def _as_met(old: Adapter, met: Adapter, *, in_sessions: bool) -> Adapter:
+def unreplayed(fleet: Workload) -> Workload:
+    """The fleet with rates in place of a trace, whose requests would come at its own rates, whatever was measured."""
+    return fleet if fleet.arrivals.trace is None else fleet.with_arrivals(Arrivals())
+
+
+def as_met(old: Adapter, met: Adapter, *, in_sessions: bool) -> Adapter:
     """The adapter as measured; a log without sessions has prompts of all turns, which say nothing of first ones."""
     if in_sessions and met.sessions is None:
         return replace(old, rate=met.rate)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,20 +16,14 @@ from packer.errors import IncompatibleError, PackerError
 from packer.live.act import Acting, words
 from packer.live.host import Models
 from packer.live.traffic import PRIOR, Traffic
-from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation, server_kinds
+from packer.operate.capacity import server_kinds
+from packer.operate.day import HOUR_S
+from packer.operate.drift import unreplayed
+from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
 from packer.workload import Workload
 
-NEARLY = 0.15
-"""A load that differs by less from the one that was simulated needs no new simulation."""
 MOST_LOG = 1000
 """Decisions that are kept for the page."""
-
-
-class Expected(NamedTuple):
-    """Latencies of a server by the twin, ms."""
-
-    mean_ttft_ms: float
-    mean_itl_ms: float
 
 
 @dataclass(eq=False)
@@ -37,8 +31,8 @@ class Following:
     """The loop over running servers.
 
     `acting`: the servers, held against other processes. `fleet`: what is to be served now.
-    `read`: measures the fleet's rates from a log or a gateway; None: the servers' own metrics.
-    `dry_run`: decide and say, but do nothing.
+    `read`: measures the fleet from a log or a gateway, over `span_s`; None: the servers' own metrics.
+    `dry_run`: decide and say, but do nothing; later decisions are made as if it had been done.
     """
 
     acting: Acting
@@ -48,16 +42,20 @@ class Following:
     dry_run: bool = False
     log: list[dict[str, Any]] = field(default_factory=list)
     last_error: str = ""
-    _predicted: dict[int, tuple[Set[int], float, Expected]] = field(default_factory=dict)
+    span_s: float = HOUR_S
 
     def __post_init__(self) -> None:
-        servers = self.acting.servers
+        self.fleet, servers = unreplayed(self.fleet), self.acting.servers
         rooms = [each.host.room for each in servers]
         self.traffic = Traffic(servers, LONG_S)
         self.changes = self.loads = self.pending = 0
         self.uncertainty = 1.0
         self.looked_s = 0.0
         self.ready = np.zeros(len(servers), dtype=np.bool_)
+        self._resting: set[int] = set()
+        # Servers that a dry run started or stopped: from when they answer.
+        self._pretended: dict[int, float] | None = None
+        self._here: dict[int, dict[str, float]] = {}
         plan = self.acting.plan
         said = repr([(each.adapters, each.shares, each.settings) for each in plan.bins])
         self.version = hashlib.sha256(said.encode()).hexdigest()[:12]
@@ -82,44 +80,63 @@ class Following:
 
     def serve(self, fleet: Workload) -> None:
         """From now on these adapters are served: new ones get a server at the next look, others leave theirs."""
-        old = self.keeper
-        self.fleet = fleet
+        old, planned = self.keeper, self.fleet
+        self.fleet = fleet = unreplayed(fleet)
         self.acting.ranks |= dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
         self.keeper = Keeper(
             fleet, old.kinds, [{} for _ in old.kinds], old.on, old.rooms, old.period_s, old.startup_s,
             old.loads_per_hour, old.may_start, old.seed, old.log, level=old.level,
         )  # fmt: skip
         self.keeper.expected, self.keeper.starting = old.expected, old.starting
+        self.keeper.know(old.requests.carried(planned, fleet))
+        self._pretended = None
 
     def observed(self, now_s: float) -> Observation:
         """What the servers hold, and what they had to do."""
         seen = self.acting.look()
         self.ready = np.array([not isinstance(each, str) for each in seen])
-        faults = self.traffic.scrape(now_s)
-        self.last_error = "; ".join([*(each for each in seen if isinstance(each, str)), *faults])[:400]
+        if not self.traffic.times_s:  # off from the beginning, to be started when they are needed
+            self._resting = {
+                s for s, server in enumerate(self.acting.servers) if server.host.start is not None
+            }
+        self._resting -= set(np.flatnonzero(self.ready).tolist())
+        quiet = self._resting | set(self.acting.starting)
+        away = [each for s, each in enumerate(seen) if isinstance(each, str) and s not in quiet]
+        faults = self.traffic.scrape(now_s, [s for s in range(len(seen)) if s not in quiet])
+        self.last_error = "; ".join([*away, *faults])[:400]
         number = {name: a for a, name in enumerate(self.fleet.names)}
         placed = self.acting.placement(seen, whole=False)
         if not self.dry_run:  # written with the next step
             names = [each.name for each in self.acting.servers]
             self.acting.state.servers = {name: dict(own) for name, own in zip(names, placed, strict=True)}
-        held = [{number[n]: share for n, share in own.items() if n in number} for own in placed]
+        self.held = [{number[n]: share for n, share in own.items() if n in number} for own in placed]
+        pretended, ready = self._pretended is not None, self.ready.copy()
+        for s, from_s in (self._pretended or {}).items():
+            ready[s] = now_s >= from_s
+        self._pretended = (self._pretended or {}) if self.dry_run else None
         # A server that answers and was not started by packer is found, or found again.
-        self.keeper.on |= self.ready
+        self.keeper.on |= ready
         if self.read is not None:
             measured = self.read()
+            if said := self.keeper.requests.meet(measured, self.span_s):
+                self.keeper.know(self.keeper.requests)
+                self.acting.say(said)
             rates = dict(zip(measured.names, measured.rates.tolist(), strict=True))
-            load = np.array([rates.get(n, 0.0) for n in self.fleet.names]) * self.fleet.mean_tokens
+            load = np.array([rates.get(n, 0.0) for n in self.fleet.names]) * self.keeper.workload.mean_tokens
             total = float(load.sum())
-            return Observation(load, total, total, self.ready, held)
+            return Observation(load, total, total, ready, self.held, pretended=pretended)
         load = np.zeros(len(self.fleet))
         planned = self.fleet.offered_tok_s_by_adapter
-        for s in range(len(held)):
+        for s in range(len(self.held)):
             here = {n: float(planned[number[n]]) * share for n, share in placed[s].items() if n in number}
+            # What a server that is away did was for the adapters that it had.
+            self._here[s] = here = here or self._here.get(s, {})
             for name, share in self.traffic.shares(s, here).items():
                 if name in number:
                     load[number[name]] += share * self.traffic.tok_s(s)
         recent, before = (
-            sum(self.traffic.tok_s(s, SHORT_S, skip_s) for s in range(len(held))) for skip_s in (0.0, SHORT_S)
+            sum(self.traffic.tok_s(s, SHORT_S, skip_s) for s in range(len(self.held)))
+            for skip_s in (0.0, SHORT_S)
         )
         # Rates with a gamma prior: the planned ones count as `PRIOR` requests, so that few requests change little.
         prior_s = PRIOR / max(float(self.fleet.rates.sum()), 1e-9)
@@ -130,33 +147,47 @@ class Following:
             return (given * prior_s + measured * own_s) / (prior_s + own_s)
 
         total = float(planned.sum())
+        samples = {
+            s: self.traffic.sampled(s, self.keeper.requests.same_since_s(s)) for s in range(len(self.held))
+        }
         self.uncertainty = 1.0 / math.sqrt(PRIOR + self.traffic.requests())
         return Observation(
-            blended(load, planned), blended(recent, total, SHORT_S), blended(before, total, SHORT_S), self.ready,
-            held,
+            blended(load, planned), blended(recent, total, SHORT_S), blended(before, total, SHORT_S), ready,
+            self.held, samples, pretended,
         )  # fmt: skip
 
     def step(self, now_s: float) -> list[Decision]:
         """One look, and what follows from it; faults are said and met at the next look."""
         self.looked_s = now_s
+        gone = self.acting.started()
+        for s in gone:
+            self.keeper.never_came(s)
         seen = self.observed(now_s)
         self.load = seen.load_tok_s
         self._correct(seen)
         made = self.keeper.decide(now_s, seen)
-        gone, self.pending = self._gone(), int(self.keeper.waiting != "")
-        for each in [*made, *gone]:
+        for s, sentences in self.keeper.learnt.items():
+            self.acting.say(f"{self.acting.servers[s].name}: {'; '.join(sentences)}")
+        self.acting.give_up(set(self.acting.starting) - set(self.keeper.starting))
+        self.last_error = "; ".join([*gone.values(), self.last_error]).strip("; ")[:400]
+        left, self.pending = self._gone(), int(self.keeper.waiting != "")
+        for each in [*made, *left]:
             names = [server.name for server in self.acting.servers]
             change = replace(each.change, time_s=0.0)
             entry: dict[str, Any] = {
                 "time_s": round(now_s, 3), "why": each.why, "steps": words(change, names), "loads": each.loads,
             }  # fmt: skip
-            if not self.dry_run:
+            if self._pretended is not None:
+                self._pretended |= dict.fromkeys(change.start, now_s + self.keeper.startup_s)
+                self._pretended |= dict.fromkeys(change.stop, math.inf)
+            else:
                 entry["failed"] = self.acting.carry_out(change)
                 self.last_error = "; ".join([self.last_error, *entry["failed"]]).strip("; ")[:400]
                 self.pending += len(entry["failed"])
             self.changes, self.loads = self.changes + 1, self.loads + each.loads
             self.log = [*self.log, entry][-MOST_LOG:]
-        return [*made, *gone]
+            self._resting = (self._resting | set(change.stop)) - set(change.start)
+        return [*made, *left]
 
     def _gone(self) -> list[Decision]:
         """Adapters of the plan that the fleet no longer has leave their servers."""
@@ -176,7 +207,9 @@ class Following:
         for s in self.keeper.serving:
             measured = self.traffic.mean_ms(s, "itl")
             own = self.own_load(s, seen.load_tok_s)
-            predicted = self.predicted(s, own).mean_itl_ms if measured is not None and own else 0.0
+            predicted = (
+                self.keeper.capacity.expected(s, own).mean_itl_ms if measured is not None and own else 0.0
+            )
             if measured is not None and predicted > 0.0:
                 pairs.append((predicted, measured))
         if not pairs:
@@ -189,16 +222,6 @@ class Following:
                 f"level {before:.3f} → {level:.3f}: the mean ITL is {measured:.1f} ms, predicted {predicted:.1f} ms"
             )
 
-    def predicted(self, s: int, own: dict[int, float]) -> Expected:
-        """What the twin says of a server with this load; the last one as long as the load is nearly the same."""
-        total = sum(own.values())
-        before = self._predicted.get(s)
-        if before is None or before[0] != own.keys() or abs(total / before[1] - 1.0) > NEARLY:
-            run = self.keeper.capacity.run(self.keeper.kinds[s], own)
-            before = own.keys(), total, Expected(run.mean_ttft_ms, run.mean_itl_ms)
-            self._predicted[s] = before
-        return before[2]
-
     @property
     def drift(self) -> float:
         """The measured load over the planned one."""
@@ -206,7 +229,12 @@ class Following:
 
     def own_load(self, s: int, load: FloatArray) -> dict[int, float]:
         """Load of each adapter on a server, tok/s."""
-        return {a: load[a] * share for a, share in self.keeper.held[s].items() if share * load[a] > 0.0}
+        return {a: load[a] * share for a, share in self.holding[s].items() if share * load[a] > 0.0}
+
+    @property
+    def holding(self) -> Sequence[dict[int, float]]:
+        """What the servers hold, also where a dry run would have changed it."""
+        return self.keeper.held if self._pretended is None else self.held
 
     def run(
         self, after: Callable[[list[Decision]], None], fleet: Callable[[], Workload] | None = None
@@ -219,6 +247,12 @@ class Following:
         self.check(seen)
         if not self.dry_run:
             self.acting.adopt(self.acting.placement(seen), f"follow {self.acting.plan.workload.name}")
+        try:
+            self._loop(after, fleet)
+        finally:  # what packer began to start, and nobody would look after
+            self.acting.give_up(set(self.acting.starting))
+
+    def _loop(self, after: Callable[[list[Decision]], None], fleet: Callable[[], Workload] | None) -> None:
         due_s = time.time()
         while True:
             if time.time() >= due_s or self._lost():
@@ -234,12 +268,15 @@ class Following:
 
     def _lost(self) -> bool:
         """Whether a server that serves does not answer."""
-        return any(not self.acting.servers[s].healthy for s in self.keeper.serving)
+        serving = set(self.keeper.serving) - set(self._pretended or {})
+        return any(not self.acting.servers[s].healthy for s in serving)
 
 
 @dataclass(frozen=True)
 class ServerRow:
-    """One server: what it holds and has to do, beside what the twin says. Times in ms, loads in tok/s."""
+    """One server: what it holds and has to do, beside what the twin says. Times in ms, loads in tok/s; the last three
+    are measured since its adapters changed.
+    """
 
     name: str
     ready: bool
@@ -251,6 +288,9 @@ class ServerRow:
     predicted_ttft_ms: float | None
     itl_ms: float | None
     predicted_itl_ms: float | None
+    prompt_tokens: float | None
+    output_tokens: float | None
+    prefix_hit_share: float | None
 
     @property
     def used(self) -> float | None:
@@ -263,14 +303,16 @@ def rows_of(following: Following) -> list[ServerRow]:
     keeper, found = following.keeper, []
     for s, server in enumerate(following.acting.servers):
         own = following.own_load(s, following.load)
-        run = following.predicted(s, own) if own else None
+        run = keeper.capacity.expected(s, own) if own else None
         ready = bool(following.ready[s])
+        sample = following.traffic.sampled(s, keeper.requests.same_since_s(s))
         found.append(
             ServerRow(
-                server.name, ready, len(keeper.held[s]), len(own), float(sum(own.values())),
+                server.name, ready, len(following.holding[s]), len(own), float(sum(own.values())),
                 float(keeper.caps([s])[0]) if ready and own else None,
                 following.traffic.mean_ms(s, "ttft"), None if run is None else run.mean_ttft_ms,
                 following.traffic.mean_ms(s, "itl"), None if run is None else run.mean_itl_ms,
+                *(sample[1:4] if sample.requests else (None, None, None)),
             )
         )  # fmt: skip
     return found

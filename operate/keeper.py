@@ -1,8 +1,8 @@
 """The controller that keeps a plan true while it runs: how many servers, which adapters where, and why.
 
 One object decides for the cluster twin (`act`) and for real servers (`decide`): a server is used up to a share of what
-the twin says that it holds within the goal, placements are those of the planner of `packer solve --from`, judged by
-the twin, and a change must be worth what it costs.
+the twin says that it holds within the goal, the planner of `packer solve --from` makes placements, the twin judges
+them, and a change must be worth what it costs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import numpy as np
 from packer.arrays import BoolArray, FloatArray
 from packer.change import Change
 from packer.cluster import ServerKind
-from packer.operate.capacity import Capacity
+from packer.live.traffic import Sampled
+from packer.operate.capacity import Capacity, rank_of
+from packer.operate.cold import cache_lost, caches_prefixes
+from packer.operate.measured import Requests
 from packer.operate.schedule import MOVE_COST_S
-from packer.plan import Plan
-from packer.planning.nearest import Nearest
+from packer.solvers.nearest import Nearest
 from packer.words import counted
 from packer.workload import Workload
 
@@ -41,14 +43,6 @@ AGAIN_S = 4 * 3600.0
 """Capacities are asked again after so long, because the mix of requests changes."""
 
 
-def server_kinds(plan: Plan, count: int) -> list[ServerKind]:
-    """The kinds of the servers, in their order; those beyond the plan's are of the kind that takes most adapters."""
-    cluster = plan.cluster()
-    kinds = [cluster.kind(k) for k in range(len(cluster))]
-    most = max(kinds, key=lambda kind: (kind.max_lora_rank or 0, kind.max_loras))
-    return [*kinds, *(most for _ in range(count - len(kinds)))][:count]
-
-
 @dataclass(frozen=True)
 class Observation:
     """What was measured, at one time.
@@ -56,7 +50,9 @@ class Observation:
     `load_tok_s`: offered load of each adapter over a long window, float64 (m,).
     `recent_tok_s`, `before_tok_s`: offered load of all in the last short window, and in the one before it.
     `ready`: servers that answer, bool (S,).
-    `held`: adapters on each server with their shares, where that is observed; None: what was decided stands.
+    `held`: adapters on each server with their shares, where that is observed; None: what was decided stands, as it does
+    where it is `pretended`.
+    `samples`: requests of servers, since their adapters changed.
     """
 
     load_tok_s: FloatArray
@@ -64,6 +60,8 @@ class Observation:
     before_tok_s: float
     ready: BoolArray
     held: Sequence[Mapping[int, float]] | None = None
+    samples: Mapping[int, Sampled] = field(default_factory=dict)
+    pretended: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,13 +80,14 @@ class Decision:
 
 @dataclass(eq=False)
 class Keeper:
-    """Servers of a cluster, of which some are on.
+    """Servers of a cluster; some of them are on.
 
     `kinds`: of each server, with its settings. `held`: its adapters, by their index, with the share of their requests;
     0 for a copy that waits. `on`: servers that are to serve. `rooms`: most adapters of each; None: any number.
     `startup_s`: from the start of a server until it serves. `loads_per_hour`: more are not made, but for adapters
     without a server. `may_start`: whether servers may be started and stopped; else only `missing` says what is needed.
-    `waiting`: in words, a change that is not yet worth its cost.
+    `waiting`: in words, a change that is not yet worth its cost. `learnt`: by server, in sentences, what its requests
+    showed at the last look.
     """
 
     workload: Workload
@@ -105,15 +104,17 @@ class Keeper:
     missing: int = 0
     waiting: str = ""
     level: float = 1.0
+    learnt: dict[int, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tokens = self.workload.mean_tokens
+        self.requests = Requests(self.workload)
         self.expected = self.on.copy()  # servers that were seen ready since their start
         self.starting: dict[int, float] = {}
         self.capacity = Capacity(self.workload, self.kinds, self.seed)
         self._asked_s: dict[int, float] = {}
         self._caps = np.zeros(len(self.kinds))
         self._spare_since_s = math.inf
+        self._over_since_s = math.inf
         self._made: list[tuple[float, int]] = []
 
     # ---- the twin
@@ -122,20 +123,29 @@ class Keeper:
         if now_s < SHORT_S:
             return []
         since_s = max(0.0, now_s - LONG_S)
-        load = view.requests_since(since_s, now_s) * self.tokens / (now_s - since_s)
-        recent = float(view.requests_since(now_s - SHORT_S, now_s) @ self.tokens) / SHORT_S
+        tokens = self.workload.mean_tokens
+        load = view.requests_since(since_s, now_s) * tokens / (now_s - since_s)
+        recent = float(view.requests_since(now_s - SHORT_S, now_s) @ tokens) / SHORT_S
         start_s = max(0.0, now_s - 2 * SHORT_S)
-        before = float(view.requests_since(start_s, now_s - SHORT_S) @ self.tokens)
+        before = float(view.requests_since(start_s, now_s - SHORT_S) @ tokens)
         span_s = now_s - SHORT_S - start_s
-        seen = Observation(load, recent, before / span_s if span_s > 0 else recent, view.on.copy())
+        same_s = np.array([max(since_s, self.requests.same_since_s(s)) for s in range(len(self.kinds))])
+        columns = np.array(view.sampled_since(same_s, now_s)).T.tolist()
+        samples = {
+            s: Sampled(n, prompt / n, output / n) for s, (n, prompt, output) in enumerate(columns) if n
+        }
+        was = before / span_s if span_s > 0 else recent
+        seen = Observation(load, recent, was, view.on.copy(), None, samples)
         return [each.change for each in self.decide(now_s, seen)]
 
     # ---- decisions
     def decide(self, now_s: float, seen: Observation) -> list[Decision]:
         """What is to be changed now, in this order."""
-        if seen.held is not None:
+        if seen.held is not None and not seen.pretended:
             self.held = [dict(own) for own in seen.held]
+        self.waiting = ""
         self._lost_and_found(now_s, seen.ready)
+        self._learn(now_s, seen)
         load = self._expected_load(seen)
         made = self._without_server(now_s, load)
         self._ask(now_s, load)
@@ -145,6 +155,30 @@ class Keeper:
         self._made = [(at_s, n) for at_s, n in self._made if at_s > now_s - 3600.0]
         self._made += [(now_s, each.loads) for each in made if each.loads]
         return made
+
+    def _learn(self, now_s: float, seen: Observation) -> None:
+        """Lengths and hit rates that differ from what is known by more than their error are known from now on."""
+        load, held = seen.load_tok_s, self.held if seen.held is None else seen.held
+        found = (
+            (s, {a: load[a] * share for a, share in held[s].items() if load[a] * share > 0.0})
+            for s in self.serving
+        )
+        loads = {s: own for s, own in found if own}
+
+        def hit_rate(s: int) -> float | None:
+            if not caches_prefixes(self.kinds[s]):
+                return None
+            return self.capacity.expected(s, loads[s]).hit_rate if self.workload.shares_prefixes else 0.0
+
+        self.learnt = self.requests.learn(now_s, loads, seen.samples, hit_rate)
+        if self.learnt:
+            self.know(self.requests)
+
+    def know(self, requests: Requests) -> None:
+        """Requests are like this from now on; what servers hold of them is asked again."""
+        self.requests, self.workload = requests, requests.fleet
+        self.capacity.served(requests.fleet)
+        self._asked_s.clear()
 
     def _expected_load(self, seen: Observation) -> FloatArray:
         """Load of each adapter when a server that is started now would serve: the trend goes on until then."""
@@ -167,9 +201,13 @@ class Keeper:
             self.expected[s] = self.on[s] = False
             self.held[s] = {}
         for s, until_s in list(self.starting.items()):
-            if now_s > until_s:  # it never came
-                self.on[s] = False
-                del self.starting[s]
+            if now_s > until_s:
+                self.never_came(s)
+
+    def never_came(self, s: int) -> None:
+        """A server that was started does not serve."""
+        self.on[s] = False
+        self.starting.pop(s, None)
 
     @property
     def serving(self) -> list[int]:
@@ -178,7 +216,7 @@ class Keeper:
 
     def _near(self, load: FloatArray) -> Nearest:
         """The placement as it is, to be changed by the planner of `packer solve --from`."""
-        ranks, most = self.workload.ranks, [self._rank(s) for s in range(len(self.kinds))]
+        ranks, most = self.workload.ranks, [rank_of(kind, self.workload) for kind in self.kinds]
         return Nearest(load, self.held, self.serving, lambda s, a: most[s] >= int(ranks[a]), self.rooms)
 
     def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
@@ -188,12 +226,9 @@ class Keeper:
         fresh, route = near.loads, near.routes()
         if not route:
             return []
-        why = f"{counted(len(fresh), 'adapter')} without a server, {counted(len(route) - len(fresh), 'route')} renewed"
-        return [replace(self._decided(now_s, near, why), forced=len(fresh))]
-
-    def _rank(self, s: int) -> int:
-        rank = self.kinds[s].max_lora_rank
-        return int(self.workload.ranks.max()) if rank is None else rank
+        parts = [f"{counted(len(fresh), 'adapter')} without a server"] if fresh else []
+        parts += [f"{counted(renewed, 'route')} renewed"] if (renewed := len(route) - len(fresh)) else []
+        return [replace(self._decided(now_s, near, ", ".join(parts)), forced=len(fresh))]
 
     def _ask(self, now_s: float, load: FloatArray) -> None:
         """Capacities of servers whose adapters changed, or that were asked long ago."""
@@ -203,6 +238,10 @@ class Keeper:
         known = self._caps[self._caps > 0.0]
         usual = float(known.mean()) if len(known) else math.inf
         self._caps[self._caps <= 0.0] = usual
+
+    def _ask_again(self, servers: Iterable[int]) -> None:
+        for s in servers:
+            self._asked_s.pop(s, None)
 
     def _judge(self, now_s: float, s: int, load: FloatArray, held: Mapping[int, float]) -> None:
         """The twin says what a server with these adapters holds of their mix."""
@@ -224,12 +263,15 @@ class Keeper:
         serving, left = self.serving, self.loads_per_hour - sum(n for _, n in self._made)
         if len(serving) < 2:
             return []
-        first = self._most_used(self._near(load))
+        near = self._near(load)
+        first, used = self._most_used(near), near.used()[serving]
+        excess = float(np.maximum(used - FULL * self.caps(serving), 0.0).sum())
         for _ in range(ROUNDS):
             near = self._near(load)
             # At the total's own share an even load is what is left to reach.
             mean = float(near.used()[serving].sum() / self.caps(serving).sum())
             if (most := self._most_used(near)) <= max(FULL, 1.05 * mean):
+                self._over_since_s = math.inf
                 return []
             near.even(self._caps * self.level, max(FULL - LOWER, 1.02 * mean), max(0, left))
             changed = {s for s in serving if near.held[s] != self.held[s]}
@@ -242,10 +284,21 @@ class Keeper:
                 break
         else:
             if after >= most:  # asked again with what they hold
-                for s in changed:
-                    self._asked_s.pop(s, None)
+                self._ask_again(changed)
                 return []
         why = f"a server has {first:.0%} of what it holds; the nearest placement brings it to {after:.0%}, by the twin"
+        lost = cache_lost(self.workload, load, near, self.kinds)
+        if lost > 0.0:
+            self._over_since_s = min(self._over_since_s, now_s)
+            if excess * (STAY_S + now_s - self._over_since_s) < lost:
+                self.waiting = (
+                    f"a server has {first:.0%} of what it holds: a placement that brings it to {after:.0%} loses "
+                    f"{lost:,.0f} tokens of prefix caches and is worth it after {lost / excess - STAY_S:.0f} s"
+                )
+                self._ask_again(changed)
+                return []
+            why += f"; {lost:,.0f} tokens of prefix caches are computed again"
+        self._over_since_s = math.inf
         return [self._decided(now_s, near, why, judged=True)]
 
     def _most_used(self, near: Nearest) -> float:
@@ -267,7 +320,7 @@ class Keeper:
         )
         self.missing = max(0, needed)
         if needed > 0:
-            self._spare_since_s, self.waiting = math.inf, ""
+            self._spare_since_s = math.inf
             off = [s for s in range(len(self.kinds)) if not self.on[s]]
             starts = tuple(off[:needed]) if self.may_start else ()
             if not starts:
@@ -284,7 +337,7 @@ class Keeper:
 
     def _one_less(self, now_s: float, load: FloatArray, serving: list[int]) -> list[Decision]:
         """Stop a server whose load the others have held in reserve for longer than the change costs."""
-        total, caps, self.waiting = float(load.sum()), self.caps(serving), ""
+        total, caps = float(load.sum()), self.caps(serving)
         if len(serving) < 2 or self.starting or not self.may_start:
             return []
         copies = Counter(a for s in serving for a in self.held[s])
@@ -296,20 +349,25 @@ class Keeper:
             self._spare_since_s = math.inf
             return []
         self._spare_since_s = min(self._spare_since_s, now_s)
-        cost_s = max(STAY_S, 2.0 * self.startup_s + MOVE_COST_S * alone[k])
+        near = self._near(load)
+        possible = near.empty(s, self._caps)
+        lost = cache_lost(self.workload, load, near, self.kinds)
+        # Computed again at the rate at which a server does the whole mix, which is slower than its prompts alone.
+        cold_s = lost / float(caps.mean())
+        cost_s = max(STAY_S, 2.0 * self.startup_s + MOVE_COST_S * alone[k] + cold_s)
+        cost = counted(alone[k], "load") + (f" and {lost:,.0f} tokens of prefix caches lost" if lost else "")
         had_s = now_s - self._spare_since_s
         if had_s < cost_s:
             self.waiting = (
                 f"{counted(len(others), 'server')} would be enough for {had_s:.0f} s now: a stop with "
-                f"{counted(alone[k], 'load')} is worth it after {cost_s:.0f} s"
+                f"{cost} is worth it after {cost_s:.0f} s"
             )
             return []
-        near = self._near(load)
         self._spare_since_s = math.inf
-        if not near.empty(s, self._caps):
+        if not possible:
             return []
         reserve = 1.0 - total / float(self.caps(others).sum())
-        why = f"the other servers have had {reserve:.0%} in reserve for {cost_s:.0f} s, which is what a stop costs"
+        why = f"the other servers have had {reserve:.0%} in reserve for {cost_s:.0f} s, the cost of a stop with {cost}"
         made = self._decided(now_s, near, why, stop=(s,))
         self.on[s] = self.expected[s] = False
         return [made, *self._evened(now_s, load)]

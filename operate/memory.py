@@ -46,9 +46,7 @@ def memory_table(profile: Profile, max_loras: Sequence[int], max_lora_rank: Sequ
     grid = [(slots, rank) for slots in max_loras for rank in max_lora_rank]
     settings = {point: profile.settings(*point) for point in grid}
     errors = {point: memory_error(profile, settings[point]) for point in grid}
-    tokens = {
-        point: None if errors[point] else max(0, kv_cache_tokens(profile, settings[point])) for point in grid
-    }
+    tokens = {point: None if errors[point] else kv_cache_tokens(profile, settings[point]) for point in grid}
     return MemoryTable(
         profile, tokens, errors, {rank: largest_max_loras(profile, rank) for rank in max_lora_rank}
     )

@@ -48,7 +48,7 @@ class View:
     by_time_of_day: bool = False
 
     def bursts_s(self, window_s: float) -> float | None:
-        """Length of the windows in which bursts are measured, s: those of the rates, unless these are the mean."""
+        """Length of the windows in which bursts are measured, s: the rates' windows; None if rates are the mean."""
         return None if self.at == "mean" else window_s
 
     def loads(self, table: RateTable) -> tuple[RateTable, Loads]:
@@ -117,9 +117,9 @@ class Observed:
 
 @dataclass(frozen=True)
 class Named:
-    """Whose requests a log has, where it does not say it.
+    """Whose requests a log has, if the log does not say it.
 
-    `adapters`: give the requests to so many adapters, whatever the log says; None: to those of the log, else to
+    `adapters`: give the requests to so many adapters, whatever the log says; None: to the log's adapters, else to
     `DEFAULT_ADAPTERS`.
     `exponent`: of the power law of their popularity (`assign_adapters`).
     `seed`: of the draw of adapters and ranks.
@@ -221,7 +221,9 @@ def seen_in_log(path: str | os.PathLike[str], window_s: float, *, busiest: bool 
         )
     trace = replace(log, ranks=(1,) * len(log.names))
     rates = rates_of(trace, window_s).loads(())["peak"] if busiest else latest_rates(trace, window_s)
-    return _at(measure_workload(trace, window_s=window_s), rates.tolist())
+    fleet = measure_workload(trace, window_s=window_s)
+    kept = [replace(a, rate=rate) for a, rate in zip(fleet.adapters, rates.tolist(), strict=True) if rate > 0]
+    return replace(fleet, adapters=tuple(kept))
 
 
 def latest_of_metrics(metrics: Metrics, where: str) -> Workload:
@@ -267,12 +269,6 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
     classes = {adapter.name: adapter.slo_class for adapter in fleet.adapters}
     adapters = tuple(replace(a, slo_class=classes[a.name]) for a in measured.adapters)
     return with_rates(replace(measured, adapters=adapters, slo=fleet.slo), next(iter(loads.values())))
-
-
-def _at(fleet: Workload, rates: Sequence[float]) -> Workload:
-    """The fleet at other rates; adapters without a request are left out."""
-    kept = [replace(a, rate=rate) for a, rate in zip(fleet.adapters, rates, strict=True) if rate > 0]
-    return replace(fleet, adapters=tuple(kept))
 
 
 def _of_metrics(metrics: Metrics, rates: Sequence[float], ranks: Sequence[int]) -> Workload:

@@ -68,7 +68,7 @@ def predict(
 
     `fleet`, `profile`: the traffic and the server.
     `predictor`: a registered name, the path of a trained predictor, or an object.
-    `max_loras`, `max_lora_rank`: the server's slots; without a rank, that of the largest adapter.
+    `max_loras`, `max_lora_rank`: the server's slots; without a rank, the largest adapter's.
     `explain`: add which rules fired or which features mattered.
     Raises `ValidationError`: the slots are too small for an adapter; `IncompatibleError`: the predictor has nothing to
     explain.
@@ -102,7 +102,7 @@ def predict(
 def influences(
     predictor: LearnedPredictor, features: npt.NDArray[np.float64], kv_tokens: float
 ) -> list[dict[str, Any]]:
-    """How the prediction would change if one feature at a time were that of a typical server (the training
+    """How the prediction would change if one feature at a time had the value of a typical server (the training
     median): a row for each feature, strongest first. `features` float64 (F,).
     """
     typical = np.array(predictor.model.header["medians"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from packer.errors import IncompatibleError
@@ -21,6 +22,7 @@ from packer.twin.datasheets import datasheet
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.memory.starts import what_starts
 from packer.twin.override import with_engine
+from packer.words import counted
 from packer.workload import Workload
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
@@ -32,18 +34,26 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
 
     `model`, `gpu`: as `packer.estimate_profile` takes them.
     `settings`: of `with_engine`, where they are not the usual ones; also `quantization` and `tensor_parallel_size`,
-    without which it is the smallest with which the server starts.
+    without which it is the smallest with which the server starts; with what fewer GPUs would is in the provenance.
     Raises `UnknownNameError`: the model or the GPU is not known; `IncompatibleError`: the model does not fit the GPU,
     or not with its whole context.
     """
     if settings.get("tensor_parallel_size") is not None:
-        return _that_starts(model, gpu, settings)
+        return _that_starts(_profile(model, gpu, settings))
     refused: IncompatibleError | None = None
+    fewer = ""
     for size in TENSOR_PARALLEL_SIZES:
+        found = None
         try:
-            return _that_starts(model, gpu, {**settings, "tensor_parallel_size": size})
+            found = _profile(model, gpu, {**settings, "tensor_parallel_size": size})
+            found = _that_starts(found)
         except IncompatibleError as error:
-            refused = refused or error
+            refused = error if refused is None or found is not None else refused
+            ways = None if found is None else what_starts(found, found.settings(1, 8))
+            if ways is not None and ways.startswith("--"):
+                fewer = fewer or f"with {counted(size, 'GPU')} it starts at {ways}"
+        else:
+            return replace(found, provenance={**found.provenance, "fewer GPUs": fewer}) if fewer else found
     assert refused is not None
     raise refused
 
@@ -60,7 +70,7 @@ def profiles_for(model: str, gpu: str, sizes: Sequence[int], settings: Mapping[s
     found, refused = [], []
     for size in dict.fromkeys(sizes):
         try:
-            found.append(_that_starts(model, gpu, {**settings, "tensor_parallel_size": size}))
+            found.append(_that_starts(_profile(model, gpu, {**settings, "tensor_parallel_size": size})))
         except IncompatibleError as error:
             refused.append(error)
     if not found:
@@ -68,14 +78,15 @@ def profiles_for(model: str, gpu: str, sizes: Sequence[int], settings: Mapping[s
     return found
 
 
-def _that_starts(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
-    found = _profile(model, gpu, settings)
+def _that_starts(found: Profile) -> Profile:
+    """The profile; raises `IncompatibleError`: its server does not start even for one adapter."""
     tokens = kv_cache_tokens(found, found.settings(1, 8))
     if tokens < found.memory.min_kv_tokens:
         raise IncompatibleError(
-            f"Beside {found.model.name} and one adapter of rank 8 a {found.gpu.name} holds {tokens:,} tokens of KV "
-            f"cache, and vLLM does not start with fewer than max_model_len, {found.engine.max_model_len:,}. What would "
-            f"start: {what_starts(found, found.settings(1, 8))}."
+            f"Beside {found.model.name} and one adapter of rank 8, {found.engine.tensor_parallel_size} × "
+            f"{found.gpu.name} has room for {tokens:,} tokens of KV cache, and vLLM does not start with fewer than "
+            f"max_model_len, {found.engine.max_model_len:,}. What would start: "
+            f"{what_starts(found, found.settings(1, 8))}."
         )
     return found
 
@@ -128,8 +139,9 @@ def fleet_for(
     if is_log(path):
         found = observe_log(read_trace(path, fields), ranks, view, named=named)
         return found.fleet, found
+    fleet = read_workload(path)
     if ranks.table or ranks.others:
         raise IncompatibleError(
             f"{os.fspath(path)} is a workload file and has ranks: leave out --ranks and --rank."
         )
-    return read_workload(path), None
+    return fleet, None

@@ -16,9 +16,9 @@ from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError
 from packer.objectives.headroom import with_rates
 from packer.operate.autoscalers import Autoscaler, Rule
-from packer.operate.capacity import Capacity
+from packer.operate.capacity import Capacity, server_kinds
 from packer.operate.day import HOUR_S
-from packer.operate.keeper import Keeper, server_kinds
+from packer.operate.keeper import Keeper
 from packer.operate.replay import changes_of, windows_of
 from packer.operate.schedule import schedule
 from packer.plan import Plan, Status
@@ -147,7 +147,7 @@ def uniform(plan: Plan, fleet: Workload, seed: int = 0) -> Plan:
 
 
 def keeper_of(plan: Plan, fleet: Workload, servers: int, **given: Any) -> tuple[Keeper, Cluster]:
-    """A controller for up to so many servers, of which those of the plan run, and the cluster of all of them."""
+    """A controller for up to so many servers, and the cluster of all of them; the plan's servers run at first."""
     base, kinds = plan.cluster(), server_kinds(plan, servers)
     number = {name: i for i, name in enumerate(fleet.names)}
     placed = [*(base.placement or ()), *({} for _ in range(servers - len(base)))]
@@ -252,8 +252,9 @@ def rehearse(
     servers
         Most servers at once; None: twice as many as the plan has.
     failures_per_day
-        Servers that are lost on a day, at random times; the next look of a controller, or of what restarts
-        servers, is up to `period_s` later.
+        Servers that are lost on a day, at random times: as many as the trace's days make, with a last one by chance
+        where that is no whole number. The next look of a controller, or of what restarts servers, is up to
+        `period_s` later.
     beside
         Also run fixed servers, a schedule and rules.
     seed
@@ -272,7 +273,9 @@ def rehearse(
     hours = max(1, math.ceil(trace.span_s / HOUR_S))
     length_s = hours * HOUR_S
     rng = np.random.default_rng((seed, 34))
-    times = np.sort(rng.uniform(HOUR_S, length_s, rng.poisson(failures_per_day * length_s / DAY_S))).tolist()
+    expected = failures_per_day * length_s / DAY_S
+    lost = int(expected) + int(rng.random() < expected % 1.0)
+    times = np.sort(rng.uniform(HOUR_S, length_s, lost)).tolist()
     steady = fleet.with_arrivals(Arrivals())
     given: dict[str, Any] = {"duration_s": length_s, "seed": seed, "timeline_bin_s": 3600.0}
 
@@ -290,7 +293,8 @@ def rehearse(
         )
         return made
 
-    keeper, cluster = keeper_of(plan, steady, count, period_s=period_s, startup_s=startup_s, seed=seed)
+    known = _as_planned(steady, plan.workload)
+    keeper, cluster = keeper_of(plan, known, count, period_s=period_s, startup_s=startup_s, seed=seed)
     extra = tuple(range(len(plan.bins), count))
     off = [Change(0.0, stop=extra)] if extra else []
     outcomes = [run("follow", cluster, keeper, router="plan", changes=off)]
@@ -311,6 +315,21 @@ def rehearse(
     needed = fewest_loads(rates, fleet.mean_tokens, [n // gpus for n in fewest])
     needed += sum(each.forced for each in keeper.log)
     return Rehearsal(tuple(outcomes), float(sum(fewest)), needed, hours, tuple(log))
+
+
+def _as_planned(fleet: Workload, planned: Workload) -> Workload:
+    """The fleet with lengths as the plan has them: what its requests are like is to be learnt."""
+    lengths = {
+        each.name: (each.input_tokens or planned.input_tokens, each.output_tokens or planned.output_tokens)
+        for each in planned.adapters
+    }
+    known = [
+        replace(each, input_tokens=lengths[each.name][0], output_tokens=lengths[each.name][1])
+        if each.name in lengths
+        else each
+        for each in fleet.adapters
+    ]
+    return replace(fleet, adapters=tuple(known))
 
 
 def _beside(
@@ -351,7 +370,7 @@ def _beside(
 
 
 def _of_servers(fleet: Workload) -> dict[str, float]:
-    """The goal as a schedule takes it: limits of each request become those of a server, for 99 % of its requests."""
+    """The goal as a schedule takes it: limits of a request become limits of a server, for 99 % of its requests."""
     limits = fleet.slo.limits.to_dict()
     names = {
         "ttft_ms": "server.p99_ttft_ms",

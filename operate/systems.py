@@ -135,12 +135,8 @@ def compare_systems(
     """
     trials = Trials(seeds, seed, duration_s, slo, router, stats_age_s, jobs, backend)
     known = [each if isinstance(each, System) else load_system(each) for each in systems]
-    _, planned, limits = judged(workload, cluster, slo)
-    free = replace(cluster, placement=None)
-    clusters = [
-        placed(planned, cluster if _serves_plans(each, router) else free, each, limits, seed)
-        for each in known
-    ]
+    held, free = judged(workload, cluster, slo), replace(cluster, placement=None)
+    clusters = [placed(held, cluster if serves_plans(each, router) else free, each, seed) for each in known]
     return trials.run(workload, list(zip(known, clusters, strict=True)), seeds, progress)
 
 
@@ -150,19 +146,21 @@ def servers_needed(
     system: str | os.PathLike[str] | System,
     trials: Trials | None = None,
     *,
-    share: float = 0.99,
+    share: float | None = None,
     most: int = 1024,
     progress: Callable[[str, int, int], None] = _silent,
 ) -> SystemResult | None:
     """The result with the fewest equal servers at which the mean SLO attainment reaches `share`.
 
     Attainment need not grow with servers, so every smaller number is tried; a number is given up after the first
-    seed if no others can bring the mean to `share`. System "packer" begins with the number that `packer solve` says,
-    which keeps the goal for every adapter, with a margin on the rates. None if `most` servers do not reach it.
+    seed if no others can bring the mean to `share`; None: `Goal.share`. System "packer" begins with the number that
+    `packer solve` says for that goal, which keeps it with a margin on the rates. None if `most` servers do not reach
+    it, or no plan keeps the goal.
 
     Raises `IncompatibleError`: the cluster has several kinds of server or a placement, or there is no SLO.
     """
-    checks.real("share", share, low=0.0, high=1.0, open_low=True)
+    if share is not None:
+        checks.real("share", share, low=0.0, high=1.0, open_low=True)
     checks.integer("most", most, low=1)
     trials = trials or Trials()
     seeds, slo = trials.seeds, trials.slo
@@ -170,25 +168,29 @@ def servers_needed(
         raise IncompatibleError(
             "The number of servers that a system needs is that for an SLO: give its limits."
         )
-    _, planned, limits = judged(workload, cluster, slo)
+    held = judged(workload, cluster, slo)
+    if share is None:
+        share = held.slo.share
+    else:
+        held = replace(held, slo=replace(held.slo, request_share=share))
     known = system if isinstance(system, System) else load_system(system)
     by: Placement | None = None
-    first = 1
+    first: int | None = 1
     if known.placement is not None:
         by = registry.make("placement", known.placement)
         if isinstance(by, SizedPlacement):
-            first = by.needed(planned, cluster.resized(1), limits, trials.seed) or 1
+            first = by.needed(held, cluster.resized(1), trials.seed)
 
     def tried(n: int, runs: int) -> SystemResult | None:
         try:
-            own = placed(planned, cluster.resized(n), known, limits, trials.seed, by)
+            own = placed(held, cluster.resized(n), known, trials.seed, by)
         except ValidationError:  # the fleet has no place on so few
             return None
         (result,) = trials.run(workload, [(known, own)], runs)
         progress(f"{known.name}: {n} servers", 0, 0)
         return result
 
-    for n in range(first, most + 1):
+    for n in () if first is None else range(first, most + 1):
         if seeds > 1:
             once = tried(n, 1)
             if once is None or _attained(once) < 1.0 - seeds * (1.0 - share):
@@ -199,7 +201,7 @@ def servers_needed(
     return None
 
 
-def _serves_plans(system: System, router: str | None) -> bool:
+def serves_plans(system: System, router: str | None) -> bool:
     """Whether a system takes the placement of the cluster as its own."""
     return "plan" in (system.placement, router or system.router)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from packer.cluster import Cluster
 from packer.twin.uncertainty import interval
-from packer.words import listed
+from packer.words import counted, listed
 from packer.workload import Workload
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _why(workload: Workload, cluster: Cluster, best: Mapping[str, object]) -> st
         )
     else:
         reasons.append(
-            f"{len(workload):,} adapters share {slots} slots of a server: keeping each on few servers saves loads and "
-            "distinct adapters in a batch"
+            f"{len(workload):,} adapters share {counted(slots, 'slot')} of a server: keeping each on few servers saves "
+            "loads and distinct adapters in a batch"
         )
     return f"Why: {'; '.join(reasons)}."

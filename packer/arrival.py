@@ -39,7 +39,8 @@ class RequestTrace:
     end_s
         When the recording ended; None takes a second after the last request. A part of a trace keeps the whole's.
     sessions
-        int64 (n,), >= 0: which session each request belongs to. None: each is alone.
+        int64 (n,), >= 0: which session each request belongs to. None: each is alone. Without `blocks` a request whose
+        prompt is at least as long as all that was said before in its session begins with that.
     priority
         int64 (n,): of each request, smaller ones first, on servers with `scheduling_policy` "priority". None: that of
         its adapter.

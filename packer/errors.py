@@ -84,10 +84,10 @@ class SourceError(InputError):
 class UnknownNameError(InputError, LookupError):
     """No thing of that kind has that name; lists the known ones and the nearest match."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         self.kind, self.name, self.known = kind, name, tuple(sorted(known))
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = (f" Did you mean {near[0]!r}?" if near else "") + (f" {otherwise}" if otherwise else "")
         super().__init__(f"Unknown {kind} {shown(name)}.{hint} Known: {listed(self.known, 40) or 'none'}.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from packer.bin import Bin
@@ -69,3 +69,21 @@ def placed(
 
 def _with(item: Bin, shares: dict[int, float]) -> Bin:
     return replace(item, adapters=tuple(shares), shares=tuple(shares.values()))
+
+
+def with_slots_for_loss(
+    workload: Workload, bins: Sequence[Bin], slotted: Callable[[Sequence[Bin]], Sequence[Bin] | None]
+) -> list[Bin] | None:
+    """The bins with the slots that they need when any other one is lost; None if an adapter has no place then.
+
+    `slotted`: what is left of the bins with the slots that these need; None if no number is enough.
+    """
+    slots = [item.max_loras for item in bins]
+    for lost in range(len(bins)):
+        left, unplaced = without_server(workload, bins, lost)
+        made = None if unplaced else slotted(left)
+        if made is None:
+            return None
+        for k, item in zip((k for k in range(len(bins)) if k != lost), made, strict=True):
+            slots[k] = max(slots[k], item.max_loras)
+    return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]

@@ -286,6 +286,14 @@ class Goal:
             )
         return found
 
+    @property
+    def share(self) -> float:
+        """Share of the requests that must keep `of_requests`: the least that limits of adapters or servers name, as
+        p95; where none does, or requests have limits, `request_share`."""
+        named = [STATISTICS.get(key.rpartition(".")[2].partition("_")[0], math.nan) for key in self.every_key]
+        known = [] if self.keys("request") else [each for each in named if not math.isnan(each)]
+        return min(known, default=self.request_share)
+
     def columns(self, workload: Workload) -> tuple[FloatArray, FloatArray]:
         """Limits of TTFT and of the mean gap between tokens that a request of each adapter is held to, ms."""
         known, none = self.of_requests(workload), np.full(len(workload), math.inf)

@@ -33,8 +33,9 @@ class GpuKind:
         checks.instance("a server", self.profile, Profile, "packer.load_profile(NAME)")
         if self.price_per_hour is not None:
             price = checks.real(f"the price of {self.profile.name}", self.price_per_hour, low=0.0, high=1e9)
-            priced = replace(self.profile, gpu=replace(self.profile.gpu, price_per_hour=price))
-            object.__setattr__(self, "profile", priced)
+            known = {key: said for key, said in self.profile.provenance.items() if key != "price"}
+            gpu = replace(self.profile.gpu, price_per_hour=price)
+            object.__setattr__(self, "profile", replace(self.profile, gpu=gpu, provenance=known))
         if self.available is not None:
             checks.integer(f"the GPUs at hand for {self.profile.name}", self.available, low=0)
 

@@ -8,7 +8,8 @@ A third-party package registers a class in its own pyproject.toml, as this one d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -72,24 +73,40 @@ def load(kind: str, name: str) -> Any:
     except (Exception, SystemExit) as error:
         what = f"The {kind} {name!r} ({entry.value}) can't be loaded: it {raised(error)}."
         absent = error.name if isinstance(error, ModuleNotFoundError) else None
-        if absent is not None and absent.partition(".")[0] != entry.module.partition(".")[0]:
-            raise MissingDependencyError(f"{what} Install {absent.partition('.')[0]!r}.") from error
+        if absent is not None and _package(absent) != _package(entry.module):
+            raise MissingDependencyError(f"{what} Install {_package(absent)!r}.") from error
         raise PluginError(what) from error
 
 
+def plugins_in_use() -> list[tuple[str, EntryPoint]]:
+    """Kinds and strategies of other packages whose modules were imported."""
+    every = ((kind, entry) for kind in GROUPS for entry in _entries(kind).values())
+    return [each for each in every if each[1].module in sys.modules and _package(each[1].module) != "packer"]
+
+
 def plugin_behind(error: BaseException) -> str | None:
-    """The strategy of another package in whose code an error was raised, as text; None where there is none."""
-    packages = {
-        entry.module.partition(".")[0]: f"the {kind} {entry.name!r} ({entry.value})"
-        for kind in GROUPS
-        for entry in _entries(kind).values()
-    }
-    packages.pop("packer", None)
-    found, where = None, error.__traceback__
+    """The strategy of another package in whose code an error was raised, as text; None where there is none.
+
+    Where the code belongs to no class of a strategy, those that its package may mean.
+    """
+    used, found, where = plugins_in_use(), None, error.__traceback__
     while where is not None:
-        package = str(where.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        found, where = packages.get(package, found), where.tb_next
-    return found
+        name, code = str(where.tb_frame.f_globals.get("__name__", "")), where.tb_frame.f_code
+        mine = [each for each in used if _package(each[1].module) == _package(name)]
+        exact = [e for e in mine if (e[1].module, e[1].attr) == (name, code.co_qualname.partition(".")[0])]
+        if exact or (mine and not found):
+            found = exact or mine
+        where = where.tb_next
+    return named(found) if found else None
+
+
+def named(plugins: Sequence[tuple[str, EntryPoint]]) -> str:
+    """Strategies of other packages in words."""
+    return " or ".join(f"the {kind} {entry.name!r} ({entry.value})" for kind, entry in plugins)
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def make(kind: str, spec: str, classes: Mapping[str, Any] | None = None) -> Any:

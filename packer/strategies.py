@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
@@ -66,10 +66,10 @@ class Placement(Protocol):
 
     name: str
 
-    def place(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Cluster:
+    def place(self, workload: Workload, cluster: Cluster, seed: int) -> Cluster:
         """The cluster with a placement, and servers with slots for it; it had none.
 
-        `limits`: the limits of each request by which the cluster is judged, ms (`Cluster.slo`).
+        The workload's goal is the one by which the cluster is judged.
         Raises `IncompatibleError`: it can't place on this cluster; `ValidationError`: the fleet does not fit on it.
         """
 
@@ -78,9 +78,7 @@ class Placement(Protocol):
 class SizedPlacement(Placement, Protocol):
     """A placement that also says how many servers it needs."""
 
-    def needed(
-        self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int
-    ) -> int | None:
+    def needed(self, workload: Workload, cluster: Cluster, seed: int) -> int | None:
         """Servers like the cluster's that keep the goal; None if no number does."""
 
 

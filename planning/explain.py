@@ -13,6 +13,7 @@ from packer.goal import Goal
 from packer.plan import Plan, Status
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
+from packer.planning.lone import unreachable
 from packer.planning.replicas import MOST_REPLICAS, part
 from packer.planning.shortfall import (
     late_words,
@@ -31,6 +32,8 @@ REPLAYED = (
     "without --replay measures rates and bursts, of which other hours can be drawn"
 )
 _WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin."
+NEAR = 0.8
+"""Where an idle server uses so much of the limits, chance breaks them, however many servers there are."""
 BEYOND = 64
 """Up to how many GPUs more than those at hand are looked for to say how many would do."""
 
@@ -49,20 +52,22 @@ def breaks_later(job: Frontier, plan: Plan) -> str:
         if np.isfinite(used[worst])
         else "is on a server that queues or starves"
     )
+    alone = float(job.kept.lone(part(job.workload, job.profile, worst, 1)).slo_used)
+    chance = f" One at a time its requests use {alone:.0%} on an idle server: more GPUs help little."
     return (
         f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)} "
-        f"adapters break theirs. {_WIDER}"
+        f"adapters break theirs.{chance if alone >= NEAR else ''} {_WIDER}"
     )
 
 
 def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     """The plan on which the fewest adapters break the goal, with what would keep it."""
 
-    # All GPUs at hand are of use where more would keep the goal, and fewer cost less where no number does.
+    # GPUs at hand are of use where more would keep the goal; fewer cost less where none of the numbers tried does.
     def shortfall(point: FrontierPoint) -> tuple[int, int]:
         used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
         over = int((np.nan_to_num(used, nan=np.inf) > 1.0).sum())
-        return over, point.n_gpus if job.hopeless else -point.n_gpus
+        return over, point.n_gpus if job.hopeless or max_gpus is None else -point.n_gpus
 
     nearest = min(job.points, key=shortfall)
     reasons: tuple[str, ...] = ()
@@ -87,9 +92,12 @@ def _enough(job: Frontier, servers: int) -> str:
 
 
 def _unreachable(job: Frontier) -> str:
-    """What the hottest adapter that breaks the goal on GPUs of its own gets there, and what would help."""
+    """What the first adapter that breaks the goal on GPUs of its own gets there, at best, and what would help."""
+    help_ = f"What would help: {'' if job.max_replicas is None else '--max-replicas, '}a faster GPU, or a wider --slo."
     i = job.parts.too_hot[0]
     adapter = job.workload.adapters[i]
+    if cannot := list(unreachable(job.kept.lone(part(job.workload, job.profile, i, 1)))):
+        return f"{'; '.join(cannot)} for adapter {adapter.name!r}, one request at a time. {help_}"
     allowed = MOST_REPLICAS if job.max_replicas is None else job.max_replicas
     alone = part(job.workload, job.profile, i, allowed)
     figures = job.kept.adapters([alone], (job.raised, job.seed))
@@ -98,8 +106,7 @@ def _unreachable(job: Frontier) -> str:
     itl = "" if math.isnan(itl_ms) else f", ITL {itl_ms:.0f} ms"
     return (
         f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: p95 TTFT {latency(ttft_ms)}"
-        f"{itl} there. What would help: {'' if job.max_replicas is None else '--max-replicas, '}"
-        "a faster GPU, or a wider --slo."
+        f"{itl} there. {help_}"
     )
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -19,9 +20,9 @@ from packer.evaluation import Evaluations
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.frontier import Conditions, FrontierPoint, average
-from packer.planning.kept import STARVING, Hour, KeptHours
+from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
-from packer.planning.settle import with_best_slots, with_spare_slots
+from packer.planning.settle import TIGHT, with_best_slots, with_spare_slots
 from packer.planning.solve import solve
 from packer.planning.splits import SLOTS, even_splits, split_by_rank
 from packer.predictors.content import caches_prefixes
@@ -73,6 +74,8 @@ class Frontier(Conditions):
     """Servers on which nothing starves, by trees: fewer are given up where one starves in the twin, too."""
     _unranked: int = field(default=0, init=False)
     """Servers on which no split by rank kept the limits: fewer do not either, nor in further hours."""
+    tight: float = field(default=TIGHT, init=False)
+    """Servers that use more than this of their limits are tried with more slots."""
     number: int = field(default=0, init=False)
     """Of the set of fresh hours that was simulated last."""
 
@@ -88,7 +91,7 @@ class Frontier(Conditions):
         self.replayed = self.workload.arrivals.trace is not None
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = Hours(self.seed, self.over)
-        try:  # the fastest one; where no tree is shipped, that of another profile leads the search
+        try:  # the fastest one; a profile without a shipped tree is searched with another profile's
             self.predictor = TreePredictor.for_profile(self.profile)
         except ModelError:
             self.predictor = TreePredictor.guide(self.profile)
@@ -145,14 +148,15 @@ class Frontier(Conditions):
                     self._spread(following, SOLVERS[0])
                 if best and not self.spare and self._all_count and self._uses_more(bins, worst):
                     continue
-                made = with_best_slots(self.kept, bins, self.kept.hours, self.over, alike=wide)
+                hours, tight = self.kept.hours, self.tight
+                made = with_best_slots(self.kept, bins, hours, self.over, tight=tight, alike=wide)
                 made = with_spare_slots(self.kept, made, self.over) if self.spare else made
                 holds, used = self.kept.holds(made, self.spare), self.kept.used(made, first)
                 cost = sum(max(1.0, each) for each in used)
                 if holds or cost < costs:
                     best, costs = made, cost
                     worst = (
-                        max(used) if max(used) >= STARVING else 1.0
+                        max(used) if max(used) >= FAR_BEYOND else 1.0
                     )  # to break limits is better than to starve
                 if holds or self.over():
                     break
@@ -165,8 +169,7 @@ class Frontier(Conditions):
         return self.kept.required == len(self.workload)
 
     def _uses_more(self, bins: Sequence[Bin], than: float) -> bool:
-        """Whether one of these servers, the most loaded first, uses more of its limits in the first hour, with any
-        slots."""
+        """Whether a server, the most loaded ones first, uses more of its limits in the first hour, with any slots."""
         order, first = sorted(bins, key=lambda item: -item.offered_tok_s(self.workload)), self.kept.hours[:1]
         some = (order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE))
         made = (with_best_slots(self.kept, each, first, self.over) for each in some)
@@ -179,25 +182,20 @@ class Frontier(Conditions):
         made = with_best_slots(self.kept, [most], first, self.over)
         return made[0], self.kept.used(made, first)[0]
 
-    def first(self, low: int, high: int, least: int | None = None) -> int | None:
-        """Fewest GPUs from `least` to `high` on which the limits are kept; None if none does.
-
-        From `low` upwards, on which trees say that nothing starves, once one less breaks the limits: the solver's are
-        narrower than the twin's. Of a wide fleet from where even splits begin to keep them.
-        """
-        least, n = max(1 + self.spare, least or 1), None
+    def first(self, low: int, high: int) -> int | None:
+        """Fewest GPUs that keep the limits, from `low`, or of a wide fleet where even splits do, to `high`; or None."""
         if (len(self.workload) > WIDE * low) and high > 1:
             n = fewest(lambda n: next(self._even(n), None) is not None, max(2, low), high, self.over)
-        if n is not None:
-            low = min(n + 1, high)
-            while n >= least and self.at(n).holds:
-                low, n = n, n - 1
-                if self.over():
-                    break
-            return self.first_that_holds(low, high)
-        while low > least and self.at(low - 1, low).holds and not self.over():
-            low = max(least, low // 2)
+            if n is not None:
+                low = n if self.at(n).holds else min(n + 1, high)
         return self.first_that_holds(low, high)
+
+    def lower(self, n: int, least: int | None = None) -> int:
+        """Fewest GPUs from `least` to `n`, on which the limits are kept: the trees' are narrower than the twin's."""
+        low, least = n, max(1 + self.spare, least or 1)
+        while low > least and not self.over() and self.at(low - 1, low).holds:
+            low = low - 1 if len(self.workload) > WIDE * low else max(least, low // 2)
+        return self.first_that_holds(low, n) or n
 
     def first_that_holds(self, low: int, high: int) -> int | None:
         """Fewest GPUs from `low` to `high` on which the limits are kept; None if none does.
@@ -214,9 +212,12 @@ class Frontier(Conditions):
         """Add points upward from `low` until one more GPU gains little, or they have so many servers together."""
         if self._points and self.over():
             return
+        beyond = copy(self)  # hours that broke fewer GPUs, or more slots, change little on more of them
+        beyond.kept, beyond.tight = self.kept.at_first(), 1.0
         n = self.at(low).n_gpus
         while n < high and len(self._points) < MOST_POINTS and servers > 0 and not self.over():
-            here, there = self.at(n), self.at(min(high, n + max(1, round(0.1 * n))))
+            here = self.at(n)
+            there = (beyond if here.holds else self).at(min(high, n + max(1, round(0.1 * n))))
             pairs = ((here.p95_ttft_ms, there.p95_ttft_ms), (here.mean_itl_ms, there.mean_itl_ms))
             little = not any(after < (1.0 - GAIN) * before for before, after in pairs)
             if there.n_gpus <= n or (little and (here.holds or self.hopeless)):
@@ -251,8 +252,13 @@ class Frontier(Conditions):
                 self._points[n] = self.point_of(point.plan.bins)
 
     def as_learned(self, parts: Replicas) -> Workload:
-        """The fleet as trees know fleets: Poisson arrivals, and of prompts that begin alike what a cache leaves."""
-        return parts.calm.as_independent(cached=caches_prefixes(parts.calm, self.profile))
+        """The fleet as trees know fleets: Poisson arrivals, of prompts that begin alike what a cache leaves, and
+        requests to the base model as those of one more adapter of the smallest rank."""
+        fleet = parts.calm.as_independent(cached=caches_prefixes(parts.calm, self.profile))
+        if fleet.n_loras == len(fleet):
+            return fleet
+        rank = min((adapter.rank for adapter in fleet.adapters if adapter.rank), default=1)
+        return replace(fleet, adapters=tuple(replace(a, rank=a.rank or rank) for a in fleet.adapters))
 
     def _solved(self, parts: Replicas, objective: str, **given: Any) -> Plan:
         return solve(  # ends by its rounds: the same plan on a slow machine
@@ -283,7 +289,7 @@ class Frontier(Conditions):
         ordered = both if wide else reversed(both)
         for number, bins in enumerate(chain(*ordered, self._by_rank(n_gpus))):
             yield bins
-            if number == 0 and n_gpus < self._fewest and self._fullest(bins)[1] >= STARVING:
+            if number == 0 and n_gpus < self._fewest and self._fullest(bins)[1] >= FAR_BEYOND:
                 break
         yield from () if wide else self._on_all(n_gpus)
 

@@ -9,9 +9,8 @@ from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
 from packer.plan import Plan, Status
-from packer.planning.nearest import Nearest
-from packer.search import fewest
 from packer.solvers.candidates import candidates_of
+from packer.solvers.nearest import Nearest, lightest
 from packer.words import counted
 from packer.workload import Workload
 
@@ -53,12 +52,12 @@ def nearby(
 def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool]) -> Bin:
     """A server without the fewest adapters, the heaviest first, with which it does not hold; as it is if none helps."""
     here = dict(zip(item.adapters, item.rates(fleet) * fleet.mean_tokens[list(item.adapters)], strict=True))
-    falling = sorted(item.adapters, key=lambda i: -here[i])
 
-    def without(n: int) -> Bin:
-        return item.renumbered(dict(zip(falling[n:], falling[n:], strict=True))) or item
+    def made(kept: list[int]) -> Bin | None:
+        lighter = item.renumbered(dict(zip(kept, kept, strict=True)))
+        return lighter if lighter is not None and holds(lighter) else None
 
-    return without(fewest(lambda n: holds(without(n)), 0, len(falling) - 1) or 0)
+    return lightest(item, here, made) or item
 
 
 def _placed(fleet: Workload, bins: Sequence[Bin], servers: int) -> list[Bin]:

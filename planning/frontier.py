@@ -41,7 +41,8 @@ class FrontierPoint:
     `worst_adapter`, `worst_adapter_ttft_ms`: the adapter with the highest p95 TTFT, and that.
     `price_per_hour`: of all GPUs, by the profile's price; None where it has none.
     `holds`: whether enough adapters keep their limits with every rate raised by the margin, in every further hour
-    that plans were made for, and with `spare` at the rates as given on the GPUs that are left when any one is lost.
+    that plans were made for (of more GPUs than the plan to deploy in the first one), and with `spare` at the rates as
+    given on the GPUs that are left when any one is lost.
     `broken_later`: whether the limits are kept in the first hour and broken in a further one.
     `starving`, `queueing`: numbers of the GPUs that starve or do not start; of those that serve their load, but have
     a queue that grows or an adapter beyond its limits in one of the hours.
@@ -87,8 +88,8 @@ def frontier(
 ) -> list[FrontierPoint]:
     """GPUs against latency and price, from the fewest on which nothing starves to the point of no further gain.
 
-    `workload`, of one base model, and the others are those of `packer.recommend`; of several kinds of server each one's
-    points, in their order. `FrontierPoint.holds` refers to `slo`, `margin` and `spare`.
+    `workload` has one base model; the other parameters are as for `packer.recommend`. Several kinds of server give
+    their points one after the other. `FrontierPoint.holds` refers to `slo`, `margin` and `spare`.
     Raises `IncompatibleError`: the fleet is of several base models.
     """
     from packer.planning.explore import Frontier

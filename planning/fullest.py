@@ -29,12 +29,12 @@ SOURCE = "estimate: full servers of one slot rank keep the goal, if none of mixe
 
 
 def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
-    """An estimate of the GPUs that a fleet needs; None where it is no more than is known.
+    """An estimate of the GPUs that a fleet needs; None if the known bound is as high.
 
-    Of each slot rank one server is filled with a fair sample of its adapters, and copies of them where they are few,
-    up to a size that breaks the goal in a simulated hour with any slots; the load of the rank over that of the server
-    is how many servers the rank takes. Servers that mix ranks have slots of the largest one for all; what is not known
-    is whether the best mix of hot and quiet adapters, or of ranks, carries more than the sample.
+    For each slot rank one server is filled with a fair sample of the rank's adapters, and with copies if they are few,
+    until it breaks the goal in a simulated hour with any slots. The rank takes as many servers as its load is times the
+    server's load. Servers that mix ranks have slots of the largest one for all. It is not known whether the best mix of
+    hot and quiet adapters, or of ranks, carries more than the sample.
     """
     fleet, known = job.parts.fleet, plan.lower_bound or 1.0
     every = len(job.workload) == job.kept.required and not job.replayed

@@ -13,8 +13,12 @@ from packer import seeds
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
+from packer.planning.lone import lone_run
 from packer.solvers.candidates import gains_cache
 from packer.twin.hours import Hours, merged
+from packer.twin.limits import USED_UP
+from packer.twin.run import Run
+from packer.twin.watch import BrokenError
 from packer.workload import Workload
 
 Hour = tuple[Workload, int]
@@ -26,6 +30,9 @@ MANY = 1_000
 """The hours in which equal servers are simulated further have numbers from here."""
 STARVING = 1e3
 """Servers that starve or queue use their limits at least so many times."""
+FAR_BEYOND = 8.0
+"""Hours of servers that use more than this of their limits end when that is certain; the later it was, the less they
+use."""
 
 
 @dataclass(eq=False)
@@ -42,6 +49,7 @@ class KeptHours:
     seed: int
     simulated: Hours
     hours: list[Hour] = field(init=False)
+    _lone: dict[Bin, Run] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.hours = [(self.raised, self.seed)]
@@ -59,6 +67,16 @@ class KeptHours:
         """How many adapters must keep their limits."""
         return math.ceil(self.workload.slo.adapter_share * len(self.workload) - 1e-9)
 
+    def lone(self, alone: Bin) -> Run:
+        """What a server gives the requests of its one adapter when they come one at a time."""
+        if alone not in self._lone:
+            self._lone[alone] = lone_run(self.workload, alone, self.seed)
+        return self._lone[alone]
+
+    def at_first(self) -> KeptHours:
+        """The hours at the beginning alone, without those that broke a plan."""
+        return KeptHours(self.workload, self.raised, self.seed, self.simulated)
+
     def add(self, hour: Hour) -> None:
         """From now on keep the limits in this hour, too; it is simulated first, since it breaks most."""
         self.hours.insert(0, hour)
@@ -73,26 +91,33 @@ class KeptHours:
         """
         limit_ms = self.workload.slo.limits.p95_ttft_ms
         worst = [0.0] * len(bins)
-        enough = [STARVING] * len(bins) if most is None else [min(STARVING, used) for used in most]
+        enough = [min(FAR_BEYOND, used) for used in most or [FAR_BEYOND] * len(bins)]
         order = list(self.hours if hours is None else hours)
         groups = [order[:1], order[1:]] if most is None else [[hour] for hour in order]
         for together, later in zip(groups, [*groups[1:], []], strict=True):
             jobs = [(k, hour) for hour in together for k in range(len(bins)) if worst[k] < enough[k]]
             idle = -len(jobs) % (os.cpu_count() or 1)  # cores that take what is likely needed next
             ahead = [(bins[k], *hour) for hour in later for k, _ in jobs][:idle]
-            found = self.simulated.each([(bins[k], *hour) for k, hour in jobs] + ahead)
+            ends = [enough[k] for k, _ in jobs] + [FAR_BEYOND] * len(ahead)
+            found = self.simulated.judged([(bins[k], *hour) for k, hour in jobs] + ahead, ends)
             for (k, _), hour in zip(jobs, found, strict=False):
-                used = hour.used
-                if not hour.figures.memory_error and not math.isfinite(used):
-                    # Among servers that starve or queue, less delay is still better.
+                if isinstance(hour, BrokenError):
+                    used = hour.most * (2.0 - hour.part)
+                elif math.isfinite(hour.used) or hour.figures.memory_error:
+                    used = hour.used
+                else:  # among servers that starve or queue, less delay is still better
                     used = STARVING + hour.figures.mean_ttft_ms / limit_ms
                 worst[k] = max(worst[k], used)
         return worst
 
     def short_of_cache(self, bins: Sequence[Bin], hour: Hour) -> list[bool]:
         """Which servers run short of KV cache in an hour, where fewer slots would leave them much more."""
-        shown = self.simulated.all(bins, hour[0], seed=hour[1])
-        return [each.short_of_cache and gains_cache(item) for each, item in zip(shown, bins, strict=True)]
+        shown = self.simulated.judged([(item, *hour) for item in bins], [FAR_BEYOND] * len(bins))
+        short = [
+            each.kv_usage >= USED_UP if isinstance(each, BrokenError) else each.short_of_cache
+            for each in shown
+        ]
+        return [full and gains_cache(item) for full, item in zip(short, bins, strict=True)]
 
     def holds(self, bins: Sequence[Bin], spare: int = 0) -> bool:
         """Whether the limits are kept at the raised rates, those given, and on what is left when a server is lost."""
@@ -111,9 +136,7 @@ class KeptHours:
             order = sorted(bins, key=lambda item: -item.offered_tok_s(self.workload))
             step = os.cpu_count() or 1
             some = (order[k : k + step] for k in range(0, len(order), step))
-            return all(
-                hour.used <= 1.0 for each in some for hour in self.simulated.all(each, fleet, seed=seed)
-            )
+            return all(used <= 1.0 for each in some for used in self.used(each, [hour], [1.0] * len(each)))
         hours = self.simulated.all(bins, fleet, seed=seed)
         if not all(served and stable for _, stable, served in (hour.holds for hour in hours)):
             return False
@@ -122,7 +145,9 @@ class KeptHours:
 
     def fresh(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """The `number`-th set of fresh hours, at the rates as given, that these servers are simulated on."""
-        chance = self._varies or self._left_to_chance(bins)
+        # Where a request waits longer than a limit, how many of an adapter's do is another number each hour.
+        least_ms = self.workload.slo.columns(self.workload)[0].min()
+        chance = self._varies or any(h.slowest_ms > least_ms for h in self.simulated.all(bins, self.workload))
         alike = len(bins) // len(set(bins))  # servers for which one simulation stands
         first, more = 1 + number * FRESH_HOURS, FRESH_HOURS * (alike - 1)
         places = [*range(first, first + (FRESH_HOURS if chance or more else 1))]
@@ -132,11 +157,6 @@ class KeptHours:
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """Of these hours, those that break the limits; all are looked at, since plans are made for the worst."""
         return [hour for hour in self.fresh(bins, number) if not self.within(bins, hour)]
-
-    def _left_to_chance(self, bins: Sequence[Bin]) -> bool:
-        """Whether some request waits longer than a limit: how many of an adapter's do is another number each hour."""
-        least_ms = self.workload.slo.columns(self.workload)[0].min()
-        return any(hour.slowest_ms > least_ms for hour in self.simulated.all(bins, self.workload))
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:
         """How many adapters break their limits in one of the hours, or of further ones."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
-from packer.goal import Limits
 from packer.plan import Plan
 from packer.planning.explore import Frontier
 from packer.planning.recommend import Deployment
@@ -18,38 +16,29 @@ from packer.workload import Workload
 
 @dataclass(eq=False)
 class OwnPlan:
-    """What `packer solve` plans for as many servers, replicas of hot adapters included.
-
-    The limits of a request that the cluster is judged by are the goal of the plan: of its TTFT for the p95 of each
-    adapter, of its TPOT for the mean ITL. What is not limited keeps the workload's goal.
-    """
+    """What `packer solve` plans for as many servers and the workload's goal, replicas of hot adapters included."""
 
     name = "plan"
     _jobs: dict[tuple[object, ...], Frontier] = field(init=False, repr=False, default_factory=dict)
 
-    def place(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Cluster:
+    def place(self, workload: Workload, cluster: Cluster, seed: int) -> Cluster:
         """The cluster with the servers of the plan; servers that it leaves empty stay as they are."""
-        job = self._job(workload, cluster, limits, seed)
+        job = self._job(workload, cluster, seed)
         point = Deployment(job, len(cluster) * job.size).explored()
         if point is None or point.n_gpus != len(cluster):
             point = job.at(min(len(cluster), job.parts.most_gpus(None)))
         return _with_servers(cluster, point.plan)
 
-    def needed(
-        self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int
-    ) -> int | None:
+    def needed(self, workload: Workload, cluster: Cluster, seed: int) -> int | None:
         """Servers of the plan with the fewest GPUs that keeps the goal; None if none does."""
-        point = Deployment(self._job(workload, cluster, limits, seed)).explored()
+        point = Deployment(self._job(workload, cluster, seed)).explored()
         return None if point is None else point.n_gpus
 
-    def _job(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Frontier:
+    def _job(self, workload: Workload, cluster: Cluster, seed: int) -> Frontier:
         profile = _profile(cluster, "a plan for several is made by packer solve: give plan.cluster()")
-        key = (id(workload), id(profile), *sorted(limits.items()), seed)
+        key = (id(workload), id(profile), seed)
         if key not in self._jobs:
-            usual = workload.slo.limits
-            goal = Limits(limits.get("ttft_ms", usual.p95_ttft_ms), limits.get("tpot_ms", usual.mean_itl_ms))
-            fleet = replace(workload, slo=replace(workload.slo, limits=goal))
-            self._jobs[key] = Frontier(fleet, profile, seed=seed)
+            self._jobs[key] = Frontier(workload, profile, seed=seed)
         return self._jobs[key]
 
 
@@ -59,7 +48,7 @@ class BySolver:
 
     name: str
 
-    def place(self, workload: Workload, cluster: Cluster, limits: Mapping[str, float], seed: int) -> Cluster:
+    def place(self, workload: Workload, cluster: Cluster, seed: int) -> Cluster:
         """The cluster with the servers of the plan."""
         profile = _profile(cluster, f"solver {self.name!r} has no rule for several")
         gpus = len(cluster) * profile.engine.tensor_parallel_size

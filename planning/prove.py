@@ -12,7 +12,7 @@ from packer.solvers.bound import Bound
 from packer.solvers.by_model import parts
 from packer.solvers.columns.estimate import estimated
 
-ONE_GPU = "at least one GPU"
+ONE_GPU = "at least one server"
 
 
 def prove(
@@ -26,8 +26,8 @@ def prove(
 ) -> Bound | None:
     """The best bound on GPUs, or on their price per hour: of a solver, by load alone, or by a search.
 
-    That by load is the twin's: it holds for plans that the twin evaluated or confirmed (the latter at the rates as
-    given), for those of a predictor that imitates it it is an estimate, and it says nothing about other predictors.
+    The bound by load is the twin's. It holds for plans that the twin evaluated, or confirmed at the rates as given. For
+    plans of a predictor that imitates the twin it is an estimate. It says nothing about other predictors.
     None where the objective counts neither GPUs nor prices, or nothing is known.
 
     `most`: what a plan at hand takes, which refutes all that is above.

@@ -12,6 +12,7 @@ from packer.gpu import Kinds, kinds_of, serving
 from packer.moves import aligned, moves_of
 from packer.objectives.slo import Slo
 from packer.plan import Plan
+from packer.planning.behind import fewer_behind_router
 from packer.planning.explain import breaks_later, finished, missed
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, nearby, running
@@ -30,9 +31,9 @@ from packer.workload import Workload
 UNCONFIRMED = (
     "The time ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
 )
-ROUNDS = 4
+ROUNDS = 6
 """How often fresh hours are simulated, each time others."""
-BEYOND_SERVERS = 16
+BEYOND_SERVERS = 8
 """Plans with more GPUs than needed are made until they have so many servers together."""
 
 
@@ -134,6 +135,10 @@ class Deployment:
     beyond: float = BEYOND_SERVERS
     first: int | None = field(init=False, default=None)
     """Fewest servers that keep the goal in all hours so far."""
+    least: int | None = field(init=False, default=None)
+    """Fewer are not tried: fresh hours broke their plan."""
+    confirmed: tuple[Bin, ...] = field(init=False, default=())
+    """Servers that fresh hours confirmed, while fewer are tried."""
     widens = banded = True
     told: str = field(init=False, default="")
     """What the decision says after the servers."""
@@ -152,26 +157,38 @@ class Deployment:
         """From the number of GPUs on which nothing starves."""
         most = self.job.most(self.max_gpus)
         self.low = min(self.job.least() + self.job.spare, most)
-        return self._plan(None if self.job.hopeless else self.job.first(self.low, most))
+        first = None if self.job.hopeless else self.job.first(self.low, most)
+        return self._plan(first if first is None or self.rounds else self.job.lower(first))
 
     def _plan(self, first: int | None) -> Plan | None:
         self.first = first
         return None if first is None else self.job.at(first).plan
 
     def judge(self, plan: Plan, number: int) -> Plan:
-        """By up to three fresh hours, each time others."""
-        if self.over():
+        """By up to three fresh hours, each time others; once they confirm a plan, fewer GPUs are tried."""
+        job = self.job
+        if self.over() or self.first is None:
             return plan
-        self.job.progress("simulating fresh hours", number + 1, ROUNDS)
-        self.job.number, self.job.broken = number, self.job.kept.broken_later(plan.bins, number)
-        return replace(plan, verified=not self.job.broken)
+        if plan.bins == self.confirmed:
+            return replace(plan, verified=True)
+        job.progress("simulating fresh hours", number + 1, ROUNDS)
+        job.number, job.broken = number, job.kept.broken_later(plan.bins, number)
+        last = number + 1 == ROUNDS
+        if not job.broken:
+            self.confirmed = plan.bins
+            if not last and (lower := job.lower(self.first, self.least)) < self.first:
+                return self._plan(lower) or plan
+        elif last and self.confirmed:
+            return replace(self._put(self.confirmed), verified=True)
+        return replace(plan, verified=not job.broken)
 
     def repair(self, plan: Plan, _number: int) -> Plan | None:
         """The fewest GPUs that keep the goal in the worst of the hours that broke the plan, too."""
         job, low = self.job, self.first
         assert low is not None
         job.keep(max(job.broken, key=lambda hour: max(job.kept.used(plan.bins, [hour]))))
-        return self._plan(None if job.hopeless else job.first(low, job.most(self.max_gpus), low))
+        self.least = low
+        return self._plan(None if job.hopeless else job.first(low, job.most(self.max_gpus)))
 
     def look_around(self) -> None:
         """Points with more GPUs, up to where one more gains little, or as far as they take no longer than the plan."""
@@ -256,9 +273,10 @@ class Deployment:
     def explain(self, plan: Plan) -> Plan:
         """With its decision, and what fewer and more GPUs would give."""
         assert self.first is not None
-        reasons = (breaks_later(self.job, plan),) if plan.verified is False else ()
+        reasons: tuple[str, ...] = (breaks_later(self.job, plan),) if plan.verified is False else ()
         if self.rounds and plan.verified is None:
             reasons = (UNCONFIRMED,)
+        reasons += fewer_behind_router(self.job, plan)
         headroom = tuple(room.headroom for room in plan.rooms)
         plan = replace(plan, headroom=headroom, reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)

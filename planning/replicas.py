@@ -14,6 +14,7 @@ from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.planning.kept import KeptHours
+from packer.planning.lone import unreachable
 from packer.profile import Profile
 from packer.search import fewest
 from packer.solvers.candidates import most_slots_of
@@ -59,9 +60,11 @@ def fewest_parts(
 
 
 def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, int | None]:
-    """Fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` do not do.
+    """Fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` do not do, or its
+    requests break them even one at a time.
 
-    Of each class of limits, the hottest adapters are tried.
+    Of each class of limits, the hottest adapters are tried; for requests one at a time, those with the longest prompts
+    and with the largest ranks, too.
 
     `kept`: the hours in which the limits must be kept. Once more adapters than may break them do so, no others are
     tried.
@@ -69,20 +72,28 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     """
     fleet = kept.workload
 
+    def alone(i: int, parts: int = 1) -> bool:
+        used = kept.used([part(fleet, profile, i, parts)], most=[1.0])[0]
+        return used <= 1.0 or (parts == 1 and kept.simulated.stop())
+
+    def reachable(i: int, _parts: int = 1) -> bool:
+        return alone(i) or not any(unreachable(kept.lone(part(fleet, profile, i, 1))))
+
     def holds(i: int, parts: int) -> bool:
-        alone = part(fleet, profile, i, parts)
-        return kept.used([alone], most=[1.0])[0] <= 1.0 or (parts == 1 and kept.simulated.stop())
+        return alone(i, parts) if parts == 1 else reachable(i) and alone(i, parts)
 
-    def enough(found: Mapping[int, int | None]) -> bool:
-        return sum(parts is None for parts in found.values()) > len(fleet) - kept.required
+    found: dict[int, int | None] = {}
 
-    return fewest_parts(
-        fleet.offered_tok_s_by_adapter,
-        [adapter.slo_class for adapter in fleet.adapters],
-        holds,
-        MOST_REPLICAS if allowed is None else allowed,
-        enough,
-    )
+    def enough(more: Mapping[int, int | None]) -> bool:
+        return sum(parts is None for parts in {**found, **more}.values()) > len(fleet) - kept.required
+
+    classes = [adapter.slo_class for adapter in fleet.adapters]
+    most = MOST_REPLICAS if allowed is None else allowed
+    found |= fewest_parts(fleet.offered_tok_s_by_adapter, classes, holds, most, enough)
+    mixed = fleet.slo.keys("server") or fleet.slo.keys("request")  # an adapter may break these alone
+    for slowest in () if mixed else (fleet.mean_input_tokens, fleet.ranks.astype(np.float64)):
+        found |= fewest_parts(slowest, classes, reachable, 1, enough)
+    return found
 
 
 def on_all(
@@ -178,11 +189,11 @@ class Replicas:
         return len(self.workload) + sum((count or 1) - 1 for count in parts.values())
 
     def rates_of_parts(self, rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Rates of the parts from those of the adapters, float64, req/s."""
+        """Rates of the parts, float64, req/s, given the rates of the adapters."""
         return (rates / np.bincount(self._whole))[self._whole]
 
     def rates_of_whole(self, rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Rates of the adapters from those of the parts, float64, req/s."""
+        """Rates of the adapters, float64, req/s, given the rates of the parts."""
         return np.bincount(self._whole, rates).astype(np.float64)
 
     def joined(self, bins: Sequence[Bin]) -> tuple[Bin, ...]:

@@ -41,7 +41,7 @@ def with_slots(
     at = cache(fleet.scaled)
 
     def further(item: Bin) -> Workload:
-        """The fleet at the next factor beyond that of the best server of these adapters so far."""
+        """The fleet at the next factor, beyond what the best server of these adapters reached so far."""
         known = [room.headroom or 1.0 for other, room in rooms.items() if other.adapters == item.adapters]
         return at(next((level for level in LEVELS if level > max(known, default=1.0)), LEVELS[-1]))
 
@@ -61,12 +61,12 @@ def with_slots(
 def with_room(
     plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambda: False, hours: Hours | None = None
 ) -> Plan:
-    """The plan with the factor by which the rates of each server may grow, where it has up to `MOST_GPUS`.
+    """The plan with the factor by which the rates of each server may grow; as it is if it has more than `MOST_GPUS`.
 
-    Where the twin confirms plans, `Plan.rooms` has the three marks of simulated hours (limits of the objective, or
-    else those of the fleet; a queue that grows; starvation) and what limits each server, `Plan.adapters` what each
-    adapter gets, and the figures are those of these hours; elsewhere the factor is that up to which the predictor
-    says that the server does not starve. `hours`: those simulated so far, of the plan's seed and limits.
+    Where the twin confirms plans, `Plan.rooms` has the three marks of simulated hours (the objective's limits or
+    else the fleet's are broken; a queue grows; the server starves) and says what limits each server. `Plan.adapters`
+    has what each adapter gets, and the plan's figures come from these hours. Elsewhere the predictor says up to which
+    factor the server does not starve. `hours`: hours simulated so far with the plan's seed and limits.
     """
     if stop() or not 0 < len(plan.bins) <= MOST_GPUS:
         return plan

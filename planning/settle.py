@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from packer.bin import Bin, indices
-from packer.failover import without_server
+from packer.failover import with_slots_for_loss
 from packer.planning.kept import STARVING, Hour, KeptHours
 from packer.solvers.candidates import AWAY, candidates_of, neighbours
 from packer.twin.memory.policy import kv_cache_tokens
@@ -76,13 +77,8 @@ def with_best_slots(
 
 def with_spare_slots(kept: KeptHours, bins: Sequence[Bin], over: Callable[[], bool]) -> list[Bin]:
     """Servers with the slots that they need when any other one is lost."""
-    slots = [item.max_loras for item in bins]
-    for lost in range(len(bins)):
-        left, _ = without_server(kept.workload, bins, lost)
-        others = [k for k in range(len(bins)) if k != lost]
-        for k, item in zip(others, with_best_slots(kept, left, [kept.given], over), strict=True):
-            slots[k] = max(slots[k], item.max_loras)
-    return [item.with_slots(most) for item, most in zip(bins, slots, strict=True)]
+    slotted = partial(with_best_slots, kept, hours=[kept.given], over=over)
+    return with_slots_for_loss(kept.workload, bins, slotted) or list(bins)
 
 
 def _settled(

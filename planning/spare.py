@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from packer.bin import Bin
-from packer.failover import without_server
+from packer.failover import with_slots_for_loss, without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import candidates_of
-from packer.solvers.slots import SlotSearch
+from packer.solvers.slots import Climb, SlotSearch, search
 from packer.solvers.spread_refined import SpreadRefined
 
 MORE = 4
@@ -32,39 +32,28 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
         found = SpreadRefined().solve(replace(problem, max_gpus=n))
         bins = _with_slots(problem, found.bins) if len(found.bins) == n else None
         if bins is not None and _survives(problem, bins):
-            solution = Solution(bins, details={**plan.details, "gpus_without_spare": plan.n_gpus})
+            solution = Solution(tuple(bins), details={**plan.details, "gpus_without_spare": plan.n_gpus})
             return assemble(problem, solution, plan.solver, problem.elapsed_s())
     reason = f"No plan on up to {most} GPUs holds when any of them is lost. What would help: more GPUs"
     return replace(plan, status=Status.INFEASIBLE, reasons=(*plan.reasons, reason))
 
 
-def _with_slots(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...] | None:
+def _with_slots(problem: Problem, bins: Sequence[Bin]) -> list[Bin] | None:
     """The bins with the slots that they need with and without any other one; None if none are enough."""
     rank = max(item.max_lora_rank for item in bins)
-    wide = [_slotted(item, item.max_loras, rank) for item in bins]
-    slots = [item.max_loras for item in bins]
-    for lost in range(len(wide)):
-        left, unplaced = without_server(problem.workload, wide, lost)
-        if unplaced:
-            return None
-        for k, item in zip([k for k in range(len(wide)) if k != lost], left, strict=True):
-            least = _fewest_slots(problem, item)
-            if least is None:
-                return None
-            slots[k] = max(slots[k], least)
-    return tuple(_slotted(item, most, rank) for item, most in zip(wide, slots, strict=True))
+    wide = [replace(item, settings=item.profile.settings(item.max_loras, rank)) for item in bins]
 
+    def slotted(left: Sequence[Bin]) -> list[Bin] | None:
+        """The fewest slots with which each holds, from those that it has upwards."""
+        climbs = []
+        for item in left:
+            rising = [[n] for n in candidates_of(item) if n > item.max_loras]
+            climbs.append(Climb(item, 0, [[item.max_loras], *rising], until_holds=True))
+        search(climbs, SlotSearch(problem).rated)
+        made = [climb.best for climb in climbs if climb.best is not None]
+        return made if len(made) == len(left) else None
 
-def _fewest_slots(problem: Problem, item: Bin) -> int | None:
-    """Fewest slots from those it has upward with which a bin holds."""
-    more = [item, *(item.with_slots(p) for p in candidates_of(item) if p > item.max_loras)]
-    return next(
-        (each.max_loras for each, ok in zip(more, SlotSearch(problem).holds(more), strict=True) if ok), None
-    )
-
-
-def _slotted(item: Bin, slots: int, rank: int) -> Bin:
-    return replace(item, settings=item.profile.settings(slots, rank))
+    return with_slots_for_loss(problem.workload, wide, slotted)
 
 
 def _survives(problem: Problem, bins: Sequence[Bin]) -> bool:

@@ -25,7 +25,9 @@ GOOD = 0.85
 """Servers that use no more of their limits keep them in most other hours, too."""
 HOPELESS = 1.3
 """Servers so many times as full do not keep limits."""
-_LEAST, _MOST = 0.85, 1.15
+SETTLED, FEW = 2, 0.2
+"""After so many rounds no more than this part of the servers breaks its limits, or none of the rounds ends it."""
+_LEAST, _MOST = 0.75, 1.4
 _GOLDEN = 0.6180339887498949
 """Multiples of it are spread evenly over [0, 1), however many (H. Weyl, 1916)."""
 
@@ -66,14 +68,19 @@ def split_by_rank(
     order = np.lexsort((_mixed(loads), -ranks))
     scarce = n < len(fleet) * float(slots.max()) and ranks.min() < ranks.max()
     least, best = 1.0, None
-    for _ in range(ROUNDS if scarce else 0):
+    for number in range(ROUNDS if scarce else 0):
         parts, fullest = _cut(order, loads, slots, n)
         if fullest > HOPELESS:
             break
         bins, used = judged([_server(fleet, profile, part.tolist(), len(part)) for part in parts])
         if max(used) <= least:
             least, best = max(used), bins
-        if least <= GOOD or float(np.median(used)) > 1.0:
+        broken = sum(each > 1.0 for each in used)
+        if (
+            least <= GOOD
+            or float(np.median(used)) > 1.0
+            or (number >= SETTLED and broken > max(1.0, FEW * n))
+        ):
             break
         for part, share in zip(parts, used, strict=True):
             factor = np.clip(max(share, 1e-3) ** 0.25, _LEAST, _MOST)

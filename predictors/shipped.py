@@ -24,12 +24,11 @@ def shipped_model(kind: str, profile: Profile) -> tuple[Model, str]:
     Raises `ModelError`: there is none, or it was trained for another state of the profile.
     """
     name = file_name(kind, profile.name)
-    file = files(PACKAGE).joinpath(name)
-    if not file.is_file():
+    if name not in {each.name for each in files(PACKAGE).iterdir()}:  # a name may be too long for a file
         raise ModelError(
             f"There is no trained {kind!r} predictor for the profile {profile.name}: train one with "
             f"packer predictor build --profile … and packer predictor train --kind {kind}, or use --predictor twin."
         )
-    model = from_bytes(file.read_bytes(), name)
+    model = from_bytes(files(PACKAGE).joinpath(name).read_bytes(), name)
     model.check_profile(profile, name)
     return model, name

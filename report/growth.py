@@ -22,7 +22,7 @@ FACTORS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 MANY = 6
 """More GPUs than this are drawn as thin lines of one colour."""
 BREAKS = 6
-"""Colour of the points where GPUs break: that of no line."""
+"""Colour of the points where GPUs break; no line has it."""
 
 Evaluate = Callable[[Workload, Sequence[Bin]], Evaluations]
 

@@ -15,14 +15,19 @@ DURATION_S = 900.0
 
 
 def prefix_words(plan: Plan) -> str | None:
-    """Say that no shared prefixes are assumed, and what `HIT_RATE` would do to the busiest server.
+    """Say that no shared prefixes are assumed, and what `HIT_RATE` would do to the busiest server that caches them.
 
-    None: the fleet has shared prefixes, or no server caches them.
+    None: the fleet has shared prefixes.
     """
     found = prefix_figures(plan)
     if found is None:
         return None
-    assumed = "no prompts are assumed to begin alike (columns shared_prefix_tokens and turns say which do)"
+    assumed = "no shared prefixes assumed (columns shared_prefix_tokens and turns give them)"
+    if not _caching(plan):
+        return (
+            f"{assumed}; a hit rate of {HIT_RATE:.0%} would change nothing, because the servers are simulated without "
+            "prefix caching (--set prefix-caching=on simulates vLLM's)"
+        )
     if "server" not in found:
         return f"{assumed}, so prefix caching saves nothing"
     ttft, itl = found["mean_ttft_ms"], found["mean_itl_ms"]
@@ -36,15 +41,17 @@ def prefix_words(plan: Plan) -> str | None:
 def prefix_figures(plan: Plan) -> dict[str, Any] | None:
     """What `prefix_words` says, JSON-able: the hit rate that is assumed, and the figures of a server with another.
 
-    None: the fleet has shared prefixes, or no server caches them. Both runs of the server get the same requests; only
-    the share of them in the cache differs.
+    None: the fleet has shared prefixes. Both runs of the server get the same requests; only the share of them in the
+    cache differs.
     """
-    caching = [k for k, item in enumerate(plan.bins) if rules_of(item.profile.engine).prefix_caching]
     fleet, trace = plan.workload, plan.workload.arrivals.trace
-    if not caching or fleet.shares_prefixes or (trace is not None and trace.blocks is not None):
+    if fleet.shares_prefixes or (
+        trace is not None and (trace.blocks is not None or trace.sessions is not None)
+    ):
         return None
     assumed: dict[str, Any] = {"assumed_hit_rate": 0.0}
-    if trace is not None:
+    caching = _caching(plan)
+    if trace is not None or not caching:
         return assumed
     k = max(caching, key=lambda number: float(plan.evaluations.offered_tok_s[number]))
     item = plan.bins[k]
@@ -61,3 +68,8 @@ def prefix_figures(plan: Plan) -> dict[str, Any] | None:
         for key in ("mean_ttft_ms", "mean_itl_ms")
     }
     return {**assumed, "hit_rate": half.prefix_hit_rate, "server": k, **figures}
+
+
+def _caching(plan: Plan) -> list[int]:
+    """Numbers of the servers that cache prefixes."""
+    return [k for k, item in enumerate(plan.bins) if rules_of(item.profile.engine).prefix_caching]

@@ -20,7 +20,6 @@ from packer.predictors.features import fleet_table, length_pairs
 from packer.profile import LoadingSpec, Profile
 from packer.terms import LINEAR, LINEAR_TERMS, PAPER
 from packer.twin.memory.policy import kv_cache_tokens
-from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -100,7 +99,9 @@ def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
     while True:
         asked = mix.scaled(load / (prompts + outputs))
         found = simulate(asked, bare, max_loras=len(mix), duration_s=duration_s, timeline_bin_s=duration_s)
-        served = _second_half_tok_s(found)
+        sent, half_s = found.raw.requests, duration_s / 2
+        late = found.raw.finished & (found.raw.finish_s >= half_s)
+        served = float((sent.input_tokens[late] + sent.output_tokens[late]).sum()) / half_s
         step_s = found.busy_share * duration_s / max(1, found.engine_steps)
         needed_s = min(_LONGEST_S, _ANSWERS * outputs / mix.rate * step_s)
         if needed_s > 1.2 * duration_s:
@@ -109,12 +110,6 @@ def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
             load *= 4.0
         else:
             return served
-
-
-def _second_half_tok_s(found: Run) -> float:
-    sent, half_s = found.raw.requests, found.duration_s / 2
-    late = found.raw.finished & (found.raw.finish_s >= half_s)
-    return float((sent.input_tokens[late] + sent.output_tokens[late]).sum()) / half_s
 
 
 def engine_load(workload: Workload, profile: Profile) -> float:
@@ -202,8 +197,8 @@ def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: fl
 
 def _load_factor(workload: Workload, margin: float, stable: bool = False) -> float | None:
     """By what servers count less than their load: a server that serves 0.9 of it does not starve (a `stable` one serves
-    all), and 5 % are left for chance. None for arrivals whose mean rate is not that of the fleet, and where prompts
-    share prefixes: what of them is in the KV cache takes no time."""
+    all), and 5 % are left for chance. None if arrivals do not have the fleet's mean rate, and if
+    prompts share prefixes: a prefix in the KV cache takes no time."""
     arrivals = workload.arrivals
     if workload.shares_prefixes or arrivals.kind in ("trace", "unpredictable"):
         return None
@@ -219,7 +214,7 @@ def load_bound(
     No server serves more than one that pays for one adapter in each step alone (`lightest`), and one that serves less
     than 0.9 of its load starves. Measured by an overloaded twin, if `simulated`, where every server gets the same mix
     of lengths; in any case by `engine_load`. Both leave 5 % for chance. `stable`: no server may leave a share of its
-    load waiting. 1 for arrivals whose mean rate is not that of the fleet.
+    load waiting. 1 if arrivals do not have the fleet's mean rate.
     """
     factor = _load_factor(workload, margin, stable)
     if factor is None:

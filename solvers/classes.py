@@ -144,9 +144,10 @@ class Classes:
 
         Raises `ValidationError`: the patterns hold more adapters of a class than there are.
         """
-        members = self.members if adapters is None else self._members_of(adapters)
+        left = np.zeros(len(self.workload), dtype=bool)
+        left[slice(None) if adapters is None else list(adapters)] = True
         bins: list[list[int]] = [[] for _ in patterns]
-        for k, each in enumerate(members):
+        for k, each in enumerate(own[left[own]] for own in self.members):
             dealt = each[zigzag(len(each))].tolist()
             start = 0
             for chosen, counts in zip(bins, patterns, strict=True):
@@ -156,11 +157,6 @@ class Classes:
             if start > len(each):
                 raise ValidationError("Expected the patterns to hold no more adapters than there are.")
         return [tuple(sorted(chosen)) for chosen in bins]
-
-    def _members_of(self, adapters: Iterable[int]) -> list[IntArray]:
-        chosen = np.zeros(len(self.workload), dtype=bool)
-        chosen[list(adapters)] = True
-        return [each[chosen[each]] for each in self.members]
 
 
 def aggregate(
@@ -202,8 +198,8 @@ def _alike(workload: Workload, members: IntArray) -> bool:
 def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
     """What stands for a class: its first member, with the mean (lowest) rate and, of requests, lengths of all.
 
-    Sessions of several kinds become requests that are independent, of which prefix caching spares nothing (optimistic:
-    all but the last block).
+    Sessions of several kinds become independent requests. Prefix caching spares nothing of these (optimistic: all but
+    the last block).
     """
     first = workload.adapters[int(members[0])]
     if _alike(workload, members):

@@ -2,8 +2,8 @@
 
 Trained trees are wrong about a few bins, and searches find those. A GPU that the whole predictor refuses is tried with
 a few slots more and less, then gives a few adapters to the others, or to a further one; else the search is repeated
-with bins of which the trees are sure, with rates raised by what the refused GPUs failed to serve, and at last with the
-whole predictor.
+with bins that the trees admit with certainty, with rates raised by what the refused GPUs failed to serve, and at last
+with the whole predictor.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHED = (0.03, 0.06, 0.12, 0.25)
 def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -> Solution:
     """What `solve` finds, with bins that the whole predictor admits as far as there is time.
 
-    The bound is that of the first search, the weakest claim.
+    The plan keeps the bound of the first search, which claims least.
     """
     evaluator = problem.evaluator
     if not evaluator.confirms:

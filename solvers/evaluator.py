@@ -40,8 +40,8 @@ _ByProfile = Mapping[Profile | None, _Scaling]
 class Evaluator:
     """Evaluates bins with a predictor, at the loads of an objective.
 
-    A bin is as good as in the scenario that is worst for it: it starves if it starves in one; its other figures
-    are those of the first scenario. The margin raises every rate of every scenario.
+    A bin starves if it starves in one scenario; its other figures come from the first scenario. The margin raises every
+    rate of every scenario.
 
     `evaluate` is for searches. Of the predictor "auto" it uses the trained trees, which may err: `report` evaluates the
     bins that were found with the whole predictor, where the objective has limits with the twin alone; `cautious` and

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from packer.bin import Bin
 from packer.moves import aligned, moved, moves_of
 from packer.plan import Plan
-from packer.search import fewest
+from packer.profile import Profile
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
+from packer.solvers.nearest import Nearest, lightest
 from packer.solvers.repair import homeward, repaired
 from packer.solvers.slots import SlotSearch
 
@@ -66,78 +69,51 @@ def _limited(problem: Problem, found: Solution) -> Solution:
     return limited if limited is found else replace(limited, moves=None)
 
 
-class _Repair:
+class _Repair(Nearest):
+    """`made`: by adapters of a server, in their order, the server that holds them."""
+
     def __init__(self, problem: Problem) -> None:
         self.problem, self.slots = problem, SlotSearch(problem)
-        self.loads = problem.workload.offered_tok_s_by_adapter
-        self.bins: list[Bin] = []
+        mended = filter(None, map(self._mend, problem.old_bins))
+        self.made = {item.adapters: item for item in mended}
+        held = [dict.fromkeys(each, 1.0) for each in self.made]
+        super().__init__(problem.workload.offered_tok_s_by_adapter, held, range(len(held)))
 
     def run(self, enough: int) -> list[Bin] | None:
         """The repaired plan, or None if some adapter fits nowhere; closes servers down to `enough`."""
-        unplaced = set(range(len(self.problem.workload)))
-        for old in self.problem.old_bins:
-            kept = self._mend(old)
-            if kept is not None:
-                self.bins.append(kept)
-                unplaced -= set(kept.adapters)
-        for i in sorted(unplaced, key=lambda i: (-self.loads[i], i)):
-            if not self._place(i) and not self._open(i):
-                return None
-        while len(self.bins) > enough and not self.problem.out_of_time():
-            if not self._close_one():
+        self.place_rest(lambda i: any(self._makes((i,), profile) for profile in self.problem.profiles))
+        if sum(map(len, self.held)) < len(self.load):
+            return None
+        while len(self.serving) > enough and not self.problem.out_of_time():
+            if not self.empty(min(self.serving, key=lambda s: len(self.held[s])), np.ones(len(self.held))):
                 break
-        return self.bins
+        return [self.made[tuple(self.held[s])] for s in self.serving]
 
     def _mend(self, old: Bin) -> Bin | None:
         """The old bin without the fewest adapters, the heaviest first, with which it holds.
 
         Out of time, it stays as it is if that holds, and else loses the first number found to be enough.
         """
-        if self.problem.out_of_time():
+        over = self.problem.out_of_time
+        if over():
             slots = min(old.max_loras, len(old.adapters))
             as_it_is = self.slots.make(old.adapters, slots, old.profile)
             if self.slots.holds([as_it_is])[0]:
                 return as_it_is
-        falling = sorted(old.adapters, key=lambda i: (-self.loads[i], i))
-        found: dict[int, Bin] = {}
 
-        def enough(gone: int) -> bool:
-            thorough, kept = not self.problem.out_of_time(), sorted(falling[gone:])
-            made = self.slots.feasible(kept, old.profile, hint=old.max_loras, thorough=thorough)
-            found.update({} if made is None else {gone: made})
-            return made is not None
+        def made(kept: list[int]) -> Bin | None:
+            return self.slots.feasible(kept, old.profile, hint=old.max_loras, thorough=not over())
 
-        fewest(enough, 0, len(falling) - 1, lambda: bool(found) and self.problem.out_of_time())
-        return found[min(found)] if found else None
+        return lightest(old, self.problem.workload.offered_tok_s_by_adapter, made, over)
 
-    def _place(self, adapter: int) -> bool:
-        """Put an adapter into the least loaded bin that takes it."""
-        loads = [bin_.offered_tok_s(self.problem.workload) for bin_ in self.bins]
-        for k in sorted(range(len(loads)), key=lambda k: (loads[k], k)):
-            bin_ = self.bins[k]
-            if len(bin_.adapters) >= MAX_ADAPTERS_PER_GPU:
-                continue
-            grown = self.slots.feasible([*bin_.adapters, adapter], bin_.profile, hint=bin_.max_loras)
-            if grown is not None:
-                self.bins[k] = grown
-                return True
-        return False
+    def _takes(self, s: int, a: int) -> bool:
+        """Whether a server holds one adapter more."""
+        own = tuple(self.held[s])
+        like = self.made[own]
+        return len(own) < MAX_ADAPTERS_PER_GPU and self._makes((*own, a), like.profile, like.max_loras)
 
-    def _open(self, adapter: int) -> bool:
-        for profile in self.problem.profiles:
-            alone = self.slots.feasible([adapter], profile)
-            if alone is not None:
-                self.bins.append(alone)
-                return True
-        return False
-
-    def _close_one(self) -> bool:
-        """Empty the server with the fewest adapters into the others; False if they don't all fit."""
-        before = list(self.bins)
-        k = min(range(len(before)), key=lambda k: (len(before[k].adapters), k))
-        unplaced = sorted(before[k].adapters, key=lambda i: (-self.loads[i], i))
-        del self.bins[k]
-        if all(self._place(i) for i in unplaced):
-            return True
-        self.bins = before
-        return False
+    def _makes(self, own: tuple[int, ...], profile: Profile, hint: int | None = None) -> bool:
+        """Whether a server holds these adapters."""
+        if found := self.slots.feasible(own, profile, hint=hint):
+            self.made[own] = found
+        return found is not None

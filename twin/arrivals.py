@@ -19,7 +19,13 @@ from packer.lengths import MAX_TOKENS, Lengths, each_at_normal
 from packer.profile import Profile
 from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
 from packer.twin.bursts import in_bursts, integrated, own_streams
-from packer.twin.engine.content import Content, content_of_blocks, content_of_prefixes
+from packer.twin.engine.content import (
+    Content,
+    blocks_of_sessions,
+    chained,
+    content_of_blocks,
+    content_of_prefixes,
+)
 from packer.workload import Workload
 
 MAX_REQUESTS = 100_000_000
@@ -37,7 +43,8 @@ class Marks:
     """What requests are besides when they come, int64 (n,) each: adapter, input and output tokens.
 
     Which of them begin alike: `blocks` of a trace, or the first `prefix_ids` (n,) blocks of BLOCK_TOKENS tokens, which
-    requests of one adapter share; both None: no two. `priority`: of each request, None: that of its adapter.
+    requests of one adapter share, or `sessions` (n,) of a trace that has no blocks; all None: no two. `priority`: of
+    each request, None: that of its adapter.
     """
 
     adapter: IntArray
@@ -46,12 +53,18 @@ class Marks:
     blocks: Blocks | None = None
     prefix_ids: IntArray | None = None
     priority: IntArray | None = None
+    sessions: IntArray | None = None
 
     def content(self) -> Content | None:
         """Which of them begin alike, as prefix caching takes it; None: no two."""
         if self.prefix_ids is not None:
             return content_of_prefixes(self.adapter, self.prefix_ids, BLOCK_TOKENS)
-        return None if self.blocks is None else content_of_blocks(self.adapter, self.blocks)
+        blocks = self.blocks
+        if blocks is None and self.sessions is not None:
+            blocks = blocks_of_sessions(
+                self.sessions, self.adapter, self.input_tokens, self.output_tokens, BLOCK_TOKENS
+            )
+        return None if blocks is None else content_of_blocks(self.adapter, blocks)
 
 
 def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
@@ -128,20 +141,7 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
 def blocks_of_prefixes(marks: Marks, shared: IntArray) -> Blocks:
     """Blocks of requests: the first `shared` (n,) are their adapter's, all others are unique."""
     counts = marks.input_tokens // BLOCK_TOKENS
-    return _chained(marks.adapter, shared, counts, np.cumsum(counts) - counts)
-
-
-def _chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray) -> Blocks:
-    """Blocks of requests, `counts` of each: the first `shared` belong to its owner, the others to its session.
-
-    `first` int64 (n,): number of the first block of the request's session, which no other session reaches.
-    """
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
-    longest = int(shared.max(initial=0))
-    own = (int(owner.max(initial=0)) + 1) * longest + np.repeat(first, counts) + place
-    in_prefix = place < np.repeat(shared, counts)
-    return Blocks(starts, np.where(in_prefix, np.repeat(owner, counts) * longest + place, own), BLOCK_TOKENS)
+    return chained(marks.adapter, shared, counts, np.cumsum(counts) - counts, BLOCK_TOKENS)
 
 
 def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:
@@ -152,8 +152,15 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
         if blocks is not None and n < len(trace):
             blocks = blocks.take(slice(n))
         priority = None if trace.priority is None else trace.priority[:n]
+        sessions = None if trace.sessions is None else trace.sessions[:n]
         return Marks(
-            trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], blocks, None, priority
+            trace.adapter[:n],
+            trace.input_tokens[:n],
+            trace.output_tokens[:n],
+            blocks,
+            None,
+            priority,
+            sessions,
         )
     own = [[getattr(a, side) or getattr(workload, side) for a in workload.adapters] for side in SIDES]
     if adapter is not None:
@@ -363,7 +370,7 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
         np.minimum(workload.shared_prefix_tokens[owner], marks.input_tokens[ends - count] - 1) // BLOCK_TOKENS
     )
     of = session[rows]
-    blocks = _chained(adapter[rows], shared[of], full[rows], (np.cumsum(longest) - longest)[of])
+    blocks = chained(adapter[rows], shared[of], full[rows], (np.cumsum(longest) - longest)[of], BLOCK_TOKENS)
     return RequestTrace(
         time_s[rows], adapter[rows], prompt[rows], marks.output_tokens[rows], blocks=blocks, end_s=duration_s,
         sessions=of,

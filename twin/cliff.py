@@ -4,9 +4,9 @@ A server fails that starves, or whose queue grows for as long as requests come. 
 chance: slots that are nearly all in use have two states at the same load, one with short steps and one in which every
 step loads adapters, and a run falls from the first into the second at some time or not at all.
 
-Every seed has its own threshold, the load factor from which on it fails. The thresholds of a few seeds give the load
-at which a further run fails with a given probability: that of a normal distribution of their logarithms, by Student's
-predictive distribution, which allows for how few they are.
+Every seed has its own threshold, the load factor from which on it fails. Logarithms of thresholds
+are taken to be normally distributed: Student's predictive distribution, which allows for how few seeds there are, gives
+the load at which a further run fails with a given probability.
 """
 
 from __future__ import annotations

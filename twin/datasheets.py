@@ -51,36 +51,40 @@ def _sheets() -> dict[str, Datasheet]:
 GPUS = _sheets()
 
 
+_PARTS = re.compile(r"[a-z]{3,}(?=\d)|[a-z0-9]+")
+"""Words of a name: letters and digits, apart after three letters (rtx4090, gaudi2, sxm5)."""
+_MAKERS = frozenset(("nvidia", "amd", "intel", "tesla", "geforce", "instinct", "habana"))
+
+
 def datasheet(name: str) -> Datasheet:
-    """The GPU of that name, as people type it: "h200", "A100-80GB", "NVIDIA L40S", "RTX 4090".
+    """The GPU of that name, as people or drivers write it: "h200", "A100-80GB", "NVIDIA H100 80GB HBM3", "RTX 4090".
 
     Raises `UnknownNameError`: there is no such GPU; `ValidationError`: there are several, as of "a100".
     """
-    if name in GPUS:
-        return GPUS[name]
-    wanted = _plain(name)
-    exact = [each for each in GPUS.values() if wanted in _names(each)]
-    if exact:
-        return exact[0]
-    words = re.findall(r"[a-z]+\d*|\d+[a-z]*", name.lower().removeprefix("nvidia "))
-    once = 0 < len(words) == len(set(words))
-    several = [each for each in GPUS.values() if once and set(words) <= set(re.split(r"[-_ ]", each.name))]
-    if len(several) == 1:
-        return several[0]
-    if several:
-        listed = ", ".join(each.name for each in several)
+    wanted = _words(name)
+    said = set(wanted) if len(wanted) == len(set(wanted)) else set()
+    named = [each for each in GPUS.values() if said in map(set, map(_words, _names(each)))]
+    found = named or [each for each in GPUS.values() if _fits(said, each)]
+    if not said or not found:
+        raise UnknownNameError("GPU", name, GPUS)
+    if len(found) > 1:
+        listed = ", ".join(each.name for each in found)
         raise ValidationError(f"Expected one GPU, got {name[:80]!r}, which may be any of {listed}.")
-    raise UnknownNameError("GPU", name, GPUS)
+    return found[0]
 
 
-def _names(sheet: Datasheet) -> set[str]:
-    """All names of a GPU, plain."""
-    return {_plain(each) for each in (sheet.name, sheet.title, *sheet.aliases)}
+def _names(sheet: Datasheet) -> tuple[str, ...]:
+    return sheet.name, sheet.title, *sheet.aliases
 
 
-def _plain(name: str) -> str:
-    """A name without case, separators and maker."""
-    text = re.sub(r"[^a-z0-9]", "", name.lower())
-    for maker in ("nvidia", "geforce", "amd", "intel", "tesla"):
-        text = text.removeprefix(maker)
-    return text.removesuffix("gb")
+def _fits(said: set[str], sheet: Datasheet) -> bool:
+    """Whether a GPU has all these words, and one of them in its own name."""
+    return said <= {word for name in _names(sheet) for word in _words(name)} and bool(
+        said & {*_words(sheet.name)}
+    )
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name, without its makers and the unit of its memory."""
+    words = (word.removesuffix("gb") or word for word in _PARTS.findall(name.lower()))
+    return [word for word in words if word not in _MAKERS]

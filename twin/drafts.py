@@ -31,7 +31,7 @@ class DraftTotals(NamedTuple):
 
 
 def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter: IntArray) -> Each:
-    """What a server that counts requests one by one keeps of those of these adapters.
+    """What a server that counts requests one by one keeps of the requests of these adapters.
 
     Raises `ValidationError`: its version is none whose drafts are simulated.
     """
@@ -45,6 +45,7 @@ def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter:
         check_drafts(engine)
         settings |= {
             "drafts": spec.num_speculative_tokens, "draft_slots": spec.method == "draft_model",
+            "reserved": spec.reserved_tokens, "match_rate": spec.match_rate,
             "drops_block": spec.reads_ahead and not rules.hashes_ahead,
             "pass_ms": spec.draft_pass_ms, "token_ms": spec.draft_token_ms,
         }  # fmt: skip

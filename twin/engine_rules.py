@@ -169,6 +169,10 @@ def rules_of(engine: EngineSpec) -> EngineRules:
             f"got {shown(engine.version)}."
         )
     holds = {rule.name: rule.holds(release) for rule in RULES}
+    if engine.speculation is not None and engine.speculation.looks_up:  # 0.32.0: vllm/config/vllm.py:1599
+        if engine.async_scheduling:
+            raise ValidationError("Expected engine.async_scheduling to be off with n-gram drafts, got on.")
+        holds["async_scheduling"] = False
     for name in ("async_scheduling", "prefix_caching"):
         chosen = getattr(engine, name)
         holds[name] = engine.name == "vllm" and (holds[name] if chosen is None else chosen)

@@ -21,13 +21,14 @@ from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
 from packer.twin.until_clear import evaluation_of
+from packer.twin.watch import BrokenError, Watch
 from packer.workload import Workload
 
 HOUR_S = 3600.0
 MOST_REQUESTS = 20_000_000
-"""Requests (of 4 bytes) of the hours that are stored; beyond, those of the oldest hours are given up."""
+"""Stored hours keep so many requests (4 bytes each); beyond that the oldest hours lose theirs."""
 TOGETHER = 4
-"""The room of so many servers is looked for at once; that of the last one tells where to begin with the next ones."""
+"""The room of so many servers is searched at once; the room of the last one is where the next search begins."""
 SLO = {"slo_used": 1.0}
 """The limits of adapters (`Workload.slo`) as the limit of a figure."""
 
@@ -67,6 +68,8 @@ class Hours:
     limits: Mapping[str, float] = field(default_factory=dict)
     _stored: dict[Any, tuple[Workload, ServerHour]] = field(default_factory=dict)
     """With the fleet, so that no other one has its id."""
+    _broken: dict[Any, BrokenError] = field(default_factory=dict)
+    """Hours that were ended because they broke their limits so many times."""
     _sizes: dict[Any, int] = field(default_factory=dict)
     """Requests of the hours that have theirs, the oldest first."""
 
@@ -83,8 +86,7 @@ class Hours:
         missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in held}
         found = in_threads(lambda job: self._hour(_run(*job)), missing.values())
         for (key, (_, fleet, _)), hour in zip(missing.items(), found, strict=True):
-            known[key] = fleet, hour
-            self._sizes[key] = 0 if hour.ttft_ms is None else hour.ttft_ms.size
+            self._store(key, fleet, hour)
         hours = [known[key][1] for key in keys]
         kept = sum(self._sizes.values()) if missing else 0
         while kept > MOST_REQUESTS and len(self._sizes) > 1:
@@ -92,6 +94,36 @@ class Hours:
             kept -= self._sizes.pop(oldest)
             known[oldest] = known[oldest][0], replace(known[oldest][1], ttft_ms=None)
         return hours
+
+    def judged(
+        self, jobs: Sequence[tuple[Bin, Workload, int]], most: Sequence[float]
+    ) -> list[ServerHour | BrokenError]:
+        """Hours of servers, each ended once it is certain that more than `most` of its limits is used."""
+
+        def hour(job: tuple[Bin, Workload, int], most: float) -> ServerHour | BrokenError:
+            try:
+                return self._hour(_run(*job, watch=Watch(most)))
+            except BrokenError as broken:
+                return broken.with_traceback(None)
+
+        keys = [(item, id(fleet), seed) for item, fleet, seed in jobs]
+        missing = {
+            key: (job, enough)
+            for key, job, enough in zip(keys, jobs, most, strict=True)
+            if key not in self._stored and not (key in self._broken and self._broken[key].most >= enough)
+        }
+        for (key, (job, _)), found in zip(
+            missing.items(), in_threads(lambda given: hour(*given), missing.values()), strict=True
+        ):
+            if isinstance(found, BrokenError):
+                self._broken[key] = found
+            else:
+                self._store(key, job[1], found)
+        return [self._stored[key][1] if key in self._stored else self._broken[key] for key in keys]
+
+    def _store(self, key: Any, fleet: Workload, hour: ServerHour) -> None:
+        self._stored[key] = fleet, hour
+        self._sizes[key] = 0 if hour.ttft_ms is None else hour.ttft_ms.size
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
         """How far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then.
@@ -159,8 +191,8 @@ class Hours:
         )
 
 
-def _run(item: Bin, fleet: Workload, seed: int) -> Run:
-    return simulate(item.workload(fleet), item.profile, **asdict(item.settings), seed=seed)
+def _run(item: Bin, fleet: Workload, seed: int, watch: Watch | None = None) -> Run:
+    return simulate(item.workload(fleet), item.profile, **asdict(item.settings), seed=seed, watch=watch)
 
 
 def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:

@@ -41,6 +41,8 @@ def named_folder(environment: Mapping[str, str] = os.environ) -> Path:
     users = Path(user_cache_dir("packer", appauthor=False))  # type: ignore[no-untyped-call]
     if not users.is_absolute():
         users = Path(os.path.expanduser("~/.cache/packer"))
+    if users == Path("/.cache/packer") and not environment.get("HOME", "/"):
+        users = Path(".cache/packer")  # an empty name of a home is none, not the root
     return users / "kernels"
 
 

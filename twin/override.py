@@ -63,7 +63,8 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
     further = max(0, engine.max_num_seqs - profile.engine.max_num_seqs)
     extra_bytes = share * profile.gpu.memory_bytes - further * each * LARGEST_VOCABULARY
     told = ", ".join(f"{name} {value}" for name, value in given.items())
-    because = told + (f" instead of {profile.engine.version}" if "version" in given else "")
+    before = {"version": f" instead of {profile.engine.version}"}
+    because = ", ".join(f"{name} {value}{before.get(name, '')}" for name, value in given.items())
     return replace(
         profile,
         name=f"{profile.name} ({told})",

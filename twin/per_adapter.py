@@ -78,8 +78,9 @@ def mean_itl_ms(sim: Run) -> FloatArray:
 def pooled_p95_ttft_ms(sim: Run) -> FloatArray:
     """The 95th percentile of each adapter's TTFT, ms, float64 (m,); 0 without a completed request.
 
-    An adapter with fewer than `FEW_REQUESTS` has no 95th percentile of its own: it gets that of all requests of
-    its server, or its mean where that is higher and of `MEAN_FROM` requests. NaN where the server does not start.
+    An adapter with fewer than `FEW_REQUESTS` has no 95th percentile of its own. It gets the percentile of all requests
+    of its server, or its own mean if the mean is higher and counts at least `MEAN_FROM` requests. NaN where the server
+    does not start.
     """
     if sim.status != "ok":
         return np.full(len(sim.workload), np.nan)
@@ -92,7 +93,7 @@ def pooled_p95_ttft_ms(sim: Run) -> FloatArray:
 
 
 ENOUGH = {"mean": MEAN_FROM, "median": 10, "p90": 30, "p95": FEW_REQUESTS, "p99": 300}
-"""Completed requests from which a statistic of an adapter says more than that of its server."""
+"""With this many completed requests a statistic of an adapter says more than the statistic of its server."""
 
 
 def slo_used(sim: Run) -> FloatArray:
@@ -111,7 +112,7 @@ def slo_used(sim: Run) -> FloatArray:
 
 
 def judged_ms(sim: Run, key: str) -> FloatArray:
-    """The figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server."""
+    """The figure by which each adapter is judged, ms, float64 (m,): the adapter's, or its server's."""
     statistic, _, what = key.removesuffix("_ms").partition("_")
     if key == "p95_ttft_ms":
         number = sim.completed_of
@@ -272,7 +273,11 @@ def per_adapter_frame(sim: Run) -> pl.DataFrame:
         "mean_itl_ms": sim.adapter_mean_itl_ms,
         "slo_attainment": sim.adapter_slo_attainment,
     }
-    return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$|^slo_attainment$").fill_nan(None))
+    if raw.found is not None:
+        columns["prefix_hit_rate"] = sim.adapter_prefix_hit_rate
+    return pl.DataFrame(columns).with_columns(
+        pl.col("^.*_ms$|^slo_attainment$|^prefix_hit_rate$").fill_nan(None)
+    )
 
 
 def found(sim: Run) -> tuple[IntArray, IntArray, IntArray]:

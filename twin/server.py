@@ -31,6 +31,7 @@ from packer.twin.law.law import law_of
 from packer.twin.memory.policy import memory_policy
 from packer.twin.tuning.policy import new_tuning, trains
 from packer.twin.tuning.state import Tuning
+from packer.twin.watch import PARTS, Watch
 from packer.workload import Workload
 
 LIKELY_STEPS_S = 100.0
@@ -104,6 +105,7 @@ class Server:
     mean_state: bool = False
     concurrency: int | None = None
     paced: bool = False
+    watch: Watch | None = None
 
     @property
     def kv_blocks(self) -> int:
@@ -179,17 +181,30 @@ class Server:
         content = marks.content() if rules.prefix_caching else None
         if content is None:
             if rules.async_scheduling:
-                advance_ahead(state, law, no_pool(n), pipeline(), duration_s)
+                ahead = no_pool(n), pipeline()
+                self._watched(lambda end_s: advance_ahead(state, law, *ahead, end_s), state, duration_s)
             else:
                 if not getattr(advance, "overloads", True):  # with NUMBA_DISABLE_JIT nothing is compiled
                     prepare()
-                advance(state, law, duration_s, tuning)
+                self._watched(lambda end_s: advance(state, law, end_s, tuning), state, duration_s)
             if not rules.prefix_caching or not state.server["preemptions"]:
                 return state, None, None
             state = ready()
         pool = self.pool(n, content)
         advance_ahead(state, law, pool, pipeline(), duration_s)
         return state, pool, None
+
+    def _watched(self, forward: Callable[[float], None], state: rows.ServerState, duration_s: float) -> None:
+        """Go forward to the end, with looks on the way, which are of requests that no cache has to do with.
+
+        Raises `packer.twin.watch.BrokenError`: the watch ended the run.
+        """
+        known = self.concurrency is None and self.most_open is None  # all that is sent is accepted
+        for part in PARTS if self.watch is not None and known else ():
+            forward(part * duration_s)
+            if self.watch is not None and not (self.rules().prefix_caching and state.server["preemptions"]):
+                self.watch.look(state, self.workload, duration_s, part)
+        forward(duration_s)
 
     def pool(self, n: int, content: Content | None) -> Pool:
         """The empty KV cache for n requests; of a server without prefix caching only counted."""

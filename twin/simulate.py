@@ -12,6 +12,7 @@ from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.run import Run
 from packer.twin.server import Raw, Server
 from packer.twin.tuning.policy import kv_tokens_of
+from packer.twin.watch import Watch
 from packer.workload import Workload
 
 MAX_CONCURRENCY = 1_000_000
@@ -37,6 +38,7 @@ def simulate(
     scrape_interval_s: float | None = None,
     tuning: str | None = None,
     slo: GoalLike | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Simulate one vLLM server that serves this workload.
 
@@ -68,10 +70,12 @@ def simulate(
         (`frontend.scrape_interval_s`), which by default is none at all.
     tuning
         Policy by which training shares the server, as in "llmstation:slo_decode_ms=45"; "none": it does not train;
-        None: that of the workload's job, if it has one. A workload without a job gets one of the default kind.
+        None: the policy of the workload's job, if it has one. A workload without a job gets one of the default kind.
     slo
         The latency goal that figures of the service level are about: a `packer.Goal`, its text
         ("p95_ttft_ms=500", which changes the workload's), or a mapping of limits; None: the workload's.
+    watch
+        Ends the run with a `packer.twin.watch.BrokenError` once limits are certainly broken.
 
     Raises
     ------
@@ -107,7 +111,7 @@ def simulate(
     raw = Raw.nothing(len(workload))
     if reason is None:
         server = Server(
-            workload, profile, settings, kv_tokens, max_outstanding, mean_state, concurrency, paced
+            workload, profile, settings, kv_tokens, max_outstanding, mean_state, concurrency, paced, watch
         )
         if server.longest_request() >= 2:
             raw = server.run(duration_s, seed, float(timeline_bin_s))

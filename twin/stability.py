@@ -99,8 +99,8 @@ class QueueGrowth:
 def queue_growth(sim: Run) -> QueueGrowth:
     """Growth of the queue in one run.
 
-    The standard error is that of means of `BATCHES` pieces around the common straight line, widened by their
-    correlation with the next piece: var · (1 + ρ) / (1 − ρ), ρ at most `MAX_CORRELATION`.
+    The standard error is computed from the means of `BATCHES` pieces around the common straight line. The correlation
+    of each piece with the next one widens it: var · (1 + ρ) / (1 − ρ), ρ at most `MAX_CORRELATION`.
     """
     edges_s = np.linspace(sim.duration_s / 3.0, sim.duration_s, 2 * BATCHES + 1)
     means = waiting_means(sim, edges_s)

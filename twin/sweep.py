@@ -158,7 +158,7 @@ def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
 def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
     """The first `n` adapters; beyond the workload's own, copies of seeded draws from them.
 
-    The fleet of n is always the beginning of that of n + 1.
+    The fleet of n + 1 adapters always begins with the fleet of n adapters.
 
     Raises `ValidationError`: the workload replays a trace, which has no requests for copies.
     """

@@ -23,9 +23,9 @@ SUMMARY = (
 
 
 CLUSTER_SUMMARY = ("slo_attainment", "goodput_tok_s", "hit_rate", "host_hit_rate", "cold_start_share")
-"""What the summary of a cluster has beyond that of a server."""
+"""Fields that the summary of a cluster has and the summary of a server lacks."""
 ONE_SERVER = ("profile", "calibrated", "max_loras", "max_lora_rank")
-"""What it does not have."""
+"""Fields that the summary of a server has and the summary of a cluster lacks."""
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -48,6 +48,8 @@ def summary(run: Run) -> dict[str, Any]:
     if run.concurrency is not None:
         values["max_concurrency"] = run.concurrency
     values |= _figures(run, SUMMARY)
+    if run.raw.found is not None:
+        values |= _figures(run, ("prefix_hit_rate",))
     if run.raw.drafts is not None:
         values |= _figures(run, ("draft_acceptance", "draft_acceptance_needed"))
     if run.tuning is not None:

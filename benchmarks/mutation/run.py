@@ -8,7 +8,9 @@ that is turned round. All are drawn from the seed, each place with the same prob
 changed module runs first, then those that name what it defines or reach it by few imports, then the rest of its
 folder, until one fails (the mutant is killed) or the CPU time of a mutant is spent. The work is done in a copy of the
 checkout; kernels that a mutant changes are compiled anew. Mutants that the output file holds are passed over.
-`--again` runs those of the file that were not killed on the tree as it is now, and keeps what came of them first.
+`--again` runs those of the file that were not killed on the tree as it is now, and keeps what came of them first;
+`--only` those at a place, `--tests` with tests of one's choice instead of the nearest. `same` in the file says why a
+mutant is none: these stay in the count of those that live.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("twin", "solvers", "planning", "operate", "packer")
 TOGETHER = 4
 """Test files that one process runs: each start costs about 2 s of CPU time."""
+ENDED = (signal.SIGXCPU, signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+"""Ends of a process that say nothing of a mutant, as a crash does."""
 DEPTH = 4
 """Imports from a test to the module that is changed, at most."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -59,6 +63,15 @@ class Mutant:
     outcome: str = ""
     first: str = ""
     """What came of it before the tests were changed, for one that ran again."""
+    row: str = ""
+    """The line of the source, by which it is found where lines have moved."""
+    same: str = ""
+    """Why no test can tell it from the source, for one that changes nothing a user can see."""
+
+    @property
+    def killed(self) -> bool:
+        """Whether a test failed."""
+        return self.outcome.startswith("killed")
 
 
 def places(tree: ast.Module) -> list[ast.AST]:
@@ -123,7 +136,9 @@ def drawn(count: int, seed: int, folders: tuple[str, ...], done: list[Mutant]) -
         assert isinstance(node, ast.expr)
         assert other is not None
         name = str(path.relative_to(ROOT))
-        mutant = Mutant(name, node.lineno, ast.unparse(node), ast.unparse(ast.fix_missing_locations(other)))
+        row = path.read_text("utf-8").splitlines()[node.lineno - 1].strip()
+        other = ast.fix_missing_locations(other)
+        mutant = Mutant(name, node.lineno, ast.unparse(node), ast.unparse(other), row=row)
         if (path, node.lineno) in lines or (name, mutant.before, mutant.after) in passed:
             continue
         lines.add((path, node.lineno))
@@ -133,11 +148,14 @@ def drawn(count: int, seed: int, folders: tuple[str, ...], done: list[Mutant]) -
 
 
 def source_with(mutant: Mutant, source: str) -> str:
-    """The source with the fault, in the expression that is nearest to the line."""
+    """The source with the fault, in the expression of this row that is nearest to the line."""
+    text = source.splitlines()
     same = [node for node in places(ast.parse(source)) if ast.unparse(node) == mutant.before]
     if not same:
         raise ValueError(f"{mutant.path}:{mutant.line} has no {mutant.before!r}")
-    node = min(same, key=lambda node: abs(node.lineno - mutant.line))
+    node = min(
+        same, key=lambda each: (text[each.lineno - 1].strip() != mutant.row, abs(each.lineno - mutant.line))
+    )
     rows = source.encode().splitlines(keepends=True)
     begin = sum(map(len, rows[: node.lineno - 1])) + node.col_offset
     end = sum(map(len, rows[: node.end_lineno - 1])) + node.end_col_offset
@@ -188,7 +206,7 @@ class Nearest:
         files = [str(each.relative_to(ROOT)) for each in paths]
         self.modules = {module_of(name): imported(ROOT / name) for name in files}
 
-    def of(self, path: str) -> list[Path]:
+    def of(self, path: str) -> list[str]:
         """The nearest first: the mirror, then by names of the module that few other tests have and by imports.
 
         Last come the others of its folder.
@@ -207,10 +225,11 @@ class Nearest:
             closeness[test] += 0.3 * (test.parent == own)
         mirror, folder = own / f"test_{Path(path).stem}.py", Path(path).parts[0]
         chosen = [test for test, close in closeness.items() if close > 0.05 or folder in test.parts]
-        return sorted(chosen, key=lambda t: (t != mirror, -closeness[t], len(self.tests[t]), t))
+        chosen.sort(key=lambda t: (t != mirror, -closeness[t], len(self.tests[t]), t))
+        return [str(each.relative_to(ROOT)) for each in chosen]
 
 
-def outcome(mutant: Mutant, copy: Path, tests: list[Path], limit_s: float) -> str:
+def outcome(mutant: Mutant, copy: Path, tests: list[str], limit_s: float) -> str:
     """What kills the mutant."""
     target = copy / mutant.path
     source = target.read_text("utf-8")
@@ -223,20 +242,29 @@ def outcome(mutant: Mutant, copy: Path, tests: list[Path], limit_s: float) -> st
             left = int(end - _used_s())
             if left < 3:
                 return f"lives ({k} of {len(tests)} files in {limit_s:g} s)"
-            step = [str(each.relative_to(ROOT)) for each in tests[k : k + TOGETHER if k else 1]]
+            step = tests[k : k + TOGETHER if k else 1]
             done = subprocess.run(
                 [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *step], cwd=copy,
                 env=environment, capture_output=True, text=True, check=False,
                 preexec_fn=lambda left=left: resource.setrlimit(resource.RLIMIT_CPU, (left, left + 5)),
             )  # fmt: skip
-            if done.returncode == -signal.SIGXCPU:
-                return f"undecided: {limit_s:g} s of CPU time in {' '.join(step)}"
+            if done.returncode in {-each for each in ENDED}:
+                why = f"{limit_s:g} s of CPU time" if done.returncode == -signal.SIGXCPU else "interrupted"
+                return f"undecided: {why} in {' '.join(step)}"
             if done.returncode not in (0, 5):
                 failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 return f"killed by {failed[0].split(' ')[1] if failed else step[0]}"
     finally:
         target.write_text(source, "utf-8")
     return f"lives ({len(tests)} files)"
+
+
+def linked(source: str, target: str) -> None:
+    """A second name of a file that is replaced, never changed; a copy on another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _used_s() -> float:
@@ -255,35 +283,48 @@ def main() -> None:
     parser.add_argument("--folders", default=",".join(FOLDERS))
     parser.add_argument("--limit", type=float, default=60.0, help="CPU time for a mutant, s")
     parser.add_argument("--again", action="store_true", help="those of the output file that were not killed")
+    parser.add_argument(
+        "--only", default="", help="with --again: mutants of which path:line begins with this"
+    )
+    parser.add_argument("--tests", default="", help="with --again: run these alone, file or file::test,…")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    done: list[Mutant] = []
+    done, seed = list[Mutant](), given.seed
     if given.output is not None and given.output.exists():
-        done = [Mutant(**each) for each in json.loads(given.output.read_text("utf-8"))["mutants"]]
+        known = json.loads(given.output.read_text("utf-8"))
+        done, seed = [Mutant(**each) for each in known["mutants"]], known["seed"] if given.again else seed
     if given.again:
-        chosen = [each for each in done if not each.outcome.startswith("killed")]
+        chosen = [each for each in done if not (each.killed or each.same)]
+        chosen = [each for each in chosen if f"{each.path}:{each.line}:".startswith(given.only)]
     else:
         chosen = list(drawn(given.mutants, given.seed, tuple(given.folders.split(",")), done))
         done += chosen
-    nearest = Nearest()
+    rows, nearest = [each for each in done if each.outcome], None if given.tests else Nearest()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "checkout"
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "live-results")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
         if (kept := named_folder()).exists():
-            shutil.copytree(kept, copy / ".kernels" / kept.name)
+            shutil.copytree(kept, copy / ".kernels" / kept.name, copy_function=linked)
         for mutant in chosen:
             mutant.first = mutant.first or mutant.outcome
-            mutant.outcome = outcome(mutant, copy, nearest.of(mutant.path), given.limit)
-            print(
-                f"{mutant.path}:{mutant.line}: {mutant.before} → {mutant.after}: {mutant.outcome}", flush=True
-            )
+            named = nearest.of(mutant.path) if nearest is not None else given.tests.split(",")
+            found = outcome(mutant, copy, named, given.limit)
+            mutant.outcome = found if found.startswith("killed") or not given.tests else mutant.outcome
+            print(f"{mutant.path}:{mutant.line}: {mutant.before} → {mutant.after}: {found}", flush=True)
             rows = [each for each in done if each.outcome]
-            killed = sum(each.outcome.startswith("killed") for each in rows)
             if given.output is not None:
-                found = {"seed": given.seed, "killed": killed, "mutants": [asdict(each) for each in rows]}
-                given.output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(f"{killed} of {len(rows)} killed, {_used_s() / 60:.0f} minutes of CPU time")
+                record = {
+                    "seed": seed,
+                    "killed": _killed(rows),
+                    "mutants": [asdict(each) for each in rows],
+                }
+                given.output.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(f"{_killed(rows)} of {len(rows)} killed, {_used_s() / 60:.0f} minutes of CPU time")
+
+
+def _killed(mutants: list[Mutant]) -> int:
+    return sum(each.killed for each in mutants)
 
 
 if __name__ == "__main__":

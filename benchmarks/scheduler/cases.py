@@ -1,8 +1,9 @@
 """Random cases for `vllm_side.py`: a server, and requests with prompts that begin alike, priorities and kept drafts.
 
-    python -m benchmarks.scheduler.cases FIRST END OUT.json [prefix] [async] [tight] [priority] [draft_model] [eagle]
+    python -m benchmarks.scheduler.cases FIRST END OUT.json [prefix] [async] [tight] [priority] [METHOD]
 
-`tight`: the KV cache holds few requests. Ids of blocks stand for their content and all before it.
+METHOD: draft_model, eagle or ngram. `tight`: the KV cache holds few requests. Ids of blocks stand for their content
+and all before it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ LAW = {"base": 0.01, "token": 2e-5}
 """s of a step, and of each of its tokens."""
 MAX_MODEL_LEN = 2048
 LONGEST = 2000
-METHODS = ("draft_model", "eagle")
+METHODS = ("draft_model", "eagle", "ngram")
 
 
 def server(draw: random.Random, words: list[str]) -> dict[str, Any]:
@@ -33,6 +34,8 @@ def server(draw: random.Random, words: list[str]) -> dict[str, Any]:
     method = next((word for word in METHODS if word in words), None)
     if method:
         engine["method"], engine["num_speculative_tokens"] = method, draw.choice([1, 2, 3, 5])
+    if method == "ngram":
+        engine["match_rate"] = draw.choice([0.2, 0.6, 1.0])
     engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], engine["max_num_seqs"])
     return engine
 

@@ -152,7 +152,7 @@ def _followed(
 
     source = looks.reader(metrics)
     acting = Acting(plan, read_live_fleet(given.servers or ""), out.note)
-    following = Following(acting, fleet, looks.every_s or 60.0, source, given.dry_run)
+    following = Following(acting, fleet, looks.every_s or 60.0, source, given.dry_run, span_s=looks.window_s)
     exporter = Exporter()
 
     def after(made: list[Decision]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from packer.cli.declare import Readers, bundle, command, option, pairs, values
-from packer.cli.options import Writing, common
+from packer.cli.options import NO_LAW, Writing, common
 
 SETTINGS: Readers = {
     "tensor-parallel-size": click.IntRange(min=1, max=64),
@@ -40,7 +40,7 @@ class EstimateOptions:
     model: str = common("model", required=True)
     gpu: str = common("gpu", required=True)
     name: str | None = option()
-    settings: dict[str, Any] = pairs("--set", names=SETTINGS)
+    settings: dict[str, Any] = pairs("--set", names=SETTINGS, refused=NO_LAW)
     price_per_hour: float | None = option("--price", type=float)
     output: str = common("output", help="Where to write the profile (.toml).", required=True)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from packer.errors import ValidationError, shown
 from packer.export import kubernetes, quoting, templates
-from packer.export.servers import ExportedServer, Options, routes
+from packer.export.servers import ExportedServer, Options, base_by_its_name, routes
 from packer.export.sources import address
 
 _NAME, _PORT = "model.aibrix.ai/name", "model.aibrix.ai/port"
@@ -23,8 +23,9 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
     def labels(server: ExportedServer) -> dict[str, str]:
         return {_NAME: quoting.label_value(server.model), _PORT: str(server.port)}
 
+    base_by_its_name(servers, "AIBrix")
     sources = {item.name: item.source for server in servers for item in server.modules}
-    table = routes(servers)
+    table = {name: places for name, places in routes(servers).items() if name in sources}
     if pair := quoting.alike(table, quoting.dns_name):
         raise ValidationError(
             f"Expected adapters whose Kubernetes names differ, got {shown(pair[0])} and {shown(pair[1])}, both "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from packer.errors import IncompatibleError
 from packer.export import templates
-from packer.export.servers import ExportedServer, Options
+from packer.export.servers import ExportedServer, Options, base_by_its_name
 from packer.export.sources import address
 
 IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.3.1"
@@ -25,6 +25,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
             f"Expected at most {_MOST_SERVICES - 1} servers, the most that one DynamoGraphDeployment holds, got "
             f"{len(servers)}."
         )
+    base_by_its_name(servers, "Dynamo")
     image = options.image or IMAGE
     prefixes = {"huggingface": "hf://", "s3": "s3://", "path": "file://"}
     expected = "an absolute path, a Hugging Face repository or s3://"

@@ -9,10 +9,11 @@ adapter's requests take.
 from __future__ import annotations
 
 import re
+import shlex
 
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
-from packer.export.servers import ExportedServer, Module, Options, words
+from packer.export.servers import ExportedServer, Module, Options, base_by_its_name, words
 from packer.export.sources import address, parsed
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", re.ASCII)
@@ -21,6 +22,7 @@ _LORA_FLAGS = {"enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "te
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`services.yaml`, for `kubectl apply -f`."""
+    base_by_its_name(servers, "KServe")
     found = []
     for server in servers:
         _check_names(server)
@@ -28,7 +30,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         flags = words({name: value for name, value in server.settings().items() if name not in _LORA_FLAGS})
         limit = server.bin.profile.engine.max_cpu_loras
         host = max(server.bin.max_loras, 2 * (len(server.modules) if limit is None else limit))
-        found.append((server, _model_uri(server.model), uris, host, " ".join(flags)))
+        found.append((server, _model_uri(server.model), uris, host, shlex.join(flags)))
     return {"services.yaml": templates.render("kserve.yaml", servers=found, options=options)}
 
 

@@ -277,6 +277,17 @@ def _address(index: int, options: Options) -> str:
     return address
 
 
+def base_by_its_name(all_servers: tuple[ExportedServer, ...], stack: str) -> None:
+    """Raises `IncompatibleError`: the base model is requested under a further name, for which a stack has no route."""
+    for server in all_servers:
+        for item in server.base:
+            if item.name != server.model:
+                raise IncompatibleError(
+                    f"Expected requests without an adapter under the base model's name {shown(server.model)}, by which "
+                    f"{stack} routes them, got {shown(item.name)}: rename it in the fleet."
+                )
+
+
 def routes(all_servers: tuple[ExportedServer, ...]) -> dict[str, list[tuple[ExportedServer, float]]]:
     """Adapter → its servers with their shares, which sum to 1; adapters in order of their names."""
     table: dict[str, list[tuple[ExportedServer, float]]] = {}

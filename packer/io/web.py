@@ -65,7 +65,7 @@ def address_of(text: str, key: str = "") -> Address:
     except ValueError:  # a port that is not a number, a bracket left open
         good = False
     if not good:
-        raise ValidationError(f"Expected an address like http://host:8000, got {shown(masked(text))}.")
+        raise ValidationError(f"Expected an address like http://host:8000, got {shown(_bare(text))}.")
     if parts.query or parts.fragment:
         raise ValidationError(
             f"Expected an address without ? and #, got {shown(masked(text.split('#')[0]))}."
@@ -73,6 +73,11 @@ def address_of(text: str, key: str = "") -> Address:
     login, _, host = parts.netloc.rpartition("@")
     url = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
     return Address(url, _authorization(key or unquote(login)))
+
+
+def _bare(text: str) -> str:
+    """What was typed as an address, perhaps without http://: no login, no query."""
+    return re.sub(r"(?s)[?#].*", f"?{MASK}", re.sub(r"(?s)^(.*?//)?.*@", rf"\1{MASK}@", text))
 
 
 def _authorization(key: str) -> str:
@@ -102,9 +107,9 @@ def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> s
     elif source in environment:
         key = environment[source].strip()
     else:
-        raise ValidationError(
-            f"Expected an environment variable that holds the key, {shown(source)} is not set."
-        )
+        # A key that was typed in place of a name is not repeated.
+        name = shown(source) if re.fullmatch("[A-Z_][A-Z0-9_]*", source) else "the one named"
+        raise ValidationError(f"Expected an environment variable that holds the key, {name} is not set.")
     if not key or len(key) > MAX_KEY or not (key.isascii() and key.isprintable()):
         raise ValidationError(f"Expected a key of one line of ASCII characters in {shown(source)}.")
     return key

@@ -60,6 +60,7 @@ _COUNTED = ("requests", "input_tokens", "output_tokens")
 _GAUGES = ("running", "loaded")
 """Names of what is sampled finely; fields of `CounterNames`."""
 
+MOST_COUNT = 1e15
 _SHARES = {"hit_rate": ("prefix_hits", "prefix_queries"), "acceptance": ("drafts_kept", "drafts")}
 """Names of vLLM's counters whose quotients are shares: prompt tokens that were in the KV cache of those looked up,
 drafts of speculative decoding that were kept of all."""
@@ -264,6 +265,8 @@ def _series(answer: Any, label: str, name: str) -> dict[str, dict[float, float]]
     for labels, points in _result(answer, name):
         series = table.setdefault(str(labels.get(label, "")) if label else "all", {})
         for time, value in points:
+            if MOST_COUNT < value < math.inf:
+                raise FileFormatError(f"expected counts up to {MOST_COUNT:g}, got {value:g}.", column=name)
             if math.isfinite(value) and value >= 0:
                 series[time] = series.get(time, 0.0) + value
     return table

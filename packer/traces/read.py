@@ -17,7 +17,7 @@ import numpy.typing as npt
 from packer import checks
 from packer.adapter import MAX_PRIORITY, MAX_RANK
 from packer.blocks import Blocks
-from packer.errors import FileFormatError, located, reader, shown
+from packer.errors import FileFormatError, ValidationError, located, reader, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.io.frames import pl
@@ -222,9 +222,12 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
     blocks = None
     if ids and len(ids) == len(times):
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(each) for each in ids])])
-        blocks = Blocks(
-            starts, np.array([i for each in ids for i in each], dtype=np.int64), kind.block_tokens
-        )
+        try:
+            blocks = Blocks(
+                starts, np.array([i for each in ids for i in each], dtype=np.int64), kind.block_tokens
+            )
+        except ValidationError as error:
+            raise FileFormatError(str(error), column=kind.blocks) from None
     more = {
         "adapter": adapters or None,
         "rank": ranks or None,

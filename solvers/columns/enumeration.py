@@ -99,8 +99,8 @@ def every_bin_within(
 ) -> IntArray | None:
     """Every vector of at most `limit` (K,) that weighs `low` to `high`, heaviest first, int64 (m, K); None if > `most`.
 
-    Branch and bound over classes, those of the highest weight first: a vector ends where it can't reach `low`, or where
-    the lightest class does not fit. Counts of classes without weight are 0.
+    Branch and bound over classes, the heaviest first: a branch ends if it can't reach `low`, or if the lightest class
+    does not fit. Counts of classes without weight are 0.
     """
     useful = np.flatnonzero((weights > 0.0) & (limit > 0))
     useful = useful[np.argsort(-weights[useful], kind="stable")]

@@ -71,7 +71,7 @@ class ExactSearch:
 
     def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:
         self.bins = tuple(bins)
-        self.least, self.source = 1, "a fleet needs at least one GPU"
+        self.least, self.source = 1, "a fleet needs at least one server"
         self.exhaustive = self.certain = True
         self.classes = aggregate(problem.workload, unmerged=_UNMERGED)
         largest = max((len(item.adapters) for item in self.bins), default=0)
@@ -207,7 +207,7 @@ class ExactSearch:
                 return
 
     def _prove(self) -> None:
-        """Generate columns and certify until the bound is that of the relaxation, or half the time is up."""
+        """Generate columns and certify until the relaxation's bound is reached, or half the time is up."""
         over = self.problem.with_share(_PROOF_SHARE).out_of_time
         while not self.closed:
             self._generate(BOUND, _PROOF_SHARE)

@@ -151,7 +151,7 @@ class _Table:
 
 
 def _common_unit(loads: FloatArray) -> float:
-    """The largest load of which all are multiples, up to rounding; 0 if it is lost in rounding."""
+    """The largest unit that divides all loads, up to rounding; 0 if rounding hides it."""
     unit = 0.0
     for load in np.unique(loads).tolist():
         small, large = sorted((unit, load))

@@ -1,8 +1,8 @@
 """The pattern model: cheapest bins that cover every class, as a linear relaxation and in whole numbers.
 
-The relaxation of few classes is solved in a simplex tableau, that of many by HiGHS through SciPy, which takes a matrix;
-PuLP models the integer programs for HiGHS. On pools that column generation leaves
-behind it finds better covers than CP-SAT, and proves them where CP-SAT does not (benchmarks/solvers).
+A simplex tableau solves the relaxation of few classes; HiGHS, through SciPy, which takes a matrix, solves the
+relaxation of many. PuLP models the integer programs for HiGHS. On the pools of column generation HiGHS finds better
+covers than CP-SAT, and proves them where CP-SAT does not (benchmarks/solvers).
 """
 
 from __future__ import annotations

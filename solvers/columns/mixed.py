@@ -66,15 +66,10 @@ class Mixed:
         if best.unplaced:
             return within_limit(problem, best)
         if len(problem.profiles) == 1 and not problem.stock:
-            return within_limit(problem, _counted(free, best))
+            search = ExactSearch(free, best.bins)
+            search.run()
+            return within_limit(problem, search.solution(best))
         return within_limit(problem, _Search(free, best).run())
-
-
-def _counted(problem: Problem, first: Solution) -> Solution:
-    """The fewest servers of the one kind that there is, and what they cost at least."""
-    search = ExactSearch(problem, first.bins)
-    search.run()
-    return search.solution(first)
 
 
 def starting_plan(problem: Problem) -> Solution:
@@ -173,7 +168,7 @@ class _Search:
     def _enumerated(self) -> float | None:
         """The lowest price by evaluating every possible server; None where these are too many or share a stock.
 
-        It is that of the plan, unless trees led the search and the twin refuses some. Raises `OutOfTime`.
+        The plan has this price, unless trees led the search and the twin refuses some servers. Raises `OutOfTime`.
         """
         if self.problem.stock:
             return None

@@ -30,7 +30,7 @@ _RELAXED_SHARE = 0.2
 """Of the time that is left, for one relaxation: a mix that is nearly excluded must leave time for others."""
 _FEW: Schedule = ((0.5, 8), (0.0, 8))
 _ALL: Schedule = ((0.9, 8), (0.5, 8), (0.0, 8))
-"""Mostly at the best weights so far, where those of few prices came near already."""
+"""Most steps stay at the best weights so far: weights for few prices came near already."""
 _FEW_CLASSES = 24
 _TOLERANCE = 1e-7
 _DOUBT = 0.02
@@ -124,7 +124,7 @@ class Mixes(Columns):
         return self.cuts[-1]
 
     def prove(self) -> None:
-        """Cuts of which it is certain that no heavier pattern exists, where classes are few; raises `OutOfTime`."""
+        """Make cuts certain where classes are few: no heavier pattern exists. Raises `OutOfTime`."""
         if len(self.demand) > _FEW_CLASSES:
             return
         slack = (1.0 + PROOF_SLACK) / (1.0 + SEARCHED_MARGIN)

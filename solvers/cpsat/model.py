@@ -170,7 +170,7 @@ class Repacking:
     def _minimised(
         self, model: Any, counts: list[list[Any]], chosen: list[dict[int, Any]], fills: list[Any]
     ) -> None:
-        """The price, then the aim; both together below those of the start."""
+        """Minimise the price, then the aim; both together must be below the start's."""
         if self.aim is Aim.WORST:
             worst = model.new_int_var(0, 10 * SCALE, "")
             for fill in fills:
@@ -196,7 +196,8 @@ class Repacking:
         price = sum(round(self.kinds[o].price * _PRICE_UNITS) * on for row in chosen for o, on in row.items())
         now = sum(round(self.kinds[o].price * _PRICE_UNITS) for o in self.used if o >= 0)
         if self.aim is Aim.STAY:
-            rest, before, unit = self._moved(model, counts), self._moved_at_start(), 1
+            moved = int(self.running.sum() - np.minimum(self.running, self.start).sum())
+            rest, before, unit = self._moved(model, counts), moved, 1
         else:
             kind = self.kinds[self.used[self.emptied]]
             weights = np.ceil(kind.shares * 1000).astype(np.int64).tolist()
@@ -217,6 +218,3 @@ class Repacking:
                 model.add(stays <= row[k])
                 kept.append(stays)
         return int(self.running.sum()) - sum(kept)
-
-    def _moved_at_start(self) -> int:
-        return int(self.running.sum() - np.minimum(self.running, self.start).sum())

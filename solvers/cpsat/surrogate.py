@@ -54,10 +54,11 @@ def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[LoadedKind
     Adapters are added in random orders until the predictor refuses the server; a server as full as the last one that it
     admits weighs 1 (non-negative least squares over these).
     """
-    rows = features(problem)
-    found = []
+    rows, found = features(problem), []
+    slot = np.array([slot_rank_for(rank) for rank in problem.workload.ranks.tolist()])
+    fitting = [(rank, np.flatnonzero(slot <= rank)) for rank in np.unique(slot).tolist()]
     for profile in problem.profiles:
-        for rank, members in _by_slot(problem):
+        for rank, members in fitting:
             full = [_largest(problem, profile, order) for order in _orders(problem, members, rank, rng)]
             held = [rows[list(each)].sum(axis=0) for each in full if each]
             if held:
@@ -69,7 +70,7 @@ def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[LoadedKind
 def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Generator) -> list[LoadedKind]:
     """One kind for each profile and slot rank: 1 − (least latency / latency), which is linear in the load of a queue.
 
-    Servers like those of the plan, with adapters exchanged, removed and added at random, are evaluated.
+    Evaluates servers of the plan with adapters exchanged, removed and added at random.
     """
     rows, fleet, slots = features(problem), problem.workload, SlotSearch(problem)
     tried = list(bins)
@@ -101,12 +102,6 @@ def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Gener
 def _latency(problem: Problem, item: Bin, k: int, evaluations: object) -> float:
     one = type(evaluations).of([evaluations[k]])  # type: ignore[attr-defined,index]
     return problem.objective.key(problem.workload, [item], one)[0]
-
-
-def _by_slot(problem: Problem) -> list[tuple[int, IntArray]]:
-    """Slot ranks of the fleet, each with the adapters that fit its slots."""
-    slot = np.array([slot_rank_for(rank) for rank in problem.workload.ranks.tolist()])
-    return [(rank, np.flatnonzero(slot <= rank)) for rank in np.unique(slot).tolist()]
 
 
 def _orders(

@@ -122,7 +122,7 @@ class _Packing:
         return found.get(largest(fits, n, most, over))
 
     def made(self, parts: Sequence[IntArray], like: dict[int, Bin]) -> list[Bin] | None:
-        """Servers with as many slots as that of their rank in `like`; None once one does not hold."""
+        """Servers with as many slots as the server of their rank in `like`; None once one does not hold."""
         made: dict[int, Bin] = {}
         spread = golden(len(parts))  # some of each rank first
         for chosen in (spread[:_FIRST].tolist(), spread[_FIRST:].tolist()):

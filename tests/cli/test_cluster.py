@@ -209,6 +209,29 @@ def test_a_plan_behind_a_router(fleet: str, tmp_path: Path, capsys: pytest.Captu
     assert run(["evaluate", plan, "--router", "fastest"]) == 2
 
 
+def test_whom_the_placement_of_a_plan_binds_is_said(
+    fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A simulated system is bound to the plan's placement; of compared ones those that serve plans, or all with the
+    router plan; a system with a placement of its own is refused one."""
+    plan = str(tmp_path / "plan.json")
+    assert run(["solve", fleet, "--no-verify", "-o", plan, "-q"]) == 0
+    capsys.readouterr()
+    served = [fleet, "--cluster", plan, "--duration", "30"]
+    assert run(["simulate", *served, "--system", "vllm"]) == 0
+    assert f"system vllm is bound to the placement in {plan}" in capsys.readouterr().err
+    assert run(["simulate", *served, "--system", "dlora"]) == 2
+    assert "places the adapters itself" in capsys.readouterr().err
+    both = ["compare", *served, "--systems", "packer,vllm", "--seeds", "1"]
+    for router, bound in (
+        ([], "packer"),
+        (["--router", "plan"], "packer, vllm"),
+        (["--router", "hrw"], "packer"),
+    ):
+        assert run([*both, *router]) == 0
+        assert f"{plan} binds {bound};" in capsys.readouterr().err
+
+
 def test_a_plan_that_breaks_its_limits_behind_a_router_is_reported(
     fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -89,13 +90,27 @@ def test_settings_of_one_server_have_no_effect_on_a_cluster(fleet: str, capsys: 
 
 
 def test_a_price_alone_is_that_of_each_gpu_of_the_only_kind(tmp_path: Path, capsys: Capture) -> None:
-    """With --gpu and --model a price is one GPU's: a server on two GPUs costs twice as much."""
+    """With --gpu and --model a price is one GPU's: a server on two GPUs costs twice as much. Only the data sheet's
+    price has a source."""
     table, path = tmp_path / "fleet.csv", tmp_path / "plan.json"
     table.write_text("adapter,rank,rate\na,8,0.2\nb,8,0.2\n")
     words = ["solve", str(table), "--gpu", "h200", "--model", "Qwen/Qwen3-8B", "--max-model-len", "8192"]
     words += ["--tensor-parallel-size", "2", "--objective", "gpus", "--no-verify", "--force", "-o", str(path)]
+    assert run(words) == 0
+    assert re.search(r"^Price .* 20\d\d-\d\d$", capsys.readouterr().out, re.MULTILINE)
     for said in ("3", "h200=3"):
         assert run([*words, "--price", said]) == 0
+        assert "\nPrice" not in capsys.readouterr().out
         assert {item.profile.gpu.price_per_hour for item in load_plan(path).bins} == {6.0}
     assert run([*words, "--price", "h100=3"]) == 2
     assert "one of h200" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--data-parallel-size", "2"], ["--set", "data-parallel-size=2"]])
+@pytest.mark.parametrize("command", [["solve", "fleet.csv"], ["profiles", "estimate", "-o", "x.toml"]])
+def test_parallelism_without_a_law_is_refused_by_name(
+    command: list[str], words: list[str], capsys: Capture
+) -> None:
+    """An option of vLLM that no estimate has is refused with the reason, not as an unknown word."""
+    assert run([*command, "--gpu", "h200", "--model", "Qwen/Qwen3-8B", *words]) == 2
+    assert "wait for the slowest" in capsys.readouterr().err

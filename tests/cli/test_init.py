@@ -112,7 +112,10 @@ def test_a_fleet_and_a_config_become_an_estimate(tmp_path: Path, root: Path) -> 
             ["--rank", "8", "--model", "Qwen/Qwen3-8B", "--gpu", "l4", "--tensor-parallel-size", "1"],
             "would start: --max-model-len",
         ),
-        (["--rank", "8", "--model", "meta-llama/Llama-3.1-70B-Instruct", "--gpu", "l4"], "leaves no memory"),
+        (
+            ["--rank", "8", "--model", "meta-llama/Llama-3.1-70B-Instruct", "--gpu", "l4"],
+            "8 × NVIDIA L4 has room for .* would start: --max-model-len",
+        ),
         ([*SERVER], "--ranks FILE.csv"),
         (["--rank", "8", *SERVER, "--slo", "speed=1"], "speed"),
     ],
@@ -128,6 +131,14 @@ def test_what_cannot_be_planned_is_refused(
     assert out == ""
     assert re.search(message, err)
     assert err.count("\n") == 1
+
+
+def test_a_plan_in_place_of_a_log_is_named(log: str, tmp_path: Path, capsys: Capture) -> None:
+    """A plan is called one, whatever options of a log stand beside it."""
+    (tmp_path / "plan.json").write_text('{\n"n_gpus": 1,\n"solver": "greedy"\n}')
+    words = ["--rank", "8", *SERVER, "-o", str(tmp_path / "p")]
+    assert run(["init", str(tmp_path / "plan.json"), *words]) == 2
+    assert "This is a plan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ['{"status": 200, "path": "/health"}', "not JSON"])

@@ -12,6 +12,7 @@ from packer.cli import run
 from packer.cli.options import DEFAULT_PROFILE
 from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
+from packer.twin.override import with_engine
 from packer.twin.simulate import simulate
 
 SERVER = ["--max-loras", "4", "--duration", "300"]
@@ -49,6 +50,24 @@ def test_table_shows_metrics_and_verdict(fleet: str, capsys: pytest.CaptureFixtu
         assert words in text
     assert run(["simulate", fleet, *SERVER, "--rate-factor", "40"]) == 0
     assert "\nStarves: serves " in capsys.readouterr().out
+
+
+def test_hit_rates_are_printed_where_prefixes_are_cached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server with prefix caching says which part of the prompts it found, in all and by adapter; others do not."""
+    path, table = tmp_path / "sessions.csv", tmp_path / "adapters.csv"
+    path.write_text("adapter,rank,rate,turns,think_s\na,8,1,4,5\nb,8,1,1,\n")
+    today = ["simulate", str(path), *SERVER, "--vllm-version", "0.32.0", "--per-adapter", str(table)]
+    assert run(today) == 0
+    assert "prompt tokens found in the KV cache, share" in capsys.readouterr().out
+    profile = with_engine(load_profile(DEFAULT_PROFILE), vllm_version="0.32.0")
+    sim = simulate(read_workload(path), profile, max_loras=4, duration_s=300.0)
+    hits = pl.read_csv(table)["prefix_hit_rate"].to_list()
+    assert hits == pytest.approx(sim.adapter_prefix_hit_rate.tolist())
+    assert hits[1] == 0.0 < hits[0] < 1.0
+    assert _json([*today, "--force"], capsys)["prefix_hit_rate"] == sim.prefix_hit_rate
+    assert "prefix_hit_rate" not in _json(["simulate", str(path), *SERVER], capsys)
 
 
 def test_one_adapter_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from packer import registry
 from packer.cli import run
 from packer.cli.streams import plain_json
 
@@ -228,6 +229,79 @@ def test_a_plug_in_that_fails_is_named_with_its_file(tmp_path: Path, body: str, 
     assert re.search(where if what else "Expected a Solution of Mine.solve, got None", error["message"])
     assert error["message"] in done.stderr
     assert "noise" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["workload describe", "show", "profiles show", "evaluate"])
+def test_an_address_in_place_of_a_file_shows_no_login(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in the message nor as the path of the file that is not there."""
+    assert run([*line.split(), "http://me:secret@host/x?key=secret", "--json"]) == 2
+    found = capsys.readouterr()
+    assert "***@host" in found.err
+    assert "***@host" in found.out
+    assert "secret" not in found.out + found.err
+
+
+OTHERS = """
+import sys
+from packer.objectives.gpus import Gpus
+from packer.predictors.twin import TwinPredictor
+from packer.twin.tuning.policies.chunked import Chunked
+
+def of(act):
+    if act == "nothing": return None
+    if act == "text": return "x"
+    if act == "full": raise OSError(28, "No space left on device")
+    sys.exit(0)
+
+class Aim(Gpus):
+    name = "mine"
+    def key(self, *_): return of({act!r})
+
+class Oracle(TwinPredictor):
+    name = "mine"
+    def evaluate(self, *_): return of({act!r})
+
+class Trainer(Chunked):
+    name = "mine"
+    def registers(self, *_): return of({act!r})
+"""
+
+
+@pytest.mark.parametrize("act", ["nothing", "text", "full", "exits"])
+@pytest.mark.parametrize(
+    ("who", "line"),
+    [
+        ("objective 'mine' (others:Aim)", "solve f.csv --objective mine --predictor tree"),
+        ("predictor 'mine' (others:Oracle)", "evaluate plan.json --predictor mine"),
+        ("tuning policy 'mine' (others:Trainer)", "simulate f.csv --max-loras 1 --duration 5 --tuning mine"),
+    ],
+)
+def test_each_kind_of_plug_in_is_named_whatever_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], act: str, who: str, line: str
+) -> None:  # fmt: skip
+    """One of several of a package; also where it raises nothing, but what it returns can't be used."""
+    (tmp_path / "others.py").write_text(OTHERS.replace("{act!r}", repr(act)))
+    (tmp_path / "others-1.0.dist-info").mkdir()
+    (tmp_path / "others-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: others\nVersion: 1\n"
+    )
+    groups = {"objectives": "Aim", "predictors": "Oracle", "tuning": "Trainer"}
+    entries = "".join(f"[packer.{group}]\nmine = others:{each}\n" for group, each in groups.items())
+    (tmp_path / "others-1.0.dist-info" / "entry_points.txt").write_text(entries)
+    (tmp_path / "f.csv").write_text("adapter,rank,rate\na,8,0.1\n")
+    monkeypatch.chdir(tmp_path)
+    assert (
+        run([*["solve", "f.csv", "--objective", "gpus", "--predictor", "tree", "-o", "plan.json", "-q"]]) == 0
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._entries.cache_clear()
+    try:
+        assert run([*line.split(), "--json"]) == 2
+        assert f"he {who}" in json.loads(capsys.readouterr().out)["error"]["message"]
+    finally:
+        monkeypatch.undo()
+        registry._entries.cache_clear()
+        sys.modules.pop("others", None)
 
 
 @pytest.mark.parametrize("value", ["0", "-3"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -17,6 +18,7 @@ from packer.errors import IncompatibleError
 from packer.export.formats import export_plan
 from packer.export.servers import Options
 from packer.plan import Plan
+from packer.speculation import SpeculationSpec
 
 
 def parse_lora_modules(values: list[str]) -> dict[str, str]:
@@ -117,6 +119,40 @@ def test_base_requests_are_served_beside_adapters(toy_plan: Callable[..., Plan])
     assert [(name, table[name][0]["server"]) for name in ("base", "chat", "plain")] == [
         ("base", "gpu-0"), ("chat", "gpu-0"), ("plain", "gpu-1"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["aibrix", "kserve", "dynamo"])
+def test_stacks_route_base_requests_by_the_models_name(toy_plan: Callable[..., Plan], name: str) -> None:
+    """Requests without an adapter need no adapter's resource; a further name of the base model has no route there."""
+    plan = toy_plan(("chat", "acme/toy-7b"), gpus=1)
+    options = Options(adapters_claim="adapters")
+    for further in ("acme/toy-7b", "plain"):
+        adapters = (plan.workload.adapters[0], replace(plan.workload.adapters[1], name=further, rank=0))
+        changed = replace(plan, workload=replace(plan.workload, adapters=adapters))
+        if further == "plain":
+            with pytest.raises(IncompatibleError, match=r"'acme/toy-7b', by which .* got 'plain'"):
+                export_plan(changed, name, options)
+        else:
+            files = "".join(export_plan(changed, name, options).values())
+            assert "toy-7b" in files
+            assert len(re.findall(r"kind: (?:ModelAdapter|DynamoModel)|- name: chat", files)) == 1
+
+
+def test_kserves_shell_keeps_values_in_one_word(toy_plan: Callable[..., Plan]) -> None:
+    """KServe's start script evaluates the further arguments in a shell, which must find JSON in one word."""
+    plan = toy_plan(("chat",), gpus=1)
+    config = SpeculationSpec("eagle3", 3, 0.6, model="acme/toy-eagle")
+    engine = replace(plan.bins[0].profile.engine, version="0.32.0", speculation=config)
+    bins = (replace(plan.bins[0], profile=replace(plan.bins[0].profile, engine=engine)),)
+    (service,) = yaml.safe_load_all(
+        export_plan(replace(plan, bins=bins), "kserve", Options(adapters_claim="adapters"))["services.yaml"]
+    )
+    (env,) = service["spec"]["template"]["containers"][0]["env"]
+    words = subprocess.run(
+        ["sh", "-c", "eval \"printf '%s\\n' ${WORDS}\""], env={"WORDS": env["value"]},
+        capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert json.loads(flag(words, "--speculative-config")) == config.config
 
 
 def test_script_is_words_to_shlex(hostile_plan: Plan) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import packer
 from packer.errors import FileFormatError, IncompatibleError, ModelError
+from packer.fit.bands import bands_in_words
 from packer.fit.bench_results import Measured, improved, read_bench_results
 from packer.fit.estimate import estimate_profile
 from packer.fit.model_config import read_model_config
@@ -162,7 +163,7 @@ def test_options_of_the_tool_change_no_figure(tmp_path: Path) -> None:
     [
         ("{}", "vllm bench serve"),
         ("[1]", "vllm bench serve"),
-        ("{", "JSON"),
+        ("{", "/metrics or .* got no JSON"),
         ("[" * 100_000, "JSON"),
         ('{"benchmarks": []}', "GuideLLM"),
         ('{"request_throughput": 1' + "0" * 400 + "}", "run 1: .* request throughput"),
@@ -239,5 +240,8 @@ def test_runs_near_the_token_budget_are_left_out(root: Path, tmp_path: Path) -> 
     assert improved(estimate, both).latency == improved(estimate, light).latency
     with pytest.raises(ModelError, match="lower rates"):
         improved(estimate, full)
+    far = read_bench_results([written(tmp_path / "far.json", vllm_result(2.0, 101, 40.0))])
+    assert "was it this model" in bands_in_words(improved(estimate, far))
+    assert "was it this model" not in bands_in_words(improved(estimate, light))
     with pytest.raises(IncompatibleError, match="estimate"):
         improved(load_profile(LLAMA), light)

@@ -327,6 +327,7 @@ def test_tensor_parallel_groups(root: Path) -> None:
     )
     assert (two.engine.tensor_parallel_size, two.name) == (2, "h100-80gb-x2/llama-3.1-8b-instruct")
     assert two.gpu.price_per_hour == 2 * (one.gpu.price_per_hour or 0.0)
+    assert "price" in two.provenance
     assert two.memory.kv_budget_bytes > 2 * one.memory.kv_budget_bytes
     assert two.memory.slot_bytes_per_rank == 1.5 * one.memory.slot_bytes_per_rank
     law, single = two.latency.coefficients, one.latency.coefficients

@@ -88,6 +88,7 @@ def test_larger_matrices_take_longer_in_proportion() -> None:
         (printed(lambda *_: 1.0).replace("(us)", "(h)"), "expected a unit"),
         (printed(lambda *_: 1.0).partition("Times")[0], "end with their unit"),
         (printed(lambda *_: 1.0).replace('"num_loras": 16', '"num_loras": 0'), "sizes of 1"),
+        (printed(lambda *_: 1.0).replace('"num_loras": 16', f'"num_loras": {10**400}'), "sizes of 1 to"),
         (
             printed(lambda *_: 1.0).replace('"num_loras": 16', '"num_loras": ' + "[" * 9999),
             "row 52: expected a size as JSON",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from packer.errors import UnknownNameError
+from packer.errors import IncompatibleError, UnknownNameError
 from packer.fit.models import MODELS, cached_config, model_named
 
 PARAMETERS = {
@@ -72,16 +72,42 @@ def test_forty_models_of_all_families() -> None:
     assert {family for family in families if any(family in name for name in MODELS)} == families
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "qwen3-8b", "Qwen3-8B", "mine/Qwen3-8B"])
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "qwen3-8b", "Qwen3-8B", "mine/Qwen3-8B", "qwen3 8b"]
+)
 def test_models_are_found_by_name(name: str) -> None:
-    """The owner and the case of a repository may be left out or be another."""
+    """The owner, the case and the separators of a repository may be left out or be others."""
     assert model_named(name).repository == "Qwen/Qwen3-8B"
 
 
+def test_models_like_others_have_their_dimensions() -> None:
+    """A row with `like` is the other model but for what it says; the older name of Llama 3.1 is the same model."""
+    old, new = (
+        model_named("meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        MODELS["meta-llama/Llama-3.1-8B-Instruct"],
+    )
+    assert old is new
+    short, long = MODELS["Qwen/Qwen3-4B"], model_named("Qwen/Qwen3-4B-Instruct-2507")
+    assert (long.weights_bytes, long.max_model_len) == (short.weights_bytes, 262_144)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("openai-community/gpt2", "without LoRA"), ("deepseek-ai/DeepSeek-V3.2", "sparse attention"),
+     ("google/flan-t5-xl", "encoder-decoders"), ("state-spaces/mamba-2.8b-hf", "without LoRA")],
+)  # fmt: skip
+def test_kinds_that_are_not_supported_are_refused_by_name(name: str, reason: str) -> None:
+    """A name of a kind that cannot be estimated says why, without its config."""
+    with pytest.raises(IncompatibleError, match=f"cannot be estimated: .*{reason}"):
+        model_named(name)
+
+
 def test_unknown_models_name_the_nearest() -> None:
-    """A model that is not in the table is refused with the known ones."""
-    with pytest.raises(UnknownNameError, match="Did you mean 'Qwen/Qwen3-8B'"):
-        model_named("Qwen/Qwen3-8b-base")
+    """A model that is not in the table is refused with the known ones, and with what else may be given."""
+    with pytest.raises(
+        UnknownNameError, match=r"Did you mean 'Qwen/Qwen3-8B'\? Any other: give .* config.json"
+    ):
+        model_named("Qwen/Qwen3-8C")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +117,9 @@ def test_unknown_models_name_the_nearest() -> None:
         ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "fp8", 8.0),
         ("Qwen/Qwen2.5-7B-Instruct-AWQ", "awq", 4.15625),
         ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "nvfp4", 4.5),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "int8", 8.0),
+        ("RedHatAI/Qwen2.5-7B-Instruct-quantized.w8a8", "int8", 8.0),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "awq", 4.15625),
     ],
 )
 def test_repositories_of_quantised_weights(name: str, quantization: str, bits: float) -> None:

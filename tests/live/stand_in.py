@@ -37,7 +37,7 @@ class StandIn:
         self.headers: list[dict[str, str]] = []
         self.counts: Counter[str] = Counter()
         self.raw: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
-        self.victim = 0
+        self.victim, self.slots = 0, 4
         self.counters, self.longest = "vllm:prompt_tokens_total 0\nvllm:generation_tokens_total 0\n", 256
         stand_in = self
 
@@ -133,7 +133,7 @@ class StandIn:
             names = ",".join(sorted(self.busy))
             return 200, (
                 f'vllm:num_requests_running{{engine="0"}} {len(self.busy)}\n'
-                f'vllm:lora_requests_info{{max_lora="4",running_lora_adapters="{names}",'
+                f'vllm:lora_requests_info{{max_lora="{self.slots}",running_lora_adapters="{names}",'
                 f'waiting_lora_adapters=""}} {time.time()}\n{self.counters}'
             )
         name = str(body.get("lora_name", body.get("model")))

@@ -34,6 +34,7 @@ def test_a_page_gives_counters_and_the_latest_list_of_adapters() -> None:
 def traffic(*looks: Page) -> Traffic:
     found = Traffic([], 1800.0)
     found.looks = [deque(looks)]
+    found.times_s = deque(look.time_s for look in looks)
     return found
 
 
@@ -49,6 +50,15 @@ def test_a_rate_survives_a_restart() -> None:
     assert seen.tok_s(0, span_s=10.0) == pytest.approx(5.0)
     assert seen.tok_s(0, span_s=10.0, skip_s=10.0) == pytest.approx(20.0)
     assert traffic().tok_s(0) == 0.0
+
+
+def test_a_server_that_is_gone_has_done_nothing_since() -> None:
+    """What a server did before it was lost is spread over all the time that was looked at."""
+    seen = traffic(Page(0.0, {"prompt": 100.0}), Page(10.0, {"prompt": 300.0}))
+    assert seen.tok_s(0) == pytest.approx(20.0)
+    seen.times_s.extend((20.0, 30.0, 40.0))
+    assert seen.tok_s(0) == pytest.approx(5.0)
+    assert seen.tok_s(0, span_s=20.0) == 0.0
 
 
 def test_shares_move_from_the_planned_ones_to_those_seen() -> None:

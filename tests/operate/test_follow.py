@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import packer
+from packer.change import Change
 from packer.cli import run
 from packer.errors import IncompatibleError
 from packer.live import act
 from packer.live.act import Acting
 from packer.live.fleet_file import Host, Limits, LiveFleet, RouterFile
 from packer.operate.follow import Following, rows_of
+from packer.operate.keeper import Decision
 from packer.plan import Plan
 from packer.predictors.twin import TwinPredictor
 from packer.report.following import live_metrics, live_page
+from tests.live.conftest import _gone
 from tests.live.stand_in import StandIn
 
 FAST = Limits(load_s=0.5, drain_s=0.5, start_s=5.0, answer_s=0.5, settle_s=0.0, tries=1)
+
+NOT_DRAWN = {"packer_live_plan_info", "packer_live_last_look_timestamp_seconds"}
+"""Metrics for alerts and labels, which the dashboard does not draw."""
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +147,36 @@ def test_a_dry_run_changes_nothing(
     page = live_page(loop, rows_of(loop))
     assert "what would be done" in page
     assert "2 adapters without a server" in page
+    assert loop.step(120.0) == [], "what would have been done is not said again"
+    assert loop.changes == 1
+
+
+def test_a_dry_run_goes_on_as_if_it_had_been_done(
+    following: Callable[..., Following], servers: list[StandIn], tmp_path: Path
+) -> None:
+    """A server that would have been started takes load after its start-up time, and what it would hold is not asked."""
+    loop = following(dry_run=True)
+    loop.acting.servers[1] = replace(
+        loop.acting.servers[1], host=replace(loop.acting.servers[1].host, start="false")
+    )
+    loop.keeper.may_start = True
+    loop.keeper.capacity.of = lambda _server, _load: 150.0  # type: ignore[method-assign]
+    servers[1].close()
+    servers[0].busy = {"a0", "a1"}
+
+    def step(now_s: float) -> list[Decision]:
+        tokens = int(120.0 * now_s)
+        servers[0].counters = f"vllm:prompt_tokens_total {tokens}\nvllm:generation_tokens_total {tokens}\n"
+        return loop.step(now_s)
+
+    assert [each.change.start for each in step(0.0)] == [(), (1,)]
+    assert step(60.0) == []
+    assert not loop._lost()
+    then = step(60.0 + loop.keeper.startup_s)
+    assert {s for each in then for s, _ in each.change.load} == {1}
+    assert loop.keeper.serving == [0, 1]
+    assert not [path for path, _ in servers[0].calls if "lora_adapter" in path]
+    assert [row.adapters for row in rows_of(loop)] == [2, 0]
 
 
 def test_servers_of_another_model_are_not_followed(
@@ -170,8 +208,8 @@ def test_metrics_say_what_is_there(following: Callable[..., Following], servers:
     assert "packer_live_server_itl_ms{" not in text
     template = files("packer.export").joinpath("templates", "dashboard.json").read_text("utf-8")
     drawn = set(re.findall(r"packer_live_\w+", template))
-    assert drawn
-    assert drawn <= set(re.findall(r"packer_live_\w+", text))
+    served = set(re.findall(r"# TYPE (packer_live_\w+)", text))
+    assert drawn == served - NOT_DRAWN
     (load,) = [
         line for line in text.splitlines() if line.startswith('packer_live_server_load_tok_s{server="gpu-0"')
     ]
@@ -196,6 +234,155 @@ def test_the_commands_apply_and_refuse(
     assert json.loads(capsys.readouterr().out)["failed"] == []
     assert "a1" in servers[0].adapters
     assert run(["live", "follow", str(tmp_path / "plan.json")]) == 2
+
+
+def test_measured_lengths_and_hits_enter_the_decision(
+    following: Callable[..., Following], servers: list[StandIn], plan: Plan
+) -> None:
+    """Prompts that are longer than planned by more than chance change what the server is taken to hold; it is said."""
+    said: list[str] = []
+    loop = following()
+    loop.acting.say = said.append
+    profile = plan.bins[0].profile
+    profile = replace(profile, engine=replace(profile.engine, version="0.32.0"))  # which caches prefixes
+    loop.keeper.kinds = [replace(kind, profile=profile) for kind in loop.keeper.kinds]
+    loop.keeper.capacity.kinds = loop.keeper.kinds
+
+    def count(requests: int) -> str:
+        names = ("time_to_first_token_seconds_count", "prompt_tokens_total", "generation_tokens_total",
+                 "prefix_cache_queries_total", "prefix_cache_hits_total")  # fmt: skip
+        values = (requests, 1000 * requests, 100 * requests, 1000 * requests, 500 * requests)
+        return "".join(f"vllm:{name} {value}\n" for name, value in zip(names, values, strict=True))
+
+    servers[0].counters = count(0)
+    loop.step(0.0)
+    before = loop.keeper.caps([0, 1]).tolist()
+    loop.step(60.0)
+    servers[0].counters = count(1000)
+    loop.step(660.0)
+    (text,) = [each for each in said if "expected" in each]
+    assert re.match(r"gpu-0: prompts have 1,000 tokens, 200 were expected, ± \d", text)
+    assert "50.0% of the prompts' tokens are in the prefix cache, 0.0% were expected" in text
+    known = loop.keeper.workload
+    assert known.mean_input_tokens == pytest.approx([1000.0, 1000.0, 200.0, 200.0], rel=0.01)
+    assert known.shared_prefix_tokens[0] > 300
+    assert loop.keeper.caps([0])[0] != pytest.approx(before[0], rel=0.02)
+    assert loop.keeper.caps([1])[0] == pytest.approx(before[1])
+    text = live_metrics(loop, rows_of(loop))
+    assert 'packer_live_server_prompt_tokens{server="gpu-0"} 1000.0' in text
+    assert 'packer_live_server_prefix_hit_share{server="gpu-0"} 0.5' in text
+    loop.serve(replace(plan.workload, adapters=(*plan.workload.adapters, packer.Adapter("new", 8, 0.1))))
+    assert loop.keeper.workload.mean_input_tokens[:4] == pytest.approx(known.mean_input_tokens)
+
+
+@pytest.fixture
+def startable(following: Callable[..., Following], tmp_path: Path) -> Following:
+    """The loop, whose second server can be started: by a command that runs on until it is ended."""
+    loop = following()
+    start = f"echo begun >> {tmp_path}/log; sleep 60 & echo $! > {tmp_path}/pid; wait; echo late >> {tmp_path}/log"
+    for s, each in enumerate(loop.acting.servers):
+        host = replace(each.host, start=start, stop=f"echo stopped {{name}} >> {tmp_path}/log")
+        loop.acting.servers[s] = replace(each, host=host)
+    return loop
+
+
+def begun(loop: Following, log: Path) -> None:
+    """Start the second server, and wait until its command runs."""
+    assert loop.acting.carry_out(Change(0.0, start=(1,))) == []
+    loop.keeper.on[1], loop.keeper.starting[1] = True, 1e12
+    while not (log.with_name("pid").exists() and log.with_name("pid").read_text()):
+        time.sleep(0.01)
+
+
+def test_an_interrupted_start_leaves_no_server(
+    startable: Following, servers: list[StandIn], plan: Plan, tmp_path: Path
+) -> None:
+    """Ctrl-C while a server starts ends the command with all its processes, and the command that stops it is run."""
+    servers[1].close()
+    servers[0].longest = plan.bins[0].profile.engine.max_model_len
+    begun(startable, tmp_path / "log")
+
+    def interrupt(_made: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        startable.run(interrupt)
+    assert (tmp_path / "log").read_text() == "begun\nstopped gpu-1\n"
+    assert _gone(int((tmp_path / "pid").read_text()))
+    assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
+
+
+def test_a_start_does_not_keep_the_loop_from_looking(
+    startable: Following, servers: list[StandIn], plan: Plan, tmp_path: Path
+) -> None:
+    """While a server starts, the others are looked after; when it answers, it serves, and its command is left alone."""
+    startable.step(0.0)
+    port = servers[1].http.server_port
+    servers[1].close()
+    startable.step(1.0)
+    begun(startable, tmp_path / "log")
+    startable.step(2.0)
+    assert startable.last_error == ""
+    servers[1] = StandIn({}, plan.bins[0].profile.model.name, port)
+    startable.step(3.0)
+    assert startable.keeper.serving == [0, 1]
+    startable.acting.started()
+    assert startable.acting.starting == {}
+    assert (tmp_path / "log").read_text() == "begun\n"
+
+
+def test_a_start_that_fails_is_said_and_given_up(
+    startable: Following, servers: list[StandIn], tmp_path: Path
+) -> None:
+    """A command that ends with an error, or takes too long, ends the start; the keeper may start another server."""
+    servers[1].close()
+    acting = startable.acting
+    acting.servers[1] = replace(
+        acting.servers[1], host=replace(acting.servers[1].host, start="echo no GPU; exit 3")
+    )
+    assert acting.carry_out(Change(0.0, start=(1,))) == []
+    startable.keeper.on[1], startable.keeper.starting[1] = True, 1e9
+    acting.starting[1]._process.wait()
+    startable.step(0.0)
+    assert "ended with status 3: no GPU" in startable.last_error
+    assert startable.keeper.starting == {}
+    assert (tmp_path / "log").read_text() == "stopped gpu-1\n"
+    acting.servers[1] = replace(acting.servers[1], host=replace(acting.servers[1].host, start="sleep 60"))
+    acting.fleet = replace(acting.fleet, limits=replace(FAST, start_s=0.01))
+    acting.carry_out(Change(0.0, start=(1,)))
+    time.sleep(0.02)
+    assert list(acting.started().values()) == ["gpu-1 was not healthy within 0.01 s."]
+
+
+def test_a_plan_of_a_replayed_trace_is_followed(following: Callable[..., Following], plan: Plan) -> None:
+    """The requests of a plan's trace are over: what servers hold is asked at the rates that come now."""
+    loop = following()
+    requests = packer.RequestTrace(np.arange(4.0), np.arange(4), np.full(4, 200), np.full(4, 100), end_s=4.0)
+    replayed = plan.workload.with_arrivals(packer.Arrivals("trace", trace=requests))
+    loop = Following(loop.acting, replayed, 1.0)
+    loop.serve(replayed)
+    assert loop.step(60.0) == []
+    assert (loop.keeper.caps([0, 1]) > 100.0).all()
+
+
+def test_a_server_that_is_gone_has_no_load(
+    following: Callable[..., Following], servers: list[StandIn]
+) -> None:
+    """What a lost server did counts for the time that it did it, not for ever: its load is not counted twice."""
+    loop = following()
+    page = "vllm:prompt_tokens_total {0}\nvllm:generation_tokens_total {0}\n".format
+    for each in servers:
+        each.counters = page(0)
+    loop.step(0.0)
+    for each in servers:
+        each.counters = page(300_000)
+    loop.step(600.0)
+    assert loop.load.sum() == pytest.approx(2000.0, rel=0.05)
+    servers[1].close()
+    for k in range(1, 5):
+        servers[0].counters = page(300_000 + 600_000 * k)
+        loop.step(600.0 * (k + 1))
+        assert loop.load.sum() == pytest.approx(2000.0, rel=0.05)
 
 
 def test_few_requests_change_the_planned_rates_little(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,11 @@ import packer
 from packer.change import Change, Controller
 from packer.cluster import ServerKind
 from packer.operate.autoscalers import Autoscaler
+from packer.operate.capacity import MOST_REQUESTS, SPAN_S, Capacity
 from packer.operate.keeper import Keeper, Observation
-from packer.operate.rehearse import Failing, fewest_loads, rehearse, uniform
+from packer.operate.rehearse import Failing, _as_planned, fewest_loads, keeper_of, rehearse, uniform
+from packer.sessions import Sessions
+from packer.twin.cluster.simulate import simulate_cluster
 
 PROFILE = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 FLEET = packer.Workload(
@@ -85,6 +89,49 @@ def test_a_server_less_waits_until_it_is_worth_it() -> None:
     )
 
 
+def talking(servers: int) -> Keeper:
+    """A controller on servers with prefix caches, whose adapters have long sessions."""
+    own = Sessions(10.0, 600.0)
+    control = keeper(servers, servers)
+    control.workload = replace(FLEET, adapters=tuple(replace(a, sessions=own) for a in FLEET.adapters))
+    caching = replace(PROFILE, engine=replace(PROFILE.engine, version="0.32.0"))
+    control.kinds = [ServerKind("caching", caching, 8, 8)] * servers
+    return control
+
+
+def test_a_cold_cache_is_worth_a_wait() -> None:
+    """Load leaves a server that has a little too much only after the excess is more than what is computed again."""
+    control = talking(2)
+    skewed = Observation(np.array([260.0, 200.0] * 4), 1840.0, 1840.0, np.array([True, True]))
+    assert control.decide(0.0, skewed) == []
+    said = re.fullmatch(
+        r"a server has 104% of what it holds: a placement that brings it to 9\d% loses ([\d,]+) tokens of prefix "
+        r"caches and is worth it after (\d+) s", control.waiting,
+    )  # fmt: skip
+    assert said, control.waiting
+    after_s = float(said[2])
+    assert after_s > 60.0
+    assert control.decide(after_s - 30.0, skewed) == []
+    (made,) = control.decide(after_s + 30.0, skewed)
+    assert f"; {said[1]} tokens of prefix caches are computed again" in made.why
+    assert control.waiting == ""
+    (made,) = keeper(2, 2).decide(0.0, skewed)
+    assert "caches" not in made.why
+
+
+def test_a_stop_with_a_cold_cache_costs_more() -> None:
+    """The tokens that other servers compute again are part of the cost of a stop, in its words and in its time."""
+    waits = []
+    for control in (keeper(2, 2, startup_s=400.0), talking(2)):
+        control.startup_s = 400.0
+        control.decide(0.0, seen(500.0, [True, True]))
+        waits.append(control.waiting)
+    costs = [float(text.rpartition("after ")[2].removesuffix(" s")) for text in waits]
+    assert re.search(r"a stop with 4 loads and [\d,]+ tokens of prefix caches lost is worth it", waits[1])
+    assert costs[0] == 840.0
+    assert costs[1] > costs[0]
+
+
 def test_noise_changes_nothing() -> None:
     """A load that varies by some percent between the marks makes no change for a day."""
     control = keeper(3, 2)
@@ -130,6 +177,14 @@ def test_what_the_twin_refuses_is_planned_again() -> None:
     assert (used <= 0.981 * control.caps([0, 1])).all()
 
 
+def test_a_fast_server_is_simulated_for_less_time() -> None:
+    """The memory of a decision is bounded: hundreds of requests per second are not simulated for twenty minutes."""
+    asked = Capacity(FLEET, [KIND])
+    many, few = (asked.run(KIND, {0: 300.0 * rate}) for rate in (300.0, 1.0))
+    assert len(many.raw.requests) == pytest.approx(MOST_REQUESTS, rel=0.05)
+    assert len(few.raw.requests) == pytest.approx(SPAN_S, rel=0.2)
+
+
 def test_controllers_are_controllers() -> None:
     """The twin takes each of them."""
     assert isinstance(keeper(1, 1), Controller)
@@ -158,6 +213,28 @@ def test_the_fewest_loads_count_what_a_start_takes_over() -> None:
     assert fewest_loads(rates, np.ones(2), [2, 2]) == 0
 
 
+def test_a_rehearsal_learns_what_requests_are_like() -> None:
+    """The controller begins with the plan's lengths; the trace's outputs are three times as long, which it learns."""
+    rng = np.random.default_rng(1)
+    times = np.sort(rng.uniform(0.0, 7200.0, 12000))
+    n = len(times)
+    outputs = rng.integers(200, 400, n)
+    trace = packer.RequestTrace(times, rng.integers(0, 8, n), np.full(n, 200), outputs, end_s=7200.0)
+    fleet = replace(
+        FLEET, slo=FLEET.slo.changed_by(packer.Goal.parse("ttft_ms=4000,itl_ms=150,request_share=0.99"))
+    )
+    plan = packer.solve(fleet, PROFILE, slo=fleet.slo, with_headroom=False)
+    control, cluster = keeper_of(plan, _as_planned(fleet, plan.workload), 3, period_s=300.0)
+    assert control.workload.mean_output_tokens == pytest.approx([100.0] * 8, rel=0.01)
+    traced = fleet.with_arrivals(packer.Arrivals("trace", trace=trace))
+    off = [Change(0.0, stop=tuple(range(len(plan.bins), 3)))]
+    simulate_cluster(
+        traced, cluster, controller=control, router="plan", duration_s=7200.0, changes=off, startup_s=120.0
+    )
+    assert control.workload.mean_output_tokens == pytest.approx([300.0] * 8, rel=0.05)
+    assert control.workload.mean_input_tokens == pytest.approx([200.0] * 8, rel=0.01)
+
+
 def test_a_rehearsal_keeps_requests_served() -> None:
     """Three hours with a peak and failures: nearly all requests within limits, and the same seed gives the same."""
     goal = packer.Goal.parse("ttft_ms=4000,itl_ms=150,request_share=0.99")
@@ -171,7 +248,7 @@ def test_a_rehearsal_keeps_requests_served() -> None:
     traced = fleet.with_arrivals(packer.Arrivals("trace", trace=trace))
     found = rehearse(plan, traced, servers=4, failures_per_day=8.0, beside=False, seed=3)
     (ours,) = found.outcomes
-    assert ours.failures >= 1
+    assert ours.failures == 1
     assert ours.within > 0.95
     assert ours.gpu_hours < 12.0
     assert found.hindsight_gpu_hours <= ours.gpu_hours * 1.01

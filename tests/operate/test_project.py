@@ -7,7 +7,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.errors import IncompatibleError
 from packer.lengths import Lengths
-from packer.operate.project import profiles_for
+from packer.operate.project import profile_for, profiles_for
 from packer.planning.recommend import recommend
 from packer.twin.datasheets import datasheet
 from packer.workload import Workload
@@ -27,6 +27,18 @@ def test_a_server_costs_what_its_gpus_cost() -> None:
     assert sizes == [4, 8]
     with pytest.raises(IncompatibleError, match="leaves no memory"):
         profiles_for(MODEL, "rtx4090", [1, 2], SETTINGS)
+
+
+def test_a_server_that_needs_more_gpus_for_its_context_says_what_fewer_take() -> None:
+    """Where the whole context does not fit on one GPU, the profile has two and names the context of one."""
+    found = profile_for("Qwen/Qwen3-8B", "rtx4090", {})
+    assert found.engine.tensor_parallel_size == 2
+    gpus, context = found.provenance["fewer GPUs"].split(" it starts at --max-model-len ")
+    assert gpus == "with 1 GPU"
+    one = profile_for("Qwen/Qwen3-8B", "rtx4090", {"max_model_len": int(context)})
+    assert one.engine.tensor_parallel_size == 1
+    assert "fewer GPUs" not in one.provenance
+    assert "fewer GPUs" not in profile_for("meta-llama/Llama-3.1-70B-Instruct", "h100-80gb", {}).provenance
 
 
 @pytest.mark.parametrize(("mean_itl_ms", "best"), [(100.0, 1), (15.0, 2)])

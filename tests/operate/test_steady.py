@@ -53,6 +53,16 @@ def test_fewest_changes(seed: int) -> None:
     assert set(numbers) == set(range(len(set(settings))))
 
 
+def test_servers_that_never_change_are_not_evaluated() -> None:
+    """Where all periods have the same settings there is nothing to choose and nothing to simulate."""
+
+    def holds(_each: Period, bins: Sequence[Bin]) -> list[bool]:
+        raise AssertionError(bins)
+
+    found = with_steady_settings([period(t, {0: (2, 16)}) for t in range(3)], holds)
+    assert [each.plan.bins[0].settings for each in found] == [PROFILE.settings(2, 16)] * 3
+
+
 def test_no_slot_is_smaller_than_an_adapter() -> None:
     """Slots of rank 8, which an hour without the high adapter has, are not taken where that runs."""
     periods = [period(0, {0: (1, 8)}, (0,)), period(1, {0: (1, 16)}, (0, 1))]

@@ -86,17 +86,27 @@ def test_sizes_need_an_slo_and_equal_servers(fleet: Workload, cluster: Cluster) 
         compare_systems(fleet, cluster, ["vlm"])
 
 
-def test_size_of_a_plan_is_that_of_solve() -> None:
-    """System "packer" needs as many servers as `packer solve` plans, replicas of a hot adapter included."""
+@pytest.mark.parametrize(
+    ("goal", "share"), [("ttft_ms=2000,tpot_ms=100", 0.99), ("p95_ttft_ms=2000,mean_itl_ms=100", 0.95)]
+)
+def test_size_of_a_plan_is_that_of_solve(goal: str, share: float) -> None:
+    """System "packer" needs as many servers as `packer solve` plans for the same goal, of requests and of adapters;
+    replicas of a hot adapter are included."""
     server = load_profile("h100-64gb/llama-3.1-8b-instruct")
-    fleet = Workload([Adapter("hot", 16, 45.0), Adapter("b", 8, 0.1)])
-    four = replace(
-        Cluster.of(server, 4, max_loras=2, max_lora_rank=16), slo={"ttft_ms": 2000.0, "tpot_ms": 100.0}
-    )
+    fleet = Workload([Adapter("hot", 16, 45.0), Adapter("b", 8, 0.1)]).held_to(goal)
+    assert fleet.slo.share == share
     plan = recommend(fleet, server)
-    found = servers_needed(fleet, four, "packer", Trials(1, duration_s=600.0))
+    four = Cluster.of(server, 4, max_loras=2, max_lora_rank=16)
+    found = servers_needed(fleet, four, "packer", Trials(1, duration_s=600.0, slo=fleet.slo))
     assert found is not None
     assert found.servers == plan.n_gpus > 1
+
+
+def test_no_number_of_servers_is_found_where_no_plan_keeps_the_goal(
+    fleet: Workload, cluster: Cluster
+) -> None:
+    """A limit below the time of one step has no number of servers; the search ends at once."""
+    assert servers_needed(fleet, replace(cluster, slo={"ttft_ms": 1.0}), "packer", Trials(1)) is None
 
 
 def test_the_search_for_a_size_does_not_skip_numbers(

@@ -25,9 +25,12 @@ FLEET = Workload([Adapter("a", 8, 1.0, model="org/Test-Model"), Adapter("b", 8, 
 
 
 def test_a_price_replaces_that_of_the_profile() -> None:
-    """The price of a kind is that of its profile unless another one is given."""
+    """The price of a kind is that of its profile, with its source, unless another one is given."""
     assert GpuKind(LLAMA).profile is LLAMA
-    assert GpuKind(LLAMA, price_per_hour=2.5).profile.gpu.price_per_hour == 2.5
+    listed = replace(LLAMA, provenance={"price": "a list of 2026-05"})
+    assert GpuKind(listed).profile.provenance == listed.provenance
+    given = GpuKind(listed, price_per_hour=2.5).profile
+    assert (given.gpu.price_per_hour, given.provenance) == (2.5, {})
     with pytest.raises(ValidationError, match="price of test-gpu/test-model"):
         GpuKind(LLAMA, price_per_hour=-1.0)
 

@@ -28,6 +28,9 @@ from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile
 from packer.solvers.candidates import candidates_of
 
+LONG = (Lengths.constant(500), Lengths.constant(460))
+"""Lengths with which few requests fill a server."""
+
 
 def test_the_frontier_is_the_same_each_time_and_rises_in_gpus(fleet: Workload, server: Profile) -> None:
     """Points have distinct numbers of GPUs, none starves, and the same seed gives the same figures."""
@@ -63,7 +66,7 @@ def test_room_to_grow_is_not_known_of_a_search_that_ended(server: Profile) -> No
 
 def test_an_adapter_too_hot_for_a_gpu_is_split(server: Profile) -> None:
     """An adapter that breaks its limits alone gets as many equal parts as it needs; parts are balanced."""
-    hot = Workload([Adapter("hot", 8, 60.0), Adapter("cool", 8, 0.1)])
+    hot = Workload([Adapter("hot", 8, 30.0, *LONG), Adapter("cool", 8, 0.1, *LONG)])
     found = packer.recommend(hot, server)
     assert (found.status, found.verified) == (Status.FEASIBLE, True)
     shares = [item.shares[item.adapters.index(0)] for item in found.bins if 0 in item.adapters]
@@ -181,14 +184,13 @@ def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile, tmp_pat
     assert packer.load_plan(tmp_path / "plan.json").reasons == found.reasons
 
 
-@pytest.mark.parametrize(("rates", "gpus"), [((17.0, 17.0), 3), ((5.0,), 2), ((75.0,), 4)])
+@pytest.mark.parametrize(("rates", "gpus"), [((8.5, 8.5), 3), ((2.5,), 2), ((37.5,), 5)])
 def test_a_spare_gpu_for_one_or_two_hot_adapters(
     server: Profile, rates: tuple[float, ...], gpus: int
 ) -> None:
     """No more adapters than GPUs: each has parts on all of them, and what any GPU loses goes to the others."""
-    lengths = (Lengths.constant(250), Lengths.constant(230))
     found = packer.recommend(
-        Workload([Adapter(f"a{k}", 16, rate, *lengths) for k, rate in enumerate(rates)]), server, spare=1
+        Workload([Adapter(f"a{k}", 16, rate, *LONG) for k, rate in enumerate(rates)]), server, spare=1
     )
     assert (found.status, found.n_gpus) == (Status.FEASIBLE, gpus)
     for lost in range(gpus):
@@ -227,6 +229,13 @@ def test_a_number_of_gpus_holds_as_it_does_with_all_slots_tried(fleet: Workload,
         assert job.at(n_gpus).holds == any(alone)
         found.add(any(alone))
     assert found == {False, True}
+
+
+def test_a_fleet_is_split_over_several_servers_alone(server: Profile) -> None:
+    """One server of all adapters is no even split: it is proposed once, by the solvers."""
+    job = Frontier(Workload([Adapter(f"a{k}", 8, 0.05) for k in range(4)]), server)
+    assert list(job._even(1)) == []
+    assert {len(bins) for bins in job._even(2)} == {2}
 
 
 def test_likely_slots_hold_the_adapters_that_have_requests(server: Profile) -> None:

@@ -147,15 +147,15 @@ def test_a_plan_that_fresh_hours_break_to_the_end_is_none(
 def test_a_goal_that_no_server_keeps_is_answered_with_what_can_be_kept(
     server: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The frontier, the latency that the adapter gets on GPUs of its own, and not 64 parts of every adapter tried."""
+    """The frontier, what an idle server gives the adapter, and not 64 parts of every adapter tried."""
     fleet = Workload([Adapter(f"a{k}", 16, 0.4) for k in range(60)])
     simulated = []
     one = hours._run
-    monkeypatch.setattr(hours, "_run", lambda *job: simulated.append(job) or one(*job))
+    monkeypatch.setattr(hours, "_run", lambda *job, **more: simulated.append(job) or one(*job, **more))
     found = packer.recommend(fleet, server, slo=Slo.of(p95_ttft_ms=20.0))
     assert found.status is Status.INFEASIBLE
     assert "60 of 60 adapters are beyond it. No number of GPUs keeps it." in str(found.details["decision"])
-    assert re.search(r"on GPUs of their own: p95 TTFT \d+ ms, ITL \d+ ms there", found.reasons[0])
+    assert re.search(r"p95 TTFT 20 ms cannot be met: an idle server needs \d\d\.\d ms", found.reasons[0])
     rows = found.details["frontier"]
     assert isinstance(rows, list)
     assert len(rows) > 2
@@ -204,6 +204,13 @@ def test_prompts_that_begin_alike_have_a_plan(server: Profile) -> None:
     assert cached.n_gpus < apart.n_gpus
 
 
+def test_requests_to_the_base_model_have_a_plan(server: Profile) -> None:
+    """Requests without an adapter are planned beside those with one, and alone."""
+    for others in ((Adapter("a", 16, 0.5),), ()):
+        found = packer.recommend(Workload([Adapter("base", 0, 1.0), *others]), server)
+        assert (found.status, found.n_gpus) == (Status.FEASIBLE, 1)
+
+
 def test_too_few_gpus_are_all_used(server: Profile) -> None:
     """Where even all GPUs at hand do not keep the goal, the nearest plan is on all of them."""
     found = packer.recommend(Workload([Adapter("hot", 8, 150.0)]), server, max_gpus=3)
@@ -241,7 +248,9 @@ def test_figures_that_are_not_known_are_told_in_words(plan: Plan, fleet: Workloa
     short = Workload([Adapter("a", 8, 0.05, None, Lengths.constant(1))])
     found = packer.recommend(short, server, slo=Slo(Limits(1.0, 1.0)))
     assert found.status is Status.INFEASIBLE
-    assert re.search(r"on GPUs of their own: p95 TTFT [\d.]+ m?s there\.", found.reasons[0])
+    assert re.fullmatch(
+        r"p95 TTFT 1 ms cannot be met: an idle server needs [\d.]+ ms for .*", found.reasons[0]
+    )
 
 
 def test_a_replayed_trace_has_a_plan_without_room(server: Profile) -> None:

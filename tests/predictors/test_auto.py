@@ -118,6 +118,14 @@ def test_shipped_trees_give_no_figure_of_a_server_that_they_never_saw(kind: str,
         assert found[0].mean_ttft_ms == found[1].mean_ttft_ms
 
 
+def test_a_profile_may_have_a_name_longer_than_a_files() -> None:
+    """Many changed settings make a long name, under which no predictor is shipped: another one leads searches."""
+    known = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    auto = AutoPredictor.for_profile(replace(known, name=f"{known.name} ({'x' * 300})"))
+    assert auto.learned is None
+    assert auto.guide is not None
+
+
 def test_the_twin_confirms_a_plan_that_they_led_to(slower: Profile) -> None:
     """Every server of such a plan holds in the twin."""
     plan = solve(random_fleet(60, seed=2, rates=(0.8, 0.4)), slower, seed=3)

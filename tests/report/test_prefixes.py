@@ -32,7 +32,7 @@ def test_the_busiest_server_is_faster_with_half_of_its_prompts_cached(plan: Plan
     said, figures = prefix_words(plan), prefix_figures(plan)
     assert said is not None
     assert figures is not None
-    assert said.startswith("no prompts are assumed to begin alike")
+    assert said.startswith("no shared prefixes assumed")
     found = re.search(
         r"with (\d+)% .* TTFT of ([\d,]+) ms instead of ([\d,]+) ms .* ITL of ([\d.]+) ms instead of ([\d.]+)",
         said,
@@ -50,8 +50,8 @@ def test_the_busiest_server_is_faster_with_half_of_its_prompts_cached(plan: Plan
     assert plan_from_dict(printed).n_gpus == plan.n_gpus
 
 
-def test_nothing_is_said_where_prefixes_are_given_or_not_cached(plan: Plan) -> None:
-    """Sessions and prefixes of the fleet are assumed; a server without prefix caching has no use for them."""
+def test_prefixes_that_are_given_or_not_cached_have_no_figures(plan: Plan) -> None:
+    """Given ones need no sentence; of servers without a cache it says that a hit rate changes nothing."""
     for given in (
         {"sessions": Sessions(3.0)},
         {"adapters": (Adapter("a", 8, 1.0, shared_prefix_tokens=99),)},
@@ -59,4 +59,8 @@ def test_nothing_is_said_where_prefixes_are_given_or_not_cached(plan: Plan) -> N
         assert prefix_words(replace(plan, workload=replace(FLEET, **given))) is None
     old = load_profile("h100-64gb/llama-3.1-8b-instruct")
     bins = tuple(replace(item, profile=old) for item in plan.bins)
-    assert prefix_words(replace(plan, bins=bins)) is None
+    uncached = replace(plan, bins=bins)
+    said = prefix_words(uncached)
+    assert said is not None
+    assert "a hit rate of 50% would change nothing" in said
+    assert prefix_figures(uncached) == {"assumed_hit_rate": 0.0}

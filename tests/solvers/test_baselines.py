@@ -44,8 +44,10 @@ def test_the_backbone_has_no_cost_of_adapters(toy_profile: Profile) -> None:
     """Without adapters slots take no memory, and the server does at least as much as with them."""
     bare = without_adapters(toy_profile)
     assert kv_cache_tokens(bare, bare.settings(500, 512)) == kv_cache_tokens(bare, bare.settings(1, 8))
-    most = backbone_tok_s(FLEET, toy_profile)
-    busy = simulate(FLEET.scaled(most * 2 / FLEET.offered_tok_s), toy_profile, max_loras=16, duration_s=300.0)
+    # vLLM 0.10 turns its whole queue round in each step, which takes half a minute here.
+    later = replace(toy_profile, engine=replace(toy_profile.engine, version="0.20.0"))
+    most = backbone_tok_s(FLEET, later)
+    busy = simulate(FLEET.scaled(most * 2 / FLEET.offered_tok_s), later, max_loras=16, duration_s=300.0)
     assert 0 < busy.total_token_throughput <= most
 
 

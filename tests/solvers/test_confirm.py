@@ -166,7 +166,7 @@ def test_what_the_search_proves_is_an_estimate_for_the_whole_predictor() -> None
     plain = Problem(fleet, (small_profile(),), Gpus(), Evaluator(MonotonePredictor(), Gpus()))
     for task, said in ((plain, "said so"), (posed(fleet), "estimate: said so")):
         search = ExactSearch(task, [made for made in real_bins(task, [(i,) for i in range(6)]) if made])
-        assert search.bound == Bound(1.0, "a fleet needs at least one GPU", proven=True)
+        assert search.bound == Bound(1.0, "a fleet needs at least one server", proven=True)
         search._raise(3, "said so", exhaustive=True, every=True)
         assert search.bound == Bound(3.0, said, proven=said == "said so")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
 from packer.objectives.gpus import Gpus
 from packer.plan import Status
-from packer.planning.solve import solve
+from packer.planning.solve import SolverTask, solve
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.twin import TwinPredictor
@@ -29,7 +30,7 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.confirm import all_hold
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
-from packer.testing.analytic import random_fleet
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
 
 FLEET = random_fleet(110, seed=2, rates=(1.6, 0.4, 0.1), ranks=(8, 16))
@@ -187,3 +188,17 @@ def test_fewest_gpus_on_which_requests_queue_say_what_limits_take(profile: Profi
         f"slo:server.p99_ttft_ms=2000,server.mean_itl_ms=100 takes {within['gpus']} GPUs. Without --obj"
     )
     assert "within_goal" not in solve(fleet, profile, margin=1.0).details
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_how_many_gpus_limits_take_is_told_by_a_finished_search_alone(unfinished: bool) -> None:
+    """A search that ran out of its seconds may have found more GPUs than it takes."""
+    waits = SimpleNamespace(
+        workload=FLEET, status=Status.FEASIBLE, n_gpus=5, evaluations=SimpleNamespace(mean_ttft_ms=np.array([1e4])),
+        time_limit_reached=unfinished,
+    )  # fmt: skip
+    task = SimpleNamespace(problem=SimpleNamespace(remaining_s=lambda: np.inf), again=lambda *_, **__: waits)
+    plan = solve(FLEET, small_profile(), "gpus", predictor=AnalyticPredictor(), max_gpus=99)
+    late = replace(plan, evaluations=replace(plan.evaluations, mean_ttft_ms=np.full(len(plan.bins), 1e4)))
+    told = SolverTask._within_goal(task, late).details.get("within_goal")  # type: ignore[arg-type]
+    assert (told is None) == unfinished

@@ -67,6 +67,16 @@ def test_same_as_the_plain_loop(seed: int, max_replicas: int) -> None:
     ]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_unit_of_memory_does_not_matter(seed: int) -> None:
+    """Bytes or terabytes: sizes and memory that are a power of two smaller hold the same adapters."""
+    rng = np.random.default_rng(seed)
+    shares, sizes = rng.dirichlet(np.full(10, 0.7)), rng.choice([8.0, 16.0, 32.0], 10)
+    task = Engines(sizes, shares, 200.0, 3, 3)
+    small = Engines(sizes / 2**20, shares, 200.0 / 2**20, 3, 3)
+    assert place(small).tolist() == place(task).tolist()
+
+
 def test_replicas_raise_the_smallest_tolerance() -> None:
     """With replicas allowed the burst tolerance is at least that of single copies."""
     rng = np.random.default_rng(3)

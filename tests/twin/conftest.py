@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,5 +82,55 @@ def compiled_anew(tmp_path: Path) -> Callable[..., list[str]]:
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
         )
         return done.stdout.splitlines()
+
+    return run
+
+
+FORKS = """
+import json, os, sys, traceback
+import numba, numpy
+import packer.twin.flags
+numba.njit(lambda x: numpy.zeros(1) + x)(1.0)  # what Numba reads before it first compiles is read once
+for line in sys.stdin:
+    environment, program, output = json.loads(line)
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stdout.fileno())
+            os.environ.update(environment)
+            exec(program, {"__name__": "__main__"})
+            sys.stdout.flush()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported Numba and no kernel; it runs each program in a copy of itself."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.communicate()
+
+
+@pytest.fixture
+def forked_anew(forks: subprocess.Popen[str], tmp_path: Path) -> Callable[..., list[str]]:
+    """As `compiled_anew`, in a copy of a process that has imported Numba."""
+
+    def run(program: str, folder: Path = tmp_path) -> list[str]:
+        assert forks.stdin is not None
+        assert forks.stdout is not None
+        output = tmp_path / "printed"
+        print(
+            json.dumps([{"NUMBA_CACHE_DIR": str(folder)}, program, str(output)]), file=forks.stdin, flush=True
+        )
+        assert forks.stdout.readline() == "0\n", program
+        return output.read_text("utf-8").splitlines()
 
     return run

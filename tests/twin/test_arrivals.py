@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,10 +13,21 @@ from scipy import stats
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import ValidationError
+from packer.io.profiles import load_profile
 from packer.lengths import Lengths
+from packer.sessions import Sessions
 from packer.testing.analytic import small_profile
 from packer.twin import arrivals as drawing
-from packer.twin.arrivals import blocks_of_prefixes, cut_words, draw_marks, draw_requests, draw_times
+from packer.twin.arrivals import (
+    blocks_of_prefixes,
+    cut_words,
+    draw_marks,
+    draw_requests,
+    draw_times,
+)  # fmt: skip
+from packer.twin.engine.content import blocks_of_sessions
+from packer.twin.override import with_engine
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 KINDS = {
@@ -264,3 +276,36 @@ def test_requests_that_are_cut_are_counted() -> None:
     replayed = fleet.with_arrivals(Arrivals("trace", trace=RequestTrace(*columns)))
     assert cut_words(replayed, [profile])[0].startswith("33.3% of the requests")
     assert not cut_words(Workload([Adapter("a", 8, 1.0)], *[Lengths.gamma(90.0, 1.0)] * 2), [profile])
+
+
+def test_turns_of_a_trace_begin_with_all_that_was_said() -> None:
+    """Requests share the blocks of the turns before them, unless they are shorter than what was said: by hand."""
+    prompt = np.array([40, 100, 70, 64, 260, 50])
+    output = np.array([30, 60, 20, 16, 9, 70])
+    session = np.array(
+        [0, 0, 1, 0, 0, 1]
+    )  # request 3 is shorter than the 160 tokens before it, request 5 than 90
+    adapter = np.zeros(6, dtype=np.int64)
+    blocks = blocks_of_sessions(session, adapter, prompt, output, 16)
+    assert blocks is not None
+    ids = [set(blocks.ids[a:b].tolist()) for a, b in pairwise(blocks.starts.tolist())]
+    assert [len(each) for each in ids] == ((prompt + output) // 16).tolist()
+    common = {(i, j): len(ids[i] & ids[j]) for i in range(6) for j in range(i)}
+    assert {pair: n for pair, n in common.items() if n} == {(1, 0): 70 // 16, (4, 3): 80 // 16}
+    assert blocks_of_sessions(np.arange(6), adapter, prompt, output, 16) is None
+
+
+@pytest.mark.parametrize("turns", [1.5, 5.0])
+def test_a_replayed_log_of_sessions_hits_as_the_sessions_did(turns: float) -> None:
+    """Drawn sessions without their blocks are served as with them: the lengths of turns say what they share."""
+    fleet = replace(FLEET, sessions=Sessions(turns, think_s=10.0, turn_tokens=40.0))
+    drawn = draw_requests(fleet, 300.0, 5)
+    profile = with_engine(load_profile("h100-64gb/llama-3.1-8b-instruct"), vllm_version="0.32.0")
+    runs = [
+        simulate(
+            replace(FLEET, arrivals=Arrivals("trace", trace=trace)), profile, max_loras=3, duration_s=300.0
+        )
+        for trace in (drawn, replace(drawn, blocks=None), replace(drawn, blocks=None, sessions=None))
+    ]
+    assert runs[0].prefix_hit_rate == runs[1].prefix_hit_rate > runs[2].prefix_hit_rate == 0.0
+    np.testing.assert_array_equal(runs[0].raw.finish_s, runs[1].raw.finish_s)

@@ -16,6 +16,10 @@ from packer.twin.datasheets import GPUS, datasheet
         ("h200", "h200-141gb"), ("A100-80GB", "a100-80gb"), ("NVIDIA L40S", "l40s"), ("RTX 4090", "rtx4090"),
         ("h100-sxm5-80gb", "h100-80gb"), ("mi300x", "mi300x"), ("b60", "intel-b60"), ("H100-NVL", "h100-nvl-94gb"),
         ("rtx_pro_6000", "rtx-pro-6000"), ("GB300", "gb300"), ("l4", "l4"), ("Gaudi3", "gaudi-3"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"), ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("h200 nvl", "h200-nvl-141gb"), ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA B300 SXM6 AC", "b300"), ("l40s 48GB", "l40s"), ("A6000", "rtx-a6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"), ("RTX 6000 Ada Generation", "rtx6000-ada"),
     ],
 )  # fmt: skip
 def test_gpus_are_found_as_people_type_them(said: str, name: str) -> None:
@@ -23,7 +27,7 @@ def test_gpus_are_found_as_people_type_them(said: str, name: str) -> None:
     assert datasheet(said).name == name
 
 
-@pytest.mark.parametrize("said", ["a100", "H100", "gaudi"])
+@pytest.mark.parametrize("said", ["a100", "H100", "gaudi", "RTX 6000", "a100 sxm", "a100 pcie"])
 def test_a_name_of_several_gpus_asks_which(said: str) -> None:
     """A name that fits several GPUs is refused with all of them."""
     with pytest.raises(ValidationError, match=r"Expected one GPU, got .*, which may be any of .*, "):
@@ -32,7 +36,7 @@ def test_a_name_of_several_gpus_asks_which(said: str) -> None:
 
 def test_unknown_gpus_are_refused() -> None:
     """Another GPU's name with a suffix is not taken for it."""
-    for said in ("l40", "h100-80g", "v100", "", "h200 h200"):
+    for said in ("l40x", "h100-80g", "v100", "", "h200 h200", "sxm", "blackwell", "nvidia", "h100 nvl 80gb"):
         with pytest.raises(UnknownNameError):
             datasheet(said)
 

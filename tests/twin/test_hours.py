@@ -33,7 +33,7 @@ def test_requests_of_the_oldest_hours_are_given_up(
     first, second = (Bin((k,), profile.settings(1, 8), profile) for k in range(2))
     simulated = []
     one = stored._run
-    monkeypatch.setattr(stored, "_run", lambda *job: simulated.append(job[0]) or one(*job))
+    monkeypatch.setattr(stored, "_run", lambda *job, **more: simulated.append(job[0]) or one(*job, **more))
     monkeypatch.setattr(stored, "MOST_REQUESTS", 1)
     hours = Hours()
     (before,) = hours.all([first], fleet, requests=True)

@@ -110,6 +110,9 @@ def test_a_user_without_a_home_has_no_folder(monkeypatch: pytest.MonkeyPatch) ->
     """No folder is made in the working folder."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "")  # of which Python makes the root folder
+    assert not named_folder().is_absolute()
+    monkeypatch.delenv("HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert cache_folder() is None
     assert not Path("~").exists()
@@ -181,44 +184,51 @@ def test_a_kernel_that_the_process_has_compiled_and_not_kept_is_not_waited_for(
 
 
 PROGRAM = """
-import warnings
-warnings.simplefilter("ignore")
+import sys, warnings
 import packer
+if sys.argv[1:]:
+    from packer.cli import main
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 0
+warnings.simplefilter("ignore")
 profile = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 fleet = packer.Workload([packer.Adapter("a", 8, 0.5), packer.Adapter("b", 16, 0.5)])
-print(packer.simulate(fleet, profile, max_loras=2, duration_s=5.0).engine_steps)
+print("figures", packer.simulate(fleet, profile, max_loras=2, duration_s=5.0).engine_steps)
 print(packer.solve(fleet, profile, predictor="tree", verify=False).evaluations[0])
 """
+COMMAND = ("simulate", "examples/workloads/paper-256.csv", "--max-loras", "8", "--duration", "5", "--quiet")
 
 
-def test_without_a_folder_the_same_is_computed(tmp_path: Path) -> None:
-    """A file stands where the folder should be: kernels are compiled in memory, and nothing waits for their files."""
-    (tmp_path / "file").touch()
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            env=os.environ | more,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        for more in ({}, {"NUMBA_CACHE_DIR": str(tmp_path / "file")})
-    ]
-    assert outputs[0].stdout == outputs[1].stdout != "", outputs[1].stderr
-    assert [found.stderr for found in outputs] == ["", ""]
-
-
-def test_a_command_says_in_one_line_what_it_costs(tmp_path: Path) -> None:
-    """The line names the folder, what is wrong with it, the cost and what helps."""
-    (tmp_path / "file").touch()
-    run = subprocess.run(
-        [
-            sys.executable, "-c", "from packer.cli import main; main()", "simulate", "examples/workloads/paper-256.csv",
-            "--max-loras", "8", "--duration", "5", "--quiet",
-        ],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "file")}, capture_output=True, text=True, timeout=300,
+@pytest.fixture(scope="module")
+def without_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A file that stands where the folder should be, and a process with it: a command, then calls from Python."""
+    file = tmp_path_factory.mktemp("none") / "file"
+    file.touch()
+    return file, subprocess.run(
+        [sys.executable, "-c", PROGRAM, *COMMAND],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(file)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
+
+
+def test_without_a_folder_the_same_is_computed(
+    without_folder: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    """Kernels are compiled in memory, and nothing waits for their files."""
+    kept = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
+    _, run = without_folder
+    assert run.stdout.endswith(kept.stdout), run.stderr
+    assert kept.stdout.startswith("figures ")
+    assert kept.stderr == ""
+
+
+def test_a_command_says_in_one_line_what_it_costs(
+    without_folder: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    """The line names the folder, what is wrong with it, the cost and what helps; later calls say nothing."""
+    file, run = without_folder
     assert run.stderr.count("\n") == 1, run.stderr
     assert run.stderr.startswith(
-        f"packer: compiled code can't be kept in {tmp_path}/file/kernels: Not a directory. Each command compiles it "
+        f"packer: compiled code can't be kept in {file}/kernels: Not a directory. Each command compiles it "
     )

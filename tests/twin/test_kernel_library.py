@@ -78,10 +78,10 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def compiled(_compiled_once: Path, compiled_anew: Callable[..., list[str]], tmp_path: Path) -> None:
+def compiled(_compiled_once: Path, forked_anew: Callable[..., list[str]], tmp_path: Path) -> None:
     """The kernels of the program are in the test's folder; all of them were compiled."""
     if not (_compiled_once / "kernels").exists():
-        result, compiled = compiled_anew(PROGRAM, _compiled_once)
+        result, compiled = forked_anew(PROGRAM, _compiled_once)
         assert result.startswith("60 ")
         assert compiled == "twice power fill filled made"
     shutil.copytree(_compiled_once / "kernels", tmp_path / "kernels")
@@ -90,13 +90,13 @@ def compiled(_compiled_once: Path, compiled_anew: Callable[..., list[str]], tmp_
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("kept", [{"made"}, {"fill"}, {"filled"}, {"power"}, {"twice", "fill", "filled"}])
 def test_a_kernel_needs_no_file_of_those_that_it_calls(
-    kept: set[str], compiled_anew: Callable[[str], list[str]], tmp_path: Path
+    kept: set[str], forked_anew: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     """With the files of some kernels alone the others are compiled anew; results and errors are the same."""
     for file in (tmp_path / "kernels").glob("*.nb?"):
         if _name(file) not in kept:
             file.unlink()
-    result, compiled = compiled_anew(PROGRAM)
+    result, compiled = forked_anew(PROGRAM)
     assert result.startswith("60 ")
     assert not kept & set(compiled.split())
     assert ("made" in kept) == (compiled == "")
@@ -116,12 +116,12 @@ def test_other_compiled_functions_can_call_them() -> None:
 
 
 def test_functions_of_others_that_numba_keeps_find_what_they_call(
-    compiled_anew: Callable[[str], list[str]], tmp_path: Path
+    forked_anew: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     """A later process gets the same result, from a kept function or a new one."""
     (tmp_path / "others.py").write_text(OTHERS, "utf-8")
     program = f"{MODULE}\nsys.path.append({str(tmp_path)!r})\nfrom others import more\nprint(more(3))"
-    assert [compiled_anew(program) for _ in range(2)] == [["61"], ["61"]]
+    assert [forked_anew(program) for _ in range(2)] == [["61"], ["61"]]
 
 
 def test_what_is_remembered_of_types_is_for_kernels_alone() -> None:
@@ -134,7 +134,7 @@ def test_what_is_remembered_of_types_is_for_kernels_alone() -> None:
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("ending", ["nbc", "nbi"])
 def test_files_that_were_cut_short_are_replaced(
-    ending: str, compiled_anew: Callable[[str], list[str]], tmp_path: Path
+    ending: str, forked_anew: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     """The kernel is compiled again, once."""
     results = []
@@ -144,6 +144,6 @@ def test_files_that_were_cut_short_are_replaced(
                 file.write_bytes(file.read_bytes()[:size])
             elif _name(file) == "made":
                 file.unlink()
-        results += [compiled_anew(PROGRAM), compiled_anew(PROGRAM)]
+        results += [forked_anew(PROGRAM), forked_anew(PROGRAM)]
     assert all(result.startswith("60 ") for result, _ in results)
     assert [compiled for _, compiled in results] == ["filled made", "", "filled made", ""]

@@ -110,3 +110,10 @@ def test_a_version_of_vllm_is_for_servers_of_vllm() -> None:
     other = replace(LLAMA, engine=replace(LLAMA.engine, name="lightllm"))
     with pytest.raises(ValidationError, match="lightllm"):
         with_engine(other, vllm_version="0.11.0")
+
+
+def test_provenance_names_the_version_that_was_measured() -> None:
+    """Where several settings change, the version before stands behind the version."""
+    changed = with_engine(LLAMA, vllm_version="0.32.0", max_num_seqs=128, prefix_caching=False)
+    text = changed.provenance["settings"]
+    assert text.endswith("max_num_seqs 128, version 0.32.0 instead of 0.8.5, prefix_caching False")

@@ -126,6 +126,15 @@ def test_waiting_requests_are_counted_exactly(one_at_a_time: Profile, trace: Req
     assert fewest_waiting(sim, 2.0, 12.0) == [min([counts.min(), *at_starts])]
 
 
+def test_a_request_waits_from_when_it_is_sent_until_its_first_token(make_profile: MakeProfile) -> None:
+    """Nothing has started before the first prefill of 4 s ends: the queue is one request from 0.5 to 4.5 s."""
+    slow = make_profile(max_num_seqs=1, latency=LatencySpec("linear", {"base_ms": 4000.0}))
+    trace = RequestTrace(np.array([0.5]), np.zeros(1, int), np.full(1, 3), np.ones(1, int))
+    fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
+    sim = simulate(fleet, slow, max_loras=1, duration_s=6.0)
+    assert waiting_means(sim, np.arange(7.0)).tolist() == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.5, 0.0])
+
+
 def _count(sim: Run, at_s: np.ndarray) -> np.ndarray:
     """Requests sent, but without a first token, at each time."""
     first_s = np.where(np.isnan(sim.raw.first_s), np.inf, sim.raw.first_s)

@@ -9,7 +9,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.profile import Profile
+from packer.profile import LatencySpec, Profile
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -61,3 +61,10 @@ def test_little_law(busy: Run) -> None:
 def test_preemptions_are_all_in_the_timeline(busy: Run) -> None:
     """The timeline's preemptions add up to the simulation's."""
     assert busy.timeline["preemptions"].sum() == busy.preemptions > 0
+
+
+def test_a_server_is_busy_for_no_more_than_all_of_a_bin(make_profile: MakeProfile) -> None:
+    """A step of 4 s fills the bins of 1 s that it spans, none of them twice."""
+    slow = make_profile(latency=LatencySpec("linear", {"base_ms": 4000.0}))
+    sim = simulate(Workload([Adapter("a", 8, 1.0)]), slow, max_loras=1, duration_s=40.0, timeline_bin_s=1.0)
+    assert sim.server_timeline["busy_share"].max() == 1.0

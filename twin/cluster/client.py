@@ -1,7 +1,8 @@
-"""A client that keeps a number of requests open in the whole cluster: a closed loop through the router.
+"""A client that keeps at most a number of requests open in the whole cluster, a closed loop where it keeps so many.
 
 As `vllm bench serve --max-concurrency` against a router: the next request is sent when the client has seen another
-one end, wherever that was served (`engine.arrive.free_places` does the same for one server).
+one end, wherever that was served, and not before its own time (`engine.arrive.free_places` does the same for one
+server).
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ LIKELY_REQ_S = 64.0
 class Client(NamedTuple):
     """The client's places.
 
-    free_s (C,): when each free place became free, s, in order of time, a ring; ring (2,): where the first one stands,
-    and how many there are; ended (S,): requests of each server that the client has seen end.
+    own_s (n,): before when each request is not sent, s, 0 in a closed loop; free_s (C,): when each free place became
+    free, s, in order of time, a ring; ring (2,): where the first one stands, and how many there are; ended (S,):
+    requests of each server that the client has seen end.
     """
 
+    own_s: FloatArray
     free_s: FloatArray
     ring: IntArray
     ended: IntArray
 
 
-def new_client(concurrency: int, servers: int) -> Client:
-    """A client with all places free from the start; 0: requests come at their own times."""
+def new_client(concurrency: int, servers: int, own_s: FloatArray) -> Client:
+    """A client with all places free from the start; 0: it holds no request back."""
     none = np.zeros(servers, dtype=np.int64)
-    return Client(np.zeros(concurrency), np.array([0, concurrency], dtype=np.int64), none)
+    return Client(own_s, np.zeros(concurrency), np.array([0, concurrency], dtype=np.int64), none)
 
 
 @njit(**ENGINE_FLAGS)
 def is_closed(client: Client) -> bool:
-    """Whether there is such a client: one without places sends open loop."""
+    """Whether there is such a client: one without places holds no request back."""
     return bool(client.free_s.size > 0)
 
 

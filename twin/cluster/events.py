@@ -138,10 +138,16 @@ def choose(c: Servers, p: FloatArray, group: IntArray, start: IntArray, server: 
 def set_out_s(c: Servers, r: int, now_s: float, end_s: float, engines: Engines) -> float:
     """When request `r` reaches the router, from `now_s` on; infinite if not before `end_s`.
 
-    In a closed loop when the client has a place for it, after all that happens before.
+    Where the client holds requests back, when it has a place for it, after all that happens before.
     """
     if not is_closed(c.client):
         return math.inf if c.sent_s[r] >= end_s else max(now_s, c.sent_s[r])
+    own_s = c.client.own_s[r]
+    if own_s >= end_s:
+        return math.inf
+    if own_s > now_s:
+        now_s = own_s
+        pass_on(c, None, now_s, engines)
     see_ends(c, now_s)
     while first_free_s(c.client) > now_s:
         # Steps that start now see no request that is sent later.
@@ -149,7 +155,7 @@ def set_out_s(c: Servers, r: int, now_s: float, end_s: float, engines: Engines) 
         if now_s >= end_s:
             return math.inf
         pass_on(c, None, now_s, engines)
-    c.sent_s[r] = first_free_s(c.client)
+    c.sent_s[r] = max(own_s, first_free_s(c.client))
     return now_s
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packer.arrays import IntArray, Record
+from packer.arrays import FloatArray, IntArray, Record
 from packer.arrival import Arrivals, RequestTrace
-from packer.twin.cluster.state import Servers
+from packer.twin.cluster.state import REFUSED, Servers
 from packer.twin.cluster.transit import NETWORK_S, Transit
 from packer.twin.engine import state as rows
 from packer.twin.drafts import DraftTotals
@@ -35,6 +35,17 @@ def sent_only(state: Servers, sent: int) -> Servers:
         pool = state.ahead.pool
         kept["ahead"] = state.ahead._replace(pool=pool._replace(found=pool.found[:sent]))
     return state._replace(**kept)
+
+
+def with_held_back(state: Servers, time_s: FloatArray) -> Servers:
+    """The servers after a run, where requests that the client still holds back count as refused.
+
+    `time_s` (n,): before when it sends none. Those held back are the last ones.
+    """
+    sent = int(np.count_nonzero(np.isfinite(state.sent_s)))
+    state.server[sent:] = REFUSED
+    state.sent_s[sent:] = np.maximum(time_s[sent:], state.sent_s[:sent].max(initial=0.0))
+    return state
 
 
 def server_view(run: Run, s: int) -> Run:

@@ -204,6 +204,8 @@ class Serving:
             part[s] = 0
         for name in rows.WHAT_IT_IS:
             servers.adapters[name][s] = known[name]
+        seen = servers.adapters[s, 1 : servers.seen[s] + 1]
+        rows.mark_base(seen)
         for own in servers.others:
             own.reset(s)
         if servers.ahead is not None:
@@ -212,7 +214,7 @@ class Serving:
         servers.classes["members"][s] = servers.classes["unfinished"][s] = 0
         rows.clear_rings(servers.links, int(server.sentinel), int(server.sentinel + server.ring))
         if server.cache_rule == FIXED:
-            for row in range(1, int(servers.seen[s]) + 1):
+            for row in np.flatnonzero(seen["rank"]) + 1:
                 servers.adapters[s, row].resident = 1
                 _linked(servers.adapters[s]["idle"], row)
         servers.wake_s[s] = math.inf

@@ -208,7 +208,7 @@ def idle_servers(
         nothing=np.zeros(0),
         law=Law(*(np.stack(part) for part in zip(*(law_of(s.server.profile) for s in own), strict=True))),
         # A replayed trace is read-only, which is another type: kernels would be compiled for it anew.
-        sent_s=np.require(time_s, np.float64, ["C", "W"]),
+        sent_s=np.require(time_s, np.float64, ["C", "W"]) if work.concurrency is None else np.full(n, np.inf),
         adapter=np.require(marks.adapter, np.int64, ["C", "W"]),
         prompt=np.require(marks.input_tokens, np.int64, ["C", "W"]),
         output=np.require(marks.output_tokens, np.int64, ["C", "W"]),
@@ -233,7 +233,7 @@ def idle_servers(
         wake_s=np.full(count, np.inf),
         on_way=np.zeros(count, dtype=np.int64),
         tuning=no_tuning(count) if tuning is None else tuning,
-        client=new_client(work.concurrency or 0, count),
+        client=new_client(work.concurrency or 0, count, np.require(time_s, np.float64, ["C", "W"])),
         ahead=idle_ahead([setup.server for setup in own], marks),
         others=tuple(kernels.memory(own, rows_each) for kernels in kernels_of(own)),
     )

@@ -21,7 +21,7 @@ from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.client import LIKELY_REQ_S
 from packer.twin.cluster.dispatch import Dispatch
 from packer.twin.cluster.loop import runner_of
-from packer.twin.cluster.result import raw_of, sent_only
+from packer.twin.cluster.result import raw_of, sent_only, with_held_back
 from packer.twin.cluster.routers.base import Router
 from packer.twin.cluster.serving import Serving, ever_placed
 from packer.twin.cluster.setup import Setup, idle_servers, kernels_of, kind_setup, server_setups
@@ -47,6 +47,7 @@ def simulate_cluster(
     timeline_bin_s: float = 10.0,
     max_outstanding: int | None = None,
     concurrency: int | None = None,
+    paced: bool = False,
     cache: str | CachePolicy | None = None,
     changes: Sequence[Change] = (),
     controller: Controller | None = None,
@@ -72,13 +73,12 @@ def simulate_cluster(
     stats_interval_s
         How old the counts of requests and KV blocks that a router with a compiled score reads may be; 0: up to date;
         None: the system's.
-    max_outstanding, concurrency
+    max_outstanding, concurrency, paced
         As for `packer.simulate`: requests that the client keeps open in the whole cluster, at most or always.
     cache
         A cache policy, by name or an object; None: the system's.
     changes
-        What changes while the cluster runs. A server whose first change is a start is off until then; `placement`
-        says which adapters it holds then.
+        What changes while it runs; a server whose first change is a start is off until then, and holds `placement`.
     controller
         Looks at the servers every `period_s` and may make changes.
     startup_s
@@ -96,13 +96,13 @@ def simulate_cluster(
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the cluster", cluster, Cluster, "packer.read_cluster(FILE)")
     duration_s = simulated_s(workload, duration_s, timeline_bin_s, seed)
-    check_client(workload, max_outstanding, concurrency)
-    goal, planned, limits = judged(workload, cluster, slo)
+    check_client(workload, max_outstanding, concurrency, paced)
+    workload = judged(workload, cluster, slo)
     how = system if isinstance(system, System) else load_system(system)
     stats_interval_s = how.stats_age_s if stats_interval_s is None else stats_interval_s
     checks.real("stats_interval_s", stats_interval_s, low=0.0)
-    workload = _with_job(replace(workload, slo=goal), cluster, how)
-    cluster = placed(planned, cluster, how, limits, seed)
+    cluster = placed(workload, cluster, how, seed)
+    workload = _with_job(workload, cluster, how)
     chosen = _router(how.router if router is None else router, cluster, workload)
     policy = _cache(how.cache or "lru" if cache is None else cache)
     kinds = {kind.name: kind_setup(workload, kind, how, policy) for kind in cluster.kinds}
@@ -117,7 +117,7 @@ def simulate_cluster(
     servers, way = None, None
     if failed is None:
         drawn = replaying(workload, duration_s, seed)
-        times = None if concurrency else draw_times(drawn, duration_s, seed)
+        times = None if concurrency and not paced else draw_times(drawn, duration_s, seed)
         way = transit_of(workload, cluster, 0 if times is None else len(times[0]))
         work = Dispatch(
             chosen, cluster, workload, candidates, duration_s, stats_interval_s, seed, max_outstanding, way, policy,
@@ -130,7 +130,7 @@ def simulate_cluster(
         "ok" if failed is None else "memory_error", failed or "", workload, first.profile, first.settings,
         duration_s, seed, sum(setup.server.kv_cache_tokens for setup in own),
         Raw.nothing(len(workload)) if servers is None else raw_of(servers, way, duration_s),
-        timeline_bin_s, concurrency, cluster=cluster, system=how.name, router=chosen.name,
+        timeline_bin_s, concurrency, paced, cluster=cluster, system=how.name, router=chosen.name,
         setups=[setup.server for setup in own], state=servers, transit=way,
         spans=None if serving is None or servers is None else serving.finished(servers, duration_s),
     )  # fmt: skip
@@ -147,11 +147,20 @@ def _run(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload,
     times: tuple[FloatArray, IntArray | None] | None, bin_s: float,
 ) -> Servers:  # fmt: skip
-    """The servers when requests came at these times, from these adapters; None: in a closed loop."""
+    """The servers when requests came at these times, from these adapters; None: in a closed loop.
+
+    Raises `IncompatibleError`: the client holds requests back, and ends are known elsewhere, or later, than at their
+    server.
+    """
+    if work.concurrency is not None and work.way is not None:
+        raise IncompatibleError("concurrency is simulated without network_ms and limits of host memory.")
+    if work.concurrency is not None and work.serving is not None:
+        raise IncompatibleError("concurrency is simulated without changes of the servers.")
     if times is None:
         return _closed_loop(work, kinds, own, drawn, bin_s)
     time_s, owner = times
-    return _served(work, kinds, own, time_s, draw_marks(drawn, owner, len(time_s), work.seed), bin_s)
+    servers = _served(work, kinds, own, time_s, draw_marks(drawn, owner, len(time_s), work.seed), bin_s)
+    return servers if work.concurrency is None else with_held_back(servers, time_s)
 
 
 def _served(
@@ -170,22 +179,15 @@ def _served(
 def _closed_loop(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload, bin_s: float
 ) -> Servers:
-    """The servers when a client kept its requests open all the time, with the requests that it sent.
-
-    Raises `IncompatibleError`: what makes the ends of requests known elsewhere, or later, than at their server.
-    """
+    """The servers when a client kept its requests open all the time, with the requests that it sent."""
     assert work.concurrency is not None
-    if work.way is not None:
-        raise IncompatibleError("A closed loop is simulated without network_ms and limits of host memory.")
-    if work.serving is not None:
-        raise IncompatibleError("A closed loop is simulated without changes of the servers.")
     trace, count = drawn.arrivals.trace, len(own)
     most = len(trace) if trace is not None else MAX_REQUESTS
     rows = work.concurrency + math.ceil(LIKELY_REQ_S * work.duration_s) * count
     while True:
         rows = min(rows, most)
         marks = draw_marks(drawn, None, rows, work.seed)
-        servers = _served(work, kinds, own, np.full(rows, np.inf), marks, bin_s)
+        servers = _served(work, kinds, own, np.zeros(rows), marks, bin_s)
         sent = int(np.count_nonzero(np.isfinite(servers.sent_s)))
         if sent < rows or rows == most:
             return sent_only(servers, sent)

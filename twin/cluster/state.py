@@ -149,12 +149,17 @@ def law_of_server(c: Servers, s: int) -> Law:
 
 @njit(**ENGINE_FLAGS)
 def pair_slot(c: Servers, s: int, a: int) -> int:
-    """Place of (server, adapter) in the hash table; its key is 0 if the server has not seen the adapter."""
+    """Place of (server, adapter) in the hash table; its key is 0 if the server has not seen the adapter.
+
+    Places of one adapter follow each other by server, also after a collision, whose step is the adapter's: routers ask
+    for all servers in turn.
+    """
     mask = c.pair_key.size - 1
     key = s * c.ranks.size + a + 1
-    k = ((key * _SPREAD) >> 20) & mask
+    spread = (a + 1) * _SPREAD
+    k, step = ((spread >> 20) + s) & mask, (spread >> 40) | 1
     while c.pair_key[k] != 0 and c.pair_key[k] != key:
-        k = (k + 1) & mask
+        k = (k + step) & mask
     return k
 
 
@@ -189,7 +194,7 @@ def number(c: Servers, s: int, a: int) -> int:
         else:
             high = middle
     adapter.hash, adapter.words[0], adapter.words[1] = c.words[low, 0], c.words[low, 1], c.words[low, 2]
-    if c.ranks[a] == 0:  # requests to the base model: see `adapters_of`
+    if c.ranks[a] == 0:  # requests to the base model: see `mark_base`
         adapter.in_batch = adapter.resident = adapter.known = 1
         adapter.known_requests[0] = adapter.known_requests[1] = 1
     elif c.servers[s].cache_rule == FIXED:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from packer import registry
 from packer.cluster import Cluster
 from packer.errors import FileFormatError, IncompatibleError, reader
-from packer.goal import Goal, GoalLike
+from packer.goal import GoalLike
 from packer.io.documents import parse_toml
 from packer.io.schema import parse
 from packer.io.shipped import read_named, shipped
@@ -68,19 +67,14 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
     return parse(System, {"name": name, **data})
 
 
-def judged(
-    workload: Workload, cluster: Cluster, slo: GoalLike | None
-) -> tuple[Goal, Workload, dict[str, float]]:
-    """The goal that a cluster is judged by, and what a placement is made for: the fleet, and limits of requests."""
-    goal = workload.held_to(slo if slo is not None else cluster.slo or None).slo
-    limits = goal.limits.at("request")
-    return goal, workload if limits else replace(workload, slo=goal), limits
+def judged(workload: Workload, cluster: Cluster, slo: GoalLike | None) -> Workload:
+    """The workload with the goal that a cluster is judged by, and a plan of it is made for."""
+    return workload.held_to(slo if slo is not None else cluster.slo or None)
 
 
 def placed(
-    workload: Workload, cluster: Cluster, system: System, limits: Mapping[str, float], seed: int,
-    placement: Placement | None = None,
-) -> Cluster:  # fmt: skip
+    workload: Workload, cluster: Cluster, system: System, seed: int, placement: Placement | None = None
+) -> Cluster:
     """The cluster as the system runs it: with the system's placement, if it has one.
 
     A placement of the cluster stands where the system serves any plan. `placement`: the system's, if it is there.
@@ -96,4 +90,4 @@ def placed(
             )
         return cluster
     by: Placement = registry.make("placement", system.placement) if placement is None else placement
-    return by.place(workload, cluster, limits, seed)
+    return by.place(workload, cluster, seed)

@@ -57,6 +57,26 @@ class ClusterView:
         counts = np.bincount(self._servers.adapter[first:last], minlength=len(self.workload))
         return counts.astype(np.float64)
 
+    def sampled_since(self, after_s: FloatArray, until_s: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Number, prompt tokens and output tokens of the requests that each server got in [after_s, until_s[, float64
+        (S,) each. `after_s`: of each server, (S,).
+        """
+        first, last = np.searchsorted(self._servers.sent_s, [after_s.min(), until_s])
+        first = min(first, last)
+        server = self._servers.server[first:last]
+        kept = np.flatnonzero(server >= 0)
+        kept = kept[self._servers.sent_s[first:last][kept] >= after_s[server[kept]]]
+
+        def total(values: FloatArray) -> FloatArray:
+            found: FloatArray = np.bincount(server[kept], values[kept], len(after_s)).astype(np.float64)
+            return found
+
+        tokens = (
+            each[first:last].astype(np.float64) for each in (self._servers.prompt, self._servers.output)
+        )
+        prompt, output = map(total, tokens)
+        return total(np.ones(last - first)), prompt, output
+
     def unfinished(self, requests: IntArray) -> IntArray:
         """Those of these requests that are not finished, by their numbers."""
         left: IntArray = requests[self._servers.requests["status"][requests] != rows.FINISHED]

@@ -30,7 +30,7 @@ class Content(NamedTuple):
 
     @classmethod
     def none(cls, n: int) -> Content:
-        """Of n requests no two of which begin alike."""
+        """The content of n requests, where no two requests begin alike."""
         nothing = np.zeros(n, dtype=np.int64)
         return cls(nothing, nothing, np.zeros(0, dtype=np.int32), 0, 1)
 
@@ -40,6 +40,42 @@ def content_of_prefixes(adapter: IntArray, ids: IntArray, tokens: int) -> Conten
     longest = int(ids.max(initial=0))
     count = (int(adapter.max(initial=-1)) + 1) * longest
     return Content(adapter * longest, ids, np.arange(count, dtype=np.int32), count, tokens)
+
+
+def blocks_of_sessions(
+    sessions: IntArray, adapter: IntArray, prompt: IntArray, output: IntArray, tokens: int
+) -> Blocks | None:
+    """Blocks of requests in order of time, int64 (n,) each, by their sessions; None if none has a later turn.
+
+    A request whose prompt is at least as long as all that was said before in its session begins with that; a shorter
+    one begins anew.
+    """
+    n, whole = len(sessions), prompt + output
+    order = np.lexsort((np.arange(n), sessions, adapter))
+    earlier, later = order[:-1], order[1:]
+    anew = np.ones(n, dtype=bool)
+    anew[1:] = (sessions[later] != sessions[earlier]) | (adapter[later] != adapter[earlier])
+    anew[1:] |= prompt[later] < whole[earlier]
+    if anew.all():
+        return None
+    counts, first = whole // tokens, np.empty(n, dtype=np.int64)
+    longest = np.maximum.reduceat(counts[order], np.flatnonzero(anew))
+    first[order] = (np.cumsum(longest) - longest)[np.cumsum(anew) - 1]
+    none = np.zeros(n, dtype=np.int64)
+    return chained(none, none, counts, first, tokens)
+
+
+def chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray, tokens: int) -> Blocks:
+    """Blocks of requests, `counts` of each: the first `shared` belong to its owner, the others to its session.
+
+    `first` int64 (n,): number of the first block of the request's session, which no other session reaches.
+    """
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+    longest = int(shared.max(initial=0))
+    own = (int(owner.max(initial=0)) + 1) * longest + np.repeat(first, counts) + place
+    in_prefix = place < np.repeat(shared, counts)
+    return Blocks(starts, np.where(in_prefix, np.repeat(owner, counts) * longest + place, own), tokens)
 
 
 def content_of_blocks(adapter: IntArray, blocks: Blocks) -> Content:

@@ -10,7 +10,7 @@ from numba import njit
 from packer.twin.engine.advance import go_on, is_idle
 from packer.twin.engine.arrive import arrive_until, free_places
 from packer.twin.engine.charge import charge
-from packer.twin.engine.each import Each, accepted
+from packer.twin.engine.each import Each, accepted, proposed
 from packer.twin.engine.each_plan import give_up, hash_known, plan_each
 from packer.twin.engine.emit import MIN_GAP_S, gap_bin, note_finish
 from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, change, count_series, scrape, stream
@@ -59,7 +59,7 @@ def verify(state: ServerState, each: Each, i: int) -> int:
         kept = accepted(each.chances[each.adapter[r]], r, row.outputs, batch.tried)
         whole.tried += batch.tried
         whole.kept += kept
-        whole.steps += batch.tried > 0
+        whole.steps += batch.tokens == 1 + batch.tried
     got = int(min(1 + kept, request.output - row.outputs))
     row.outputs += got
     if stale:
@@ -71,7 +71,7 @@ def verify(state: ServerState, each: Each, i: int) -> int:
     if whole.depth == 2:
         row.placeholders -= got + (batch.tried - kept if row.placeholders > 0 else 0)
     else:
-        row.drafts = whole.drafts
+        row.drafts = proposed(whole, r, row.outputs)
     return got
 
 

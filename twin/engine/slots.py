@@ -3,7 +3,7 @@
 Mirrors vllm/lora/worker_manager.py (`LRUCacheWorkerLoRAManager._apply_adapters`, `add_adapter`) and
 vllm/lora/model_manager.py (`LRUCacheLoRAModelManager`): host memory registers `max_cpu_loras` adapters, the slots
 activate `max_loras` of these. Each step touches the adapters of its batch in both, in the order of a Python set
-(`walk_order`). The order of last use is therefore that of (step of last use, place in the walk of that step), and only
+(`walk_order`). Adapters are therefore ordered by (step of last use, place in the walk of that step), and only
 steps that some adapter joins have anything to do. An absent adapter evicts the oldest one, which may belong to the
 batch and only come later in the walk; then it is loaded again, and evicts the next one.
 

@@ -278,12 +278,19 @@ def adapters_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[Recor
     adapters["words"][1:] = rng.integers(1, 2**62, size=(m, 2))
     classes = np.zeros(len(distinct) + 1, dtype=RANKS)
     classes["rank"][1:] = distinct
-    # Rows of rank 0, requests to the base model, count as members of every batch: they never wait for a slot, and never
-    # change what is counted when an adapter joins or leaves; nor do they /metrics and first uses.
-    base = np.flatnonzero(adapters["rank"] == 0)[1:]
+    mark_base(adapters[1:])
+    return adapters, classes
+
+
+def mark_base(adapters: Record) -> None:
+    """Rows of rank 0, requests to the base model, count as members of every batch.
+
+    They never wait for a slot, and never change what is counted when an adapter joins or leaves; nor do they change
+    /metrics and first uses.
+    """
+    base = np.flatnonzero(adapters["rank"] == 0)
     for field in ("in_batch", "resident", "known", "known_requests"):
         adapters[field][base] = 1
-    return adapters, classes
 
 
 def set_places(members: int) -> int:

@@ -1,4 +1,4 @@
-"""The order in which vLLM walks over the adapters of a batch: that of a Python set.
+"""vLLM walks over the adapters of a batch in the order of a Python set.
 
 `InputBatch.make_lora_inputs` (vllm/v1/worker/gpu_input_batch.py) makes a set of the adapters of the batch anew in each
 step, from a dict, thus in the order in which they entered the batch. Places follow CPython's Objects/setobject.c

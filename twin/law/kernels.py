@@ -15,7 +15,7 @@ from packer.terms import LINEAR
 from packer.twin.datasheets import GPUS
 
 SHARE_OF_PEAK = {"bgmv": 1.37, "mbgmv": 0.89}
-"""Time per rank over that of reading its weights at peak bandwidth: from the eight statements of CaraServe's Fig. 5."""
+"""Time per rank, divided by the time to read its weights at peak bandwidth: eight statements of CaraServe's Fig. 5."""
 
 
 @dataclass(frozen=True, slots=True)

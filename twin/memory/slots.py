@@ -21,8 +21,8 @@ class SlotMemory:
     def kv_tokens(self, profile: Profile, max_loras: FloatArray, max_lora_rank: FloatArray) -> FloatArray:
         """KV tokens, any common shape, may be < 0: exact at the measured points.
 
-        Between those of one slot rank the residual is interpolated linearly; beyond them it is that of the nearest
-        measured number of slots, and for other ranks the line holds.
+        Between measured points of one slot rank the residual is interpolated linearly. Beyond them the residual of the
+        nearest measured number of slots is taken. For other ranks the line holds.
         """
         tokens = analytic_kv_tokens(profile, max_loras, max_lora_rank)
         for measured_rank, (points, residual) in _residuals(profile).items():

@@ -141,6 +141,7 @@ def test_a_login_is_taken_out_of_an_address() -> None:
 @pytest.mark.parametrize(
     "text",
     ["host:80", "ftp://u:secret@host", "http://u:secret@", "http://h?token=secret", "http://u:secret@h:x", "http://h#secret",
+     "u:secret@h:80", "h:80?key=secret", "//u:secret@h", "http:/u:s@secret@h",
      "http://h/a b", "http://h/\x1b[0m", "http://[::1", "http://h:0", "http://h:99999"],
 )  # fmt: skip
 def test_a_bad_address_is_refused_without_its_secret(text: str) -> None:
@@ -184,3 +185,13 @@ def test_what_is_no_key_is_refused_and_not_shown(tmp_path: Path, value: str, mes
         key_of("NAME", {})
     with pytest.raises(ValidationError, match="can't be read: No such file"):
         key_of(f"@{tmp_path}/none")
+
+
+def test_a_key_in_place_of_a_name_is_not_repeated() -> None:
+    """A name is capitals; anything else may be the key itself, typed where its name belongs."""
+    with pytest.raises(ValidationError, match="'MY_KEY_2' is not set"):
+        key_of("MY_KEY_2", {})
+    for key in ("sk-secret", "hf_Secret", "secret:secret"):
+        with pytest.raises(ValidationError, match="the one named is not set") as caught:
+            key_of(key, {})
+        assert key not in str(caught.value)

@@ -199,6 +199,7 @@ def test_comments_blanks_and_case_of_the_header() -> None:
         ("a,x,1", "row 2, column 'rank': expected a number, got 'x'"),
         ("a,8,0", "row 2, column 'rate': expected a finite number > 0 .*got '0'"),
         ("a,8,-1", "row 2, column 'rate': .*got '-1'"),
+        ("a,8,1000000.5", "row 2, column 'rate': .*got '1000000.5'"),
         ("a,8,nan", "row 2, column 'rate': .*got 'nan'"),
         ("a,8,inf", "row 2, column 'rate': .*got 'inf'"),
         ("a,8,1_0", "row 2, column 'rate': expected a number, got '1_0'"),

@@ -111,6 +111,8 @@ def test_assignment_follows_the_power_law_and_the_seed() -> None:
     assert np.array_equal(given.adapter, again.adapter)
     assert given.ranks == again.ranks
     assert assign_adapters(trace, 20, ranks=(8, 32), seed=5).ranks != given.ranks
+    unnamed, zero = (assign_adapters(trace, 20, **seed).adapter for seed in ({}, {"seed": 0}))
+    assert np.array_equal(unnamed, zero)  # type: ignore[arg-type]
 
 
 def test_adapters_without_requests_are_left_out() -> None:

@@ -46,6 +46,13 @@ def test_loads_are_hours_that_happened() -> None:
     assert (loads["each-peak"] >= loads["peak"]).all()
 
 
+def test_loads_are_the_median_and_the_95th_percentile_unless_named() -> None:
+    """Without percentiles the loads are those that the documents name, lightest first."""
+    table = RateTable(("a",), np.arange(1.0, 101.0)[:, None], np.ones(1), np.arange(100.0), 1.0)
+    loads = {name: rates.tolist() for name, rates in table.loads().items()}
+    assert loads == {"mean": [50.5], "p50": [50.0], "p95": [95.0], "peak": [100.0], "each-peak": [100.0]}
+
+
 def test_days_are_averaged_by_their_hours() -> None:
     """Two days of a daily wave give one day whose hours are the means."""
     hours = np.arange(48)

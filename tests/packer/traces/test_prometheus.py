@@ -120,6 +120,7 @@ def test_vllm_shares_come_from_who_runs() -> None:
         ({"requests": {"data": {"resultType": "vector", "result": []}}}, "matrix"),
         ({"requests": matrix({})}, "no request was counted"),
         ({"requests": matrix({"idle": [(60, 0)]})}, "no request of a named adapter"),
+        ({"requests": matrix({"a": [(60, 60), (120, 1e308)]})}, "counts up to 1e"),
         ({"input_tokens": matrix({})}, "no input tokens"),
         ({"requests": None}, "matrix"),
         ({"requests": matrix({"a": [(float("nan"), 5)]})}, "matrix"),

@@ -72,6 +72,11 @@ def test_mooncake_counts_in_milliseconds(tmp_path: Path) -> None:
         FileFormatError, match="row 2, column 'hash_ids': expected an id for each 512 of the 512 tokens"
     ):
         read_trace(few)
+    broken = write(tmp_path, "broken.jsonl", MOONCAKE.replace("[46]", "[47]"))
+    with pytest.raises(
+        FileFormatError, match=r"broken.jsonl, column 'hash_ids': .* id 47 of request 1 behind several"
+    ):
+        read_trace(broken)
     table = "timestamp,input_length,output_length\n0,1500,52\n3052,512,26\n"
     assert np.array_equal(read_trace(write(tmp_path, "mooncake.csv", table)).time_s, trace.time_s)
 

@@ -11,7 +11,7 @@ from monotone import problem
 from packer.adapter import Adapter
 from packer.arrays import IntArray
 from packer.solvers.classes import aggregate
-from packer.solvers.columns.proof import Certificate, _steps, certify
+from packer.solvers.columns.proof import Certificate, _beyond, _steps, certify
 from packer.solvers.feasibility import Feasibility
 from packer.workload import Workload
 
@@ -102,3 +102,24 @@ def test_coarse_steps_lose_no_more_than_the_slack(seed: int) -> None:
     assert (steps >= 1).all()
     assert lost <= slack + 1e-9
     assert slack - lost < weights.sum()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_tried_first_is_a_good_bin_with_as_many_of_a_class_as_it_takes(seed: int) -> None:
+    """From a bin, whole or without half of a class, the fewest more of one class that are worth more."""
+    rng = np.random.default_rng(seed)
+    weights, limit = rng.uniform(0.05, 0.5, 3), rng.integers(2, 9, 3)
+    best = np.array([int(rng.integers(0, most + 1)) for most in limit])
+    above = float(best @ weights) + float(rng.uniform(0.0, 0.3))
+    expected = set()
+    for k in range(-1, 3):
+        start = best.copy()
+        if k >= 0:
+            start[k] = best[k] // 2
+        for j in range(3):
+            row = start.copy()
+            while row[j] == start[j] or float(row @ weights) <= above:
+                row[j] += 1
+            if row[j] <= limit[j]:
+                expected.add(tuple(row.tolist()))
+    assert {tuple(row) for row in _beyond(best[None, :], weights, limit, above).tolist()} == expected

@@ -274,3 +274,26 @@ def test_a_server_that_was_lost_loads_its_adapters_again(
     server = run.state.server[run.raw.requests.time_s > 31.0]
     assert set(server.tolist()) == {0, 1}
     assert run.raw.finished[run.raw.requests.time_s < 50.0].all()
+
+
+def test_a_server_that_starts_again_is_a_new_one(h100: Profile) -> None:
+    """A server that fails and starts serves requests with and without adapters as one that never ran before."""
+    lengths = {"input_tokens": Lengths.constant(200), "output_tokens": Lengths.constant(50)}
+    fleet = Workload(
+        [Adapter(name, rank, 2.0, **lengths) for name, rank in (("base", 0), ("a", 8), ("b", 8))]
+    )
+    one, two = (Cluster.of(h100, n, max_loras=1, max_lora_rank=8) for n in (1, 2))
+    first, other = (
+        simulate_cluster(
+            fleet,
+            cluster,
+            router="most-idle",
+            duration_s=60.0,
+            startup_s=0.0,
+            changes=[Change(20.0, fail=(0,)), Change(20.0, start=(len(cluster) - 1,))],
+        )
+        for cluster in (one, two)
+    )
+    assert (other.state.server[first.raw.requests.time_s > 20.0] == 1).all()
+    for again, new in zip(_times(first)[:2], _times(other)[:2], strict=True):
+        np.testing.assert_array_equal(again, new)

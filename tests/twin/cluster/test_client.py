@@ -78,6 +78,43 @@ def test_exactly_so_many_requests_are_open(case: Callable[..., Any], router: str
     assert run.completed == sum(server.completed for server in run.servers)
 
 
+@pytest.mark.parametrize("version", ["0.8.5", "0.32.0"])
+@pytest.mark.parametrize("concurrency", [1, 12])
+def test_a_paced_cluster_of_one_is_the_server(version: str, concurrency: int) -> None:
+    """Requests that wait at the client for a place are sent, end and are left when they are in `simulate`."""
+    profile, how = _server(version), {"duration_s": 60.0, "concurrency": concurrency, "paced": True}
+    one = simulate(FLEET, profile, max_loras=4, max_lora_rank=16, **how)
+    run = simulate_cluster(FLEET, Cluster.of(profile, 1, max_loras=4, max_lora_rank=16), **how)
+    n = len(one.raw.requests)
+    assert run.raw.requests.time_s[:n].tolist() == one.raw.requests.time_s.tolist()
+    np.testing.assert_array_equal(run.raw.finish_s[:n], one.raw.finish_s)
+    assert (run.sent, run.refused, run.completed) == (one.sent, one.refused, one.completed)
+    assert run.served_share == pytest.approx(one.served_share)
+    assert not run.closed_loop
+
+
+@pytest.mark.parametrize("router", ["most-idle", "round-robin", "hrw"])
+@pytest.mark.parametrize("seed", range(4))
+def test_paced_requests_wait_for_a_place_and_no_longer(
+    case: Callable[..., Any], router: str, seed: int
+) -> None:
+    """Each is sent at its own time or, later, when the client sees another end: the C-th last one to be open."""
+    given_case, concurrency = case(seed), 1 + 2 * seed
+    trace = given_case.workload.arrivals.trace
+    assert trace is not None
+    run = simulate_cluster(
+        given_case.workload, given_case.cluster, router=router, duration_s=given_case.duration_s,
+        concurrency=concurrency, paced=True,
+    )  # fmt: skip
+    sent, ends = run.raw.requests.time_s, np.sort(run.raw.finish_s[~np.isnan(run.raw.finish_s)])
+    left = len(sent) - int(run.refused)
+    for i, (own, at) in enumerate(zip(trace.time_s[:left].tolist(), sent[:left].tolist(), strict=True)):
+        place = 0.0 if i < concurrency else float(ends[i - concurrency])
+        assert at == max(own, place)
+    assert left == len(sent) or left - run.completed == concurrency
+    assert bool((sent[left:] >= trace.time_s[left : len(sent)]).all())
+
+
 def test_the_load_follows_the_number_of_open_requests() -> None:
     """More open requests never serve less, and the servers share them."""
     cluster = Cluster.of(_server("0.32.0"), 3, max_loras=4, max_lora_rank=16)
@@ -105,7 +142,7 @@ def test_what_has_no_closed_loop_is_refused() -> None:
 @given(st.integers(1, 6), st.lists(st.one_of(st.none(), st.floats(0.0, 100.0)), max_size=40))
 def test_places_are_taken_in_order_of_time(concurrency: int, steps: list[float | None]) -> None:
     """The ring of free places is a heap of their times: None takes the first one, a time gives one back."""
-    client, oracle = new_client(concurrency, 1), [0.0] * concurrency
+    client, oracle = new_client(concurrency, 1, np.zeros(0)), [0.0] * concurrency
     for step in steps:
         if step is None and oracle:
             assert first_free_s(client) == heapq.heappop(oracle)

@@ -28,3 +28,11 @@ class TestCachePolicies(CachePolicyContract):
         """The policy under test."""
         made: CachePolicy = registry.make("cache", request.param)
         return made
+
+
+def test_adapters_of_the_suite_of_caches_share_servers() -> None:
+    """The first adapter is on all servers, each other one on two: a policy sees adapters that it has and has not."""
+    run = CachePolicyContract().run(registry.make("cache", registry.names("cache")[0]), 1.0)
+    assert run.cluster is not None
+    held = [name for placed in run.cluster.placement or () for name in placed]
+    assert [held.count(f"a{i}") for i in range(12)] == [3] + [2] * 11

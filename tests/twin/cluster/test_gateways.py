@@ -129,6 +129,7 @@ def test_ray_gives_a_new_adapter_to_the_replica_with_the_fewest() -> None:
     [
         ([60, 30, 10], 12, 5, [5, 4, 2]),  # ceil of 7.2, 3.6, 1.2; at most one on each server
         ([50, 50], 2, 10, [1, 1]),
+        ([25, 25, 25, 25], 7, 10, [2, 2, 2, 1]),  # 2 each scaled to 1.75; three slots are left
         ([5, 4, 3, 0], 2, 4, [1, 1, 0, 0]),  # the third has no slot
         (
             [97, 1, 1, 1],

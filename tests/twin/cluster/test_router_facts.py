@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
+from packer.twin.cluster.routers.step_cost import ranks_of
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.run import Run
 from packer.workload import Workload
@@ -64,3 +66,12 @@ def test_first_fit_without_a_limit_fills_the_first_server(profile: Profile) -> N
     run = _run(profile, "first-fit:max_batch=1000000")
     assert run.state is not None
     assert set(run.state.server.tolist()) == {0}
+
+
+def test_ranks_of_those_that_wait_are_those_outside_the_batch() -> None:
+    """Two requests of rank 8 and one of 64, of which one of 8 and that of 64 run: 8 waits, 64 is the largest."""
+    classes = np.zeros((1, 4), dtype=[("rank", "i8"), ("unfinished", "i8")]).view(np.recarray)
+    classes.rank[0], classes.unfinished[0] = (0, 8, 64, 128), (0, 2, 1, 0)
+    servers = np.array([(72,)], dtype=[("request_ranks", "i8")]).view(np.recarray)
+    state = SimpleNamespace(classes=classes, servers=servers)
+    assert ranks_of.py_func(state, 0) == (80.0, 8.0, 64.0)

@@ -14,7 +14,7 @@ from packer.cluster import Cluster
 from packer.errors import IncompatibleError, PackerError, ValidationError
 from packer.io.profiles import load_profile
 from packer.predictors.api import evaluate_server
-from packer.profile import Profile
+from packer.profile import LatencySpec, Profile
 from packer.speculation import SpeculationSpec
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.drafts import chance_of
@@ -111,6 +111,17 @@ def test_a_verdict_says_where_drafts_do_not_pay() -> None:
         mixed, _server("mtp:num_speculative_tokens=3,acceptance=0.7,draft_pass_ms=1"), max_loras=12
     )
     assert "slows down 1 adapter of 12" in verdict_of(run).text
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_drafts_pay_from_what_their_verification_takes(drafts: int) -> None:
+    """One request: a step of 10 + 1 ms takes 1 ms more for each draft, which is worth 1 / 11 of a token."""
+    server = _server(f"eagle3:num_speculative_tokens={drafts},acceptance=0.0,draft_pass_ms=0.0")
+    law = LatencySpec("linear", {"base_ms": 10.0, "per_decode_ms": 1.0})
+    one = RequestTrace(np.zeros(1), np.zeros(1, int), np.array([30]), np.array([40]))
+    fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=one))
+    sim = simulate(fleet, replace(server, latency=law), max_loras=1, max_lora_rank=8, duration_s=30)
+    assert sim.draft_acceptance_needed == pytest.approx(1 / 11)
 
 
 def test_what_is_not_simulated_is_refused_by_name() -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numba import njit
 
 from packer.adapter import Adapter
+from packer.arrays import Record
+from packer.arrival import Arrivals, RequestTrace
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import FrontEndSpec, Profile
+from packer.twin.engine import frontend
+from packer.twin.engine.state import ADAPTER
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -81,3 +87,40 @@ def test_first_uses_follow_each_other(fleet: Workload, profile: Profile) -> None
     sim = simulate(fleet, replace(profile, frontend=spec), max_loras=64, duration_s=600)
     assert sim.ttft_ms.max() > 2000.0
     assert sim.ttft_ms[sim.ttft_ms.size // 2 :].max() < 1000.0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("version", "labels"), [("0.16.0", 1), ("0.32.0", 2)])
+@pytest.mark.parametrize(
+    ("times", "adapters", "outputs", "names"),
+    [
+        ([0, 2, 4, 6, 8, 10], [0, 1, 2, 0, 2, 1], [20] * 6, 1 + 1 + 1),  # each alone: {0}, {1}, {2}
+        ([0, 0, 0], [0, 1, 2], [10, 20, 30], 3 + 2 + 1),  # prompts of one step: {0, 1, 2}, {1, 2}, {2}
+    ],
+)
+def test_sets_of_adapters_are_named_by_hand(
+    profile: Profile, times: list[int], adapters: list[int], outputs: list[int], names: int, version: str,
+    labels: int, ahead: bool,
+) -> None:  # fmt: skip
+    """Each set is one series, whether steps are scheduled ahead or not; later versions name it in two labels."""
+    n = len(times)
+    trace = RequestTrace(np.array(times, float), np.array(adapters), np.full(n, 30), np.array(outputs))
+    fleet = Workload([Adapter(f"a{i}", 8, 0.2) for i in range(3)], arrivals=Arrivals("trace", trace=trace))
+    server = replace(profile, engine=replace(profile.engine, version=version, async_scheduling=ahead))
+    sim = simulate(fleet, server, max_loras=3, duration_s=12.0, scrape_interval_s=1.0)
+    assert (sim.metric_series, sim.metric_names) == (3, names * labels)
+
+
+@njit
+def hash_of_list(adapters: Record) -> int:
+    """The kernel, called as kernels call it."""
+    return frontend.hash_of_list(adapters)
+
+
+def test_a_list_of_adapters_has_a_hash_that_is_none() -> None:
+    """0 marks a list that has no hash yet: no list has it, not even one whose words give 0."""
+    adapters = np.zeros(2, dtype=ADAPTER)
+    adapters["named"]["after"][0] = 1
+    assert hash_of_list(adapters) != 0
+    adapters["words"][1] = 12
+    assert hash_of_list(adapters) == 12

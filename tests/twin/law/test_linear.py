@@ -42,6 +42,12 @@ def test_state_is_what_the_table_says() -> None:
     assert _state() == BY_HAND
 
 
+@pytest.mark.parametrize(("tokens", "steps"), [(0, 0.0), (1, 1.0), (2, 1.0)])
+def test_a_step_with_any_prompt_token_is_a_prefill_step(tokens: int, steps: float) -> None:
+    """The last token of a prompt, alone in its chunk, makes a prefill step as 2,000 do."""
+    assert _state(p=tokens)["prefill_step_ms"] == steps
+
+
 def test_no_adapter_costs_nothing_of_lora() -> None:
     """A batch without adapters has nothing that a term of LoRA multiplies."""
     bare = _state(a=0, ranks=0)

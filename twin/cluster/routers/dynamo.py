@@ -25,8 +25,8 @@ class Dynamo(AnyCluster):
     moving average of its requests in the last `window_s`. An adapter with load gets its share of all slots in replicas,
     at least one and at most one on each server, on the servers that its hash ranks first; it stays where it is, passes
     over servers whose slots are full, and loses a replica only after `cooldown` periods. An adapter without load has
-    one replica. The adapters that a server holds are those in its slots. The min-cost flow is not modelled: config.rs
-    refuses it there and takes hashing.
+    one replica. The adapters that a server holds are those in its slots. The other allocator, min-cost flow
+    (mcf_allocator.rs at 11d568d), is not modelled.
     """
 
     name = "dynamo"

@@ -25,7 +25,7 @@ from packer.twin.tuning.state import (
 class LLMStation:
     """Parameters of LLMStation.
 
-    `slo_decode_ms`: limit of a decode iteration; below that of the TPOT, which prefills raise.
+    `slo_decode_ms`: limit of a decode iteration. It is below the limit of the TPOT, because prefills raise the TPOT.
     `kappa_decode`, `kappa_tuning`: by which share decoding, and a backward pass, slow down beside each other (not
     given in the paper).
     `suspend_overhead`: what dividing a pass costs, as a share of its time (Figure 12: < 0.5 % on one GPU).

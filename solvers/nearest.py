@@ -7,10 +7,38 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from packer.arrays import FloatArray
+from packer.bin import Bin
+from packer.search import fewest
 
 EVEN = 0.02
 """Servers whose used shares differ by less are even."""
 MOST_STEPS = 200
+
+
+def lightest(
+    item: Bin,
+    load: Mapping[int, float] | FloatArray,
+    made: Callable[[list[int]], Bin | None],
+    over: Callable[[], bool] = lambda: False,
+) -> Bin | None:
+    """A server without the fewest of its adapters, the heaviest first, with which it does not hold; None if none helps.
+
+    `load`: by adapter. `made`: the server with these adapters, None if it does not hold. Once the time is `over`, the
+    first number that was found to be enough is taken.
+    """
+    falling, found = sorted(item.adapters, key=lambda i: (-load[i], i)), dict[int, Bin | None]()
+
+    def enough(gone: int) -> bool:
+        found[gone] = made(sorted(falling[gone:]))
+        return found[gone] is not None
+
+    gone = fewest(enough, 0, len(falling) - 1, lambda: any(found.values()) and over())
+    return None if gone is None else found[gone]
+
+
+def _sum(share: float, more: float) -> float:
+    """Of parts of one adapter: rounding makes it no more than the whole."""
+    return min(1.0, float(share + more))
 
 
 class Nearest:
@@ -53,9 +81,12 @@ class Nearest:
         room = self.rooms[s] if self.rooms else None
         return self.fits(s, a) and (room is None or len(self.held[s]) < room)
 
-    def place_rest(self) -> None:
+    def place_rest(self, opens: Callable[[int], bool] = lambda _adapter: False) -> None:
         """Adapters that no server holds go to those with the least load, the heaviest first; requests of those that
-        some hold go to these alone, in the ratio of their shares."""
+        some hold go to these alone, in the ratio of their shares.
+
+        `opens`: whether there is a further server for an adapter that none takes; later ones may go there, too.
+        """
         rest = []
         for a in range(len(self.load)):
             own = {s: self.held[s][a] for s in self.serving if a in self.held[s]}
@@ -65,14 +96,18 @@ class Nearest:
             elif abs(total - 1.0) > 1e-9:
                 for s, share in own.items():
                     self.held[s][a] = share / total if total else 1.0 / len(own)
-        used = self.used()
+        used = self.used().tolist()
         for a in sorted(rest, key=lambda a: -self.load[a]):
-            able = [s for s in self.serving if self._takes(s, a)]
-            if able:
-                s = min(able, key=lambda s: used[s])
-                used[s] += self.load[a]
-                self.held[s][a] = 1.0
-                self.loads.append((s, a))
+            rising = sorted(self.serving, key=lambda s: used[s])
+            s = next((s for s in rising if self._takes(s, a)), len(self.held))
+            if s == len(self.held):
+                if not opens(a):
+                    continue
+                self.serving, used = [*self.serving, s], [*used, 0.0]
+                self.before, self.held = [*self.before, {}], [*self.held, {}]
+            used[s] += self.load[a]
+            self.held[s][a] = 1.0
+            self.loads.append((s, a))
 
     def even(self, caps: FloatArray, most: float, most_loads: int) -> None:
         """Load goes from the server with the largest used share to that with the least, until none is above `most`:
@@ -103,7 +138,7 @@ class Nearest:
             own[s][a] -= share
             if own[s][a] < 1e-9:
                 share, own[s][a] = share + own[s][a], 0.0
-            own[t][a] += share
+            own[t][a] = _sum(own[t][a], share)
             used[s] -= given
             used[t] += given
 
@@ -113,16 +148,16 @@ class Nearest:
         before, loads = [dict(own) for own in self.held], len(self.loads)
         others = [t for t in self.serving if t != s]
         used = self.used()
-        for a, share in sorted(before[s].items(), key=lambda item: -self.load[item[0]] * item[1]):
-            copies = [t for t in others if a in self.held[t]]
-            able = copies or [t for t in others if self._takes(t, a)]
-            if not able:
+        for a, share in sorted(before[s].items(), key=lambda item: (-self.load[item[0]] * item[1], item[0])):
+            copies = any(a in self.held[t] for t in others)
+            rising = sorted(others, key=lambda t: used[t] / caps[t])
+            t = next((t for t in rising if a in self.held[t] or (not copies and self._takes(t, a))), None)
+            if t is None:
                 self.held = before
                 del self.loads[loads:]
                 return False
-            t = min(able, key=lambda t: used[t] / caps[t])
             self.loads += [] if copies else [(t, a)]
-            self.held[t][a] = self.held[t].get(a, 0.0) + share
+            self.held[t][a] = _sum(self.held[t].get(a, 0.0), share)
             used[t] += self.load[a] * share
         self.held[s], self.serving = {}, others
         return True

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.planning.nearest import Nearest
+from packer.solvers.nearest import Nearest
 
 
 def evened(
@@ -74,3 +74,16 @@ def test_no_load_is_lost_and_limits_hold(
                 own[a] = parts.get(s, 0.0)
     worst = [max(sum(load[a] * x for a, x in own.items()) for own in each) for each in (held, after)]
     assert worst[1] <= worst[0] + 1e-6
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6))
+def test_shares_that_come_together_are_no_more_than_the_whole(parts: list[float]) -> None:
+    """The last server that holds an adapter serves all of it, not a rounding error more: no change takes that."""
+    held = [{0: part / sum(parts)} for part in parts]
+    near = Nearest(np.array([10.0]), held, range(len(parts)))
+    for s in range(len(parts) - 1):
+        assert near.empty(s, np.ones(len(parts)))
+    assert near.held[-1][0] <= 1.0
+    assert abs(near.held[-1][0] - 1.0) < 1e-9
+    assert type(near.held[-1][0]) is float

@@ -1,0 +1,182 @@
+"""What requests are like: as planned, until servers measured other lengths or hit rates than chance explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from packer.adapter import Adapter
+from packer.lengths import Lengths
+from packer.live.traffic import Sampled
+from packer.operate.drift import as_met
+from packer.traces.prefixes import with_hit_rate
+from packer.words import counted, listed
+from packer.workload import Workload
+
+SURE, LEAST, FEWEST = 4.0, 0.05, 50
+"""A difference counts from so many standard errors and such a share on, and after so many requests: what a server
+holds is known to 5 %, and with a look a minute at many servers smaller differences come by chance."""
+Side = Literal["input_tokens", "output_tokens"]
+SIDES: tuple[tuple[Side, str], ...] = (("input_tokens", "prompts"), ("output_tokens", "outputs"))
+
+
+@dataclass(eq=False)
+class Requests:
+    """What requests of each adapter are taken to be. `hits`: the hit rate that a server was given, by its number."""
+
+    fleet: Workload
+    hits: dict[int, float] = field(default_factory=dict)
+    _mixes: dict[int, tuple[frozenset[int], float]] = field(default_factory=dict)
+
+    def same_since_s(self, s: int) -> float:
+        """Since when a server has had requests of the adapters that it has; infinite: it has had none."""
+        return self._mixes[s][1] if s in self._mixes else math.inf
+
+    def learn(
+        self,
+        now_s: float,
+        loads: Mapping[int, Mapping[int, float]],
+        samples: Mapping[int, Sampled],
+        hit_rate: Callable[[int], float | None],
+    ) -> dict[int, list[str]]:
+        """Take over what differs from what is known by more than its error; says by server what, in sentences.
+
+        vLLM's counters carry no adapter: all adapters that have most of their load on a server get its factor. A
+        sample counts where the server's adapters are those of the last time.
+
+        `loads`: of the adapters of each server that has some, tok/s. `hit_rate`: what the twin says of a server; None:
+        it has no prefix cache.
+        """
+        same = {s for s, own in loads.items() if s in self._mixes and self._mixes[s][0] == own.keys()}
+        self._mixes |= {s: (frozenset(own), now_s) for s, own in loads.items() if s not in same}
+        most: dict[int, tuple[float, int]] = {}
+        for s, part in loads.items():
+            for a, tok_s in part.items():
+                most[a] = max(most.get(a, (0.0, s)), (tok_s, s))
+        homes: dict[int, list[int]] = {}
+        for a, (_, s) in most.items():
+            homes.setdefault(s, []).append(a)
+        said: dict[int, list[str]] = {}
+        for s, sample in samples.items():
+            own = homes.get(s, [])
+            if s not in same or sample.requests < FEWEST or not own:
+                continue
+            adapters = list(self.fleet.adapters)
+            for side, name in SIDES:
+                if side == "input_tokens" and any(self.fleet.sessions_by_adapter[a] for a in loads[s]):
+                    continue  # first prompts are not known apart from later ones
+                measured, (mean, error) = getattr(sample, side), self.expected(loads[s], side, sample)
+                if abs(math.log(max(measured, 1e-9) / mean)) > max(SURE * error, LEAST):
+                    for a in own:
+                        adapters[a] = self._longer(adapters[a], side, measured / mean)
+                    said.setdefault(s, []).append(
+                        f"{name} have {measured:,.0f} tokens, {mean:,.0f} were expected, ± {error:.1%}"
+                    )
+            if s in said:
+                self.fleet = replace(self.fleet, adapters=tuple(adapters))
+            if found := self._learn_hits(s, own, sample, hit_rate):
+                said.setdefault(s, []).append(found)
+        return said
+
+    def expected(self, own: Mapping[int, float], side: Side, sample: Sampled) -> tuple[float, float]:
+        """Mean length of a server's requests as it is known, tokens, and the relative standard error of a measured one.
+
+        The error is that of a mean of so many lengths, and that of the shares of adapters with unlike means.
+        """
+        rows, fleet = list(own), self.fleet
+        weight = np.array(list(own.values())) / fleet.mean_tokens[rows]
+        weight /= weight.sum()
+        means = (fleet.mean_input_tokens if side == "input_tokens" else fleet.mean_output_tokens)[rows]
+        cv = np.array([(getattr(fleet.adapters[a], side) or getattr(fleet, side)).cv for a in rows])
+        mean = float(weight @ means)
+        between = max(0.0, float(weight @ means**2) / mean**2 - 1.0)
+        spread = float(weight @ (means**2 * (1.0 + cv**2))) / mean**2 - 1.0
+        return mean, math.sqrt(spread / sample.requests + between / sample.looks)
+
+    def _longer(self, adapter: Adapter, side: Side, factor: float) -> Adapter:
+        """The adapter with lengths of the same shape."""
+        old: Lengths = getattr(adapter, side) or getattr(self.fleet, side)
+        ends = [None if end is None else max(1, round(factor * end)) for end in (old.low, old.high)]
+        new = replace(old.scaled(factor * old.mean), low=ends[0] or 1, high=ends[1])
+        return (
+            replace(adapter, input_tokens=new)
+            if side == "input_tokens"
+            else replace(adapter, output_tokens=new)
+        )
+
+    def _learn_hits(
+        self, s: int, own: list[int], sample: Sampled, hit_rate: Callable[[int], float | None]
+    ) -> str:
+        """Give the adapters of a server shared prefixes that make its hit rate, if it differs; says so."""
+        fleet, now = self.fleet, sample.hit_rate
+        if now is None or any(fleet.sessions_by_adapter[a] for a in own):
+            return ""
+        before = self.hits[s] if s in self.hits else hit_rate(s)
+        if before is None:
+            return ""
+        cv = max((fleet.adapters[a].input_tokens or fleet.input_tokens).cv for a in own)
+        share = min(max(now, 1.0 / sample.requests), 1.0 - 1.0 / sample.requests)
+        error = math.sqrt(share * (1.0 - share) * (1.0 + cv**2) / sample.requests)
+        if abs(now - before) <= max(SURE * error, LEAST):
+            return ""
+        adapters = list(fleet.adapters)
+        for a, adapter in zip(own, with_hit_rate(fleet.subset(own), now).adapters, strict=True):
+            adapters[a] = adapter
+        self.fleet, self.hits[s] = replace(fleet, adapters=tuple(adapters)), now
+        return f"{now:.1%} of the prompts' tokens are in the prefix cache, {before:.1%} were expected, ± {error:.1%}"
+
+    def meet(self, seen: Workload, span_s: float) -> str:
+        """Take over lengths, prefixes and sessions of a fleet measured by adapter, where lengths differ by more than
+        their error; says so in a sentence. `span_s`: how long was measured.
+        """
+        number = {name: j for j, name in enumerate(seen.names)}
+        adapters, changed = list(self.fleet.adapters), []
+        for k, old in enumerate(adapters):
+            j = number.get(old.name)
+            if j is None or (count := seen.adapters[j].rate * span_s) < FEWEST:
+                continue
+            met = seen.adapters[j]
+            met = replace(
+                met, rate=old.rate, input_tokens=met.input_tokens or seen.input_tokens,
+                output_tokens=met.output_tokens or seen.output_tokens,
+            )  # fmt: skip
+            sides = (
+                (self.fleet.mean_input_tokens[k], seen.mean_input_tokens[j], met.input_tokens),
+                (self.fleet.mean_output_tokens[k], seen.mean_output_tokens[j], met.output_tokens),
+            )
+            if any(
+                abs(math.log(new / was)) > max(SURE * own.cv / math.sqrt(count), LEAST)
+                for was, new, own in sides
+                if own is not None
+            ):
+                in_sessions = self.fleet.sessions_by_adapter[k] is not None
+                adapters[k] = as_met(old, met, in_sessions=in_sessions)
+                changed += [old.name] if adapters[k] != old else []
+        if not changed:
+            return ""
+        self.fleet = replace(self.fleet, adapters=tuple(adapters))
+        return f"other lengths than expected of {counted(len(changed), 'adapter')}: {listed(changed, 5)}"
+
+    def carried(self, planned: Workload, now: Workload) -> Requests:
+        """What was learnt, for another fleet: of adapters that are planned as they were."""
+
+        def said(fleet: Workload, adapter: Adapter) -> tuple[object, ...]:
+            lengths = adapter.input_tokens or fleet.input_tokens, adapter.output_tokens or fleet.output_tokens
+            return *lengths, adapter.shared_prefix_tokens, adapter.sessions or fleet.sessions
+
+        before = {old.name: said(planned, old) for old in planned.adapters}
+        known = {each.name: each for each in self.fleet.adapters}
+        adapters = []
+        for each in now.adapters:
+            if before.get(each.name) == said(now, each):
+                old = known[each.name]
+                each = replace(
+                    each, input_tokens=old.input_tokens, output_tokens=old.output_tokens,
+                    shared_prefix_tokens=old.shared_prefix_tokens,
+                )  # fmt: skip
+            adapters.append(each)
+        return Requests(replace(now, adapters=tuple(adapters)), dict(self.hits))

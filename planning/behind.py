@@ -1,0 +1,45 @@
+"""Whether a router that sees the queues of servers would keep the goal on fewer servers than a plan."""
+
+from __future__ import annotations
+
+from packer.cluster import Cluster
+from packer.plan import Plan
+from packer.planning.explore import Frontier
+from packer.solvers.candidates import most_slots_of
+from packer.words import counted
+
+ROUTER = "affinity:slack=16"
+SLOTS = (32, 16, 64)
+
+
+def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
+    """A sentence where one server fewer, with every adapter on each, keeps the goal behind `ROUTER` in all hours of
+    the plan, fresh ones included; nothing where none does.
+
+    Looked at only where adapters are busy at different times: of fleets whose rates stay, or rise and fall together,
+    none was found that a router serves with fewer. The first hour that breaks the goal ends a try.
+    """
+    arrivals, servers = job.workload.arrivals, len(plan.bins) - 1
+    apart = arrivals.kind == "unpredictable" or arrivals.own is not None
+    if not apart or servers < 1 or plan.verified is not True or job.spare:
+        return ()
+    rank = max(item.max_lora_rank for item in plan.bins)
+    most = min(len(job.workload), most_slots_of(job.profile, rank))
+    for slots in dict.fromkeys(min(most, each) for each in SLOTS):
+        if _keeps(job, plan, Cluster.of(job.profile, servers, max_loras=slots, max_lora_rank=rank)):
+            gpus = counted(servers * job.size, "GPU")
+            return (
+                f"{gpus} keep the goal in the same hours with every adapter on each server (max_loras {slots}) "
+                f"behind a router that sees their queues: packer simulate --cluster … --router {ROUTER}.",
+            )
+    return ()
+
+
+def _keeps(job: Frontier, plan: Plan, cluster: Cluster) -> bool:
+    """Whether these servers keep the goal in the hours of the plan, and the time suffices to know it."""
+    from packer.twin.cluster.simulate import simulate_cluster
+
+    for fleet, seed in (*job.kept.hours, job.kept.given, *job.kept.fresh(plan.bins, job.number)):
+        if job.over() or simulate_cluster(fleet, cluster, router=ROUTER, seed=seed).slo_used > 1.0:
+            return False
+    return True

@@ -1,0 +1,71 @@
+"""A run that is ended early would have broken its limits: what the watch ends, the whole hour breaks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from packer import Adapter, Workload
+from packer.arrival import Arrivals, Bursts
+from packer.bin import Bin
+from packer.profile import Profile
+from packer.twin.hours import Hours, ServerHour
+from packer.twin.simulate import simulate
+from packer.twin.watch import BrokenError
+
+N = 16
+
+
+def server_of(rng: np.random.Generator, server: Profile) -> tuple[Workload, Bin]:
+    """A fleet of 3 to 80 adapters from quiet to overloaded, with classes, shares or bursts, and a server of it."""
+    n = int(rng.integers(3, 80))
+    rates = rng.lognormal(0.0, 1.0, n)
+    rates *= float(rng.uniform(1.0, 14.0)) / rates.sum()
+    classes = [str(rng.choice(["strict", ""])) or None for _ in range(n)]
+    fleet = Workload(
+        [
+            Adapter(f"a{k}", int(rng.choice((8, 32))), float(rate), slo_class=classes[k])
+            for k, rate in enumerate(rates)
+        ],
+        arrivals=Arrivals("bursty", common=Bursts(1.0, ((300.0, 1.0),)))
+        if rng.random() < 0.25
+        else Arrivals(),
+    )
+    share = float(rng.choice((1.0, 1.0, 0.9)))
+    limit_ms = float(rng.choice((150, 500, 2000)))
+    fleet = fleet.held_to(f"p95_ttft_ms={limit_ms},adapter_share={share};strict:p95_ttft_ms={0.7 * limit_ms}")
+    slots = min(n, int(rng.choice((2, 8, 24))))
+    return fleet, Bin(tuple(range(n)), server.settings(slots, 32), server)
+
+
+@pytest.mark.parametrize("seed", range(N))
+def test_what_the_watch_ends_the_whole_hour_breaks(server: Profile, seed: int) -> None:
+    """An ended run has used more than the watched share of its limits in the whole hour; others are as without it."""
+    fleet, item = server_of(np.random.default_rng(seed), server)
+    options = {"max_loras": item.max_loras, "max_lora_rank": 32, "seed": seed}
+    whole = simulate(fleet, server, **options).slo_used
+    for most in (0.5 * min(whole, 50.0), 1.0, 0.999 * min(whole, 50.0), 1.001 * min(whole, 1e6), 8.0):
+        hours = Hours(seed)
+        (found,) = hours.judged([(item, fleet, seed)], [most])
+        if isinstance(found, BrokenError):
+            assert whole > most
+            assert 0.0 < found.part <= 1.0
+        else:
+            assert found.used == whole
+
+
+def test_overload_ends_a_run_early(server: Profile) -> None:
+    """A server with three times its load is ended within a fifth of the hour; a calm one goes to its end."""
+    heavy = Workload([Adapter(f"a{k}", 16, 1.5) for k in range(30)])
+    item = Bin(tuple(range(30)), server.settings(30, 16), server)
+    hours = Hours()
+    busy, calm = hours.judged([(item, heavy, 0), (item, heavy.scaled(0.05), 0)], [8.0, 8.0])
+    assert isinstance(busy, BrokenError)
+    assert busy.part < 0.2
+    assert isinstance(calm, ServerHour)
+    (again,) = hours.judged([(item, heavy, 0)], [1.0])
+    assert again is busy  # what breaks 8 times the limits breaks them
+    (whole,) = hours.all([item], heavy)
+    assert not all(whole.holds)
+    (known,) = hours.judged([(item, heavy, 0)], [8.0])
+    assert known is whole

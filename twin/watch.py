@@ -1,0 +1,96 @@
+"""Ends a simulated hour as soon as it is certain that a server breaks its limits of TTFT."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from packer.arrays import FloatArray, IntArray
+from packer.twin.engine.state import FINISHED, ServerState
+from packer.twin.per_adapter import FEW_REQUESTS
+
+if TYPE_CHECKING:
+    from packer.workload import Workload
+
+PARTS = (0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8)
+"""Parts of a run after which it is looked at."""
+CALM = 8
+"""Where no more requests wait, no queue has grown: such a run is looked at after `SELDOM` alone."""
+SELDOM = (0.4,)
+_ABOVE = 1.0 + 1e-9
+
+
+class BrokenError(Exception):
+    """A server certainly uses more than `most` of its limits.
+
+    `part`: of the run, after which that was certain. `kv_usage`: mean share of the KV blocks in use until then.
+    """
+
+    def __init__(self, most: float, part: float, kv_usage: float) -> None:
+        super().__init__(f"more than {most:g} of the limits is used")
+        self.most, self.part, self.kv_usage = most, part, kv_usage
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a run of a server is looked at for: whether its `Run.slo_used` will be above `most`.
+
+    A 95th percentile of n values is above a limit if n - floor(0.95 (n - 1)) of them are. An adapter completes at most
+    the requests that it sends, so as many of these, and one for rounding, that waited longer are certainly enough. Only
+    limits of an adapter's p95 TTFT are looked at; others can only make more of what is used.
+    """
+
+    most: float
+
+    def look(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
+        """Raises `BrokenError`: it is certain now, when that part of the run is over."""
+        now_s = part * duration_s
+        if state.server["waiting"] <= CALM and part not in SELDOM:
+            return
+        limit_ms = workload.slo.column(workload, "p95_ttft_ms") * self.most * _ABOVE
+        if not np.isfinite(limit_ms).any():
+            return
+        done = np.flatnonzero(
+            (state.requests["status"] == FINISHED) & (state.requests["finish_seen_s"] <= now_s)
+        )
+        owner = state.requests["owner"][done]
+        ttft_ms = (state.requests["first_seen_s"][done] - state.requests["sent_s"][done]) * 1e3
+        m = len(workload)
+        offered, completed = (
+            np.bincount(state.requests["owner"], minlength=m),
+            np.bincount(owner, minlength=m),
+        )
+        late = ttft_ms > limit_ms[owner]
+        own = (completed >= FEW_REQUESTS) & (np.bincount(owner[late], minlength=m) >= _enough(offered))
+        # Adapters with few requests have the percentile of their server.
+        few = (offered < FEW_REQUESTS) & (completed > 0)
+        longer = len(ttft_ms) - np.searchsorted(np.sort(ttft_ms), limit_ms, side="right")
+        pooled = few & (longer >= _enough(np.array([offered.sum()])))
+        allowed = m - math.ceil(workload.slo.adapter_share * m - 1e-9)
+        if int((own | pooled).sum()) <= allowed:
+            return
+        which = late & own[owner] if own.any() else ttft_ms > limit_ms[pooled].min()
+        certain_s = _when(
+            state.requests["finish_seen_s"][done][which], owner[which], offered, pooled=not own.any()
+        )
+        blocks = float(state.timeline["kv_blocks"].sum()) / now_s / max(1, int(state.server["kv_blocks"]))
+        raise BrokenError(self.most, certain_s / duration_s, blocks)
+
+
+def _enough(sent: IntArray) -> IntArray:
+    """How many of so many requests, at most, put their 95th percentile above what they are above."""
+    found: IntArray = sent - np.floor(0.95 * (sent - 1)).astype(np.int64) + 1
+    return found
+
+
+def _when(finish_s: FloatArray, owner: IntArray, sent: IntArray, *, pooled: bool) -> float:
+    """When enough late requests of the first adapter were completed, or of all together, s."""
+    if pooled:
+        return float(np.sort(finish_s)[min(len(finish_s), int(_enough(np.array([sent.sum()]))[0])) - 1])
+    order = np.lexsort((finish_s, owner))
+    owner, finish_s = owner[order], finish_s[order]
+    which, first = np.unique(owner, return_index=True)
+    return float(finish_s[first + _enough(sent[which]) - 1].min())
