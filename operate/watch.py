@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from packer.errors import OutputError, ValidationError, shown
+from packer.io.web import bare
 
 
 class Exporter:
@@ -55,6 +56,6 @@ class Exporter:
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`; raises `ValidationError`."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
-        raise ValidationError(f"Expected HOST:PORT, as 127.0.0.1:9877, got {shown(address)}.")
+    if not host or "@" in host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
+        raise ValidationError(f"Expected HOST:PORT, as 127.0.0.1:9877, got {shown(bare(address))}.")
     return host.strip("[]"), int(port)

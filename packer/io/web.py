@@ -65,7 +65,7 @@ def address_of(text: str, key: str = "") -> Address:
     except ValueError:  # a port that is not a number, a bracket left open
         good = False
     if not good:
-        raise ValidationError(f"Expected an address like http://host:8000, got {shown(_bare(text))}.")
+        raise ValidationError(f"Expected an address like http://host:8000, got {shown(bare(text))}.")
     if parts.query or parts.fragment:
         raise ValidationError(
             f"Expected an address without ? and #, got {shown(masked(text.split('#')[0]))}."
@@ -75,7 +75,7 @@ def address_of(text: str, key: str = "") -> Address:
     return Address(url, _authorization(key or unquote(login)))
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """What was typed as an address, perhaps without http://: no login, no query."""
     return re.sub(r"(?s)[?#].*", f"?{MASK}", re.sub(r"(?s)^(.*?//)?.*@", rf"\1{MASK}@", text))
 

@@ -110,11 +110,15 @@ def test_metrics_are_served(found: Drift) -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
 
 
-@pytest.mark.parametrize("address", ["9877", ":9877", "host:", "host:x", "host:70000", "host:-1", "host:٣"])
+@pytest.mark.parametrize(
+    "address",
+    ["9877", ":9877", "host:", "host:x", "host:70000", "host:-1", "host:٣", "u:secret@h:9", "u:secret@h:x"],
+)
 def test_bad_addresses_are_refused(address: str) -> None:
-    """An address is a host and a port."""
-    with pytest.raises(ValidationError, match="HOST:PORT"):
+    """An address is a host and a port; a login in it is refused and not repeated."""
+    with pytest.raises(ValidationError, match="HOST:PORT") as refused:
         parse_address(address)
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.skipif(
