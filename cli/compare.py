@@ -239,8 +239,8 @@ def _write(rows: list[dict[str, Any]], files: ComparisonFiles, title: str, out: 
     from packer.io.documents import jsonable
     from packer.io.files import write_text
     from packer.io.tables import csv_text
-    from packer.report.comparison import comparison_figure
     from packer.report.figures import write_figure
+    from packer.report.pictures import comparison_figure
 
     if not rows:
         return

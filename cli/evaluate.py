@@ -190,7 +190,7 @@ def _follow(
 
     from packer.operate.drift import drift
     from packer.operate.watch import Exporter
-    from packer.report.drift import metrics_text
+    from packer.report.metrics import metrics_text
 
     refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s"))
     if not plan.bins:

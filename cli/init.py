@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packer.cli.declare import argument, bundle, command, option
-from packer.cli.interrupt import interruptible
 from packer.cli.options import ServerSettings, Writing, common
+from packer.cli.output import interruptible
 from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def memory(kind: OneProfile, slots: SlotArguments, out: Writing) -> None:
     found = memory_table(kind.profile(out), slots.max_loras, slots.max_lora_rank)
     if slots.plot is not None:
         from packer.report.figures import write_figure
-        from packer.report.memory import memory_figure
+        from packer.report.pictures import memory_figure
 
         write_figure(memory_figure(found.profile, found.largest), slots.plot, force=out.force)
         out.note(f"wrote {slots.plot}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import gt
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
@@ -241,3 +244,24 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
             bar.update(task, description=count, completed=done)
 
         yield update
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """A function that says whether Ctrl-C was pressed in this block."""
+    requested = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield requested.is_set
+        return
+
+    def handler(_signal: int, _frame: FrameType | None) -> None:
+        if requested.is_set():
+            raise KeyboardInterrupt
+        requested.set()
+        note("stopping with the best plan so far; Ctrl-C again aborts")
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield requested.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

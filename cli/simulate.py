@@ -349,7 +349,7 @@ def _why(explanation: dict[str, Any]) -> list[str]:
 
 def _draw(first: Run, path: str, out: Writing) -> None:
     from packer.report.figures import write_figure
-    from packer.report.simulation import cluster_figure, simulation_figure
+    from packer.report.pictures import cluster_figure, simulation_figure
 
     if first.status != "ok":
         out.note(f"nothing to draw: the server does not start; {Path(path)} was not written.")

@@ -10,7 +10,6 @@ import click
 
 from packer import checks
 from packer.cli.declare import bundle, command, option
-from packer.cli.interrupt import interruptible
 from packer.cli.options import (
     DEFAULT_PROFILE,
     FleetFile,
@@ -20,7 +19,7 @@ from packer.cli.options import (
     complete_registered,
     waited_s,
 )
-from packer.cli.output import write_frame
+from packer.cli.output import interruptible, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError, OutputError
 

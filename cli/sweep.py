@@ -213,7 +213,7 @@ def _old_rows(path: str, plan: Sweep) -> list[dict[str, Any]]:
 
 def _draw(plan: Sweep, frame: pl.DataFrame, packs: pl.DataFrame, path: str) -> None:
     from packer.report.figures import write_figure
-    from packer.report.sweep import sweep_figure
+    from packer.report.pictures import sweep_figure
     from packer.twin.sweep import x_axis
 
     title = f"{plan.workload.name} on one {plan.profile.label}"

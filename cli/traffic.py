@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from packer.io.web import Address
     from packer.operate.observe import Named, View
     from packer.traces.access_log import Fields
+    from packer.traces.assign import Ranks
     from packer.traces.prometheus import CounterNames, Metrics
-    from packer.traces.ranks import Ranks
 
 UNUSED_WITH_INPUT = ("url", "window_s", "span_s")
 """Parameters of a query: a saved file has its own."""
@@ -44,7 +44,7 @@ class RankOptions:
 
     def read(self) -> Ranks:
         """The ranks; a table is read now."""
-        from packer.traces.ranks import Ranks, read_ranks
+        from packer.traces.assign import Ranks, read_ranks
 
         table: dict[str, int] = {}
         others: list[int] = []

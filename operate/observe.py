@@ -15,13 +15,12 @@ from packer.adapter import Adapter
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
 from packer.operate.day import HOUR_S
-from packer.traces.assign import DEFAULT_EXPONENT, assign_adapters
+from packer.traces.assign import DEFAULT_EXPONENT, Ranks, assign_adapters
 from packer.traces.bursts import bursts_within
 from packer.traces.measure import measure_workload
 from packer.traces.pattern import RateTable, clock, latest_rates, rates_of
 from packer.traces.prefixes import with_hit_rate
 from packer.traces.prometheus import Metrics
-from packer.traces.ranks import Ranks
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload

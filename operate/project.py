@@ -16,7 +16,7 @@ from packer.io.workloads import LOGS, read_workload
 from packer.operate.observe import AS_LOGGED, BUSIEST, Named, Observed, View, observe_log
 from packer.profile import Profile
 from packer.traces.access_log import USUAL, Fields
-from packer.traces.ranks import Ranks
+from packer.traces.assign import Ranks
 from packer.traces.read import read_trace
 from packer.twin.datasheets import datasheet
 from packer.twin.memory.policy import kv_cache_tokens

@@ -19,8 +19,7 @@ from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
-from packer.operate.day import HOUR_S, Period, Schedule
-from packer.operate.steady import with_steady_settings
+from packer.operate.day import HOUR_S, Period, Schedule, with_steady_settings
 from packer.plan import Plan, Status
 from packer.planning.replicas import MOST_REPLICAS, Replicas, fewest_parts, part
 from packer.planning.solve import solve

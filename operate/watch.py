@@ -1,4 +1,4 @@
-"""Serves texts to Prometheus, such as the metrics of `packer.report.drift`."""
+"""Serves texts to Prometheus, such as the metrics of `packer.report.metrics`."""
 
 from __future__ import annotations
 

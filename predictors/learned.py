@@ -21,8 +21,7 @@ from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, FeatureExtractor
 from packer.predictors.features_kernel import ROOM
-from packer.predictors.shipped import shipped_model
-from packer.predictors.store import Model, read_model
+from packer.predictors.store import Model, read_model, shipped_model
 from packer.predictors.targets import (
     LARGEST_CORRECTION,
     OUTPUTS,

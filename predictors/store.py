@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -176,3 +177,29 @@ def _arrays(entries: Sequence[_Array], packed: bytes) -> dict[str, npt.NDArray[A
         entry.name: np.frombuffer(data[start:end], entry.dtype).reshape(entry.shape)
         for entry, start, end in zip(entries, ends, ends[1:], strict=False)
     }
+
+
+PACKAGE = "packer.predictors.models"
+KINDS = ("forest", "boosting", "tree")
+"""Kinds that are shipped; "svm" and "knn" can be trained."""
+
+
+def file_name(kind: str, profile_name: str) -> str:
+    """File of the shipped predictor of a kind for a profile."""
+    return f"{profile_name.replace('/', '--')}.{kind}.packer"
+
+
+def shipped_model(kind: str, profile: Profile) -> tuple[Model, str]:
+    """The shipped predictor of a kind for a profile, and the name of its file.
+
+    Raises `ModelError`: there is none, or it was trained for another state of the profile.
+    """
+    name = file_name(kind, profile.name)
+    if name not in {each.name for each in files(PACKAGE).iterdir()}:  # a name may be too long for a file
+        raise ModelError(
+            f"There is no trained {kind!r} predictor for the profile {profile.name}: train one with "
+            f"packer predictor build --profile … and packer predictor train --kind {kind}, or use --predictor twin."
+        )
+    model = from_bytes(files(PACKAGE).joinpath(name).read_bytes(), name)
+    model.check_profile(profile, name)
+    return model, name

@@ -15,8 +15,8 @@ from packer.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from packer.predictors.ensemble import Ensemble, UintArray
 from packer.predictors.features_kernel import LOAD, SUMS, FleetArrays, fill
 from packer.predictors.kernels import walk_one
+from packer.twin.compile_ahead import Tiered
 from packer.twin.flags import ENGINE_FLAGS
-from packer.twin.tiered import Tiered
 
 N_FIGURES = 10
 (OFFERED, THROUGHPUT, MEAN_TTFT, MEDIAN_TTFT, P99_TTFT, MEAN_TPOT, MEAN_ITL, P99_ITL, KV, CHANCE) = range(

@@ -1,18 +1,101 @@
-"""A plan's report as a file: rates grown, a comparison read, the page written."""
+"""The HTML report of a plan, one page that needs nothing else: rates grown, a comparison read, the page written."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from markupsafe import Markup
+
+from packer import words
 from packer.errors import FileFormatError, reader, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.plan import Plan
+from packer.report import context
+from packer.report.figures_svg import Chart
 from packer.report.growth import Growth, growth_of
-from packer.report.render import render_report
+from packer.report.pictures import COLUMNS, frontier_charts
+from packer.report.templates import read, render
+from packer.room import room_rows
 from packer.solvers.evaluator import Evaluator
 from packer.twin.hours import with_adapters
+from packer.twin.per_adapter import quiet_adapters
+
+_WORDS = (words.visible, words.plural, words.counted, words.number, words.by_rank)
+_FIGURES = (context.milliseconds, context.slowest, context.percent, context.by_load, context.memory_bars)
+_HELPERS: dict[str, Any] = {each.__name__: each for each in (repr, *_WORDS, *_FIGURES)}
+"""Functions that the page calls."""
+_ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
+
+
+def render_report(
+    plan: Plan, *, growth: Growth | None = None, comparison: Sequence[Mapping[str, object]] = ()
+) -> str:
+    """The page; the same input gives the same bytes.
+
+    `plan`: feasible or not.
+    `growth`: its GPUs at growing rates; None leaves the section out.
+    `comparison`: rows of a comparison of solvers, shown as they are; all with the same keys.
+    """
+    script = read("report.js")
+    shown = _compared_keys(comparison)
+    return render(
+        "report.html",
+        plan=plan,
+        title=words.visible(plan.workload.name),
+        kept=context.in_limits(plan),
+        few=quiet_adapters(plan.workload),
+        resimulated=context.resimulated(plan),
+        decision=plan.details.get("decision", ""),
+        frontier=_frontier(plan),
+        reasons=[words.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],
+        unplaced=[words.visible(plan.workload.names[i]) for i in plan.unplaced],
+        **_HELPERS,
+        servers=list(zip(plan.bins, plan.evaluations, strict=True)),
+        most=max((row.offered_tok_s for row in plan.evaluations), default=0.0) or 1.0,
+        headroom=plan.headroom_words,
+        starts=context.starts(plan),
+        rooms=room_rows(plan.rooms),
+        growth=growth,
+        limits=str(plan.workload.slo),
+        columns=[COLUMNS.get(key, words.visible(key)) for key in shown],
+        comparison=[[_cell(row[key]) for key in shown] for row in comparison],
+        profiles=list(dict.fromkeys(item.profile for item in plan.bins)),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _frontier(plan: Plan) -> list[Chart]:
+    """The frontier that a recommended plan carries; a plan file's content is checked here."""
+    rows = plan.details.get("frontier")
+    if not isinstance(rows, list | tuple) or len(rows) < 2:
+        return []
+    try:
+        return frontier_charts(rows, plan.n_gpus, plan.workload.slo.limits)
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Which columns of a comparison to show: the `COLUMNS` that differ, or all if none is there."""
+    keys = list(rows[0]) if rows else []
+    known = [key for key in COLUMNS if key in keys]
+    varies = [key for key in known if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1]
+    return varies if known else keys
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return words.visible(f"{value:,}" if isinstance(value, int) else str(value))
+
 
 DEFAULT_CURVES = 6
 MOST_GPUS = 256

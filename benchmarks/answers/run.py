@@ -33,9 +33,9 @@ from packer.io.workloads import write_workload
 from packer.operate.drift import drift
 from packer.operate.observe import Named, View, at_load, observe_log
 from packer.operate.schedule import rates_of_trace, schedule
+from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload, rounded
 from packer.traces.pattern import rates_of
-from packer.traces.ranks import Ranks
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
 from packer.twin.cluster.simulate import simulate_cluster

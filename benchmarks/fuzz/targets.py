@@ -188,8 +188,8 @@ def _documents() -> list[Target]:
     from packer.io.profiles import load_profile
     from packer.live.fleet_file import read_live_fleet
     from packer.live.launch import launch_text, read_launch
+    from packer.live.setup import tiny_launch
     from packer.live.state import LiveState
-    from packer.live.tiny_model import tiny_launch
     from packer.planning.solve import solve
     from packer.report.page import read_comparison
     from packer.twin.cluster.system import load_system
@@ -242,7 +242,7 @@ def _tables() -> list[Target]:
     from packer.fit.tables import read_rows, read_runs
     from packer.live.results import read_result
     from packer.live.step_log import Steps, read_steps
-    from packer.traces.ranks import read_ranks
+    from packer.traces.assign import read_ranks
 
     bench: dict[str, Any] = {"request_throughput": 4.0, "completed": 100, "mean_tpot_ms": 12.5}
     bench |= {"total_input_tokens": 50_000, "total_output_tokens": 20_000}

@@ -27,8 +27,7 @@ from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, NAMES
 from packer.predictors.kinds import kind_of
 from packer.predictors.learned import LearnedPredictor
-from packer.predictors.shipped import shipped_model
-from packer.predictors.store import Model
+from packer.predictors.store import Model, shipped_model
 from packer.predictors.targets import OUTPUTS, STARVED, TARGETS
 from packer.predictors.train import TrainingTable, _fit, _search
 from packer.twin.scores import macro_f1, smape

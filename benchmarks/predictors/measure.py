@@ -35,7 +35,7 @@ from packer.predictors.features import FeatureExtractor
 from packer.predictors.kernels import walk_one
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.scenarios import scenario
-from packer.predictors.shipped import KINDS, shipped_model
+from packer.predictors.store import KINDS, shipped_model
 from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
 from packer.twin.flags import FLAGS

@@ -14,7 +14,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.lengths import Lengths
 from packer.predictors.learned import LearnedPredictor
-from packer.predictors.shipped import KINDS, shipped_model
+from packer.predictors.store import KINDS, shipped_model
 from packer.profile import Profile
 from packer.twin.scores import macro_f1, smape
 from packer.workload import SHAREGPT_CORRELATION, Workload

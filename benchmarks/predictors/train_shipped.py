@@ -17,8 +17,7 @@ from packer.errors import FileFormatError
 from packer.io.profiles import load_profile
 from packer.predictors.build import build_dataset
 from packer.predictors.dataset import Dataset, Spec, read_dataset
-from packer.predictors.shipped import KINDS, file_name
-from packer.predictors.store import write_model
+from packer.predictors.store import KINDS, file_name, write_model
 from packer.predictors.train import train
 from packer.profile import Profile
 

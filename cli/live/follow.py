@@ -148,7 +148,7 @@ def _followed(
     from packer.live.fleet_file import read_live_fleet
     from packer.operate.follow import Following, rows_of
     from packer.operate.watch import Exporter
-    from packer.report.following import live_metrics, live_page
+    from packer.report.metrics import live_metrics, live_page
 
     source = looks.reader(metrics)
     acting = Acting(plan, read_live_fleet(given.servers or ""), out.note)

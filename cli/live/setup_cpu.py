@@ -33,7 +33,7 @@ def setup_cpu(given: CpuSetup, out: Writing) -> None:
     Example:
       packer live setup-cpu vllm-cpu && packer live calibrate --launch vllm-cpu/launch.toml
     """
-    from packer.live.setup_cpu import setup_cpu as make
+    from packer.live.setup import setup_cpu as make
 
     place = place_of(given.folder, out)
     ready(make(place, python=given.python, find_links=given.find_links, progress=out.note), out)

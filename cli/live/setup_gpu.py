@@ -43,7 +43,7 @@ def setup_gpu(given: GpuSetup, out: Writing) -> None:
       packer live setup-gpu h200 --model Llama-3.1-8B --gpu h200-141gb --python .venv-vllm/bin/python
       packer live calibrate --launch h200/launch.toml --budget 30m -o h200-llama-3.1-8b.toml
     """
-    from packer.live.setup_gpu import setup_gpu as make
+    from packer.live.setup import setup_gpu as make
 
     launch = make(
         place_of(given.folder, out),

@@ -62,7 +62,7 @@ class Format:
     """A format: the versions that it was checked against, and the engine that it starts.
 
     `where`: module and name of its function. `by_load`: the stack's own router splits an adapter on several servers by
-    their load, not by the planned shares. `pods`: it starts pods (`packer.export.pods`).
+    their load, not by the planned shares. `pods`: it starts pods (`packer.export.kubernetes`).
     """
 
     where: str
@@ -115,7 +115,7 @@ def export_plan(
     what its pods need is missing: a volume, a token; `ValidationError`: an adapter has no source though a table was
     given, or a server gets no valid port or address.
     """
-    from packer.export.pods import check_pods
+    from packer.export.kubernetes import check_pods
     from packer.export.servers import Options, servers
 
     if format_name not in FORMATS:

@@ -1,4 +1,4 @@
-"""Kubernetes: a ConfigMap with vLLM's settings, a Deployment and a Service for each server.
+"""Kubernetes: a ConfigMap with vLLM's settings, a Deployment and a Service for each server, and what pods need.
 
 The settings are in a file that vLLM reads (`vllm serve --config`), not on the command line, because
 Kubernetes expands `$(NAME)` in the arguments of a container.
@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from markupsafe import Markup
 
-from packer.errors import ValidationError
+from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import templates
 from packer.export.servers import ExportedServer, Options
+from packer.export.sources import parsed
 
 _MAX_CONFIG_BYTES = 1_000_000
 """A ConfigMap holds at most 1 MiB."""
@@ -45,3 +46,36 @@ def manifests(
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         found.append((server, Markup(text), digest, extra_labels(server)))
     return templates.render("servers.yaml", servers=found, options=options)
+
+
+GATED = ("meta-llama/", "google/gemma")
+"""Starts of repositories that Hugging Face hands out only with a token."""
+
+
+def check_pods(servers: tuple[ExportedServer, ...], options: Options) -> None:
+    """Raise `IncompatibleError` where an adapter is a path without a volume, or a gated model has no token.
+
+    Without one of them a pod is scheduled, takes a GPU and fails.
+    """
+    folder = options.adapters_dir.rstrip("/") + "/"
+    for server in servers:
+        for item in server.modules:
+            kind, path = parsed(item.source)
+            if kind != "path":
+                continue
+            if not options.adapters_claim:
+                raise IncompatibleError(
+                    f"Adapter {shown(item.name)} is the path {shown(path)}, and no volume is mounted there: give "
+                    "--adapters-claim, the volume claim that holds the adapters, or --sources with repositories."
+                )
+            if not path.startswith(folder):
+                raise IncompatibleError(
+                    f"Expected the path of adapter {shown(item.name)} to lie below {folder}, where the claim "
+                    f"{options.adapters_claim} is mounted (--adapters-dir), got {shown(path)}."
+                )
+    for model in sorted({server.model for server in servers}):
+        if model.startswith(GATED) and not options.token_secret:
+            raise IncompatibleError(
+                f"{model} is downloaded only with a Hugging Face token: give --token-secret, the Secret whose key "
+                "'token' holds it, or --model with a copy that needs none."
+            )

@@ -17,7 +17,7 @@ import pytest
 from packer.bin import Bin
 from packer.cli import run
 from packer.cli.compare import split_names
-from packer.cli.interrupt import interruptible
+from packer.cli.output import interruptible
 from packer.errors import OutputError
 from packer.evaluation import Evaluations
 from packer.goal import Goal

@@ -12,11 +12,10 @@ from click.testing import CliRunner
 
 from packer.cli import cli, run
 from packer.errors import FileFormatError, LiveError
-from packer.live import environment, setup_cpu
+from packer.live import environment, setup
 from packer.live.environment import VllmEnvironment, find_vllm, probe
 from packer.live.launch import launch_text, read_launch
-from packer.live.setup_gpu import setup_gpu
-from packer.live.tiny_model import KV_BUDGET_BYTES, TINY, tiny_launch
+from packer.live.setup import KV_BUDGET_BYTES, TINY, setup_gpu, tiny_launch
 from packer.settings import Slots
 
 
@@ -71,7 +70,7 @@ def test_setup_tells_scripts_where_the_launch_file_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """--json gives the path, --quiet nothing, neither the command that comes next."""
-    monkeypatch.setattr(setup_cpu, "setup_cpu", lambda folder, **_: folder / "launch.toml")
+    monkeypatch.setattr(setup, "setup_cpu", lambda folder, **_: folder / "launch.toml")
     command, launch = ["live", "setup-cpu", str(tmp_path)], str(tmp_path / "launch.toml")
 
     def printed(*more: str) -> str:
@@ -148,7 +147,7 @@ def test_setup_says_what_the_installer_said(tmp_path: Path, monkeypatch: pytest.
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LiveError, match="No solution found: torch"):
-        setup_cpu.setup_cpu(tmp_path / "cpu")
+        setup.setup_cpu(tmp_path / "cpu")
 
 
 def test_a_gpus_launch_file_comes_from_config_and_data_sheet(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from packer.operate.follow import Following, rows_of
 from packer.operate.keeper import Decision
 from packer.plan import Plan
 from packer.predictors.twin import TwinPredictor
-from packer.report.following import live_metrics, live_page
+from packer.report.metrics import live_metrics, live_page
 from tests.live.conftest import _gone
 from tests.live.stand_in import StandIn
 

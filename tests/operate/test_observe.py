@@ -12,7 +12,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Slo
 from packer.operate.observe import at_load, observe_log, seen_in_log
-from packer.traces.ranks import Ranks
+from packer.traces.assign import Ranks
 from packer.traces.read import read_trace
 from packer.workload import Workload
 

@@ -11,8 +11,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
-from packer.operate.day import Period
-from packer.operate.steady import with_steady_settings
+from packer.operate.day import Period, with_steady_settings
 from packer.plan import Plan, Status
 from packer.testing.analytic import small_profile
 from packer.workload import Workload

@@ -22,7 +22,7 @@ from packer.export.formats import export_plan
 from packer.operate.drift import Drift, drift
 from packer.operate.watch import Exporter, parse_address
 from packer.plan import Plan
-from packer.report.drift import metrics_text
+from packer.report.metrics import metrics_text
 
 SERVER_METRICS = {
     "packer_server_offered_tok_s": "offered_tok_s",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.features import COLUMN
 from packer.predictors.learned import BoostingPredictor
-from packer.predictors.shipped import shipped_model
-from packer.predictors.store import Model
+from packer.predictors.store import Model, shipped_model
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 

@@ -12,8 +12,8 @@ import pytest
 from packer.plan import Plan
 from packer.report.figures import Figure, Line, Mark, Panel, write_figure
 from packer.report.growth import Evaluate, growth_of
+from packer.report.page import render_report
 from packer.report.palette import DARK, LIGHT
-from packer.report.render import render_report
 from packer.room import Room
 
 

@@ -11,7 +11,7 @@ from packer.arrival import Arrivals
 from packer.cli.plan_table import plan_lines
 from packer.plan import Plan
 from packer.report.context import resimulated
-from packer.report.render import render_report
+from packer.report.page import render_report
 
 DAY = Arrivals("piecewise", period_s=3600.0, factors=(1.0, 2.0) * 12)
 

@@ -14,7 +14,7 @@ from packer.export.formats import export_plan
 from packer.plan import Plan, Status
 from packer.report import context
 from packer.report.growth import FACTORS, Evaluate, choose_gpus, growth_of
-from packer.report.render import render_report
+from packer.report.page import render_report
 from packer.room import LEVELS, Room, room_rows
 from packer.twin.hours import with_adapters
 from packer.words import visible

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from packer.report.figures import Line, Scatter
-from packer.report.sweep import PANELS, sweep_figure
+from packer.report.pictures import SWEPT, sweep_figure
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def _packs(frame: pl.DataFrame) -> pl.DataFrame:
 def test_one_panel_for_each_metric(frame: pl.DataFrame) -> None:
     """Throughput, TTFT and ITL each have a panel with one curve per server."""
     figure = sweep_figure(frame, _packs(frame), "adapters", title="t")
-    assert len(figure.panels) == len(PANELS)
+    assert len(figure.panels) == len(SWEPT)
     for panel in figure.panels[1:]:
         assert [line.label for line in panel.series] == ["max_loras 8", "max_loras 64"]
 

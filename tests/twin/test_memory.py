@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from packer.io.profiles import load_profile
 from packer.profile import Profile
 from packer.twin.memory.policy import (
+    analytic_kv_tokens,
     kv_cache_tokens,
     kv_cache_tokens_many,
     memory_error,
     memory_policy,
 )
-from packer.twin.memory.slots import analytic_kv_tokens
 from packer.twin.memory.starts import what_starts
 from packer.twin.override import with_engine
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from packer.twin.bursts import _relax
-from packer.twin.tiered import interpreted
+from packer.twin.compile_ahead import interpreted
 
 PROGRAM = """
 import numpy as np
 from packer.twin.bursts import _relax
 from packer.twin.compile_ahead import COMPILER
-from packer.twin.tiered import Tiered
+from packer.twin.compile_ahead import Tiered
 tiered = Tiered(_relax, {})
 for _ in range(2):
     values = np.ones(3)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from packer.errors import ValidationError
-from packer.traces.assign import assign_adapters, popularity
+from packer.traces.assign import Ranks, assign_adapters, popularity
 from packer.traces.measure import measure_workload, rounded
-from packer.traces.ranks import Ranks
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
 

