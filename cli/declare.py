@@ -259,8 +259,8 @@ def option_sections() -> dict[str, list[str]]:
 class LazyGroup(click.Group):
     """A group of `commands.toml`, which imports a command when it is called, and suggests the nearest of a wrong name.
 
-    The command `from-log` is `from_log` in the module of that name in the group's folder, with an underscore
-    behind it where Python has that name.
+    The command `from-log` is `from_log` in the module of the group, or in that of its name in the folder, with an
+    underscore behind it where Python has that name.
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
@@ -274,7 +274,9 @@ class LazyGroup(click.Group):
         if name in _groups():
             return LazyGroup(name)
         word = name.replace("-", "_")
-        module = import_module(f"{self.package}.{word}")
+        module = import_module(self.package)
+        if hasattr(module, "__path__"):
+            module = import_module(f"{self.package}.{word}")
         found: click.Command = getattr(module, word, None) or getattr(module, f"{word}_")
         return found
 

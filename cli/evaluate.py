@@ -159,8 +159,8 @@ def evaluate(
 
 def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
     """The plan's servers behind a live router; 3 if they starve, or break the limits that the plan was made for."""
+    from packer.cli.cluster import lines_of
     from packer.cli.simulate import result_of as figures_of
-    from packer.cli.simulation_table import lines_of
     from packer.operate.evaluate import routed_within
     from packer.twin.cluster.simulate import simulate_cluster
 

@@ -88,8 +88,7 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
       packer export plan.json --format routing --address '127.0.0.1:{port}' -o routing/
     """
     from packer.cli.output import check_distinct, print_json
-    from packer.export.formats import export_plan
-    from packer.export.targets import output_paths
+    from packer.export.formats import export_plan, output_paths
     from packer.io.files import make_folder, write_text
 
     plan = file.plan()

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import Behind, refuse_without_cluster, title_of
+from packer.cli.cluster import METRICS, Behind, lines_of, refuse_without_cluster, title_of
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs
 from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, write_frame, write_json
-from packer.cli.simulation_table import METRICS, lines_of
 from packer.cli.traffic import refuse_unused
 from packer.words import number
 

@@ -23,7 +23,7 @@ from packer.arrival import RequestTrace
 from packer.errors import FileFormatError, reader
 from packer.io.files import MAX_BYTES, atomic_path, read_bytes
 from packer.io.tables import first_line
-from packer.twin.served import due_share
+from packer.twin.stability import due_share
 
 NOT_SENT, UNFINISHED, COMPLETED, FAILED, REFUSED = range(5)
 """States of a request; refused: by the client, because too many were outstanding."""

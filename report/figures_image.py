@@ -7,8 +7,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from packer.report.figures import Bars, Figure, Line, Panel, Scatter
-from packer.report.palette import LIGHT
+from packer.report.figures import LIGHT, Bars, Figure, Line, Panel, Scatter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from packer.report.figures import Bars, Figure, Line, Panel, Scatter, Series, Values
-from packer.report.palette import SERIES
+from packer.report.figures import SERIES, Bars, Figure, Line, Panel, Scatter, Series, Values
 from packer.report.templates import render
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 26.0, 18.0, 36.0

@@ -11,9 +11,8 @@ from packer.goal import Limits
 from packer.io.frames import pl
 from packer.io.shipped import table
 from packer.profile import Profile
-from packer.report.figures import Bars, Figure, Line, Mark, Panel, Scatter, Series, known
+from packer.report.figures import SERIES, Bars, Figure, Line, Mark, Panel, Scatter, Series, known
 from packer.report.figures_svg import Chart, chart
-from packer.report.palette import SERIES
 from packer.twin.memory.policy import kv_cache_tokens
 
 if TYPE_CHECKING:

@@ -135,7 +135,7 @@ def _short_runs() -> Iterator[None]:
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees are refined with fewer candidates, forests and folds: the procedure is what is tested."""
     for name, value in (("TEACHERS", 30), ("MIN_LEAVES", (5,)), ("FOLDS", 2)):
-        monkeypatch.setattr(f"packer.predictors.tree.{name}", value)
+        monkeypatch.setattr(f"packer.predictors.rules.{name}", value)
 
 
 @pytest.fixture(scope="session")

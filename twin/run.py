@@ -19,9 +19,8 @@ from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin import per_adapter as figures
 from packer.twin import per_server as by_server
-from packer.twin.served import served_share
 from packer.twin.server import Raw, Server
-from packer.twin.stability import is_stable
+from packer.twin.stability import is_stable, served_share
 from packer.twin.timeline import requests_frame, summary, timeline_frame
 from packer.twin.tuning.policy import Trained
 from packer.workload import Workload
@@ -114,7 +113,7 @@ class Run:
     """Input + output tokens of completed requests / duration, tok/s."""
 
     served_share = cached_property(served_share)
-    """Tokens completed / tokens sent, in [0, 1]; see `packer.twin.served`."""
+    """Tokens completed / tokens sent, in [0, 1]; see `packer.twin.stability`."""
 
     @property
     def starved(self) -> bool:

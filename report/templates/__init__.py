@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from packer.io.templates import Templates
-from packer.report.palette import DARK, LIGHT, SERIES
+from packer.report.figures import DARK, LIGHT, SERIES
 
 _templates = Templates("packer.report.templates", {"colors": SERIES, "light": LIGHT, "dark": DARK})
 _templates.names["style"] = Markup(_templates.read("report.css"))

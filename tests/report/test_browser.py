@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from packer.plan import Plan
-from packer.report.figures import Figure, Line, Mark, Panel, write_figure
+from packer.report.figures import DARK, LIGHT, Figure, Line, Mark, Panel, write_figure
 from packer.report.growth import Evaluate, growth_of
 from packer.report.page import render_report
-from packer.report.palette import DARK, LIGHT
 from packer.room import Room
 
 

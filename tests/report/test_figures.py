@@ -10,6 +10,9 @@ import pytest
 
 from packer.errors import OutputError, ValidationError
 from packer.report.figures import (
+    DARK,
+    LIGHT,
+    SERIES,
     Bars,
     Figure,
     Line,
@@ -19,7 +22,6 @@ from packer.report.figures import (
     render_figure,
     write_figure,
 )
-from packer.report.palette import DARK, LIGHT, SERIES
 
 HOSTILE = (
     "</script><script>alert(1)</script>",

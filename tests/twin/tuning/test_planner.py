@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_tuning import best_plan
 
-from packer.twin.tuning.planner import plan
+from packer.twin.tuning.policies.llmstation import plan
 
 TIMES = st.floats(0.01, 10.0)
 

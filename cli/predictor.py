@@ -1,4 +1,4 @@
-"""`packer predictor train`."""
+"""`packer predictor`: what predictors are trained on, and training."""
 
 from __future__ import annotations
 
@@ -7,12 +7,80 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import argument, bundle, command, flag, option, values
-from packer.cli.options import Writing, common
+from packer.cli.options import OneProfile, Output, Writing, common
 from packer.cli.output import Table
 from packer.words import number
 
 if TYPE_CHECKING:
     from packer.predictors.store import Model
+
+
+@bundle
+class DatasetOptions:
+    """How many scenarios, and where they run.
+
+    rows: Scenarios.
+    jobs: Processes. [default: all cores]
+    backend: Where they run: on this machine, or on a Ray cluster.
+    """
+
+    rows: int = option(type=click.IntRange(1, 10_000_000), default=22_000)
+    seed: int = common("seed")
+    jobs: int | None = option(type=click.IntRange(1, 4096), metavar="N")
+    backend: str = option(type=click.Choice(("processes", "ray")), default="processes")
+    output: str = common("output", help="Where to write the dataset (Parquet).", required=True)
+
+
+@command
+def build(kind: OneProfile, given: DatasetOptions, out: Writing) -> None:
+    """Simulate servers with the twin: the paper's grid, mixtures of rates, ranks and lengths, many near
+    the edge of starvation, and one in 11 with 512 to 4,096 adapters.
+
+    An interrupted build goes on where it stopped when the same command is given again.
+
+    \b
+    Example:
+      packer predictor build --profile h100-64gb/llama-3.1-8b-instruct --rows 22000 -o data.parquet
+    """
+    from packer.predictors.build import build_dataset
+    from packer.predictors.dataset import read_dataset
+
+    out.check(given.output)
+    profile = kind.profile(out)
+    with out.progress() as progress:
+        build_dataset(
+            profile, given.output, **values(given, "output", "jobs"), jobs=given.jobs or -1, force=out.force,
+            progress=progress,
+        )  # fmt: skip
+    out.result(lambda: {**read_dataset(given.output).summary(), "output": given.output}, list)
+    out.note(f"{given.output}: {given.rows} scenarios of {profile.label}")
+
+
+@bundle
+class DescribeOptions:
+    """The dataset."""
+
+    dataset_path: str = argument("DATASET")
+
+
+@command
+def describe(given: DescribeOptions, out: Output) -> None:
+    """What a dataset holds: profile, scenarios by family, how many starve.
+
+    \b
+    Example:
+      packer predictor describe data.parquet
+    """
+    from packer.predictors.dataset import read_dataset
+
+    facts = read_dataset(given.dataset_path).summary()
+    rows = [[name, found["scenarios"], found["starved"]] for name, found in facts["families"].items()]
+    title = (
+        f"{given.dataset_path}: {facts['scenarios']} scenarios of {facts['profile']}, seed {facts['seed']}, "
+        f"{number(100 * facts['starved_share'], 1)} % starved"
+    )
+    out.result(facts, lambda: [title, Table(None, ["family", "scenarios", "starved"], rows)])
+
 
 SHOWN = (
     ("throughput", "throughput_smape"),
@@ -55,7 +123,7 @@ def train(given: TrainingOptions, out: Writing) -> None:
     """
     from packer.errors import IncompatibleError
     from packer.predictors.dataset import read_dataset
-    from packer.predictors.drawing import draw_tree
+    from packer.predictors.rules import draw_tree
     from packer.predictors.store import write_model
     from packer.predictors.targets import STARVED
     from packer.predictors.train import train as fit

@@ -1,0 +1,338 @@
+"""`packer profiles`: descriptions of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packer.cli.declare import Readers, argument, bundle, command, flag, option, pairs, values
+from packer.cli.options import DEFAULT_PROFILE, NO_LAW, Output, Writing, common
+from packer.cli.output import Table
+from packer.cli.streams import results
+from packer.words import money, number
+
+if TYPE_CHECKING:
+    from packer.fit.pipeline import Calibration
+    from packer.profile import Profile
+
+ERRORS = ("throughput", "itl", "ttft_queued")
+
+
+@command
+def list_(out: Output) -> None:
+    """List the measured profiles, and what estimates for each GPU rest on.
+
+    Errors of measured profiles are SMAPE on runs not used for the fit (percent, 0–200). Bands of estimates are of the
+    time per output token of a model without measurements of its own, %: the median and the 90th percentile. Anchored:
+    servers of that GPU were measured.
+
+    \b
+    Example:
+      packer profiles list
+    """
+    from packer.fit.bands import evidence
+    from packer.io.profiles import load_profile, profile_names
+
+    found = [load_profile(name) for name in profile_names()]
+    data = [{**summary_of(profile), "kind": "measured"} for profile in found]
+    out.result(lambda: [*data, *evidence()], lambda: [_table(found), _estimates(evidence())])
+
+
+def summary_of(profile: Profile) -> dict[str, Any]:
+    """What `--json` says of a profile."""
+    return {
+        "name": profile.name,
+        "label": profile.label,
+        "calibrated": profile.calibrated,
+        "model": profile.model.name,
+        "gpu": profile.gpu.name,
+        "price_per_hour": profile.gpu.price_per_hour,
+        "engine": f"{profile.engine.name} {profile.engine.version}",
+        "errors": dict(profile.errors),
+        "fingerprint": profile.fingerprint,
+    }
+
+
+def _estimates(rows: list[dict[str, Any]]) -> Table:
+    def band(row: dict[str, Any], models: str) -> str:
+        half, most = (row[f"{models}_base_tpot_p{q}"] for q in (50, 90))
+        return f"{100 * half:.0f}, {100 * most:.0f}"
+
+    lines = [
+        [
+            row["name"], row["kind"], row["dense_from"], band(row, "dense"), band(row, "experts"),
+            f"{100 * row['dense_adapters_tpot_p90']:.0f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    columns = ["GPU", "kind", "from", "dense %: p50, p90", "experts", "adapters: p90"]
+    return Table("Estimates (packer profiles estimate, packer solve --gpu)", columns, lines, left=(0, 1, 2))
+
+
+def _table(found: list[Profile]) -> Table:
+    rows = [
+        [
+            profile.label,
+            profile.gpu.name,
+            f"{profile.engine.name} {profile.engine.version}",
+            money(profile.gpu.price_per_hour),
+            *(number(profile.errors.get(f"{key}_smape"), 1) for key in ERRORS),
+        ]
+        for profile in found
+    ]
+    columns = ["profile", "GPU", "engine", "price/h", "error %: tok/s", "ITL", "TTFT (queued)"]
+    return Table(None, columns, rows, left=(0, 1, 2))
+
+
+RANKS = (8, 16, 32, 64)
+SLOTS = (8, 16, 32, 64, 128, 256, 384)
+
+
+@bundle
+class ShowOptions:
+    """The profile.
+
+    as_toml: Print the profile as its file.
+    """
+
+    profile_name: str = argument("NAME|FILE.toml")
+    as_toml: bool = flag("--toml")
+
+
+@command
+def show(given: ShowOptions, out: Output) -> None:
+    """Show one profile.
+
+    \b
+    Example:
+      packer profiles show h100-64gb/qwen-2.5-7b-instruct
+      packer profiles show h100-64gb/qwen-2.5-7b-instruct --toml > mine.toml
+    """
+    from packer.cli.memory import capacity
+    from packer.io.profiles import format_profile, load_profile, profile_to_dict
+    from packer.operate.memory import memory_table
+
+    profile = load_profile(given.profile_name)
+    if given.as_toml:
+        click.echo(format_profile(profile), nl=False, file=results())
+        return
+    data = {**profile_to_dict(profile), "label": profile.label, "fingerprint": profile.fingerprint}
+    errors = [(f"error, {key}", f"{value:g}") for key, value in profile.errors.items()]
+    facts = [*profile.facts(), *errors]
+    table = Table(profile.label, ["", ""], facts, left=(0, 1))
+    out.result(data, lambda: [table, capacity(memory_table(profile, SLOTS, RANKS))])
+
+
+SETTINGS: Readers = {
+    "tensor-parallel-size": click.IntRange(min=1, max=64),
+    "quantization": str,
+    **dict.fromkeys(("max-model-len", "max-num-seqs", "max-num-batched-tokens"), click.IntRange(min=1)),
+    "gpu-memory-utilization": click.FloatRange(0.0, 1.0, min_open=True),
+    "kv-cache-dtype": str,
+    "lora-target-modules": lambda text: tuple(filter(None, text.split(","))),
+    "vllm-version": str,
+    "engine": click.Choice(("vllm", "sglang")),
+}
+
+
+@bundle
+class EstimateOptions:
+    """The model, the GPU and the server's settings.
+
+    model: A Hugging Face repository known to packer or in this machine's cache, or the model's config.json.
+    gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
+    name: What the profile is called. [default: GPU/model]
+    settings: A setting of the server: tensor-parallel-size (its GPUs, 1), quantization (fp8, int8, awq, gptq, nvfp4; as
+        the model's config says), and by default as vLLM has it for the GPU max-model-len, max-num-seqs,
+        max-num-batched-tokens, gpu-memory-utilization, kv-cache-dtype (auto, bfloat16, fp8), lora-target-modules (of
+        qkv_proj, o_proj, gate_up_proj and down_proj, with commas: what slots hold), vllm-version (whose rules and
+        defaults hold; the newest that is known), engine (vllm or sglang: its memory for slots and its eviction; the
+        step law is vLLM's); --max-model-len 8192 is the same; repeatable.
+    price_per_hour: Price of the server's GPUs per hour, US dollars. [default: the data sheet's]
+    """
+
+    model: str = common("model", required=True)
+    gpu: str = common("gpu", required=True)
+    name: str | None = option()
+    settings: dict[str, Any] = pairs("--set", names=SETTINGS, refused=NO_LAW)
+    price_per_hour: float | None = option("--price", type=float)
+    output: str = common("output", help="Where to write the profile (.toml).", required=True)
+
+
+@command
+def estimate(given: EstimateOptions, out: Writing) -> None:
+    """Estimate a profile from a model's config and a GPU's data sheet, without a measurement.
+
+    Memory follows vLLM's rules, the base model's step law a roofline whose shares were fitted to public
+    measurements, the terms of adapters a calibrated H100. The profile carries its errors by what it extrapolates
+    from, and is marked "estimated, not calibrated" wherever it is used.
+
+    \b
+    Example:
+      packer profiles estimate --model meta-llama/Llama-3.1-8B-Instruct --gpu l40s --max-model-len 8192 -o l40s.toml
+      packer profiles estimate --model Qwen/Qwen3-32B --gpu h200 --tensor-parallel-size 2 --quantization fp8 -o q.toml
+      packer solve fleet.csv --profile l40s.toml
+    """
+    from packer.errors import IncompatibleError
+    from packer.fit.estimate import estimate_profile
+    from packer.io.profiles import write_profile
+    from packer.twin.memory.policy import kv_cache_tokens
+
+    output = given.output
+    if not output.endswith(".toml"):
+        raise IncompatibleError(f"Expected the output's name to end in .toml, got {output[:80]!r}.")
+    out.check(output)
+    settings = values(given, "model", "gpu", "output", "settings") | given.settings
+    named = {"vllm_version": "version", "engine": "engine_name"}
+    settings = {named.get(name, name): value for name, value in settings.items()}
+    profile = estimate_profile(given.model, given.gpu, **settings)
+    write_profile(profile, output, force=out.force)
+    tokens = kv_cache_tokens(profile, profile.settings(1, 8))
+    said = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}
+    out.result(lambda: {**summary_of(profile), **said}, list)
+    out.note(f"{output}: {tokens:,} tokens of KV cache with one slot of rank 8")
+    if tokens < profile.memory.min_kv_tokens:
+        length = profile.engine.max_model_len
+        out.note(f"the server would not start with max_model_len {length}: set --max-model-len")
+    out.note_profiles(profile)
+
+
+ABOUT: Readers = {
+    **dict.fromkeys(("model", "name", "note"), str),
+    "generated-share": click.FloatRange(0.01, 1.0),
+    "max-outstanding": click.IntRange(1),
+}
+
+
+@bundle
+class Measurements:
+    """The tables, and what they don't contain.
+
+    profiling_dir: Micro-benchmarks: some or all of kv_capacity.csv, latency_backbone.csv, latency_adapters.csv,
+        loading.csv.
+    runs_path: Whole runs of the server: one row each, with its metrics.
+    bench_paths: What improves an estimate given as --base: a result of `vllm bench serve --save-result` or GuideLLM on
+        the base model, one scrape of a busy server's /metrics, or what vLLM's benchmark_lora.py printed; repeatable.
+    base_name: Gives the identity of the server (model, GPU, engine settings) and whatever has no measurements;
+        `packer profiles estimate` makes one.
+    about: What the files do not say: model (in the tables' model column; the base profile's), name (of the new profile;
+        the base profile's), generated-share (generated / requested output tokens of the runs, 1), max-outstanding
+        (ceiling of the client that made the runs), note (who measured, how and when, for the profile's provenance);
+        --model NAME is the same; repeatable.
+    cold_start: Whether adapters were on disk when the runs began. [default: the base profile's]
+    no_cross_validation: Skip the errors on families left out.
+    """
+
+    profiling_dir: str | None = option("--profiling", metavar="DIR")
+    runs_path: str | None = option("--runs", metavar="FILE")
+    bench_paths: tuple[str, ...] = option("--bench", multiple=True, metavar="FILE")
+    base_name: str = option("--base", default=DEFAULT_PROFILE, metavar="NAME|FILE.toml")
+    about: dict[str, Any] = pairs("--about", names=ABOUT)
+    cold_start: bool | None = option("--cold-start/--warm-start", default=None)
+    no_cross_validation: bool = flag()
+    output: str = common("output", help="Where to write the profile.", default="profile.toml")
+
+
+@command
+def fit(given: Measurements, out: Writing) -> None:
+    """Fit a profile to micro-benchmarks, or to micro-benchmarks and a few dozen production runs.
+
+    With runs of two or more families the error on families left out is measured and written into the profile;
+    `packer solve --confidence` plans with it.
+
+    \b
+    Example:
+      packer profiles fit --profiling measured/ --runs runs.csv -o profile.toml
+      packer profiles fit --base l40s.toml --bench rate-2.json --bench rate-8.json -o improved.toml
+      packer profiles fit --base l40s.toml --bench metrics.txt --bench lora-kernels.txt -o improved.toml
+    """
+    from packer.errors import IncompatibleError
+    from packer.fit.pipeline import calibrate, with_provenance
+    from packer.fit.tables import Profiling, read_profiling, read_runs
+    from packer.io.profiles import load_profile
+
+    tables = given.profiling_dir is not None or given.runs_path is not None
+    if tables == bool(given.bench_paths):
+        raise click.UsageError("Expected --profiling DIR, --runs FILE or both, or else --bench FILE.")
+    out.check(given.output)
+    base = load_profile(given.base_name)
+    if given.bench_paths:
+        _improve(base, given, out)
+        return
+    if given.cold_start is not None:
+        base = replace(base, loading=replace(base.loading, cold_start=given.cold_start))
+    model, path = given.about.get("model", base.model.name), given.runs_path
+    profiling = read_profiling(given.profiling_dir, model) if given.profiling_dir else Profiling()
+    client: dict[str, Any] = {
+        "generated_share": given.about.get("generated_share", 1.0),
+        "max_outstanding": given.about.get("max_outstanding"),
+    }
+    runs = read_runs(path, model, **client) if path else []
+    if runs and not any(run.ok for run in runs):
+        raise IncompatibleError(f"{path}: none of the {len(runs)} runs of {model} started.")
+    with out.progress() as progress:
+        whole = not given.no_cross_validation
+        result = calibrate(base, profiling, runs, cross_validate=whole, progress=progress)
+    profile = with_provenance(
+        replace(result.profile, name=given.about.get("name", base.name), provenance={}),
+        method=f"packer profiles fit on micro-benchmarks {'and runs' if runs else 'only'}",
+        measured_by=given.about.get("note", ""),
+    )
+    result = replace(result, profile=profile)
+    errors = {
+        "errors_micro_benchmarks_only": dict(result.micro_profile.errors),
+        "errors_held_out": dict(profile.errors),
+    }
+    _finish(profile, errors, lambda: _tables(result), given, out)
+
+
+def _improve(base: Profile, given: Measurements, out: Writing) -> None:
+    """Write the estimate that results of load generators improve."""
+    from packer.fit.bench_results import improved, read_bench_results
+    from packer.fit.pipeline import with_provenance
+
+    profile = replace(
+        improved(base, read_bench_results(given.bench_paths)), name=given.about.get("name", base.name)
+    )
+    profile = with_provenance(profile, measured_by=given.about.get("note", ""))
+    _finish(profile, {"errors": dict(profile.errors)}, lambda: _laws(profile), given, out)
+
+
+def _finish(
+    profile: Profile,
+    errors: dict[str, Any],
+    tables: Callable[[], list[Table]],
+    given: Measurements,
+    out: Writing,
+) -> None:
+    """Write the profile and say what it is."""
+    from packer.io.profiles import write_profile
+
+    write_profile(profile, given.output, force=out.force)
+    facts = {"profile": profile.name, "path": given.output, "fingerprint": profile.fingerprint}
+    out.result({**facts, "coefficients": dict(profile.latency.coefficients), **errors}, tables)
+    if not out.as_json:
+        notes = [profile.provenance[key] for key in ("improved", "adapters") if key in profile.provenance]
+        improved = ": " + "; ".join(notes) if given.bench_paths else ""
+        out.note(f"Profile {profile.name} written to {given.output}{improved}.")
+
+
+def _laws(profile: Profile) -> list[Table]:
+    terms = [(term, f"{value:.6g}") for term, value in profile.latency.coefficients.items()]
+    return [Table("Step law", ("term", "value"), terms)]
+
+
+def _tables(result: Calibration) -> list[Table]:
+    profile, before = result.profile, result.micro_profile.errors
+    found = _laws(profile)
+    if profile.errors:
+        rows = [
+            (key, f"{before[key]:.4g}" if key in before else "–", f"{value:.4g}")
+            for key, value in profile.errors.items()
+        ]
+        columns = ("metric", "micro-benchmarks only", "held-out families")
+        found.append(Table("Errors on runs (SMAPE in %, 0–200 form)", columns, rows))
+    return found

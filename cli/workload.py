@@ -1,0 +1,342 @@
+"""`packer workload`: make and describe workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from packer.cli.declare import Pairs, argument, bundle, command, flag, option, pairs, values
+from packer.cli.options import FleetFile, Output, Writing, common, numbers
+from packer.cli.output import Table
+from packer.cli.plan_table import assumed_lengths
+from packer.cli.traffic import LogOptions, PrometheusOptions, RankOptions, ViewOptions
+from packer.words import counted, number
+
+if TYPE_CHECKING:
+    from packer.operate.observe import Observed
+    from packer.workload import Workload
+
+
+@bundle
+class ObservedFiles:
+    """What is written.
+
+    tables: Also write rates, .csv: loads (at each load, for --objective headroom:rates=FILE.csv), day (in each window
+        of the mean day, UTC, for packer schedule --rates FILE.csv); --day FILE.csv is the same; repeatable.
+    output: Where to write the workload: .csv, .json, .yaml or .parquet.
+    """
+
+    tables: dict[str, str] = pairs("--table", names={"loads": str, "day": str}, metavar="NAME=FILE")
+    output: str = common("output", required=True)
+
+    def write(
+        self, found: Observed, out: Writing, *, source: str, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the workload and the loads, and say what was seen; `facts`: more of it, for machines."""
+        from packer.io.files import write_text
+        from packer.io.workloads import write_workload
+        from packer.traces.measure import rounded
+        from packer.traces.pattern import loads_text
+
+        fleet = found.fleet if found.fleet.arrivals.trace is not None else rounded(found.fleet)
+        rates = found.table
+        written = {"loads": found.loads, "day": rates.day() if "day" in self.tables else {}}
+        write_workload(fleet, self.output, force=out.force, comments=[source])
+        for each in (f"traffic of {found.span}; rates: {found.planned_for}", *found.notes):
+            out.note(each)
+        for name, path in self.tables.items():
+            write_text(path, loads_text(rates.names, written[name]), force=out.force)
+            out.note(f"wrote {path}")
+        totals = {
+            name: {"requests_s": float(vector.sum()), "offered_tok_s": float(vector @ rates.tokens)}
+            for name, vector in found.loads.items()
+        }
+        counts = {"adapters": len(found.fleet), **(facts or {}), "windows": len(rates.rates)}
+        rows = [
+            (name, f"{row['requests_s']:,.3f}", f"{row['offered_tok_s']:,.0f}")
+            for name, row in totals.items()
+        ]
+        title = f"Loads over {len(rates.rates):,} windows of {rates.window_s:g} s"
+        out.result(
+            {"output": self.output, **counts, "loads": totals},
+            lambda: [Table(title, ("load", "requests/s", "tok/s"), rows)] if len(rates.rates) > 1 else [],
+        )
+        fleet = found.fleet
+        out.note(f"{self.output}: {headline(fleet)}; arrivals {fleet.arrivals.description}")
+
+
+UNRECORDED = ("output", "tables", "force", "as_json", "quiet")
+"""Options that don't change what the file says."""
+
+
+@bundle
+class LogArgument:
+    """The log."""
+
+    log_path: str = argument("LOG")
+
+
+@bundle
+class FromLogOptions:
+    """What is made of it.
+
+    replay: Keep every request as it was (needs .json or .yaml).
+    """
+
+    replay: bool = flag()
+    rate_factor: float = common("rate-factor")
+    seed: int = common("seed")
+
+
+@command
+def from_log(
+    log: LogArgument,
+    reading: LogOptions,
+    ranks: RankOptions,
+    given: FromLogOptions,
+    view: ViewOptions,
+    files: ObservedFiles,
+    out: Writing,
+) -> None:
+    """Measure a workload from a log of requests: rates of its busiest hour, bursts, lengths.
+
+    LOG is an access log of a gateway (the names of LiteLLM, Envoy AI Gateway, nginx and OpenAI-like logs are known;
+    --key names others) or a trace (packer's columns, or those of Azure, Mooncake, BurstGPT), as JSON lines, CSV or
+    Parquet, also .gz. Lines without a model or tokens (health checks, failures) are left out and counted. Where the
+    log names no adapters, requests are given to them at random by a power law of popularity.
+
+    \b
+    Examples:
+      packer workload from-log access.jsonl --ranks ranks.csv -o fleet.csv
+      packer workload from-log access.jsonl.gz --rank 16 --window 900 --at p95 --loads day.csv -o fleet.csv
+      packer workload from-log trace.csv.gz --adapters 200 --ranks 8,16,32 -o fleet.csv
+    """
+    from packer.cli.traffic import refuse_unused
+    from packer.operate.observe import observe_log
+    from packer.operate.summary import summary_of
+    from packer.traces.read import read_trace
+
+    out.check(files.output, *files.tables.values())
+    if given.replay:
+        refuse_unused("--replay", ("at",))
+    known = ranks.read()
+    read = read_trace(log.log_path, reading.fields())
+    how: dict[str, Any] = {
+        "rate_factor": given.rate_factor,
+        "replay": given.replay,
+        "window_s": view.window_s,
+    }
+    found = observe_log(read, known, view.view(), named=reading.named(given.seed), **how)
+    facts = {**summary_of(found.fleet), "requests": len(read), "dropped": read.dropped, "other": read.other}
+    files.write(found, out, source=_command(log.log_path, files.output), facts=facts)
+
+
+def _command(log_path: str, output: str) -> str:
+    """The command that makes the file, with every option that was given (here or in packer.toml)."""
+    from pathlib import Path
+
+    from click.core import ParameterSource
+
+    words = ["packer workload from-log", Path(log_path).name]
+    context = click.get_current_context()
+    for each in context.command.params:
+        name = each.name or ""
+        default = context.get_parameter_source(name) is ParameterSource.DEFAULT
+        if default or not isinstance(each, click.Option) or name in UNRECORDED:
+            continue
+        value = context.params[name]
+        if isinstance(each, Pairs):
+            words += [f"--{key.replace('_', '-')} {given}" for key, given in value.items()]
+            continue
+        for item in value if each.multiple else (value,):
+            text = ",".join(f"{number:g}" for number in item) if isinstance(item, tuple) else str(item)
+            words.append(each.opts[-1] if each.is_flag else f"{each.opts[-1]} {text}")
+    return " ".join([*words, "-o", Path(output).name])
+
+
+@bundle
+class Span:
+    """What is read of the metrics.
+
+    span_s: How far to look back.
+    save_path: Also write the server's answers, for --input.
+    skip: A model that is no adapter, as the base model; repeatable.
+    """
+
+    span_s: float = option(
+        "--span", type=click.FloatRange(min=1.0, max=1e9), default=86_400.0, metavar="SECONDS"
+    )
+    save_path: str | None = option("--save", metavar="FILE.json")
+    skip: tuple[str, ...] = option(multiple=True, metavar="MODEL")
+
+
+@command
+def from_metrics(
+    metrics: PrometheusOptions,
+    span: Span,
+    ranks: RankOptions,
+    view: ViewOptions,
+    files: ObservedFiles,
+    out: Writing,
+) -> None:
+    """Measure a workload from Prometheus: requests and tokens per adapter, as a gateway counts them.
+
+    vLLM's own metrics have no adapter label. With --gateway vllm the total rate and the mean lengths are
+    measured and the adapters' shares are estimated from how often each is seen in flight
+    (vllm:lora_requests_info) or, where that is gone, in a slot (vllm:lora_adapter_loaded, which has the ranks).
+
+    \b
+    Examples:
+      packer workload from-metrics --url http://prometheus:9090 --ranks ranks.csv -o fleet.csv
+      packer workload from-metrics --url http://prometheus:9090 --rank 16 --at p95 --save week.json -o fleet.csv
+      packer workload from-metrics --input week.json --rank 16 --by-time-of-day --loads loads.csv -o fleet.csv
+      packer workload from-metrics --url http://prometheus:9090 --span 604800 --rank 16 --day day.csv -o fleet.csv
+    """
+    from packer.operate.observe import observe_metrics
+
+    out.check(files.output, *files.tables.values(), span.save_path)
+    metrics.check()
+    known = ranks.read()
+    read = metrics.read(
+        span_s=span.span_s,
+        window_s=view.window_s,
+        save_path=span.save_path,
+        skip=span.skip,
+        by_clock="day" in files.tables or view.by_time_of_day,
+    )
+    found = observe_metrics(read, known, view.view())
+    files.write(found, out, source=f"packer workload from-metrics --gateway {metrics.gateway}")
+
+
+@command
+def describe(file: FleetFile, out: Output) -> None:
+    """What a workload holds: adapters by rank, rates, token lengths, offered load.
+
+    \b
+    Example:
+      packer workload describe examples/workloads/azure-conv-2023.csv
+    """
+    from packer.operate.summary import summary_of
+
+    fleet = file.fleet()
+    found = summary_of(fleet)
+    out.result(found, lambda: _lines(fleet, found))
+
+
+def headline(fleet: Workload) -> str:
+    """The workload in one line."""
+    return f"{counted(len(fleet), 'adapter')}, {fleet.rate:,.3g} req/s, offered load {fleet.offered_tok_s:,.0f} tok/s"
+
+
+def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
+    cells = [
+        [row["rank"], row["adapters"], number(row["rate"], 3), number(row["offered_tok_s"], 1)]
+        for row in found["ranks"]
+    ]
+    columns = ["rank", "adapters", "req/s", "offered tok/s"]
+    rates, inputs, outputs = found["adapter_rate"], found["input_tokens"], found["output_tokens"]
+    return [
+        headline(fleet),
+        Table(f"Adapters of {fleet.name} by rank", columns, cells),
+        f"Rate of an adapter: {rates['min']:.3g} to {rates['max']:.3g} req/s, median {rates['median']:.3g}; "
+        f"the busiest 5 % get {found['share_of_top_5_percent']:.0%} of the requests, "
+        f"the busiest 20 % {found['share_of_top_20_percent']:.0%}.",
+        f"Tokens per request: {inputs['mean']:,.0f} in (cv {inputs['cv']:.2f}), {outputs['mean']:,.0f} out "
+        f"(cv {outputs['cv']:.2f}), correlation {found['length_correlation']:+.2f}.",
+        *(_prefixes(fleet, found)),
+        *([f"Lengths {assumed_lengths()}."] if fleet.assumed_lengths else []),
+        f"Arrivals: {found['arrivals_description']}.",
+    ]
+
+
+def _prefixes(fleet: Workload, found: dict[str, Any]) -> list[str]:
+    """How much requests begin alike; nothing where they do not."""
+    import numpy as np
+
+    lines = []
+    if fleet.has_sessions:
+        turns = np.average(
+            [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter], weights=fleet.rates
+        )
+        lines.append(
+            f"Sessions: a request is in one of {turns:.3g} turns on average; prompts of all turns have "
+            f"{found['mean_prompt_tokens']:,.0f} tokens on average, those above are of first turns."
+        )
+    if fleet.shared_prefix_tokens.any():
+        shared = float(np.average(fleet.shared_prefix_tokens, weights=fleet.rates))
+        lines.append(f"Shared prefixes: {shared:,.0f} tokens of a prompt on average.")
+    return lines
+
+
+@bundle
+class Made:
+    """What is made up.
+
+    adapters: How many adapters.
+    ranks: LoRA ranks; each comes equally often.
+    rates: Request rates, req/s; each comes equally often. [default: 0.1,0.05,0.025]
+    total_rate: Instead of --rates: this many req/s in all, shared by a power law.
+    exponent: Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.
+    input_tokens: Mean input length, tokens.
+    output_tokens: Mean output length, tokens.
+    shared_prefix_tokens: Tokens that all prompts of an adapter begin with, as a system prompt.
+    sessions: Sessions: turns (mean requests of one; each begins with all that was said before), think-s (mean time from
+        an answer to the next turn, s), turn-tokens (mean tokens that the user adds in a later turn; as in the first,
+        less the prefix); --turns 4 is the same; repeatable.
+    output: Where to write the workload: .csv, .json, .yaml or .parquet.
+    """
+
+    adapters: int = option(type=click.IntRange(1, 1_000_000), required=True)
+    ranks: tuple[int, ...] = option(type=numbers(int), default="8,16", metavar="R,R,…")
+    rates: tuple[float, ...] | None = option(type=numbers(float), metavar="X,X,…")
+    total_rate: float | None = option(type=float, metavar="X")
+    exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.0)
+    input_tokens: float | None = option(type=float, metavar="MEAN")
+    output_tokens: float | None = option(type=float, metavar="MEAN")
+    shared_prefix_tokens: int = option(
+        "--shared-prefix", type=click.IntRange(min=0), default=0, metavar="TOKENS"
+    )
+    sessions: dict[str, float] = pairs(
+        "--session", names=dict.fromkeys(("turns", "think-s", "turn-tokens"), float)
+    )
+    seed: int = common("seed")
+    output: str = common("output", required=True)
+
+
+@command
+def generate(made: Made, out: Writing) -> None:
+    """Make up a workload. Lengths have the shape of ShareGPT's (gamma) unless their means are given.
+
+    \b
+    Example:
+      packer workload generate --adapters 256 --rates 0.1,0.05,0.025 --ranks 8,16 -o fleet.csv
+      packer workload generate --adapters 1000 --total-rate 50 --exponent 1.2 -o fleet.csv
+    """
+    from packer.errors import IncompatibleError
+    from packer.io.workload_schema import checked_mean
+    from packer.io.workloads import write_workload
+    from packer.operate.summary import summary_of
+    from packer.sessions import Sessions
+    from packer.traces.assign import PowerLaw, generate_workload
+    from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
+
+    if made.rates is not None and made.total_rate is not None:
+        raise IncompatibleError("--rates and --total-rate exclude each other: give one of them.")
+    out.check(made.output)
+    given = values(made, "adapters", "output", "total_rate", "exponent")
+    given["rates"] = made.rates or (0.1, 0.05, 0.025)
+    if made.total_rate is not None:
+        given["rates"] = PowerLaw(made.total_rate, made.exponent)
+    for name, shape in (("input_tokens", SHAREGPT_INPUT), ("output_tokens", SHAREGPT_OUTPUT)):
+        given[name] = shape if given[name] is None else shape.scaled(checked_mean(given[name]))
+    about = dict(given.pop("sessions"))
+    turns = about.pop("turns", None)
+    if turns is None and about:
+        raise IncompatibleError("--think-s and --turn-tokens describe sessions: expected --turns with them.")
+    sessions = None if turns is None else Sessions(turns, **about)
+    fleet = generate_workload(made.adapters, sessions=sessions, **given)
+    write_workload(fleet, made.output, force=out.force)
+    out.result(lambda: {**summary_of(fleet), "output": made.output}, list)
+    out.note(f"{made.output}: {headline(fleet)}")
