@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -28,3 +28,25 @@ class Memo(Generic[K, V]):
         value = self._make(key)
         self._kept = [*self._kept[1 - KEPT :], (key, value)]
         return value
+
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property:  # noqa: N801
+        """That of `functools` without the lock by which, in Python 3.11, one thread at a time computes a value of any
+        object."""
+
+        def __init__(self, make):
+            self._make, self.__doc__ = make, make.__doc__
+
+        def __set_name__(self, _owner, name):
+            self._name = name
+
+        def __get__(self, instance, _owner=None):
+            """The value of this object; the property itself of a class."""
+            if instance is None:
+                return self
+            value = instance.__dict__[self._name] = self._make(instance)
+            return value

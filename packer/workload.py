@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from packer.fingerprint import fingerprint
 from packer.goal import Goal, GoalLike
 from packer.job import FineTuning
 from packer.lengths import Lengths, expected_of
+from packer.memo import cached_property
 from packer.sessions import Sessions
 
 _T = TypeVar("_T", bound=np.generic)

@@ -11,18 +11,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
-from packer.evaluation import Evaluations
-from packer.plan import Plan, Status
-from packer.planning.assemble import versions
-from packer.planning.frontier import Conditions, FrontierPoint, average
+from packer.plan import Plan
+from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
-from packer.planning.settle import TIGHT, with_best_slots, with_spare_slots
+from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_spare_slots
 from packer.planning.solve import solve
 from packer.planning.splits import SLOTS, even_splits, split_by_rank
 from packer.predictors.content import caches_prefixes
@@ -32,7 +28,7 @@ from packer.search import fewest
 from packer.solvers.base import limit_of
 from packer.solvers.candidates import candidates_of
 from packer.solvers.evaluator import rate_margin_for
-from packer.twin.hours import Hours, merged
+from packer.twin.hours import Hours
 from packer.words import counted
 from packer.workload import Workload
 
@@ -68,6 +64,7 @@ class Frontier(Conditions):
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
+    _begun: set[int] = field(default_factory=set, init=False)
     _slots: int = field(default=SLOTS, init=False)
     """Of the last even split that was found to keep the limits."""
     _fewest: int = field(default=1, init=False)
@@ -145,7 +142,7 @@ class Frontier(Conditions):
             first, costs, worst = self.kept.hours[:1], math.inf, 1.0  # the hour that breaks most
             for bins in self._proposals(n_gpus):
                 if following is not None and not wide:
-                    self._spread(following, SOLVERS[0])
+                    self._begin(following)
                 if best and not self.spare and self._all_count and self._uses_more(bins, worst):
                     continue
                 hours, tight = self.kept.hours, self.tight
@@ -279,6 +276,19 @@ class Frontier(Conditions):
         parts = self.parts.spread_over(n_gpus, self.max_replicas)
         return parts, self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
 
+    def _begin(self, n_gpus: int) -> None:
+        """Begin, in a thread, the plan that is proposed first for that many GPUs, and its hours."""
+        (parts, plan), hour = self._spread(n_gpus, SOLVERS[0]), self.kept.hours[0]
+
+        def simulate() -> None:
+            bins = () if plan.result().unplaced or self.spare else parts.joined(plan.result().bins)
+            slotted = [item.with_slots(likely_slots(self.workload, item)) for item in bins]
+            self.hours.ahead([((item, *hour), FAR_BEYOND) for item in slotted])
+
+        if n_gpus not in self._points and n_gpus not in self._begun:
+            self._begun.add(n_gpus)
+            self._beside.submit(simulate)
+
     def _proposals(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Those of solvers, the even splits, first where a server gets hundreds of adapters, one by rank, and parts of
         every adapter on each server.
@@ -355,45 +365,4 @@ class Frontier(Conditions):
 
     def point_of(self, bins: Sequence[Bin]) -> FrontierPoint:
         """The figures of these servers."""
-        hours = self.hours.all(bins, self.workload, requests=True)
-        raised = self.hours.all(bins, self.raised)
-        adapters = merged(self.workload, bins, hours)
-        worst = int(np.nan_to_num(adapters.p95_ttft_ms, nan=math.inf).argmax())
-        requests = np.concatenate([hour.ttft_ms for hour in hours if hour.ttft_ms is not None])
-        figures = Evaluations.of([hour.figures for hour in hours])
-        starving = tuple(k for k, hour in enumerate(raised) if not hour.figures.feasible)
-        shown = (*self.kept.hours[:1], (self.raised, self.seed), self.kept.given)
-        used = self.kept.used(bins, shown, [1.0] * len(bins))
-        beyond = bool(starving) or not self.kept.within(bins, (self.raised, self.seed))
-        prices = [item.profile.gpu.price_per_hour for item in bins]
-        holds = self.kept.holds(bins, self.spare)
-        plan = Plan(
-            self.workload,
-            tuple(bins),
-            figures,
-            Status.INFEASIBLE if starving else Status.FEASIBLE,
-            objective="gpus",
-            solver="frontier",
-            predictor="twin",
-            objective_value=(float(sum(item.gpus for item in bins)),),
-            margin=None if self.replayed else self.margin,
-            adapters=adapters,
-            runtime_s=time.monotonic() - self.started,
-            seed=self.seed,
-            versions=versions(tuple(dict.fromkeys(item.profile for item in bins))),
-        )
-        return FrontierPoint(
-            len(bins),
-            float(np.quantile(requests, 0.95)) if len(requests) else math.nan,
-            self.workload.names[worst],
-            float(adapters.p95_ttft_ms[worst]),
-            average(figures.mean_itl_ms, figures.total_token_throughput),
-            average(figures.slo_attainment, np.array([item.rates(self.workload).sum() for item in bins])),
-            float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
-            None if None in prices else sum(price or 0.0 for price in prices),
-            holds,
-            not (holds or beyond) and not all(self.kept.within(bins, hour) for hour in self.kept.hours),
-            starving,
-            tuple(k for k, used in enumerate(used) if used > 1.0 and k not in starving),
-            plan,
-        )
+        return point_of(self, bins)

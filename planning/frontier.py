@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from packer.bin import Bin
 from packer.errors import IncompatibleError
+from packer.evaluation import Evaluations
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving
-from packer.plan import Plan
+from packer.plan import Plan, Status
+from packer.planning.assemble import versions
+from packer.twin.hours import merged
 from packer.workload import Workload
+
+if TYPE_CHECKING:
+    from packer.planning.explore import Frontier
 
 Progress = Callable[[str, int, int], None]
 
@@ -68,10 +76,56 @@ class FrontierPoint:
         return {key: value for key, value in vars(self).items() if key != "plan"}
 
 
-def average(values: Any, weights: Any) -> float:
+def _average(values: Any, weights: Any) -> float:
     """Weighted mean of what is known; NaN where nothing is."""
     weights = np.where(np.isnan(values), 0.0, weights)
     return float(np.average(np.nan_to_num(values), weights=weights)) if weights.sum() > 0 else math.nan
+
+
+def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
+    """What these servers give the fleet of a search."""
+    hours = job.hours.all(bins, job.workload, requests=True)
+    raised = job.hours.all(bins, job.raised)
+    adapters = merged(job.workload, bins, hours)
+    worst = int(np.nan_to_num(adapters.p95_ttft_ms, nan=math.inf).argmax())
+    requests = np.concatenate([hour.ttft_ms for hour in hours if hour.ttft_ms is not None])
+    figures = Evaluations.of([hour.figures for hour in hours])
+    starving = tuple(k for k, hour in enumerate(raised) if not hour.figures.feasible)
+    shown = (*job.kept.hours[:1], (job.raised, job.seed), job.kept.given)
+    used = job.kept.used(bins, shown, [1.0] * len(bins))
+    beyond = bool(starving) or not job.kept.within(bins, (job.raised, job.seed))
+    prices = [item.profile.gpu.price_per_hour for item in bins]
+    holds = job.kept.holds(bins, job.spare)
+    plan = Plan(
+        job.workload,
+        tuple(bins),
+        figures,
+        Status.INFEASIBLE if starving else Status.FEASIBLE,
+        objective="gpus",
+        solver="frontier",
+        predictor="twin",
+        objective_value=(float(sum(item.gpus for item in bins)),),
+        margin=None if job.replayed else job.margin,
+        adapters=adapters,
+        runtime_s=time.monotonic() - job.started,
+        seed=job.seed,
+        versions=versions(tuple(dict.fromkeys(item.profile for item in bins))),
+    )
+    return FrontierPoint(
+        len(bins),
+        float(np.quantile(requests, 0.95)) if len(requests) else math.nan,
+        job.workload.names[worst],
+        float(adapters.p95_ttft_ms[worst]),
+        _average(figures.mean_itl_ms, figures.total_token_throughput),
+        _average(figures.slo_attainment, np.array([item.rates(job.workload).sum() for item in bins])),
+        float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
+        None if None in prices else sum(price or 0.0 for price in prices),
+        holds,
+        not (holds or beyond) and not all(job.kept.within(bins, hour) for hour in job.kept.hours),
+        starving,
+        tuple(k for k, used in enumerate(used) if used > 1.0 and k not in starving),
+        plan,
+    )
 
 
 def frontier(

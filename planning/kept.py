@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +14,7 @@ from packer.evaluation import AdapterFigures
 from packer.failover import without_server
 from packer.planning.lone import lone_run
 from packer.solvers.candidates import gains_cache
-from packer.twin.hours import Hours, merged
+from packer.twin.hours import Hours, Job, merged
 from packer.twin.limits import USED_UP
 from packer.twin.run import Run
 from packer.twin.watch import BrokenError
@@ -30,6 +29,8 @@ MANY = 1_000
 """The hours in which equal servers are simulated further have numbers from here."""
 STARVING = 1e3
 """Servers that starve or queue use their limits at least so many times."""
+AT_ONCE = 2
+"""Servers of a plan are judged so many at a time."""
 FAR_BEYOND = 8.0
 """Hours of servers that use more than this of their limits end when that is certain; the later it was, the less they
 use."""
@@ -82,33 +83,44 @@ class KeptHours:
         self.hours.insert(0, hour)
 
     def used(
-        self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None, most: Sequence[float] | None = None
+        self,
+        bins: Sequence[Bin],
+        hours: Sequence[Hour] | None = None,
+        most: Sequence[float] | None = None,
+        then: Sequence[tuple[Job, float]] = (),
     ) -> list[float]:
         """How much of its limits each server uses in the worst of the hours; None: of all that are kept.
 
         A server that uses `most` of them, or starves or queues, in one hour is not simulated in the next;
-        without `most`, all hours but the first are simulated at once.
+        without `most`, all hours but the first are simulated at once. `then`: see `Hours.judged`.
         """
-        limit_ms = self.workload.slo.limits.p95_ttft_ms
         worst = [0.0] * len(bins)
         enough = [min(FAR_BEYOND, used) for used in most or [FAR_BEYOND] * len(bins)]
         order = list(self.hours if hours is None else hours)
         groups = [order[:1], order[1:]] if most is None else [[hour] for hour in order]
         for together, later in zip(groups, [*groups[1:], []], strict=True):
             jobs = [(k, hour) for hour in together for k in range(len(bins)) if worst[k] < enough[k]]
-            idle = -len(jobs) % (os.cpu_count() or 1)  # cores that take what is likely needed next
-            ahead = [(bins[k], *hour) for hour in later for k, _ in jobs][:idle]
-            ends = [enough[k] for k, _ in jobs] + [FAR_BEYOND] * len(ahead)
-            found = self.simulated.judged([(bins[k], *hour) for k, hour in jobs] + ahead, ends)
-            for (k, _), hour in zip(jobs, found, strict=False):
-                if isinstance(hour, BrokenError):
-                    used = hour.most * (2.0 - hour.part)
-                elif math.isfinite(hour.used) or hour.figures.memory_error:
-                    used = hour.used
-                else:  # among servers that starve or queue, less delay is still better
-                    used = STARVING + hour.figures.mean_ttft_ms / limit_ms
+            next_ = [((bins[k], *hour), enough[k]) for hour in later for k, _ in jobs]
+            found = self._used(
+                [(bins[k], *hour) for k, hour in jobs], [enough[k] for k, _ in jobs], next_ or then
+            )
+            for (k, _), used in zip(jobs, found, strict=True):
                 worst[k] = max(worst[k], used)
         return worst
+
+    def _used(
+        self, jobs: Sequence[Job], most: Sequence[float], then: Sequence[tuple[Job, float]] = ()
+    ) -> list[float]:
+        """How much of its limits each server uses in its hour, which ends beyond `most`; `then`: see `Hours.judged`."""
+        found = []
+        for hour in self.simulated.judged(jobs, most, then):
+            if isinstance(hour, BrokenError):
+                found.append(hour.most * (2.0 - hour.part))
+            elif math.isfinite(hour.used) or hour.figures.memory_error:
+                found.append(hour.used)
+            else:  # among servers that starve or queue, less delay is still better
+                found.append(STARVING + hour.figures.mean_ttft_ms / self.workload.slo.limits.p95_ttft_ms)
+        return found
 
     def short_of_cache(self, bins: Sequence[Bin], hour: Hour) -> list[bool]:
         """Which servers run short of KV cache in an hour, where fewer slots would leave them much more."""
@@ -131,12 +143,24 @@ class KeptHours:
 
     def within(self, bins: Sequence[Bin], hour: Hour) -> bool:
         """Whether no server starves or has a queue that grows in that hour, and enough adapters keep their limits."""
+        return not self._broken(bins, [hour])
+
+    def _broken(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
+        """The hours in which the servers break the limits."""
+        if self.required < len(self.workload):
+            return [hour for hour in hours if not self._enough_keep(bins, hour)]
+        # Servers with much load first, a few at a time: one that breaks its limits ends the hour.
+        order, open_ = sorted(bins, key=lambda item: -item.offered_tok_s(hours[0][0])), list(hours)
+        groups = [order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE)]
+        for some, later in zip(groups, [*groups[1:], []], strict=True):
+            jobs, next_ = ([(item, *hour) for item in group for hour in open_] for group in (some, later))
+            used = self._used(jobs, [1.0] * len(jobs), [(job, 1.0) for job in next_])
+            n = len(open_)
+            open_ = [hour for k, hour in enumerate(open_) if max(used[k::n]) <= 1.0]
+        return [hour for hour in hours if hour not in open_]
+
+    def _enough_keep(self, bins: Sequence[Bin], hour: Hour) -> bool:
         fleet, seed = hour
-        if self.required == len(fleet):  # servers with much load first: what breaks the limits ends it
-            order = sorted(bins, key=lambda item: -item.offered_tok_s(self.workload))
-            step = os.cpu_count() or 1
-            some = (order[k : k + step] for k in range(0, len(order), step))
-            return all(used <= 1.0 for each in some for used in self.used(each, [hour], [1.0] * len(each)))
         hours = self.simulated.all(bins, fleet, seed=seed)
         if not all(served and stable for _, stable, served in (hour.holds for hour in hours)):
             return False
@@ -156,7 +180,7 @@ class KeptHours:
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """Of these hours, those that break the limits; all are looked at, since plans are made for the worst."""
-        return [hour for hour in self.fresh(bins, number) if not self.within(bins, hour)]
+        return self._broken(bins, self.fresh(bins, number))
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:
         """How many adapters break their limits in one of the hours, or of further ones."""

@@ -16,19 +16,23 @@ plan with other servers, None where it breaks with them.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from packer.bin import Bin
 from packer.plan import Plan
 from packer.planning.band import with_band
 from packer.planning.rooms import with_slots
+from packer.room import Room
 
 if TYPE_CHECKING:
     from packer.planning.recommend import Deployment
     from packer.planning.solve import SolverTask
 
     Task: TypeAlias = SolverTask | Deployment
+    Rooms: TypeAlias = tuple[Room, ...]
 
 
 def judged(task: Task) -> Plan | None:
@@ -46,23 +50,32 @@ def judged(task: Task) -> Plan | None:
 def planned(task: Task) -> Plan:
     """The plan of a task, confirmed and completed."""
     plan = task.near(judged(task))
-    return task.missed() if plan is None else completed(task, plan)
+    try:
+        return task.missed() if plan is None else completed(task, plan)
+    finally:
+        task.hours.forget()
 
 
 def completed(task: Task, plan: Plan) -> Plan:
     """The plan with its bound, its room to grow and its explanation."""
     with ThreadPoolExecutor(2) as pool:
-        beside = pool.submit(task.rooms, plan), pool.submit(task.prove, plan)
+        proof = pool.submit(task.prove, plan)
+        grown = pool.submit(_grown, task, plan, proof)
         task.look_around()
-        rooms, proven = beside[0].result(), beside[1].result()
-    plan = widened(task, replace(proven, rooms=rooms)) if rooms else proven
+        (rooms, bins, more), proven = grown.result(), proof.result()
+    plan = replace(proven, rooms=rooms)
+    other = None if bins == plan.bins else task.changed(plan, bins)
+    plan = plan if other is None else replace(other, rooms=more)
     return task.explain(with_band(plan, task.at_rates) if task.banded and not task.over() else plan)
 
 
-def widened(task: Task, plan: Plan) -> Plan:
-    """The plan, whose servers with little room have got more slots where it holds with them as before."""
-    if not task.widens or task.over():
-        return plan
-    bins, rooms = with_slots(task.hours, plan.workload, plan.bins, plan.rooms, task.holds)
-    other = None if bins == plan.bins else task.changed(plan, bins)
-    return plan if other is None else replace(other, rooms=rooms)
+def _grown(task: Task, plan: Plan, proof: Future[Plan]) -> tuple[Rooms, Sequence[Bin], Rooms]:
+    """The room of each server; the servers, with more slots where they have little room, and their room.
+
+    More slots are judged after the proof, which may ask the same predictor.
+    """
+    rooms = task.rooms(plan)
+    if not rooms or not task.widens or task.over():
+        return rooms, plan.bins, rooms
+    proof.result()
+    return rooms, *with_slots(task.hours, plan.workload, plan.bins, rooms, task.holds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.checks import slot_rank_for
+from packer.memo import cached_property
 from packer.planning.kept import KeptHours
 from packer.planning.lone import unreachable
 from packer.profile import Profile

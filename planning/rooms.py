@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 
 from packer.bin import Bin
 from packer.plan import Plan
@@ -13,7 +12,8 @@ from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import MOST_GPUS, headroom
 from packer.solvers.slots import Climb, Score, search
-from packer.twin.hours import Hours, of_hours, with_adapters
+from packer.twin.hours import TOGETHER, Hours, of_hours, with_adapters
+from packer.twin.threads import in_threads
 from packer.workload import Workload
 
 LITTLE = 1.25
@@ -33,28 +33,41 @@ def with_slots(
     `holds`: whether a server may be part of the plan.
     """
     rooms = dict(zip(bins, given, strict=False))
+    reached = {item: room.headroom or 1.0 for item, room in rooms.items()}
 
     def little(item: Bin) -> bool:
         room = rooms.get(item, Room(None, None, None))
         return 1.0 <= (room.headroom or 0.0) < LITTLE and room.limit in ("slots", "loading")
 
-    at = cache(fleet.scaled)
-
-    def further(item: Bin) -> Workload:
-        """The fleet at the next factor, beyond what the best server of these adapters reached so far."""
-        known = [room.headroom or 1.0 for other, room in rooms.items() if other.adapters == item.adapters]
-        return at(next((level for level in LEVELS if level > max(known, default=1.0)), LEVELS[-1]))
+    def grown(item: Bin, least: float) -> float | None:
+        """The headroom of the server; None if it is no more than `least`, or if the server may not be in the plan."""
+        level = min(LEVELS.index(least) + 1, len(LEVELS) - 1)
+        growth = hours.growth(item, fleet)
+        return growth.reach(None, LEVELS[level - 1]) if growth.holds(None, level) and holds(item) else None
 
     def rated(tried: list[Bin]) -> list[Score]:
-        new = [item for item in tried if item not in rooms and not hours.stop()]
-        found = hours.each([(item, further(item), hours.seed) for item in new])
-        new = [item for item, hour in zip(new, found, strict=True) if all(hour.holds) and holds(item)]
-        rooms.update(zip(new, hours.rooms(new, fleet) if new else (), strict=True))
-        return [(1.0, rooms[item].headroom or 0.0) if item in rooms else (0.0,) for item in tried]
+        new = [item for item in tried if item not in reached and not hours.stop()]
+        least = [
+            max(reached[other] for other in [*reached] if other.adapters == item.adapters) for item in new
+        ]
+        found = in_threads(lambda job: grown(*job), list(zip(new, least, strict=True)), TOGETHER)
+        reached.update((item, factor) for item, factor in zip(new, found, strict=True) if factor is not None)
+        return [(1.0, reached[item]) if item in reached else (0.0,) for item in tried]
 
     climbs = [Climb(item, 0, [(item.max_loras, *neighbours(item, AWAY))] * little(item)) for item in bins]
     search(climbs, rated)
     made = tuple(climb.best or climb.like for climb in climbs)
+    new = {
+        item: rooms[like]
+        for item, like in zip(made, bins, strict=True)
+        if item in reached and item not in rooms
+    }
+    found = in_threads(
+        lambda item: hours.growth(item, fleet).room((reached[item], new[item].queue, new[item].starvation)),
+        new,
+        TOGETHER,
+    )
+    rooms.update(zip(new, found, strict=True))
     return made, tuple(rooms[item] for item in made) if given else ()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from packer.bin import Bin, indices
 from packer.failover import with_slots_for_loss
-from packer.planning.kept import STARVING, Hour, KeptHours
+from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
 from packer.solvers.candidates import AWAY, candidates_of, neighbours
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.workload import Workload
@@ -104,7 +104,12 @@ def _settled(
                 most = least if place == 0 else 1.0
                 tries = [k for k in sorted(near) if used[k] > most and len(near[k]) > place]
                 others = [best[k].with_slots(near[k][place]) for k in tries]
-                found = kept.used(others, hours, [used[k] for k in tries])
+                then = [
+                    ((best[k].with_slots(near[k][place + 1]), *hours[0]), FAR_BEYOND)
+                    for k in tries
+                    if used[k] >= FAR_BEYOND and len(near[k]) > place + 1
+                ]
+                found = kept.used(others, hours, [used[k] for k in tries], then)
                 for k, other, now in zip(tries, others, found, strict=True):
                     if now < used[k]:
                         best[k], used[k], start[k] = other, now, other.max_loras

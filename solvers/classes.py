@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -18,6 +17,7 @@ from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS, Lengths
+from packer.memo import cached_property
 from packer.sessions import Sessions
 from packer.workload import Workload
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -225,9 +226,19 @@ def _kept(*_key: object) -> list[Any]:
 
 
 @lru_cache(maxsize=4)
+def _place(*_key: object) -> tuple[Lock, list[Any]]:
+    """A place for what takes long to draw, and a lock so that one thread draws it and others wait."""
+    return Lock(), []
+
+
 def _common_clock(seed: int, bursts: Bursts, duration_s: float) -> tuple[FloatArray, FloatArray]:
     """The clock of the bursts that all adapters share: the same for all servers of a fleet."""
-    return integrated(_generator(seed, 4), bursts, duration_s)
+    lock, kept = _place(seed, bursts, duration_s)
+    with lock:
+        if not kept:
+            kept.append(integrated(_generator(seed, 4), bursts, duration_s))
+    clock: tuple[FloatArray, FloatArray] = kept[0]
+    return clock
 
 
 def _choose(u: FloatArray, cumulative: FloatArray) -> IntArray:

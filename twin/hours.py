@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from packer.search import reach
 from packer.twin.limits import USED_UP, limit_of
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
-from packer.twin.threads import in_threads
+from packer.twin.threads import Workers, in_threads
 from packer.twin.until_clear import evaluation_of
 from packer.twin.watch import BrokenError, Watch
 from packer.workload import Workload
@@ -29,8 +30,14 @@ MOST_REQUESTS = 20_000_000
 """Stored hours keep so many requests (4 bytes each); beyond that the oldest hours lose theirs."""
 TOGETHER = 4
 """The room of so many servers is searched at once; the room of the last one is where the next search begins."""
+MOST_AHEAD = 32
+"""So many hours are begun, or kept, at most before they are asked for."""
 SLO = {"slo_used": 1.0}
 """The limits of adapters (`Workload.slo`) as the limit of a figure."""
+
+
+Job = tuple[Bin, Workload, int]
+"""A server, the fleet, and the seed of an hour."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,20 +80,24 @@ class Hours:
     _sizes: dict[Any, int] = field(default_factory=dict)
     """Requests of the hours that have theirs, the oldest first."""
 
+    _workers: Workers = field(default_factory=Workers)
+    _ahead: dict[Any, tuple[Workload, Future[ServerHour | BrokenError]]] = field(default_factory=dict)
+    """What was begun before it is asked for, the oldest first; what is found does not depend on it."""
+    _growth: dict[Any, Growth] = field(default_factory=dict)
+    _scaled: dict[Any, tuple[Workload, Workload]] = field(default_factory=dict)
+
     def all(
         self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None, requests: bool = False
     ) -> list[ServerHour]:
         """One hour of each server; `requests`: with the TTFT of all requests."""
         return self.each([(item, fleet, self.seed if seed is None else seed) for item in items], requests)
 
-    def each(self, jobs: Sequence[tuple[Bin, Workload, int]], requests: bool = False) -> list[ServerHour]:
+    def each(self, jobs: Sequence[Job], requests: bool = False) -> list[ServerHour]:
         """Hours of servers, of any fleets and seeds; `requests`: with the TTFT of all requests."""
-        keys, known = [(item, id(fleet), seed) for item, fleet, seed in jobs], self._stored
+        keys, known = [_key(job) for job in jobs], self._stored
         held = self._sizes if requests else known
-        missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in held}
-        found = in_threads(lambda job: self._hour(_run(*job)), missing.values())
-        for (key, (_, fleet, _)), hour in zip(missing.items(), found, strict=True):
-            self._store(key, fleet, hour)
+        missing = {key: (job, None) for key, job in zip(keys, jobs, strict=True) if key not in held}
+        self._simulate(missing)
         hours = [known[key][1] for key in keys]
         kept = sum(self._sizes.values()) if missing else 0
         while kept > MOST_REQUESTS and len(self._sizes) > 1:
@@ -96,30 +107,61 @@ class Hours:
         return hours
 
     def judged(
-        self, jobs: Sequence[tuple[Bin, Workload, int]], most: Sequence[float]
+        self, jobs: Sequence[Job], most: Sequence[float], then: Sequence[tuple[Job, float]] = ()
     ) -> list[ServerHour | BrokenError]:
-        """Hours of servers, each ended once it is certain that more than `most` of its limits is used."""
+        """Hours of servers, each ended once it is certain that more than `most` of its limits is used.
 
-        def hour(job: tuple[Bin, Workload, int], most: float) -> ServerHour | BrokenError:
-            try:
-                return self._hour(_run(*job, watch=Watch(most)))
-            except BrokenError as broken:
-                return broken.with_traceback(None)
-
-        keys = [(item, id(fleet), seed) for item, fleet, seed in jobs]
+        `then`: what is likely to be judged next, begun where a thread has nothing to do.
+        """
+        keys = [_key(job) for job in jobs]
         missing = {
             key: (job, enough)
             for key, job, enough in zip(keys, jobs, most, strict=True)
-            if key not in self._stored and not (key in self._broken and self._broken[key].most >= enough)
+            if not self._knows(key, enough)
         }
-        for (key, (job, _)), found in zip(
-            missing.items(), in_threads(lambda given: hour(*given), missing.values()), strict=True
-        ):
+        self._simulate(missing, then)
+        return [self._stored[key][1] if key in self._stored else self._broken[key] for key in keys]
+
+    def ahead(self, jobs: Sequence[tuple[Job, float]]) -> None:
+        """Begin hours that are likely to be judged, with how much of their limits ends them."""
+        for job, most in jobs if self._workers.jobs > 1 and not self.stop() else ():
+            if (key := (_key(job), most)) not in self._ahead and not self._knows(*key):
+                self._ahead[key] = job[1], self._workers.begin(partial(self._hour_of, job, most), later=True)
+        self.forget(MOST_AHEAD)
+
+    def forget(self, most: int = 0) -> None:
+        """Keep no more than so many hours that were begun before they are asked for."""
+        while len(self._ahead) > most:
+            self._ahead.pop(next(iter(self._ahead)))[1].cancel()
+
+    def _knows(self, key: Any, most: float | None) -> bool:
+        """Whether an hour is stored, or that it breaks so much of its limits."""
+        return key in self._stored or (
+            most is not None and key in self._broken and self._broken[key].most >= most
+        )
+
+    def _simulate(
+        self, missing: Mapping[Any, tuple[Job, float | None]], then: Sequence[tuple[Job, float]] = ()
+    ) -> None:
+        begun = {}
+        for key, (job, most) in missing.items():
+            _, future = self._ahead.pop((key, most), (None, None))
+            if future is None or future.cancel():
+                future = self._workers.begin(partial(self._hour_of, job, most))
+            begun[key] = future
+        self.ahead(then)
+        for key, future in begun.items():
+            found = future.result()
             if isinstance(found, BrokenError):
                 self._broken[key] = found
             else:
-                self._store(key, job[1], found)
-        return [self._stored[key][1] if key in self._stored else self._broken[key] for key in keys]
+                self._store(key, missing[key][0][1], found)
+
+    def _hour_of(self, job: Job, most: float | None) -> ServerHour | BrokenError:
+        try:
+            return self._hour(_run(*job, watch=None if most is None else Watch(most)))
+        except BrokenError as broken:
+            return broken.with_traceback(None)
 
     def _store(self, key: Any, fleet: Workload, hour: ServerHour) -> None:
         self._stored[key] = fleet, hour
@@ -132,42 +174,25 @@ class Hours:
         """
         if fleet.arrivals.trace is not None:
             return ()
-        at = cache(lambda level: fleet if level == 1.0 else fleet.scaled(level))
-        found = [self._room(items[0], at, (None, None, None))]
+        found = [self.growth(items[0], fleet).room((None, None, None))]
         for k in range(1, len(items), TOGETHER):  # servers beside each other are often alike
             hints = (found[-1].slo, found[-1].queue, found[-1].starvation)
-            found += in_threads(partial(self._room, at=at, hints=hints), items[k : k + TOGETHER])
+            grown = [self.growth(item, fleet) for item in items[k : k + TOGETHER]]
+            found += in_threads(partial(Growth.room, hints=hints), grown, TOGETHER)
         return tuple(found)
 
-    def _room(self, item: Bin, at: Callable[[float], Workload], hints: Sequence[float | None]) -> Room:
-        """`hints`: factors that are tried first."""
-        found: dict[int, tuple[bool, bool, bool]] = {}
-        broken: tuple[int, Run | None] = len(LEVELS), None  # the lowest load that breaks the limits
+    def at(self, fleet: Workload, factor: float) -> Workload:
+        """The fleet at other rates, made once."""
+        if factor == 1.0 or (id(fleet), factor) in self._scaled:
+            return fleet if factor == 1.0 else self._scaled[id(fleet), factor][1]
+        return self._scaled.setdefault((id(fleet), factor), (fleet, fleet.scaled(factor)))[1]
 
-        def holds(mark: int, level: int) -> bool:
-            nonlocal broken
-            if level not in found:
-                run = _run(item, at(LEVELS[level]), self.seed)
-                found[level] = self._holds(run)
-                if not found[level][0] and level < broken[0]:
-                    broken = level, run
-            return found[level][mark]
+    def growth(self, item: Bin, fleet: Workload) -> Growth:
+        """What is known of a server at higher rates."""
+        return self._growth.setdefault((item, id(fleet)), Growth(self, item, fleet, self._workers))
 
-        marks: list[float | None] = []
-        for mark, hint in enumerate(hints):
-            start, step = (len(LEVELS) // 2, 0) if hint is None else (LEVELS.index(hint) + 1, 1)
-            late = self.stop() and not found
-            low = -1 if late else reach(partial(holds, mark), 0, len(LEVELS) - 1, start, step, self.stop)[0]
-            marks.append(LEVELS[low] if low >= 0 else None)
-        slo, queue, starvation = marks
-        level, sim = broken
-        if sim is None:
-            return Room(slo, queue, starvation)
-        limit = limit_of(sim)
-        growth = "" if level == 0 else f" at {LEVELS[level] - 1.0:+.0%}"
-        return Room(slo, queue, starvation, limit.name, limit.usage + growth, limit.advice)
-
-    def _holds(self, sim: Run) -> tuple[bool, bool, bool]:
+    def holds(self, sim: Run) -> tuple[bool, bool, bool]:
+        """See `ServerHour.holds`."""
         served = sim.status == "ok" and not sim.starved
         inside = all(getattr(sim, name) <= most for name, most in (self.limits or SLO).items())
         return inside, served and sim.stable, served
@@ -186,9 +211,58 @@ class Hours:
             float(sim.ttft_ms.max(initial=0.0)),
             sim.ttft_ms.astype(np.float32),
             sim.late[:, : None if math.isfinite(sim.slo_used) else 0].astype(np.float32),
-            self._holds(sim),
+            self.holds(sim),
             sim.status != "ok" or sim.mean_kv_usage >= USED_UP,
         )
+
+
+@dataclass(eq=False)
+class Growth:
+    """How far the rates of a server may grow: the levels of `LEVELS` that were simulated."""
+
+    hours: Hours
+    item: Bin
+    fleet: Workload
+    workers: Workers
+    _found: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
+    _broken: tuple[int, Run | None] = (len(LEVELS), None)
+    """The lowest load that breaks the limits."""
+
+    def holds(self, mark: int | None, level: int) -> bool:
+        """Whether one of `ServerHour.holds` is true at a level; None: all of them."""
+        if level not in self._found:
+            fleet = self.hours.at(self.fleet, LEVELS[level])
+            run = self.workers.begin(partial(_run, self.item, fleet, self.hours.seed)).result()
+            self._found[level] = self.hours.holds(run)
+            if not self._found[level][0] and level < self._broken[0]:
+                self._broken = level, run
+        return all(self._found[level]) if mark is None else self._found[level][mark]
+
+    def reach(self, mark: int | None, hint: float | None) -> float | None:
+        """The highest factor that holds; `hint`: one that is tried first."""
+        start, step = (len(LEVELS) // 2, 0) if hint is None else (LEVELS.index(hint) + 1, 1)
+        late = self.hours.stop() and not self._found
+        low = (
+            -1
+            if late
+            else reach(partial(self.holds, mark), 0, len(LEVELS) - 1, start, step, self.hours.stop)[0]
+        )
+        return LEVELS[low] if low >= 0 else None
+
+    def room(self, hints: Sequence[float | None]) -> Room:
+        """The three marks, and what limits the server first; `hints`: factors that are tried first."""
+        slo, queue, starvation = (self.reach(mark, hint) for mark, hint in enumerate(hints))
+        level, sim = self._broken
+        if sim is None:
+            return Room(slo, queue, starvation)
+        limit = limit_of(sim)
+        growth = "" if level == 0 else f" at {LEVELS[level] - 1.0:+.0%}"
+        return Room(slo, queue, starvation, limit.name, limit.usage + growth, limit.advice)
+
+
+def _key(job: Job) -> Any:
+    item, fleet, seed = job
+    return item, id(fleet), seed
 
 
 def _run(item: Bin, fleet: Workload, seed: int, watch: Watch | None = None) -> Run:

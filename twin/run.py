@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.errors import UnknownNameError
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.goal import STATISTICS
+from packer.memo import cached_property
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin import per_adapter as figures

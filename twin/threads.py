@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from queue import PriorityQueue
+from typing import Any, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -30,3 +32,31 @@ def in_threads(
             yield found
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class Workers:
+    """Threads for tasks that wait for no other ones: what is needed now comes before what may be needed later.
+
+    `jobs`: threads, -1 for one per core.
+    """
+
+    def __init__(self, jobs: int = -1) -> None:
+        self.jobs = os.cpu_count() or 1 if jobs < 0 else jobs
+        self._threads = ThreadPoolExecutor(self.jobs)
+        self._tasks: PriorityQueue[tuple[bool, int, Future[Any], Callable[[], Any]]] = PriorityQueue()
+        self._number = count()
+
+    def begin(self, run: Callable[[], T], *, later: bool = False) -> Future[T]:
+        """The result of a task, which may be cancelled until it runs; `later`: nobody waits for it so far."""
+        future: Future[T] = Future()
+        self._tasks.put((later, next(self._number), future, run))
+        self._threads.submit(self._next)
+        return future
+
+    def _next(self) -> None:
+        _, _, future, run = self._tasks.get()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(run())
+            except BaseException as error:
+                future.set_exception(error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ import pytest
 
 import packer
 from packer import Adapter, Lengths, Limits, Slo, Workload
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import IncompatibleError
 from packer.fit.bands import BAND_KEYS
 from packer.io.plans import plan_to_dict
@@ -307,3 +309,19 @@ def test_irregular_gaps_are_bursts(server: Profile, cv: float, hours: int) -> No
     fleet = Workload([Adapter("a", 16, 0.5)], arrivals=Arrivals("lognormal", cv=cv))
     job = Frontier(fleet, server)
     assert len(job.kept.fresh(job.at(1).plan.bins)) == hours
+
+
+def test_the_number_of_threads_changes_nothing(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread and four give the same bytes: hours that are begun before they are asked for change no result."""
+    fleet = Workload(
+        [Adapter(f"a{k}", (8, 32)[k % 2], 8.0 / (1 + k)) for k in range(24)],
+        arrivals=Arrivals("bursty", common=Bursts(0.3, ((60.0, 1.0),))),
+    )
+    found = []
+    for threads in (1, 4):
+        monkeypatch.setattr(os, "cpu_count", lambda threads=threads: threads)
+        document = plan_to_dict(packer.recommend(fleet, server))
+        assert document.pop("runtime_s") > 0.0
+        assert document["n_gpus"] > 1
+        found.append(json.dumps(document))
+    assert found[0] == found[1]

@@ -11,7 +11,8 @@ from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.profile import LatencySpec, Profile
 from packer.twin import hours as stored
-from packer.twin.hours import Hours
+from packer.twin.hours import Hours, ServerHour
+from packer.twin.threads import Workers
 from packer.workload import Workload
 
 
@@ -65,3 +66,31 @@ def test_piecewise_rates_are_seen_for_whole_cycles(make_profile: Callable[..., P
     profile = make_profile()
     (found,) = Hours().all([Bin((0,), profile.settings(1, 8), profile)], fleet)
     assert found.ttft_ms.size > 0.9 * 0.5 * (0.1 + 2.0) * 3600.0
+
+
+def test_hours_that_are_begun_ahead_are_those_that_are_asked_for(
+    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour that was begun with the same end is simulated once; a single thread begins nothing ahead."""
+    fleet, profile = Workload([Adapter("a", 8, 0.2)]), make_profile()
+    job = Bin((0,), profile.settings(1, 8), profile), fleet, 0
+    simulated = []
+    one = stored._run
+    monkeypatch.setattr(stored, "_run", lambda *job, **more: simulated.append(job[0]) or one(*job, **more))
+    found = []
+    for jobs, begun in ((2, 1), (1, 0)):
+        hours = Hours(_workers=Workers(jobs))
+        hours.ahead([(job, 8.0), (job, 8.0)])
+        assert len(hours._ahead) == begun
+        found += hours.judged([job], [8.0])
+        hours.ahead([(job, 8.0)])
+        assert hours.judged([job], [8.0])[0] is found[-1]
+        assert not hours._ahead
+    assert len(simulated) == 2
+    assert isinstance(found[0], ServerHour)
+    assert isinstance(found[1], ServerHour)
+    assert found[0].figures == found[1].figures
+    hours = Hours(_workers=Workers(2))
+    hours.ahead([(job, 8.0)])
+    hours.forget()
+    assert not hours._ahead

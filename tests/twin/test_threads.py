@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from packer.twin.threads import in_threads
+from packer.twin.threads import Workers, in_threads
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
@@ -50,3 +50,18 @@ def test_errors_are_those_of_the_run() -> None:
     """The first error ends the runs."""
     with pytest.raises(ZeroDivisionError):
         list(in_threads(lambda k: 1 // k, [1, 0, 2], 2))
+
+
+def test_what_is_needed_now_comes_before_what_may_be_needed() -> None:
+    """Tasks for later wait for those that were begun after them, may be cancelled, and hand on their errors."""
+    hold, order, workers = threading.Event(), [], Workers(1)
+    first = workers.begin(lambda: hold.wait(10.0))
+    later, never = (workers.begin(lambda k=k: order.append(k), later=True) for k in (1, 2))
+    broken = workers.begin(lambda: 1 // 0)
+    now = workers.begin(lambda: order.append(0))
+    assert never.cancel()
+    hold.set()
+    assert first.result() and (now.result(), later.result()) == (None, None)  # noqa: PT018
+    with pytest.raises(ZeroDivisionError):
+        broken.result()
+    assert order == [0, 1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from packer.memo import cached_property
 from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster, ServerKind
 from packer.engines import VLLM, engine_of
