@@ -38,6 +38,22 @@ OWN = record(
     ("left", "i8"),  # requests left behind by the last look at the queue
     ("arrivals", "f8"),  # smoothed
     ("admissions", "f8"),  # smoothed
+    # Merged batches (`packer.papers.dlora`).
+    ("credits", "f8"),  # credit with which requests of an adapter come first
+    ("merged_ms", "f8"),  # time of a merged batch, and of one that is not, as the scheduler knows them
+    ("mixed_ms", "f8"),
+    ("switch_ms", "f8"),  # time to merge or to unmerge
+    ("swap_ms", "f8"),  # time to move a block between GPU and host
+    ("merged", "i8"),  # row of the adapter that is merged, 0: none
+    ("join_share", "f8"),  # share of the requests from which on an adapter is merged
+    ("stay_share", "f8"),  # and that from which on it stays so
+    ("rounds", "i8"),  # steps since the last change between merged and not
+    ("merged_count", "i8"),  # requests that merged batches of these steps have, or would have had
+    ("mixed_count", "i8"),  # and those that batches by arrival would have had
+    ("busiest", "i8"),  # row of the adapter with the most requests
+    ("turns", "i8"),  # how often that was another one
+    ("swapped_out", "i8"),  # whether this step moved a request to the host
+    ("extra_ms", "f8"),  # of the step, to merge or unmerge and to move KV cache
 )
 CACHED = record(
     ("loading", "i8"),  # whether an adapter is on its way to the GPU
@@ -46,6 +62,9 @@ CACHED = record(
     ("wanted", "i8"),  # waiting requests
     ("tagged", "i8"),  # number of the prefetch that brought it
     ("counted", "i8"),  # step + 1 in whose prefill it was counted
+    ("credit", "f8"),  # what batches without it owe it
+    ("credited", "i8"),  # whether its requests come first because of that
+    ("picked", "i8"),  # the same of the step that is planned, where 2 is yes
 )
 
 

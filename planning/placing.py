@@ -44,9 +44,10 @@ class OwnPlan:
 
 @dataclass(frozen=True)
 class BySolver:
-    """The plan of least latency of one solver, `name`, on all servers."""
+    """The plan of least latency of one solver, `name`, on all servers, with up to `max_replicas` of an adapter."""
 
     name: str
+    max_replicas: int = 1
 
     def place(self, workload: Workload, cluster: Cluster, seed: int) -> Cluster:
         """The cluster with the servers of the plan."""
@@ -54,7 +55,7 @@ class BySolver:
         gpus = len(cluster) * profile.engine.tensor_parallel_size
         plan = solve(
             workload, profile, "latency", solver=self.name, max_gpus=gpus, seed=seed, verify=False,
-            with_headroom=False,
+            with_headroom=False, max_replicas=self.max_replicas,
         )  # fmt: skip
         if plan.unplaced:
             raise ValidationError(

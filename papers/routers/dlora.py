@@ -12,7 +12,8 @@ import numpy as np
 from packer.arrays import IntArray
 from packer import checks
 from packer.cluster import Cluster
-from packer.twin.cluster.routers.base import Request
+from packer.papers.routers.migration import Task, balance, engines_to_balance
+from packer.twin.cluster.routers.base import Request, Resend
 from packer.workload import Workload
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 MERGED_ROUND = 0.6
 """Time of a merged batch, which is of one adapter, relative to an unmerged one."""
 LINK_BYTES_S = 32 * 2.0**30
+UNKNOWN_S = 5.0
+"""Service time of an adapter without finished requests."""
 
 
 @dataclass
@@ -30,29 +33,36 @@ class DLoraRouter:
     With batches of `batch` requests and n_m requests of adapter m, a server has 0.6 × Σ floor(n_m / batch) merged
     rounds and floor(Σ (n_m mod batch) / batch) others; the fewest win, then the fewest requests. `mode` "migrate":
     a server that holds an idle adapter with another replica may also take the request, in exchange for that
-    adapter, at the price of the transfer over a link of 32 GiB/s. The engines of packer never merge: the
-    cost is dLoRA's, the batches are not.
+    adapter, at the price of the transfer over a link of 32 GiB/s. `mode` "periodic": every `period_s` requests and
+    adapters move between the fullest engine and the emptiest (`packer.papers.routers.migration`), which must run the
+    engine `dlora`; moved requests keep their tokens, and their KV cache is computed anew. What a server held before
+    fills the places that the program leaves, and an adapter that no server holds goes to the one with the fewest
+    requests.
     """
 
     name = "dlora"
     mode: str = "dispatch"
     batch: int = 32
+    period_s: float = 10.0
     _holds: list[set[int]] = field(init=False, repr=False, default_factory=list)
     _given: list[list[tuple[int, int]]] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         checks.integer("batch", self.batch, low=1)
-        checks.choice("mode", self.mode, ("dispatch", "migrate"))
+        checks.choice("mode", self.mode, ("dispatch", "migrate", "periodic"))
+        checks.real("period_s", self.period_s, low=0.0, open_low=True)
 
     @property
     def relocates(self) -> bool:
         """Whether the placement is only where adapters lie at first."""
-        return self.mode == "migrate"
+        return self.mode != "dispatch"
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
         """To migrate adapters there must be a placement to start from."""
-        if self.mode == "migrate" and cluster.placement is None:
-            return "mode=migrate needs a placement to start from: use plan.cluster(), or the system dlora"
+        if self.relocates and cluster.placement is None:
+            return (
+                f"mode={self.mode} needs a placement to start from: use plan.cluster(), or the system dlora"
+            )
         return None
 
     def start(self, view: ClusterView, seed: int) -> None:
@@ -72,8 +82,11 @@ class DLoraRouter:
         allowed: list[int] = view.candidates(a).tolist()
         holders = [s for s in allowed if a in self._holds[s]] if self.relocates else allowed
         rows = {s: self._requests(s, view) for s in (allowed if self.relocates else holders)}
+        if not holders:
+            holders = [min(allowed, key=lambda s: (len(self._given[s]), s))]
+            self._holds[holders[0]].add(a)
         best = min((self._cost(rows[s], a), len(self._given[s]), s, -1) for s in holders)
-        if self.relocates:
+        if self.mode == "migrate":
             moved_s = float(view.adapter_bytes[a]) / LINK_BYTES_S
             for s in (each for each in allowed if each not in holders):
                 # One without requests that another server holds too.
@@ -86,6 +99,42 @@ class DLoraRouter:
             self._holds[server] = (self._holds[server] - {spare}) | {a}
         self._given[server].append((request.number, a))
         return server
+
+    def tick(self, now_s: float, view: ClusterView) -> list[Resend]:
+        """The requests that move."""
+        if self.mode != "periodic":
+            return []
+        known = [self._accepted(s, view) for s in range(len(self._given))]
+        room = view.kv_blocks.tolist()
+        pair = engines_to_balance([sum(n for _, _, n in own) for own in known], room, list(map(len, known)))
+        if not pair:
+            return []
+        rows = [(e, number, a, blocks) for e, s in enumerate(pair) for number, a, blocks in known[s]]
+        means = {a: view.served_s(a) for a in {a for _, _, a, _ in rows}}
+        task = Task(
+            [(e, a, blocks) for e, _, a, blocks in rows],
+            [room[s] for s in pair],
+            [len(self._holds[s]) for s in pair],
+            {a: UNKNOWN_S if math.isnan(mean) else mean for a, mean in means.items()},
+            view.block_bytes / LINK_BYTES_S,
+        )
+        chosen, held = balance(task)
+        for s, wanted in zip(pair, held, strict=False):
+            before = sorted(self._holds[s] - wanted)
+            self._holds[s] = wanted | set(before[: max(0, len(self._holds[s]) - len(wanted))])
+        moves = []
+        for (e, number, a, _), to in zip(rows, chosen, strict=True):
+            if to != e:
+                self._given[pair[e]].remove((number, a))
+                self._given[pair[to]].append((number, a))
+                moves.append(Resend(number, pair[to]))
+        return moves
+
+    def _accepted(self, s: int, view: ClusterView) -> list[tuple[int, int, int]]:
+        """Number, adapter and blocks of the unfinished requests that a server's engine knows."""
+        self._requests(s, view)
+        blocks = view.blocks_of(np.array([number for number, _ in self._given[s]], dtype=np.int64)).tolist()
+        return [(*pair, n) for pair, n in zip(self._given[s], blocks, strict=True) if n >= 0]
 
     def _requests(self, s: int, view: ClusterView) -> Counter[int]:
         """Unfinished requests of each adapter on a server."""

@@ -7,10 +7,7 @@ share of the traffic (adapters without a replica first, the busiest of them firs
 fewest adapters, and keeps the replica if the smallest burst tolerance does not fall. It stops when a whole
 pass adds nothing. It has no notion of starvation or of slots: `max_loras` is the number of adapters held.
 
-Its reactive part moves running requests between engines by an integer program (request → engine, adapter →
-engine; each request somewhere and its adapter there; at most C_e adapters on e; minimise the largest engine
-time = Σ execution + 0.05 per moved request + memory overflow / bandwidth). It needs live requests and has no
-place in a static plan.
+Its reactive part, which needs live requests, is `packer.papers.routers.migration`.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ import numpy as np
 from packer.arrays import FloatArray, IntArray
 from packer.change import Controller
 from packer.cluster import Cluster
-from packer.errors import PluginError, plugged
+from packer.errors import IncompatibleError, PluginError, plugged
 from packer.twin.cluster.caching import CachePolicy, Move, TickingPolicy
 from packer.twin.cluster import events
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.routers.base import (
-    HOLD, ReadingRouter, Request, Router, ScoringRouter, StaticRouter, TickingRouter,
+    HOLD, ReadingRouter, Request, Resend, Router, ScoringRouter, StaticRouter, TickingRouter,
 )  # fmt: skip
 from packer.twin.cluster.loop import Loop, loop_of
 from packer.twin.cluster.serving import Serving
@@ -310,9 +310,12 @@ class _Clock:
             if self._due_s[k] <= now_s:
                 self._due_s[k] += each.period_s
                 with plugged(f"{each.name!r}, at {now_s:.6g} s,"):
-                    moves = list(each.tick(now_s, self.view) or ())
+                    moves: list[Move | Resend] = list(each.tick(now_s, self.view) or ())
                 for move in moves:
-                    self._apply(each.name, move, now_s)
+                    if isinstance(move, Resend):
+                        self._move(each.name, move, now_s)
+                    else:
+                        self._apply(each.name, move, now_s)
         self.changed = False
         if self.serving is not None:
             self._change(self.serving, now_s)
@@ -329,6 +332,25 @@ class _Clock:
         if serving.next_s <= now_s:
             serving.apply(self.servers, now_s)
             self.changed = True
+
+    def _move(self, name: str, move: Resend, now_s: float) -> None:
+        """A request goes on, with the tokens that it has, on another server."""
+        r, old = move.request, int(self.servers.server[move.request])
+        place = 0 if self.engines is None else int(self.engines[old])
+        withdraw = self.work.others[place - 1].withdraw if place else None
+        if withdraw is None:
+            raise IncompatibleError(
+                f"Router {name!r} moves requests, which servers of engine dlora alone give up."
+            )
+        held = self.view.blocks_of(np.array([r]))[0] >= 0
+        if not held or move.server not in self.view.candidates(self.servers.adapter[r]):
+            raise PluginError(
+                f"Expected router {name!r} to move requests that are not finished to servers that may serve them, "
+                f"got request {r!r} for server {move.server!r} at {now_s:.6g} s."
+            )
+        withdraw(self.servers, self.servers.others[place - 1], old, r)
+        while not give(self.servers, move.server, r, now_s):
+            self.follow(with_more_rows(self.servers))
 
     def _keep(self, server: int) -> Callable[..., None]:
         """How the engine of a server keeps adapters."""

@@ -107,6 +107,7 @@ class EngineKernels(NamedTuple):
     `state_of(c, memory, s)`: that server as the functions below take it.
     `advance(state, law, until_s)`: as `packer.twin.engine.advance.advance`. `event_s(state)`: when the server next has
     something to do, infinite if it is idle. `keep(c, memory, s, row, on)`: an adapter stays on the GPU.
+    `withdraw(c, memory, s, r)`: an accepted request leaves the server, to be sent to another; None: it can't.
     """
 
     memory: Any
@@ -114,6 +115,7 @@ class EngineKernels(NamedTuple):
     advance: Any
     event_s: Any
     keep: Any
+    withdraw: Any = None
 
 
 def whole_of(servers: Record) -> IntArray:

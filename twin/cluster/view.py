@@ -82,6 +82,23 @@ class ClusterView:
         left: IntArray = requests[self._servers.requests["status"][requests] != rows.FINISHED]
         return left
 
+    def blocks_of(self, requests: IntArray) -> IntArray:
+        """KV blocks for the prompts and what came out of these requests, by number; -1: no engine has accepted it.
+
+        Engines that count tokens request by request (`packer.papers.dlora`) know what came out.
+        """
+        known = self._servers.requests[requests]
+        size = self._field("block_size")[self._servers.server[requests]]
+        blocks = -(-(known["prompt"] + known["generated"]) // size)
+        held = (known["status"] == rows.ACCEPTED) & ~np.isnan(known["reached_s"])
+        return np.where(held, blocks, -1)
+
+    def served_s(self, adapter: int) -> float:
+        """Mean time from the first token to the last of an adapter's finished requests, s; NaN without one."""
+        own = self._servers.requests[self._servers.adapter == adapter]
+        done = own[own["status"] == rows.FINISHED]
+        return float(np.mean(done["finish_s"] - done["first_s"])) if len(done) else np.nan
+
     @property
     def adapter_bytes(self) -> FloatArray:
         """Weights of each adapter, float64 (m,)."""
@@ -106,6 +123,12 @@ class ClusterView:
         return found
 
     @property
+    def block_bytes(self) -> float:
+        """KV cache in a block, of the first kind of server."""
+        profile = self.cluster.kinds[0].profile
+        return float(profile.model.kv_bytes_per_token * profile.engine.block_size)
+
+    @property
     def load_bytes_s(self) -> FloatArray:
         """Bytes of an adapter that come to the GPU of each server in a second, after the load's fixed part, (S,)."""
         model = self.cluster.kinds[0].profile.model
@@ -124,6 +147,8 @@ class ClusterView:
         machine = np.repeat(np.arange(len(counts)), counts)
         return np.asarray(np.isin(machine, machine[held]))
 
+    kv_blocks = property(lambda self: self._field("kv_blocks"))
+    """Blocks of the KV cache."""
     places = property(lambda self: self._field("max_seqs"))
     """Most requests in the batch."""
 

@@ -349,7 +349,7 @@ def test_what_does_not_exist_is_named(fleet: Workload) -> None:
     """Unknown engines, modes, kernels, policies and parameters are refused with what exists, misfits with why."""
     assert engine_of("lightllm:max_wait_tokens=3") == LightLlm(3)
     assert loading_of("cpu-assist:cores=8") == (CPU_ASSIST, CpuAssist(8))
-    with pytest.raises(UnknownNameError, match="Known: job, lightllm, vllm"):
+    with pytest.raises(UnknownNameError, match="Known: dlora, job, lightllm, vllm"):
         engine_of("slora")
     with pytest.raises(ValidationError, match="no parameter 'wait'; it has: abort_after_s"):
         engine_of("lightllm:wait=3")

@@ -8,6 +8,7 @@ called in Python for each request. A third-party package registers a class under
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -41,6 +42,14 @@ class Request:
     input_tokens: int
     time_s: float
     iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """A router sends a request that a server has accepted, and not finished, to another one."""
+
+    request: int
+    server: int
 
 
 @runtime_checkable
@@ -86,8 +95,8 @@ class TickingRouter(Router, Protocol):
 
     period_s: float
 
-    def tick(self, now_s: float, view: ClusterView) -> None:
-        """Called with the servers as they are then."""
+    def tick(self, now_s: float, view: ClusterView) -> Iterable[Resend] | None:
+        """Called with the servers as they are then; requests that move to other servers."""
 
 
 class AnyCluster:

@@ -1,0 +1,83 @@
+"""dLoRA's engine and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from packer import checks
+from packer.arrays import Record
+from packer.papers.engines import own_of, prepared, refusal
+from packer.papers.state import memory, state_of
+from packer.twin.cluster.state import EngineKernels
+from packer.twin.engine.state import ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class DLoraEngine:
+    """dLoRA's engine (`packer.papers.dlora.advance`): batches with one adapter merged into the weights, or unmerged.
+
+    `max_num_seqs`: largest batch; the artifact has 16 by default, vLLM 256. `max_num_batched_tokens`: of a step.
+    `credits`: credit with which the requests of an adapter come first. `merged_ms`, `mixed_ms`: times of a step that
+    the scheduler compares batches by; `switch_ms`: of a change between both, which a step also takes longer. These are
+    the artifact's, measured there with Llama 7B. `link_gb_s`: between GPU and host, for swapped KV cache, GiB/s.
+    """
+
+    name: ClassVar[str] = "dlora"
+    cells: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
+    serves_base: ClassVar[bool] = False
+    cv: ClassVar[float] = 0.0
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 4096
+    credits: float = 10_000.0
+    merged_ms: float = 15.0
+    mixed_ms: float = 27.0
+    switch_ms: float = 20.0
+    link_gb_s: float = 32.0
+
+    def __post_init__(self) -> None:
+        checks.integer("max_num_seqs", self.max_num_seqs, low=1, high=100_000)
+        checks.integer("max_num_batched_tokens", self.max_num_batched_tokens, low=1)
+        for name in ("credits", "merged_ms", "mixed_ms", "link_gb_s"):
+            checks.real(name, getattr(self, name), low=0.0, open_low=True)
+        checks.real("switch_ms", self.switch_ms, low=0.0)
+
+    def refusal(self, policy: str, loading: str, form: str) -> str | None:
+        """It has a cache of its own, and loads adapters in a step."""
+        if policy != "lru":
+            return f"dLoRA's engine has a cache of its own, and can't have {policy!r}"
+        if loading not in ("blocking", "none"):
+            return f"dLoRA's engine loads adapters in a step, and can't load them {loading!r}"
+        return refusal(self.name, form)
+
+    def longest_request(self, setup: Any) -> int:
+        """By the profile's max_model_len and the KV cache; a prompt is computed in one step."""
+        return min(int(setup.server.longest_request()), self.max_num_batched_tokens)
+
+    def prepare(self, setup: Any, state: ServerState) -> ServerState:
+        """Settings in their fields."""
+        state.server.token_budget = self.max_num_batched_tokens
+        return prepared(setup, state, self.max_num_seqs)
+
+    @property
+    def batch(self) -> int:
+        """Places for the batch, the first requests by arrival, and those that are picked."""
+        return 3 * self.max_num_seqs
+
+    def own(self, setup: Any) -> Record:
+        """What it keeps of a server."""
+        own, profile = own_of(setup), setup.server.profile
+        for name in ("credits", "merged_ms", "mixed_ms", "switch_ms"):
+            own[name] = getattr(self, name)
+        block_bytes = profile.model.kv_bytes_per_token * profile.engine.block_size
+        own.swap_ms = 1e3 * block_bytes / (self.link_gb_s * 2**30)
+        own.join_share, own.stay_share = 1.0, self.merged_ms / self.mixed_ms
+        return own
+
+    def kernels(self) -> EngineKernels:
+        """Compiled only where it is used."""
+        from packer.papers.cache.kernel import keep
+        from packer.papers.dlora.advance import advance, event_s, withdraw
+
+        return EngineKernels(memory, state_of, advance, event_s, keep, withdraw)
