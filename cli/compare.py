@@ -12,6 +12,7 @@ from packer.cli.declare import Readers, bundle, command, flag, option, pairs
 from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.traffic import refuse_unused
+from packer.io.files import write_text
 from packer.words import counted, listed, number
 
 if TYPE_CHECKING:
@@ -237,7 +238,6 @@ def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
 
 def _write(rows: list[dict[str, Any]], files: ComparisonFiles, title: str, out: Writing) -> None:
     from packer.io.documents import jsonable
-    from packer.io.files import write_text
     from packer.io.tables import csv_text
     from packer.report.figures import write_figure
     from packer.report.pictures import comparison_figure

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -185,8 +188,6 @@ def _follow(
     out: Writing,
 ) -> int:
     """Evaluate at the measured rates, once or again and again."""
-    import time
-    from contextlib import nullcontext
 
     from packer.operate.drift import drift
     from packer.operate.watch import Exporter
@@ -230,7 +231,6 @@ def _write(found: PlanEvaluation, path: str | None, out: Writing) -> None:
 
 def _write_seen(plan: Plan, seen: Workload, ranks: RankOptions, path: str) -> None:
     """The measured fleet with the ranks of the plan, and those given for new adapters."""
-    from dataclasses import replace
 
     from packer.io.workloads import write_workload
     from packer.traces.measure import rounded

@@ -8,9 +8,10 @@ import click
 
 from packer.cli.declare import Readers, bundle, command, option, pairs
 from packer.cli.options import PlanArgument, Writing
-from packer.cli.output import note
+from packer.cli.output import check_distinct, note, print_json
 from packer.cli.streams import results
-from packer.export.formats import ANY_ENGINE, FORMATS
+from packer.export.formats import ANY_ENGINE, FORMATS, export_plan, output_paths
+from packer.io.files import make_folder, write_text
 from packer.words import counted
 
 if TYPE_CHECKING:
@@ -87,9 +88,6 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
       packer export plan.json --format k8s --sources adapters.csv --adapters-claim adapters -o packer.yaml
       packer export plan.json --format routing --address '127.0.0.1:{port}' -o routing/
     """
-    from packer.cli.output import check_distinct, print_json
-    from packer.export.formats import export_plan, output_paths
-    from packer.io.files import make_folder, write_text
 
     plan = file.plan()
     if plan.unplaced or not plan.bins:

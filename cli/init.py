@@ -10,6 +10,7 @@ from packer.cli.declare import argument, bundle, command, option
 from packer.cli.options import ServerSettings, Writing, common
 from packer.cli.output import interruptible
 from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
+from packer.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +123,6 @@ def _planned_for(observed: Observed, profile: Profile, slo: Slo, seed: int, stop
     """Which hour of a log was planned for, and how many GPUs the mean alone takes."""
     from packer.objectives.headroom import with_rates
     from packer.planning.recommend import recommend
-    from packer.words import counted
 
     text = f"Log of {observed.span}; planned for {observed.planned_for}"
     if observed.times_mean < CLEARLY_BUSIER or stop():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from packer.checks import SLOT_RANKS
+from packer.checks import SLOT_RANKS, slot_rank_for
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import OneProfile, Writing, common, numbers
 from packer.cli.output import Table
@@ -74,7 +74,6 @@ def capacity(found: MemoryTable) -> Table:
 
 
 def _costs(found: MemoryTable, slots: SlotArguments) -> Table:
-    from packer.checks import slot_rank_for
     from packer.operate.memory import slot_cost_tokens
     from packer.twin.memory.starts import MOST_SLOTS
 

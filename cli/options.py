@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from packer.cli.declare import Readers, argument, bundle, flag, option, pairs
 from packer.cli.output import Part, Progress, check_distinct, note, print_json, progress_bar, show
+from packer.words import counted
 
 if TYPE_CHECKING:
     from packer.plan import Plan
@@ -191,8 +192,6 @@ class Output:
                 said = bands_in_words(profile) or "expect large errors"
                 self.note(f"the profile {profile.label}: {said}.")
             if "fewer GPUs" in profile.provenance:
-                from packer.words import counted
-
                 gpus = counted(profile.engine.tensor_parallel_size, "GPU")
                 self.note(f"each server has {gpus}; {profile.provenance['fewer GPUs']}.")
 

@@ -9,6 +9,7 @@ import click
 from packer.cli.declare import argument, bundle, command, flag, option, values
 from packer.cli.options import OneProfile, Output, Writing, common
 from packer.cli.output import Table
+from packer.errors import IncompatibleError
 from packer.words import number
 
 if TYPE_CHECKING:
@@ -121,7 +122,6 @@ def train(given: TrainingOptions, out: Writing) -> None:
       packer predictor train data.parquet --kind tree --refine --draw starved.svg -o tree.packer
       packer solve fleet.csv --predictor ./boosting.packer
     """
-    from packer.errors import IncompatibleError
     from packer.predictors.dataset import read_dataset
     from packer.predictors.rules import draw_tree
     from packer.predictors.store import write_model

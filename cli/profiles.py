@@ -12,6 +12,7 @@ from packer.cli.declare import Readers, argument, bundle, command, flag, option,
 from packer.cli.options import DEFAULT_PROFILE, NO_LAW, Output, Writing, common
 from packer.cli.output import Table
 from packer.cli.streams import results
+from packer.errors import IncompatibleError
 from packer.words import money, number
 
 if TYPE_CHECKING:
@@ -176,7 +177,6 @@ def estimate(given: EstimateOptions, out: Writing) -> None:
       packer profiles estimate --model Qwen/Qwen3-32B --gpu h200 --tensor-parallel-size 2 --quantization fp8 -o q.toml
       packer solve fleet.csv --profile l40s.toml
     """
-    from packer.errors import IncompatibleError
     from packer.fit.estimate import estimate_profile
     from packer.io.profiles import write_profile
     from packer.twin.memory.policy import kv_cache_tokens
@@ -249,7 +249,6 @@ def fit(given: Measurements, out: Writing) -> None:
       packer profiles fit --base l40s.toml --bench rate-2.json --bench rate-8.json -o improved.toml
       packer profiles fit --base l40s.toml --bench metrics.txt --bench lora-kernels.txt -o improved.toml
     """
-    from packer.errors import IncompatibleError
     from packer.fit.pipeline import calibrate, with_provenance
     from packer.fit.tables import Profiling, read_profiling, read_runs
     from packer.io.profiles import load_profile

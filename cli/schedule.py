@@ -9,8 +9,9 @@ import click
 
 from packer.cli.declare import bundle, command, flag, option, pairs, values
 from packer.cli.options import FleetFile, Writing, common
-from packer.cli.output import Table
+from packer.cli.output import Table, write_json
 from packer.cli.solve import KindArguments
+from packer.errors import IncompatibleError
 from packer.words import number
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ class DayOptions:
 
     def rates(self, fleet: Workload) -> dict[str, npt.NDArray[np.float64]]:
         """Rates by period, from the file or the trace."""
-        from packer.errors import IncompatibleError
         from packer.objectives.headroom import read_rates
         from packer.operate.schedule import rates_of_trace
         from packer.traces.read import read_trace
@@ -99,7 +99,6 @@ def schedule(
       packer schedule fleet.csv --rates day.csv --replay --servers servers.json --keda keda.yaml -o schedule.json
     """
 
-    from packer.cli.output import write_json
     from packer.export.formats import export_plan
     from packer.export.keda import scaled_objects
     from packer.export.servers import Options

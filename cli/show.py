@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from packer.cli.declare import bundle, command, option
@@ -60,7 +61,6 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
 
 def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]]:
     """What changes, for machines and for people."""
-    from dataclasses import replace
 
     from packer.operate.changes import between
 

@@ -14,6 +14,7 @@ from packer.cli.declare import Readers, bundle, command, flag, option, pairs
 from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, write_frame, write_json
 from packer.cli.traffic import refuse_unused
+from packer.errors import IncompatibleError
 from packer.words import number
 
 if TYPE_CHECKING:
@@ -96,7 +97,6 @@ class ArrivalOptions:
     def apply(self, workload: Workload) -> Workload:
         """The workload with the arrival process of the command line, if it names one."""
         from packer.arrival import Arrivals
-        from packer.errors import IncompatibleError
 
         given = dict(self.process)
         arrivals = given.pop("arrivals", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from packer.cli.options import (
 )
 from packer.cli.output import interruptible, write_frame
 from packer.cli.traffic import refuse_unused
-from packer.errors import IncompatibleError, OutputError
+from packer.errors import IncompatibleError, OutputError, PackerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -225,7 +226,6 @@ class PlanOutput:
 
     def replacing(self, out: Writing) -> Writing:
         """What may be overwritten: without -o also an earlier plan, which packer wrote and no one changed."""
-        from packer.errors import PackerError
         from packer.io.plans import load_plan
 
         if self.output is not None or out.as_json or out.force or not Path(DEFAULT_OUTPUT).is_file():
@@ -264,7 +264,6 @@ def solve(
       packer solve fleet.csv --objective cost --profile big.toml --profile small.toml --price small.toml=1.2
       packer solve new.csv --from plan.json -o next.json
     """
-    from functools import partial
 
     from packer.cli.plan_table import adapters_frame, plan_json, plan_lines
     from packer.goal import Goal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,6 @@ def sweep(
       packer sweep fleet.csv --adapters 16:256:16 --max-loras 16,64 -o sweep.csv --plot sweep.html
       packer sweep fleet.csv --max-loras 32 --rate-factors 0.5,1,2 --tuning llmstation --tuning chunked
     """
-    from dataclasses import replace
 
     from packer.twin.sweep import Grid, Sweep, max_packs
 

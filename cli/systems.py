@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from packer.cli.declare import argument, bundle, command
 from packer.cli.options import Output
 from packer.cli.output import Table
@@ -23,7 +25,6 @@ def systems(chosen: Chosen, out: Output) -> None:
       packer systems
       packer simulate fleet.csv --cluster cluster.toml --system vllm --router affinity
     """
-    from dataclasses import asdict
 
     from packer.twin.cluster.system import load_system, system_names
 

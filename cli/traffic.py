@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -196,7 +197,6 @@ class PrometheusOptions:
     ) -> Metrics:
         """The metrics of the server or of the saved file; `by_clock`: windows start at multiples of their length."""
         import json
-        import time
 
         from packer.io.files import write_text
         from packer.traces.prometheus import fetch, parse, read_export

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from packer.cli.declare import Pairs, argument, bundle, command, flag, option, pairs, values
 from packer.cli.options import FleetFile, Output, Writing, common, numbers
 from packer.cli.output import Table
 from packer.cli.plan_table import assumed_lengths
-from packer.cli.traffic import LogOptions, PrometheusOptions, RankOptions, ViewOptions
+from packer.cli.traffic import LogOptions, PrometheusOptions, RankOptions, ViewOptions, refuse_unused
+from packer.errors import IncompatibleError
 from packer.words import counted, number
 
 if TYPE_CHECKING:
@@ -113,7 +116,6 @@ def from_log(
       packer workload from-log access.jsonl.gz --rank 16 --window 900 --at p95 --loads day.csv -o fleet.csv
       packer workload from-log trace.csv.gz --adapters 200 --ranks 8,16,32 -o fleet.csv
     """
-    from packer.cli.traffic import refuse_unused
     from packer.operate.observe import observe_log
     from packer.operate.summary import summary_of
     from packer.traces.read import read_trace
@@ -135,9 +137,6 @@ def from_log(
 
 def _command(log_path: str, output: str) -> str:
     """The command that makes the file, with every option that was given (here or in packer.toml)."""
-    from pathlib import Path
-
-    from click.core import ParameterSource
 
     words = ["packer workload from-log", Path(log_path).name]
     context = click.get_current_context()
@@ -314,7 +313,6 @@ def generate(made: Made, out: Writing) -> None:
       packer workload generate --adapters 256 --rates 0.1,0.05,0.025 --ranks 8,16 -o fleet.csv
       packer workload generate --adapters 1000 --total-rate 50 --exponent 1.2 -o fleet.csv
     """
-    from packer.errors import IncompatibleError
     from packer.io.workload_schema import checked_mean
     from packer.io.workloads import write_workload
     from packer.operate.summary import summary_of

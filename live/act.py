@@ -15,6 +15,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.change import Change
 from packer.errors import IncompatibleError, LiveError, OutputError, PackerError, shown
+from packer.gpu import base_model
 from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet
 from packer.live.host import Command, Models, Running
@@ -135,8 +136,8 @@ class Acting:
         if isinstance(models, str):
             return models.rstrip(".")
         own = {profile.model.name, profile.model.repository or "", profile.name}
-        expected = {self.fleet.model} if self.fleet.model else {_short(name) for name in own if name}
-        names = set(models.base) if self.fleet.model else set(map(_short, models.base))
+        expected = {self.fleet.model} if self.fleet.model else {base_model(name) for name in own if name}
+        names = set(models.base) if self.fleet.model else set(map(base_model, models.base))
         if models.base and not expected & names:
             planned = self.fleet.model or profile.model.name
             return f"{server.name} serves {shown(models.base[0])}, the plan is for {shown(planned)}"
@@ -328,11 +329,6 @@ class Acting:
         self.state.servers[server.name] = {}
         if server.host.stop is not None:
             server.command(server.host.stop)
-
-
-def _short(name: str) -> str:
-    """A model's name without its publisher, to compare."""
-    return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def words(change: Change, names: Sequence[str]) -> list[str]:

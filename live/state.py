@@ -13,6 +13,7 @@ from packer.export.quoting import json_text
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.io.schema import check_version, parse
+from packer.moves import by_adapter
 
 MOST_HISTORY = 500
 """Steps that the file keeps."""
@@ -39,12 +40,11 @@ class LiveState:
 
     def routes(self, numbers: Mapping[str, int]) -> dict[str, dict[int, float]]:
         """By adapter: share of its requests by server; `numbers`: of the servers, by name."""
-        found: dict[str, dict[int, float]] = {}
-        for server, placed in self.servers.items():
-            for name, share in placed.items():
-                if share > 0.0 and server in numbers:
-                    found.setdefault(name, {})[numbers[server]] = share
-        return found
+        return by_adapter(
+            (numbers[server], {name: share for name, share in placed.items() if share > 0.0})
+            for server, placed in self.servers.items()
+            if server in numbers
+        )
 
     def begin(self, what: str) -> None:
         """A step begins: the file says so before anything is done. Raises `OutputError`."""

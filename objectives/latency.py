@@ -9,8 +9,8 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
+from packer import checks
 from packer.bin import Bin
-from packer.errors import ValidationError, shown
 from packer.evaluation import Evaluations
 from packer.memo import Memo
 from packer.objectives.base import Objective
@@ -36,12 +36,8 @@ class Latency(Objective):
     fixed_gpus = True
 
     def __post_init__(self) -> None:
-        for what, value, known in (
-            ("metric", self.metric, METRICS),
-            ("statistic", self.statistic, STATISTICS),
-        ):
-            if value not in known:
-                raise ValidationError(f"Expected {what} to be one of {', '.join(known)}, got {shown(value)}.")
+        checks.choice("metric", self.metric, METRICS)
+        checks.choice("statistic", self.statistic, STATISTICS)
 
     @property
     def figures(self) -> Collection[str]:

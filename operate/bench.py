@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,9 +75,7 @@ class BenchRun:
         """JSON-able: predicted, measured and SMAPE of each figure."""
         both = (self.predicted, self.measured, self.errors)
         figures = {
-            name: dict(
-                zip(("predicted", "measured", "smape"), (_known(each[name]) for each in both), strict=True)
-            )
+            name: dict(zip(("predicted", "measured", "smape"), (each[name] for each in both), strict=True))
             for name in self.measured
         }
         return {"status": self.simulation.status, "figures": figures, "assumed": list(self.assumed)}
@@ -98,16 +96,11 @@ def beside_bench(
 
     Raises `FileFormatError`: it is no such file; `IncompatibleError`: the client's rate rose during the run.
     """
+    slots: dict[str, Any] = {"max_loras": 0}
     if fleet is None or server is None:
-        fleet, slots = Workload([Adapter("base", 0, 1.0)]), 0
-        rank = None
+        fleet = Workload([Adapter("base", 0, 1.0)])
     else:
-        fleet, profile, slots, rank = (
-            server.workload(fleet),
-            server.profile,
-            server.max_loras,
-            server.max_lora_rank,
-        )
+        fleet, profile, slots = server.workload(fleet), server.profile, asdict(server.settings)
     runs = []
     with reading(path):
         for document in documents(read_text(path)):
@@ -118,7 +111,7 @@ def beside_bench(
             ceiling = document.get("max_concurrency")
             duration_s = max(SHORTEST_S, MOST_TIMES * _number(document, "duration"), trace.span_s + 1.0)
             found = simulate(
-                replace(fleet, arrivals=Arrivals("trace", trace=trace)), profile, max_loras=slots, max_lora_rank=rank,
+                replace(fleet, arrivals=Arrivals("trace", trace=trace)), profile, **slots,
                 duration_s=duration_s, concurrency=ceiling, paced=ceiling is not None, timeline_bin_s=duration_s,
                 seed=seed,
             )  # fmt: skip
@@ -174,7 +167,3 @@ def _number(document: dict[str, Any], key: str, low: float = -math.inf) -> float
     if low > -math.inf and not (known and value >= low):  # type: ignore[operator]
         raise FileFormatError(f"expected {key} >= {low:g}, got {shown(value)}.")
     return float(value) if known else math.nan  # type: ignore[arg-type]
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from packer.arrays import FloatArray
+from packer.change import Change
 from packer.errors import IncompatibleError, PackerError
 from packer.live.act import Acting, words
 from packer.live.host import Models
@@ -191,7 +192,6 @@ class Following:
 
     def _gone(self) -> list[Decision]:
         """Adapters of the plan that the fleet no longer has leave their servers."""
-        from packer.change import Change
 
         left = set(self.acting.plan.workload.names) - set(self.fleet.names)
         held = self.acting.state.servers

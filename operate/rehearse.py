@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,6 @@ class Rehearsed:
     loads: int
     failures: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {name: None if value != value else value for name, value in vars(self).items()}
-
 
 @dataclass(frozen=True, eq=False)
 class Rehearsal:
@@ -93,7 +90,7 @@ class Rehearsal:
             "hours": self.hours,
             "hindsight_gpu_hours": self.hindsight_gpu_hours,
             "fewest_loads": self.fewest_loads,
-            "outcomes": [each.to_dict() for each in self.outcomes],
+            "outcomes": [vars(each) for each in self.outcomes],
             "sources": self.sources,
             "changes": list(self.log),
         }
@@ -184,37 +181,25 @@ def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int) -
     """The fewest GPUs of each hour alone, found for hours in the order of their load: a heavier one needs no fewer."""
     steady = fleet.with_arrivals(Arrivals())
     order = np.argsort(rates @ fleet.mean_tokens)
-    found: dict[int, int] = {}
+    found = np.zeros(len(order), dtype=np.int64)
 
+    @cache
     def gpus(place: int) -> int:
-        if place not in found:
-            vector = rates[order[place]]
-            plan = solve(
-                with_rates(steady, vector), kind.profile, slo=steady.slo, margin=MARGIN, verify=False,
-                with_headroom=False, max_replicas=MOST_REPLICAS, seed=seed,
-            )  # fmt: skip
-            found[place] = plan.n_gpus if plan.status is not Status.INFEASIBLE else 10**6
-        return found[place]
+        plan = solve(
+            with_rates(steady, rates[order[place]]), kind.profile, slo=steady.slo, margin=MARGIN, verify=False,
+            with_headroom=False, max_replicas=MOST_REPLICAS, seed=seed,
+        )  # fmt: skip
+        return plan.n_gpus if plan.status is not Status.INFEASIBLE else 10**6
 
     def fill(low: int, high: int) -> None:
-        if high - low < 2:
-            return
-        if gpus(low) == gpus(high):
-            for k in range(low + 1, high):
-                found[k] = found[low]
-            return
-        middle = (low + high) // 2
-        gpus(middle)
-        fill(low, middle)
-        fill(middle, high)
+        found[order[low:high]], found[order[high]] = gpus(low), gpus(high)
+        if high - low > 1 and gpus(low) != gpus(high):
+            middle = (low + high) // 2
+            fill(low, middle)
+            fill(middle, high)
 
-    gpus(0)
-    gpus(len(order) - 1)
     fill(0, len(order) - 1)
-    result = [0] * len(order)
-    for place, hour in enumerate(order.tolist()):
-        result[hour] = found[place]
-    return result
+    return found.tolist()
 
 
 def fewest_loads(rates: FloatArray, tokens: FloatArray, gpus: Sequence[int]) -> int:

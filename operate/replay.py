@@ -16,6 +16,7 @@ from packer.change import Change
 from packer.cluster import Cluster
 from packer.errors import ValidationError
 from packer.goal import GoalLike
+from packer.moves import by_adapter
 from packer.objectives.headroom import with_rates
 from packer.operate.day import HOUR_S, Schedule
 from packer.seeds import further
@@ -152,12 +153,10 @@ def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
         comes, goes = sorted(set(now) - set(before)), sorted(set(before) - set(now))
         load = tuple((k, name) for k, placed in now.items() for name in placed if name not in known[k])
         unload = tuple((k, name) for k, placed in now.items() for name in sorted(known[k] - set(placed)))
-        route: dict[str, dict[int, float]] = {}
-        for k, placed in now.items():
-            for name, share in placed.items():
-                route.setdefault(name, {})[k] = share
         known |= {k: set(placed) for k, placed in now.items()}
-        changes.append(Change(at_s, tuple(comes), tuple(goes), load=load, unload=unload, route=route))
+        changes.append(
+            Change(at_s, tuple(comes), tuple(goes), load=load, unload=unload, route=by_adapter(now.items()))
+        )
     return cluster, changes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packer.bin import Bin
@@ -13,6 +13,15 @@ from packer.words import listed
 
 Placement = Sequence[Mapping[str, float]]
 """Of each server its adapters with the share of their requests, 0 for one that is held without requests."""
+
+
+def by_adapter(placed: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, dict[int, float]]:
+    """Of each adapter its servers with the share of its requests, from (server, what it holds)."""
+    found: dict[str, dict[int, float]] = {}
+    for s, own in placed:
+        for name, share in own.items():
+            found.setdefault(name, {})[s] = share
+    return found
 
 
 def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
@@ -129,7 +138,7 @@ class _Order:
         for s, name in self.missing():
             if self.free(s) - sum(t == s for t, _ in load) >= 1:
                 load.append((s, name))
-        places = self._places()
+        places = by_adapter(enumerate(self.goal))
         done = {
             name: shares
             for name, shares in places.items()
@@ -141,13 +150,6 @@ class _Order:
         before = len(self.changes)
         self.add(load, {name: shares for name, shares in routed.items() if shares}, unload)
         return len(self.changes) > before
-
-    def _places(self) -> dict[str, dict[int, float]]:
-        found: dict[str, dict[int, float]] = {}
-        for s, placed in enumerate(self.goal):
-            for name, share in placed.items():
-                found.setdefault(name, {})[s] = share
-        return found
 
     def make_room(self) -> bool:
         """An adapter leaves a full server early: for a replica of it, or by way of a server with a free slot."""
@@ -201,11 +203,7 @@ def ordered(
             raise IncompatibleError(
                 f"Expected at most {limit} adapters on server {s}, for which it has room, got {len(kept)}."
             )
-    routes: dict[str, dict[int, float]] = {}
-    for s, placed in enumerate(now):
-        for name, share in placed.items():
-            if share:
-                routes.setdefault(name, {})[s] = share
+    routes = by_adapter((s, {n: share for n, share in own.items() if share}) for s, own in enumerate(now))
     doomed = {
         (s, name)
         for s, placed in enumerate(now)

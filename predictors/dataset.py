@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError, located, reader
+from packer.evaluation import STARVATION_THRESHOLD
 from packer.io.documents import parse_json
 from packer.io.files import read_bytes
 from packer.io.frames import pl
@@ -93,7 +94,6 @@ class Dataset:
     @property
     def starved(self) -> npt.NDArray[np.bool_]:
         """Served share below the threshold, bool (n,)."""
-        from packer.evaluation import STARVATION_THRESHOLD
 
         return self.labels["served_share"] < STARVATION_THRESHOLD
 

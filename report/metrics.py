@@ -55,7 +55,6 @@ def live_metrics(following: Any, rows: Sequence[Any]) -> str:
 
     `following`: a `packer.operate.follow.Following`; `rows`: its `rows_of`.
     """
-    from packer.report.metrics import sample
 
     def of_servers(name: str) -> list[tuple[str, float | None]]:
         return [(f'server="{row.name}"', getattr(row, name)) for row in rows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Output
 from packer.cli.output import Table
@@ -30,7 +32,6 @@ def doctor(given: DoctorOptions, out: Output) -> int:
       packer live doctor
       packer live doctor --url http://gpu-7:8000
     """
-    from dataclasses import asdict
 
     from packer.io.web import address_of, key_of
     from packer.live.environment import diagnose, diagnose_url

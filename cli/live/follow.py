@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,6 @@ def _lines(found: Rehearsal) -> list[Table | str]:
 def _followed(
     plan: Plan, fleet: Workload, given: Followed, looks: Looks, metrics: PrometheusOptions, out: Writing
 ) -> int:
-    from contextlib import ExitStack
 
     from packer.io.files import write_text
     from packer.io.workloads import read_workload

@@ -10,7 +10,7 @@ import click
 
 from packer.cli.declare import argument, bundle, command, option
 from packer.cli.live.calibrate import duration
-from packer.cli.options import Writing, common, numbers
+from packer.cli.options import DEFAULT_PROFILE, Writing, common, numbers
 from packer.cli.output import Table, write_json
 from packer.cli.plan_table import servers
 from packer.cli.traffic import refuse_unused
@@ -124,7 +124,6 @@ def validate(file: Subject, runs: Runs, out: Writing) -> int:
 
 def _beside_bench(file: Subject, runs: Runs, out: Writing) -> None:
     """Compare each run of the benchmark with its prediction."""
-    from packer.cli.options import DEFAULT_PROFILE
     from packer.io.profiles import load_profile
     from packer.operate.bench import beside_bench
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AliasChoices, ConfigDict, Field
 
+from packer import checks
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.blocks import Blocks
@@ -336,7 +337,6 @@ def _lengths(value: LengthsTable | float | None, shape: Lengths) -> Lengths | No
 
 def checked_mean(value: float) -> float:
     """A mean length that `Lengths` will take."""
-    from packer import checks
 
     return checks.real("the mean length", value, low=0.0, high=1e9, open_low=True)
 
