@@ -111,7 +111,7 @@ class Running:
 
     def command(self, text: str) -> None:
         """Run a command of the user's for this server. Raises `LiveError`: it fails or takes too long."""
-        run_command(filled("a command", text, name=self.name, url=self.where.url), self.limits.start_s)
+        self.begin(text).wait(self.limits.start_s)
 
     def begin(self, text: str) -> Command:
         """Begin a command of the user's for this server, without waiting for its end."""
@@ -188,11 +188,6 @@ class Command:
         if self._process.poll() is None:
             self._process.returncode = 0
         self._said.close()
-
-
-def run_command(text: str, limit_s: float) -> None:
-    """Run a command of the user's to its end. Raises `LiveError`: it fails, or takes longer than `limit_s`."""
-    Command(text).wait(limit_s)
 
 
 def _status(status: int, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ from packer.export.formats import FORMATS
 from packer.export.servers import Module, Options, servers
 from packer.io.files import make_folder, write_text
 from packer.live.fleet_file import LiveFleet
-from packer.live.host import run_command
+from packer.live.host import Command
 from packer.plan import Plan
 
 Routes = Mapping[str, Mapping[int, float]]
@@ -91,8 +92,7 @@ class RouterWriter:
         try:
             for path, text in files.items():
                 write_text(path, text)
-            if router.reload is not None:
-                run_command(router.reload, self.fleet.limits.start_s)
+            self._reload()
         except PackerError as error:
             self._put_back(old)
             raise LiveError(f"The router did not take its new routes: {error}") from None
@@ -100,9 +100,11 @@ class RouterWriter:
     def _put_back(self, old: Mapping[Path, str]) -> None:
         for path, text in old.items():
             write_text(path, text)
-        router = self.fleet.router
-        if old and router is not None and router.reload is not None:
-            try:
-                run_command(router.reload, self.fleet.limits.start_s)
-            except LiveError:
-                return  # the router runs on with what it has, which is these routes
+        if old:
+            with suppress(LiveError):  # the router runs on with what it has, which is these routes
+                self._reload()
+
+    def _reload(self) -> None:
+        """Let the router read its files."""
+        if self.fleet.router is not None and self.fleet.router.reload is not None:
+            Command(self.fleet.router.reload).wait(self.fleet.limits.start_s)

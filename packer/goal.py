@@ -273,18 +273,11 @@ class Goal:
         own = self.keys("request")
         if own:
             return {metric(key): self.column(workload, key) for key in own}
-        found: dict[str, FloatArray] = {}
+        found: dict[str, list[FloatArray]] = {}
         for key in (*self.keys("adapter"), *self.keys("server")):
-            column = self.column(workload, key)
-            before = found.get(metric(key))
-            found[metric(key)] = (
-                column
-                if before is None
-                else np.where(
-                    np.isinf(before), column, np.where(np.isinf(column), before, np.maximum(before, column))
-                )
-            )
-        return found
+            found.setdefault(metric(key), []).append(self.column(workload, key))
+        widest = {name: np.max(np.where(np.isinf(each), 0.0, each), axis=0) for name, each in found.items()}
+        return {name: np.where(column > 0.0, column, math.inf) for name, column in widest.items()}
 
     @property
     def share(self) -> float:

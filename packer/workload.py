@@ -207,16 +207,8 @@ class Workload:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of adapters and traffic, without the workload's name: 16 hex digits."""
-        return fingerprint(
-            adapters=self.adapters,
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            length_correlation=self.length_correlation,
-            arrivals=self.arrivals,
-            slo=self.slo,
-            fine_tuning=self.fine_tuning,
-            sessions=self.sessions,
-        )
+        parts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return fingerprint(**{name: part for name, part in parts.items() if name != "name"})
 
     def subset(self, indices: Sequence[int], shares: Sequence[float] | None = None) -> Workload:
         """The workload of one bin: these adapters only, each with its share of the rate (default 1)."""

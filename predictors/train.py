@@ -120,17 +120,22 @@ def _split(data: Dataset, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[
     return learn, held
 
 
+def _scaled(kind: ModelKind, x: Float32Array) -> tuple[Float32Array, dict[str, Float32Array]]:
+    """Features as the family learns from them, and on which scale."""
+    if kind.family == "trees":
+        return x, {}
+    logs = np.log1p(np.maximum(x, 0.0))
+    scaling = {"center": logs.mean(0), "scale": np.maximum(logs.std(0), np.float32(1e-3))}
+    return squash(x, **scaling), scaling
+
+
 def _fit(
     kind: ModelKind, table: TrainingTable, params: Mapping[str, Mapping[str, Any]], seed: int, *, refine: bool = False,
     outputs: tuple[str, ...] = OUTPUTS,
 ) -> Arrays:  # fmt: skip
     """Arrays of a model that was fitted to all rows of the table."""
     part = table.at_most(kind.max_rows, seed)
-    x, scaling = part.x, {}
-    if kind.family != "trees":
-        logs = np.log1p(np.maximum(x, 0.0))
-        scaling = {"center": logs.mean(0), "scale": np.maximum(logs.std(0), np.float32(1e-3))}
-        x = squash(x, scaling["center"], scaling["scale"])
+    x, scaling = _scaled(kind, part.x)
     fitted = {}
     for name in outputs:
         known = np.isfinite(part.y[name])
@@ -154,10 +159,7 @@ def _search(kind: ModelKind, table: TrainingTable, name: str, seed: int) -> dict
         return dict(kind.defaults[False])  # one search serves all outputs: one number of neighbours
     part = table.at_most(min(kind.max_rows or SEARCH_ROWS, SEARCH_ROWS), seed)
     known = np.isfinite(part.y[name])
-    x, y, classify = part.x[known], part.y[name][known], name == STARVED
-    if kind.family != "trees":
-        logs = np.log1p(np.maximum(x, 0.0))
-        x = squash(x, logs.mean(0), np.maximum(logs.std(0), np.float32(1e-3)))
+    x, y, classify = _scaled(kind, part.x[known])[0], part.y[name][known], name == STARVED
     grid = kind.grids[classify]
     search = HalvingRandomSearchCV(
         kind.estimator(classify, seed, {}),

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
@@ -67,27 +68,22 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: 
         kind, columns = _read_jsonl(content, fields)
     else:
         kind, columns = _read_csv(content, fields)
+    rows = RequestRows(**columns)
     if kind is not None:
-        columns = _without_skipped(columns, fields)
+        rows = _without_skipped(rows, fields)
     with located():
-        return trace_of_rows(RequestRows(**columns), source if kind is None else kind.name)
+        return trace_of_rows(rows, source if kind is None else kind.name)
 
 
-def _without_skipped(columns: dict[str, Any], fields: Fields) -> dict[str, Any]:
+def _without_skipped(rows: RequestRows, fields: Fields) -> RequestRows:
     """The requests to adapters, by their names without a prefix."""
-    if columns.get("adapter") is None or not (fields.skip or fields.strip_prefix):
-        return columns
-    names = [name.removeprefix(fields.strip_prefix) or name for name in columns["adapter"]]
+    if rows.adapter is None or not (fields.skip or fields.strip_prefix):
+        return rows
+    names = [name.removeprefix(fields.strip_prefix) or name for name in rows.adapter]
     kept = np.flatnonzero([name not in fields.skip for name in names])
-    found = {**columns, "adapter": [names[k] for k in kept], "other": len(names) - len(kept)}
-    for name in ("time_s", "input_tokens", "output_tokens"):
-        found[name] = columns[name][kept]
-    found["session"] = columns.get("session") and [columns["session"][k] for k in kept]
-    found["rank"] = columns.get("rank") and [columns["rank"][k] for k in kept]
-    found["blocks"] = columns.get("blocks") and columns["blocks"].take(kept)
     if not len(kept):
         raise FileFormatError(nothing((), len(names), fields.skip))
-    return found
+    return replace(rows, adapter=names, other=len(names) - len(kept)).take(kept)
 
 
 def _kind(names: Iterable[str], fields: Fields) -> TraceFormat | None:

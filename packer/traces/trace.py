@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,19 @@ class RequestRows:
     other: int = 0
     start_s: float = 0.0
 
+    def take(self, index: IntArray) -> RequestRows:
+        """The requests with these numbers, in this order."""
+
+        def taken(column: Any) -> Any:
+            if isinstance(column, Blocks):
+                return column.take(index)
+            return column[index] if isinstance(column, np.ndarray) else [column[k] for k in index.tolist()]
+
+        columns = {each.name: getattr(self, each.name) for each in fields(self)[:9]}
+        return replace(
+            self, **{name: taken(column) for name, column in columns.items() if column is not None}
+        )
+
 
 def trace_of_rows(rows: RequestRows, source: str) -> Trace:
     """The requests by time: those without tokens are left out and counted in `dropped`.
@@ -156,31 +169,24 @@ def trace_of_rows(rows: RequestRows, source: str) -> Trace:
     order = np.flatnonzero((rows.input_tokens > 0) & (rows.output_tokens > 0))
     order = order[np.argsort(rows.time_s[order], kind="stable")]
     lost = len(rows.time_s) - len(order)
-    times = rows.time_s[order] - rows.time_s[order[:1]]
+    rows = rows.take(order)
+    times = rows.time_s - rows.time_s[:1]
     step_s = step_of(times)
-    columns = (spread(times, step_s), rows.input_tokens[order], rows.output_tokens[order])
+    columns = (spread(times, step_s), rows.input_tokens, rows.output_tokens)
     more: dict[str, Any] = {
-        "dropped": rows.dropped + lost,
-        "other": rows.other,
-        "source": source,
-        "step_s": step_s,
-    }
-    more["blocks"] = None if rows.blocks is None else rows.blocks.take(order)
-    for key in ("cached_tokens", "priority"):
-        column = getattr(rows, key)
-        more[key] = None if column is None else column[order]
-    if rows.session is not None:
-        more["sessions"] = _numbers([rows.session[k] for k in order.tolist()])
-    more["start_s"] = rows.start_s + float(rows.time_s[order[:1]].sum())
+        "dropped": rows.dropped + lost, "other": rows.other, "source": source, "step_s": step_s,
+        "start_s": rows.start_s + float(rows.time_s[:1].sum()), "blocks": rows.blocks,
+        "cached_tokens": rows.cached_tokens, "priority": rows.priority,
+        "sessions": None if rows.session is None else _numbers(rows.session),
+    }  # fmt: skip
     if rows.adapter is None:
         return Trace(*columns, **more)
-    of_request = [rows.adapter[k] for k in order.tolist()]
-    names = sorted(set(of_request))
+    names = sorted(set(rows.adapter))
     number = {name: k for k, name in enumerate(names)}
-    owner = np.array([number[name] for name in of_request], dtype=np.int64)
+    owner = np.array([number[name] for name in rows.adapter], dtype=np.int64)
     ranks = None
     if rows.rank is not None:
-        given = np.array(rows.rank, dtype=np.int64)[order]
+        given = np.array(rows.rank, dtype=np.int64)
         table = np.zeros(len(names), dtype=np.int64)
         table[owner] = given
         odd = np.flatnonzero(table[owner] != given)

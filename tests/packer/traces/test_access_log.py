@@ -183,8 +183,11 @@ def test_a_log_without_models_names_no_adapters(tmp_path: Path) -> None:
 def test_models_are_left_out_of_a_trace_too(tmp_path: Path) -> None:
     """Skipped models and prefixes of names mean the same in a trace of known columns."""
     path = tmp_path / "t.csv"
-    path.write_text("timestamp,adapter,rank,input_tokens,output_tokens\n0,base,8,1,1\n1,v/a,16,2,2\n")
+    head = "timestamp,adapter,rank,input_tokens,output_tokens,priority"
+    path.write_text(f"{head}\n0,base,8,1,1,7\n1,v/a,16,2,2,3\n")
     log = read_trace(path, Fields(skip=("base",), strip_prefix="v/"))
     assert (log.names, log.ranks, log.other, len(log)) == (("a",), (16,), 1, 1)
+    assert log.priority is not None
+    assert log.priority.tolist() == [3]
     with pytest.raises(FileFormatError, match="2 to base, v/a alone"):
         read_trace(path, Fields(skip=("base", "v/a")))
