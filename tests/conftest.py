@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,6 +44,8 @@ FOLDERS = {
     "packer.twin": "twin",
 }
 """Import name → folder at the top of the tree."""
+SHORT = {"cli", "operate", "planning", "report", "solvers"}
+"""Folders of tests whose rules need no simulated hours, but for those that ask for `whole_hours`."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,25 @@ def fleet() -> Workload:
 
 
 @contextmanager
-def _short_runs() -> Iterator[None]:
+def _short_runs(part: float = 1 / 12) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("DURATION_S", 300.0), ("SCREENING_S", 100.0), ("MIN_REQUESTS", 150)):
-            patch.setattr(f"packer.twin.until_clear.{name}", value)
+        patch.setattr("packer.twin.simulate.HOUR_S", 3600.0 * part)
+        for name, whole in (("DURATION_S", 3600.0), ("SCREENING_S", 900.0), ("MIN_REQUESTS", 1500)):
+            patch.setattr(f"packer.twin.until_clear.{name}", whole * part)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quarter_hours(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of plans simulate servers for 900 s where neither they nor the commands say for how long."""
+    with _short_runs(1 / 4) if request.path.parts[len(ROOT.parts) + 1] in SHORT else nullcontext():
+        yield
+
+
+@pytest.fixture
+def whole_hours() -> Iterator[None]:
+    """Servers are simulated for an hour in tests whose rule needs one."""
+    with _short_runs(1.0):
         yield
 
 
@@ -139,8 +156,8 @@ def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def short_runs() -> Callable[[], AbstractContextManager[None]]:
-    """Makes a context in which the scenarios of a dataset are simulated for a twelfth of their time."""
+def short_runs() -> Callable[..., AbstractContextManager[None]]:
+    """Makes a context in which servers are simulated for a part of their time, without an argument a twelfth."""
     return _short_runs
 
 

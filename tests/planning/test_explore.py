@@ -136,6 +136,7 @@ def test_slots_that_give_room_are_taken(server: Profile) -> None:
     assert not any((room.headroom or 0.0) < LITTLE and "max_loras" in room.advice for room in found.rooms)
 
 
+@pytest.mark.usefixtures("whole_hours")
 def test_quiet_adapters_of_a_server_that_starts_keep_twice_their_limit() -> None:
     """Which adapters with few requests have one while a server loads all of them is chance: the plan is for all hours,
     and none of them is beyond twice its limit in hours that were not seen."""

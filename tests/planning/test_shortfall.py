@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
@@ -35,11 +37,13 @@ def quiet() -> Workload:
 
 
 @pytest.fixture(scope="module")
-def plan(quiet: Workload, qwen: Profile) -> Plan:
-    """The recommended plan."""
-    return packer.recommend(quiet, qwen)
+def plan(quiet: Workload, qwen: Profile, short_runs: Callable[..., AbstractContextManager[None]]) -> Plan:
+    """The plan recommended by whole hours."""
+    with short_runs(1.0):
+        return packer.recommend(quiet, qwen)
 
 
+@pytest.mark.usefixtures("whole_hours")
 def test_a_start_that_decides_is_told_with_what_would_be_enough_without(
     plan: Plan, quiet: Workload, qwen: Profile
 ) -> None:

@@ -32,6 +32,7 @@ from packer.solvers.base import Solution
 from packer.solvers.confirm import keeps_limits
 from packer.solvers.evaluator import Evaluator
 from packer.testing.analytic import small_profile
+from packer.twin.override import with_engine
 from packer.twin.stability import stability
 from packer.workload import Workload
 
@@ -150,10 +151,11 @@ def test_plain_reasons_come_first() -> None:
         assert "server 1 starves" in failures[1]
 
 
+@pytest.mark.usefixtures("whole_hours")
 def test_an_objective_can_demand_queues_that_do_not_grow(toy_profile: Profile) -> None:
     """Where one server serves 0.96 of the load and its queue grows, the twin refuses it and `stable` takes two."""
     slow = {"base_ms": 160.0, "per_decode_ms": 0.4, "per_adapter_ms": 1.0}
-    profile = replace(toy_profile, latency=LatencySpec("linear", slow))
+    profile = with_engine(replace(toy_profile, latency=LatencySpec("linear", slow)), vllm_version="0.14.0")
     lengths = Lengths.constant(400), Lengths.constant(200)
     fleet = Workload([Adapter(f"a{i}", 8, 0.86, *lengths) for i in range(8)])
     grown = solve(fleet, profile, Gpus(), predictor="twin", margin=0.0)

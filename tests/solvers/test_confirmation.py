@@ -77,6 +77,7 @@ def test_servers_beyond_the_training_data_only_where_that_takes_fewer(
     assert not beyond or len(found.bins) < len(fleet) / most
 
 
+@pytest.mark.usefixtures("whole_hours")
 def test_large_servers_are_left_to_trees_that_know_them(profile: Profile) -> None:
     """The shipped trees were trained on servers of thousands of adapters: a search for such a fleet simulates none."""
     fleet = Workload([Adapter(f"a{i}", 8, 0.004) for i in range(1300)])
@@ -171,6 +172,7 @@ def test_without_a_strategy_the_command_recommends(
     assert ("decision" in plan["details"]) is recommends
 
 
+@pytest.mark.usefixtures("whole_hours")
 def test_fewest_gpus_on_which_requests_queue_say_what_limits_take(profile: Profile) -> None:
     """Where a plan for the fewest GPUs lets requests wait, it says how many GPUs keep the limits, and they do."""
     fleet = Workload([Adapter(f"a{k}", 16 if k % 2 else 8, 0.78) for k in range(40)])
