@@ -25,10 +25,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from packer import checks
-from packer.errors import FileFormatError, InputError, ValidationError, reader, shown
+from packer.errors import ValidationError, reader, shown
 from packer.export.formats import FORMATS
 from packer.io.documents import parse_toml
 from packer.io.files import read_text
@@ -148,13 +147,7 @@ def read_live_fleet(path: str | os.PathLike[str]) -> LiveFleet:
 
     Raises `FileFormatError`: not TOML, a key is unknown, missing or out of range.
     """
-    data: dict[str, Any] = check_version(parse_toml(read_text(path)), 1)
-    try:
-        found = parse(LiveFleet, data)
-    except FileFormatError:
-        raise
-    except InputError as error:
-        raise FileFormatError(str(error)) from None
+    found = parse(LiveFleet, check_version(parse_toml(read_text(path)), 1))
     base = Path(path).resolve()
     router = found.router
     if router is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -101,12 +101,8 @@ class Requests:
         """The adapter with lengths of the same shape."""
         old: Lengths = getattr(adapter, side) or getattr(self.fleet, side)
         ends = [None if end is None else max(1, round(factor * end)) for end in (old.low, old.high)]
-        new = replace(old.scaled(factor * old.mean), low=ends[0] or 1, high=ends[1])
-        return (
-            replace(adapter, input_tokens=new)
-            if side == "input_tokens"
-            else replace(adapter, output_tokens=new)
-        )
+        new: dict[str, Any] = {side: replace(old.scaled(factor * old.mean), low=ends[0] or 1, high=ends[1])}
+        return replace(adapter, **new)
 
     def _learn_hits(
         self, s: int, own: list[int], sample: Sampled, hit_rate: Callable[[int], float | None]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray
 from packer.arrival import Arrivals, RequestTrace
 from packer.change import Change
 from packer.cluster import Cluster
@@ -108,10 +108,6 @@ def requests_of_day(
     return RequestTrace.joined(parts, end_s=len(rates) * period_s)
 
 
-def _marks(trace: RequestTrace) -> tuple[IntArray, ...]:
-    return trace.adapter, trace.input_tokens, trace.output_tokens
-
-
 def windows_of(schedule: Schedule) -> list[Window]:
     """The servers of a schedule, each routed as its plan says."""
     return [
@@ -192,15 +188,11 @@ def replay(
     cluster, changes = changes_of(windows)
     begin_s, end_s = windows[0].start_s, windows[-1].end_s
     of = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < end_s))
-    within_day = RequestTrace(
-        trace.time_s[of] - begin_s,
-        *(column[of] for column in _marks(trace)),
-        blocks=None if trace.blocks is None else trace.blocks.take(of),
-        end_s=end_s - begin_s + LATE_S,
-    )
+    length_s, time_s = end_s - begin_s + LATE_S, trace.time_s[of] - begin_s
+    within_day = replace(trace.take(of), time_s=time_s, end_s=length_s, sessions=None, priority=None)
     run = simulate_cluster(
         workload.with_arrivals(Arrivals("trace", trace=within_day)), cluster, router=routers.pop(), seed=seed,
-        duration_s=end_s - begin_s + LATE_S, slo=workload.slo.changed_by(slo), changes=changes, startup_s=0.0,
+        duration_s=length_s, slo=workload.slo.changed_by(slo), changes=changes, startup_s=0.0,
     )  # fmt: skip
     if run.status != "ok":
         raise ValidationError(f"Expected servers that start, got: {run.status_reason}.")

@@ -158,16 +158,10 @@ def rules_of(engine: EngineSpec) -> EngineRules:
             f"Expected a version of vLLM up to {_name(READ[-1])}, the newest whose rules are known, "
             f"got {shown(engine.version)}."
         )
-    if engine.max_num_queued_reqs is not None and release < QUEUE_LIMIT:
-        raise ValidationError(
-            f"Expected a version of vLLM from {_name(QUEUE_LIMIT)} on with max_num_queued_reqs, "
-            f"got {shown(engine.version)}."
-        )
-    if engine.scheduling_policy == "priority" and (engine.name != "vllm" or release < PRIORITIES):
-        raise ValidationError(
-            f'Expected a version of vLLM from {_name(PRIORITIES)} on with scheduling_policy "priority", '
-            f"got {shown(engine.version)}."
-        )
+    if engine.max_num_queued_reqs is not None:
+        _check_since(QUEUE_LIMIT, engine, "max_num_queued_reqs")
+    if engine.scheduling_policy == "priority":
+        _check_since(PRIORITIES, engine, 'scheduling_policy "priority"')
     holds = {rule.name: rule.holds(release) for rule in RULES}
     if engine.speculation is not None and engine.speculation.looks_up:  # 0.32.0: vllm/config/vllm.py:1599
         if engine.async_scheduling:
@@ -181,11 +175,13 @@ def rules_of(engine: EngineSpec) -> EngineRules:
 
 def check_drafts(engine: EngineSpec) -> None:
     """Raises `ValidationError`: speculative decoding is not simulated with this version."""
-    release = engine.release
-    if engine.name != "vllm" or release < DRAFTS:
+    _check_since(DRAFTS, engine, "speculative decoding")
+
+
+def _check_since(first: Release, engine: EngineSpec, what: str) -> None:
+    if engine.name != "vllm" or engine.release < first:
         raise ValidationError(
-            f"Expected a version of vLLM from {_name(DRAFTS)} on with speculative decoding, "
-            f"got {shown(engine.version)}."
+            f"Expected a version of vLLM from {_name(first)} on with {what}, got {shown(engine.version)}."
         )
 
 
