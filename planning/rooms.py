@@ -62,11 +62,8 @@ def with_slots(
         for item, like in zip(made, bins, strict=True)
         if item in reached and item not in rooms
     }
-    found = in_threads(
-        lambda item: hours.growth(item, fleet).room((reached[item], new[item].queue, new[item].starvation)),
-        new,
-        TOGETHER,
-    )
+    alike = [(hours.growth(item, fleet), replace(room, slo=reached[item])) for item, room in new.items()]
+    found = in_threads(lambda job: job[0].room(job[1]), alike, TOGETHER)
     rooms.update(zip(new, found, strict=True))
     return made, tuple(rooms[item] for item in made) if given else ()
 

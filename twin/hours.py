@@ -30,6 +30,8 @@ MOST_REQUESTS = 20_000_000
 """Stored hours keep so many requests (4 bytes each); beyond that the oldest hours lose theirs."""
 TOGETHER = 4
 """The room of so many servers is searched at once; the room of the last one is where the next search begins."""
+USUAL = LEVELS[1]
+"""Servers of plans often keep their limits up to about this factor of their rates."""
 MOST_AHEAD = 32
 """So many hours are begun, or kept, at most before they are asked for."""
 SLO = {"slo_used": 1.0}
@@ -174,11 +176,10 @@ class Hours:
         """
         if fleet.arrivals.trace is not None:
             return ()
-        found = [self.growth(items[0], fleet).room((None, None, None))]
+        found = [self.growth(items[0], fleet).room(None)]
         for k in range(1, len(items), TOGETHER):  # servers beside each other are often alike
-            hints = (found[-1].slo, found[-1].queue, found[-1].starvation)
             grown = [self.growth(item, fleet) for item in items[k : k + TOGETHER]]
-            found += in_threads(partial(Growth.room, hints=hints), grown, TOGETHER)
+            found += in_threads(partial(Growth.room, like=found[-1]), grown, TOGETHER)
         return tuple(found)
 
     def at(self, fleet: Workload, factor: float) -> Workload:
@@ -238,20 +239,18 @@ class Growth:
                 self._broken = level, run
         return all(self._found[level]) if mark is None else self._found[level][mark]
 
-    def reach(self, mark: int | None, hint: float | None) -> float | None:
-        """The highest factor that holds; `hint`: one that is tried first."""
-        start, step = (len(LEVELS) // 2, 0) if hint is None else (LEVELS.index(hint) + 1, 1)
-        late = self.hours.stop() and not self._found
-        low = (
-            -1
-            if late
-            else reach(partial(self.holds, mark), 0, len(LEVELS) - 1, start, step, self.hours.stop)[0]
-        )
+    def reach(self, mark: int | None, near: float | None) -> float | None:
+        """The highest factor that holds, which may be `near` another one; None: no factor does."""
+        start, stop = 0 if near is None else LEVELS.index(near) + 1, self.hours.stop
+        late = stop() and not self._found
+        low = -1 if late else reach(partial(self.holds, mark), 0, len(LEVELS) - 1, start, stop=stop)[0]
         return LEVELS[low] if low >= 0 else None
 
-    def room(self, hints: Sequence[float | None]) -> Room:
-        """The three marks, and what limits the server first; `hints`: factors that are tried first."""
-        slo, queue, starvation = (self.reach(mark, hint) for mark, hint in enumerate(hints))
+    def room(self, like: Room | None) -> Room:
+        """The three marks, and what limits the server first; `like`: of a server that is much alike."""
+        slo = self.reach(0, USUAL if like is None else like.slo)
+        queue = self.reach(1, slo if like is None else like.queue)
+        starvation = self.reach(2, queue if like is None else like.starvation)
         level, sim = self._broken
         if sim is None:
             return Room(slo, queue, starvation)
