@@ -25,6 +25,9 @@ Hour = tuple[Workload, int]
 FRESH_HOURS = 3
 """Fresh hours that a plan is simulated on where arrivals vary (`Arrivals.varies`), where requests wait longer than a
 limit, which is chance, or where servers are equal (so many for each of them); one is enough for others."""
+SERVER_HOURS = 12
+"""Where arrivals vary, servers of few are simulated on more fresh hours, together on so many: that none breaks says,
+with a confidence of 95 %, that less than 22 % of the hours do (0.78^12 = 0.05)."""
 MANY = 1_000
 """The hours in which equal servers are simulated further have numbers from here."""
 STARVING = 1e3
@@ -172,9 +175,14 @@ class KeptHours:
         # Where a request waits longer than a limit, how many of an adapter's do is another number each hour.
         least_ms = self.workload.slo.columns(self.workload)[0].min()
         chance = self._varies or any(h.slowest_ms > least_ms for h in self.simulated.all(bins, self.workload))
-        alike = len(bins) // len(set(bins))  # servers for which one simulation stands
-        first, more = 1 + number * FRESH_HOURS, FRESH_HOURS * (alike - 1)
-        places = [*range(first, first + (FRESH_HOURS if chance or more else 1))]
+        different = len(set(bins))
+        first, more = (
+            1 + number * FRESH_HOURS,
+            FRESH_HOURS * (len(bins) // different - 1),
+        )  # for servers that are alike
+        if self._varies:
+            more = max(more, -(-SERVER_HOURS // different) - FRESH_HOURS)
+        places = [*range(first, first + (FRESH_HOURS if chance or more > 0 else 1))]
         places += range(number * MANY + MANY, number * MANY + MANY + more)
         return [(self.workload, seeds.fresh(self.seed, place)) for place in places]
 

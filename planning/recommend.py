@@ -76,7 +76,8 @@ def recommend(
     max_gpus
         GPUs at hand; where they do not suffice, the plan on them is infeasible and says how many would.
     verify
-        Simulate the plan again on fresh hours, three if its arrivals come in bursts; plan again, and for those hours
+        Simulate the plan again on fresh hours, three or, of few servers, up to 12 if its arrivals come in bursts;
+        plan again, and for those hours
         too, where one breaks the goal.
     max_replicas
         Over how many GPUs one adapter may be split; None: as many as the hottest one needs.
@@ -165,7 +166,7 @@ class Deployment:
         return None if first is None else self.job.at(first).plan
 
     def judge(self, plan: Plan, number: int) -> Plan:
-        """By up to three fresh hours, each time others; once they confirm a plan, fewer GPUs are tried."""
+        """By fresh hours, each time others; once they confirm a plan, fewer GPUs are tried."""
         job = self.job
         if self.over() or self.first is None:
             return plan

@@ -14,13 +14,14 @@ import pytest
 import packer
 from packer import Adapter, Lengths, Limits, Slo, Workload
 from packer.arrival import Arrivals, Bursts, RequestTrace
+from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.fit.bands import BAND_KEYS
 from packer.io.plans import plan_to_dict
 from packer.plan import Plan, Status
 from packer.planning.explain import outcome
 from packer.planning.explore import Frontier
-from packer.planning.kept import FRESH_HOURS
+from packer.planning.kept import SERVER_HOURS
 from packer.profile import Profile
 from packer.room import Room
 from packer.twin import hours
@@ -303,12 +304,18 @@ def test_a_search_that_was_cut_short_does_not_say_infeasible(server: Profile) ->
     assert packer.recommend(fleet.subset([0, 1]), server, max_gpus=1).found_in_time
 
 
-@pytest.mark.parametrize(("cv", "hours"), [(0.5, 1), (4.0, FRESH_HOURS)])
-def test_irregular_gaps_are_bursts(server: Profile, cv: float, hours: int) -> None:
-    """Log-normal gaps more irregular than Poisson's get as many fresh hours as bursts do."""
-    fleet = Workload([Adapter("a", 16, 0.5)], arrivals=Arrivals("lognormal", cv=cv))
-    job = Frontier(fleet, server)
-    assert len(job.kept.fresh(job.at(1).plan.bins)) == hours
+@pytest.mark.parametrize(("cv", "hours"), [(0.5, [1, 1]), (4.0, [SERVER_HOURS, SERVER_HOURS / 2])])
+def test_irregular_gaps_are_bursts(server: Profile, cv: float, hours: list[int]) -> None:
+    """Log-normal gaps more irregular than Poisson's get as many fresh hours as bursts do: the more, the fewer servers.
+
+    Each set of hours is another one.
+    """
+    fleet = Workload([Adapter(name, 16, 0.5) for name in "ab"], arrivals=Arrivals("lognormal", cv=cv))
+    kept = Frontier(fleet, server).kept
+    each = tuple(Bin((k,), server.settings(1, 16), server) for k in range(2))
+    assert [len(kept.fresh(bins)) for bins in (each[:1], each)] == hours
+    seeds = [seed for number in range(3) for _, seed in kept.fresh(each, number)]
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_the_number_of_threads_changes_nothing(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
