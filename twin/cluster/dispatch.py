@@ -18,7 +18,7 @@ from packer.twin.cluster.caching import CachePolicy, Move, TickingPolicy
 from packer.twin.cluster import events
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.routers.base import (
-    HOLD, ReadingRouter, Request, Resend, Router, ScoringRouter, StaticRouter, TickingRouter,
+    HOLD, HOOKS, ReadingRouter, Request, Resend, Router, ScoringRouter, StaticRouter, TickingRouter,
 )  # fmt: skip
 from packer.twin.cluster.loop import Loop, loop_of
 from packer.twin.cluster.serving import Serving
@@ -64,10 +64,8 @@ class Dispatch:
     @cached_property
     def loop(self) -> Loop:
         """Compiled for these engines and this router."""
-        router = self.router
-        return loop_of(
-            self.others, getattr(router, "score", None), getattr(router, "survey", None), self.ahead
-        )
+        own = ((name, getattr(self.router, name, None)) for name in HOOKS)
+        return loop_of(self.others, tuple((name, each) for name, each in own if each is not None), self.ahead)
 
     def assign(
         self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None,
@@ -217,6 +215,7 @@ class Dispatch:
         self, clock: _Clock, c: Candidates, p: FloatArray, lost: list[int], given: IntArray, now_s: float
     ) -> Servers:
         """The router sends requests again at `now_s`; one that no server may get is refused."""
+        clock.servers.touched[:] = 1  # the router may know them as they were some time ago
         for r in lost:
             servers = clock.servers
             g = c.group[servers.adapter[r]]
@@ -233,6 +232,7 @@ class Dispatch:
                 continue
             while not give(clock.servers, s, r, now_s):
                 clock.follow(with_more_rows(clock.servers))
+        clock.servers.touched[:] = 1
         return clock.servers
 
     def _decision(self, r: int, now_s: float, servers: Servers, view: ClusterView) -> int:
@@ -317,6 +317,7 @@ class _Clock:
                     else:
                         self._apply(each.name, move, now_s)
         self.changed = False
+        self.servers.touched[:] = 1
         if self.serving is not None:
             self._change(self.serving, now_s)
         return self.servers

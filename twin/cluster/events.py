@@ -53,6 +53,7 @@ def _look(c: Servers, seen: Servers, looked_s: float, interval_s: float, now_s: 
     if interval_s == 0.0 or now_s < looked_s + interval_s:
         return looked_s
     for s in range(c.whole.shape[0]):
+        seen.touched[s] = 1
         for j in range(c.whole.shape[1]):
             seen.whole[s, j] = c.whole[s, j]
         for k in range(c.classes.shape[1]):
@@ -114,6 +115,17 @@ def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
 
 
 @njit(**ENGINE_FLAGS)
+def note(c: Servers, p: FloatArray, s: int) -> None:
+    """What a router keeps of a server that has changed, behind its parameters."""
+
+
+@njit(**ENGINE_FLAGS)
+def worth(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
+    """Whether a server's score may be smaller than `lowest`, by what `note` kept; if not, it is not computed."""
+    return True
+
+
+@njit(**ENGINE_FLAGS)
 def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int) -> None:
     """A router's look at all candidates before it scores them; most have none."""
 
@@ -123,13 +135,20 @@ def choose(c: Servers, p: FloatArray, group: IntArray, start: IntArray, server: 
     """The candidate with the smallest score, the next in turn among equal ones; HOLD if all are infinite."""
     g = group[c.adapter[r]]
     first, last = start[g], start[g + 1]
-    j = first + r % (last - first)
+    for j in range(first, last):
+        s = server[j]
+        if c.touched[s] == 1:
+            note(c, p, s)
+            c.touched[s] = 0
     survey(c, p, server, first, last)
     best, lowest = HOLD, math.inf
+    j = first + r % (last - first)
     for _ in range(last - first):
-        value = score(c, p, server[j], r)
-        if value < lowest:
-            best, lowest = server[j], value
+        s = server[j]
+        if worth(c, p, s, r, lowest):
+            value = score(c, p, s, r)
+            if value < lowest:
+                best, lowest = s, value
         j = j + 1 if j + 1 < last else first
     return best
 

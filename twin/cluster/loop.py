@@ -51,8 +51,8 @@ def runner_of(servers: Sequence[Server]) -> Any:
 
 
 @cache
-def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any, ahead: Any) -> Loop:
-    """The loop for vLLM's engine and these others (numbered from 1), with a router's score and survey or None.
+def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ...], ahead: Any) -> Loop:
+    """The loop for vLLM's engine and these others (numbered from 1), with a router's own functions by their names.
 
     `ahead`: of `runner_of`.
     """
@@ -75,9 +75,9 @@ def loop_of(engines: tuple[EngineKernels, ...], score: Any, survey: Any, ahead: 
     if engines or ahead:
         due = _variant(due, pass_on=pass_on, next_change_s=waiting)
     choose = events.choose
-    if score is not None:
-        choose = _variant(choose, score=score, **({} if survey is None else {"survey": survey}))
-    if engines or ahead or score is not None:
+    if hooks:
+        choose = _variant(choose, **dict(hooks))
+    if engines or ahead or hooks:
         route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose, set_out_s=due)
     return Loop(run_until, pass_on, choose, route)
 

@@ -231,6 +231,7 @@ def idle_servers(
         pair_key=np.zeros(pairs, dtype=np.int64),
         pair_row=np.zeros(pairs, dtype=np.int32),
         wake_s=np.full(count, np.inf),
+        touched=np.ones(count, dtype=np.int64),
         on_way=np.zeros(count, dtype=np.int64),
         tuning=no_tuning(count) if tuning is None else tuning,
         client=new_client(work.concurrency or 0, count, np.require(time_s, np.float64, ["C", "W"])),

@@ -43,7 +43,8 @@ class Servers(NamedTuple):
     in `served` the numbers of the adapters stand that a server may serve, ascending; words, beside `served` (…, 3):
     their `hash` and `words`. seen (S,): adapters that a
     server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
-    `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle.
+    `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle. touched (S,): 1 for servers
+    that a router with `note` (`routers.base.ScoringRouter`) has not looked at since they changed.
     on_way (S,): requests that left the router and did not reach the server yet. tuning: what the servers train,
     registers with a leading axis. ahead: `cluster.ahead.Ahead` of
     those that schedule ahead or cache prefixes; None if none does. others: what each of the other engines has
@@ -84,6 +85,7 @@ class Servers(NamedTuple):
     pair_key: IntArray
     pair_row: npt.NDArray[np.int32]
     wake_s: FloatArray
+    touched: IntArray
     on_way: IntArray
     tuning: Tuning
     ahead: Any
@@ -226,6 +228,7 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
     request.output = min(c.output[r], c.longest[s] - prompt)
     request.sent_s = at_s
     c.server[r] = s
+    c.touched[s] = 1
     offer(state_of(c, s), r)
     if c.servers[s].in_flight == 0 and at_s < c.wake_s[s]:
         c.wake_s[s] = at_s
@@ -263,6 +266,7 @@ def run_each(c: Servers, s: int, until_s: float) -> None:
 @njit(**ENGINE_FLAGS)
 def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
     """Server `s` executes every step that starts before `until_s`."""
+    c.touched[s] = 1
     if engines is not None:
         if engines[s] > 0:
             run_other(c, s, until_s, engines[s])

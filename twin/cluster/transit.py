@@ -168,6 +168,7 @@ def send(c: Servers, way: Transit, s: int, r: int, now_s: float) -> None:
     way.queue[k], way.reach_s[k], way.target[r] = r, now_s + way.rates[NETWORK_S], s
     way.counts[TAIL] = k + 1
     c.server[r] = s
+    c.touched[s] = 1
     c.on_way[s] += 1
 
 
@@ -176,6 +177,7 @@ def _deliver(c: Servers, way: Transit, r: int, at_s: float) -> bool:
     s = way.target[r]
     if not give(c, s, r, at_s):
         return False
+    c.touched[s] = 1
     c.on_way[s] -= 1
     return True
 

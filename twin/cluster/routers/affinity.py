@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 from numba import njit
 
+from packer import checks
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
-from packer.twin.cluster.state import Servers, on_gpu, outstanding
+from packer.twin.cluster.routers.most_idle import fewer_requests, note_requests, requests
+from packer.twin.cluster.state import Servers, on_gpu
 from packer.twin.flags import ENGINE_FLAGS
 
 
 @njit(**ENGINE_FLAGS)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Its requests, and the slack if the adapter must be loaded."""
-    requests = float(outstanding(c, s))
-    return requests if on_gpu(c, s, c.adapter[r]) else requests + p[0]
+    number = requests(c, p, s, r)
+    return float(number if on_gpu(c, s, c.adapter[r]) else number + p[0])
 
 
 @dataclass(frozen=True)
@@ -24,5 +26,10 @@ class Affinity(ScoringRouter):
     """The most idle server, where an adapter that lies on the GPU is worth `slack` requests."""
 
     name = "affinity"
+    kept = 1
+    note, worth = staticmethod(note_requests), staticmethod(fewer_requests)
     score = staticmethod(_score)
     slack: float = 4.0
+
+    def __post_init__(self) -> None:
+        checks.real("slack", self.slack, low=0.0)

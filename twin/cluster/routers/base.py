@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
 
 
+HOOKS = ("score", "survey", "note", "worth")
+"""Compiled functions of a router in the place of those in `packer.twin.cluster.events`."""
 HOLD = -1
 """Instead of a server: the request, and those behind it, wait at the router until a server has room."""
 
@@ -120,16 +122,19 @@ class ScoringRouter(AnyCluster):
     """Base of the routers with a compiled score, `score(servers, parameters, server, request)`: Numba's `njit`.
 
     `packer.twin.cluster.loop` compiles the event loop for it. The server with the smallest score gets the request,
-    the next in turn among equal ones; with only infinite scores it is held.
+    the next in turn among equal ones; with only infinite scores it is held. A router may have others of `HOOKS`, with
+    which most servers need no score: see `packer.twin.cluster.events`. `kept`: numbers that it keeps of each server.
     """
 
     name: ClassVar[str]
     score: ClassVar[Any]
+    kept: ClassVar[int] = 0
 
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
-        """What the score function gets: the fields, then the mean output tokens of a request."""
+        """What the functions get: the fields, the mean output tokens of a request, room for what they keep."""
         own: Any = self
-        return self.numbers(workload, *(float(getattr(self, item.name)) for item in fields(own)))
+        values = self.numbers(workload, *(float(getattr(self, item.name)) for item in fields(own)))
+        return np.append(values, np.zeros(self.kept * len(cluster)))
 
     def numbers(self, workload: Workload, *values: float) -> FloatArray:
         """These values, then the mean output tokens of a request."""

@@ -13,9 +13,22 @@ from packer.twin.flags import ENGINE_FLAGS
 
 
 @njit(**ENGINE_FLAGS)
-def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """Requests on the server."""
-    return float(outstanding(c, s))
+def note_requests(c: Servers, p: FloatArray, s: int) -> None:
+    """Keep the number of its requests, at the end of the parameters."""
+    p[p.size - c.wake_s.size + s] = outstanding(c, s)
+
+
+@njit(**ENGINE_FLAGS)
+def requests(c: Servers, p: FloatArray, s: int, r: int) -> float:
+    """Requests on the server, as they were kept."""
+    number: float = p[p.size - c.wake_s.size + s]
+    return number
+
+
+@njit(**ENGINE_FLAGS)
+def fewer_requests(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
+    """Whether the server has fewer requests: for scores that are no smaller than that."""
+    return bool(p[p.size - c.wake_s.size + s] < lowest)
 
 
 @dataclass(frozen=True)
@@ -23,4 +36,6 @@ class MostIdle(ScoringRouter):
     """Fewest running and waiting requests (CaraServe's MostIdle, whose measure the paper does not give)."""
 
     name = "most-idle"
-    score = staticmethod(_score)
+    kept = 1
+    note = staticmethod(note_requests)
+    score = staticmethod(requests)

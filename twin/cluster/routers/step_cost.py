@@ -7,7 +7,7 @@ from numba import njit
 from packer.twin.cluster.state import Servers, row_of
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import IS_PAPER
-from packer.twin.law.linear import linear_ms, state_vector
+from packer.twin.law.linear import AT, linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
 
 
@@ -29,6 +29,41 @@ def step_ms(
         server.on_host_count if server.track_host == 1 else server.served, 0.0,
     )  # fmt: skip
     return float(linear_ms(coefficients, vector))
+
+
+@njit(**ENGINE_FLAGS)
+def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: float) -> tuple[float, float]:
+    """What a step with prefill tokens takes at least, ms, and at least what each of these adds, ms per token.
+
+    Coefficients are not negative. Terms that may fall with further tokens, thread blocks and graphs, are left out.
+    """
+    law, server = c.law.coefficients[s], c.servers[s]
+    if c.law.settings[s, IS_PAPER] > 0:
+        return float(paper_ms(law, decodes, 0.0, adapters, server.served)), 0.0
+    fixed = law[AT.base_ms] + law[AT.per_decode_ms] * decodes + law[AT.prefill_step_ms]
+    slope = law[AT.per_prefill_token_ms]
+    if adapters > 0.0:
+        a_token = law[AT.per_lora_token_ms] + law[AT.per_adapter_token_ms] * adapters
+        a_token += (
+            law[AT.per_slot_token_ms] * server.slots + law[AT.per_slot_rank_token_ms] * server.slot_rank
+        )
+        fixed += law[AT.first_adapter_ms] + law[AT.per_adapter_ms] * adapters + law[AT.per_rank_ms] * ranks
+        fixed += law[AT.per_slot_ms] * server.slots + law[AT.per_slot_rank_ms] * server.slot_rank
+        fixed += a_token * decodes
+        slope += a_token
+        known = server.on_host_count if server.track_host == 1 else server.served
+        fixed += law[AT.per_adapter_registered_ms] * adapters * known
+    return float(fixed), float(slope)
+
+
+@njit(**ENGINE_FLAGS)
+def rank_floors(c: Servers, s: int, rank: float, n: float, largest: float) -> tuple[float, float]:
+    """What the rank of a request adds to a decode step of `n` requests, ms, and that of its adapter if it joins."""
+    law = c.law.coefficients[s]
+    if c.law.settings[s, IS_PAPER] > 0:
+        return 0.0, 0.0
+    own = law[AT.per_request_rank_ms] * rank + law[AT.per_padded_rank_ms] * n * (max(largest, rank) - largest)
+    return float(own), float(law[AT.per_rank_ms] * rank)
 
 
 @njit(**ENGINE_FLAGS)
