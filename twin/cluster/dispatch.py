@@ -27,6 +27,7 @@ from packer.twin.cluster.state import (
 )  # fmt: skip
 from packer.twin.cluster.transit import Transit
 from packer.twin.cluster.view import ClusterView
+from packer.twin.engine.content import Content
 from packer.twin.engine.state import NO_LIMIT
 from packer.workload import Workload
 
@@ -126,8 +127,13 @@ class Dispatch:
         seen = np.unique(assigned * m + adapter) // m
         return max(1, int(np.bincount(seen, minlength=1).max(initial=1)))
 
-    def run(self, servers: Servers, engines: Engines, assigned: IntArray | None) -> Servers:
-        """Route all requests and run every server to the end; returns the servers, which may have grown."""
+    def run(
+        self, servers: Servers, engines: Engines, assigned: IntArray | None, content: Content | None = None
+    ) -> Servers:
+        """Route all requests and run every server to the end; returns the servers, which may have grown.
+
+        `content`: which requests begin alike, for routers that ask.
+        """
         acting: tuple[object, ...] = (self.policy, self.router)
         ticks = [each for each in acting if isinstance(each, TickingPolicy | TickingRouter)]
         plain = self.way is None and self.max_outstanding is None and self.serving is None
@@ -135,7 +141,7 @@ class Dispatch:
         if assigned is not None and not ticks and plain:
             events.deal(servers, assigned, 0)
         else:
-            servers = self._routed(servers, engines, assigned, ticks)
+            servers = self._routed(servers, engines, assigned, ticks, content)
         before_end_s = math.nextafter(self.duration_s, 0.0)
         while self.way is not None and not self.loop.pass_on(servers, self.way, before_end_s, engines):
             servers = with_more_rows(servers)
@@ -144,11 +150,13 @@ class Dispatch:
         return servers
 
     def _routed(
-        self, servers: Servers, engines: Engines, assigned: IntArray | None, ticks: list[Ticking]
-    ) -> Servers:
+        self, servers: Servers, engines: Engines, assigned: IntArray | None, ticks: list[Ticking],
+        content: Content | None,
+    ) -> Servers:  # fmt: skip
         """Route all requests: `events.route` returns where the router in Python, a tick or more rows are needed."""
         router, n = self.router, len(servers.server)
-        p, given = np.zeros(1), np.zeros(0, dtype=np.int64)
+        given = np.zeros(0, dtype=np.int64)
+        p: Any = np.zeros(1)
         clock = _Clock(self, servers, engines, ticks)
         reading = isinstance(router, ReadingRouter)
         interval_s = 0.0 if reading else self.stats_interval_s
@@ -158,7 +166,9 @@ class Dispatch:
         elif assigned is not None:
             given = assigned
         elif isinstance(router, ScoringRouter):
-            p = router.parameters(self.cluster, self.workload)
+            p = router.state(
+                router.parameters(self.cluster, self.workload), servers, content or Content.none(n)
+            )
         else:
             raise PluginError(f"Expected router {router.name!r} to have assign(…), or start(…) and route(…).")
         r, now_s, c = 0, 0.0, self.current
@@ -212,7 +222,7 @@ class Dispatch:
         return lost
 
     def _resend(
-        self, clock: _Clock, c: Candidates, p: FloatArray, lost: list[int], given: IntArray, now_s: float
+        self, clock: _Clock, c: Candidates, p: Any, lost: list[int], given: IntArray, now_s: float
     ) -> Servers:
         """The router sends requests again at `now_s`; one that no server may get is refused."""
         clock.servers.touched[:] = 1  # the router may know them as they were some time ago

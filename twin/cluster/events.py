@@ -126,8 +126,13 @@ def worth(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
 
 
 @njit(**ENGINE_FLAGS)
-def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int) -> None:
-    """A router's look at all candidates before it scores them; most have none."""
+def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int, r: int) -> None:
+    """A router's look at all candidates of a request before it scores them; most have none."""
+
+
+@njit(**ENGINE_FLAGS)
+def sent(c: Servers, p: FloatArray, s: int, r: int) -> None:
+    """What a router keeps of a request that it sent."""
 
 
 @njit(**ENGINE_FLAGS)
@@ -140,7 +145,7 @@ def choose(c: Servers, p: FloatArray, group: IntArray, start: IntArray, server: 
         if c.touched[s] == 1:
             note(c, p, s)
             c.touched[s] = 0
-    survey(c, p, server, first, last)
+    survey(c, p, server, first, last, r)
     best, lowest = HOLD, math.inf
     j = first + r % (last - first)
     for _ in range(last - first):
@@ -223,4 +228,5 @@ def route(
                 return r, now_s, False
         if s == ASK or not hand_over(c, way, s, r, now_s):
             return r, now_s, s == ASK
+        sent(c, p, s, r)
     return c.server.size, now_s, False

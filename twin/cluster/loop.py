@@ -75,10 +75,11 @@ def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ..
     if engines or ahead:
         due = _variant(due, pass_on=pass_on, next_change_s=waiting)
     choose = events.choose
-    if hooks:
-        choose = _variant(choose, **dict(hooks))
-    if engines or ahead or hooks:
-        route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose, set_out_s=due)
+    own = dict(hooks)
+    if own:
+        choose = _variant(choose, **own)
+    if engines or ahead or own:
+        route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose, set_out_s=due, **own)
     return Loop(run_until, pass_on, choose, route)
 
 

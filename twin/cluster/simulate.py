@@ -173,7 +173,8 @@ def _served(
     servers, engines = idle_servers(work, kinds, own, time_s, marks, rows_each, bin_s)
     if serving is not None:
         serving.begin(servers)
-    return work.run(servers, engines, assigned)
+    content = marks.content() if getattr(work.router, "reads_prompts", False) else None
+    return work.run(servers, engines, assigned, content)
 
 
 def _closed_loop(

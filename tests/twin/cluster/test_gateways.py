@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
 from typing import Any
 
 import numpy as np
 import pytest
+from naive_index import PerServer, Shared
 
 from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.io.profiles import load_profile
+from packer.lengths import Lengths
 from packer.twin.cluster.routers.base import AnyCluster, Request
 from packer.twin.cluster.routers.dynamo import replicas_of
 from packer.twin.cluster.routers.ray import Ray
 from packer.twin.cluster.simulate import simulate_cluster
-from packer.twin.cluster.state import row_of
+from packer.twin.cluster.state import outstanding, row_of
 from packer.twin.cluster.view import ClusterView
 from packer.workload import Workload
 
@@ -25,7 +27,7 @@ class Written(AnyCluster):
 
     name = "written"
 
-    def __init__(self, rule: Callable[..., list[float]]) -> None:
+    def __init__(self, rule: Any) -> None:
         self.rule = rule
 
     def start(self, view: ClusterView, seed: int) -> None:
@@ -37,7 +39,27 @@ class Written(AnyCluster):
         scores = self.rule(view._servers, servers, request)
         n, first = len(servers), request.number % len(servers)
         turn = [(first + k) % n for k in range(n)]
-        return servers[min(turn, key=lambda j: (scores[j], turn.index(j)))]
+        chosen = servers[min(turn, key=lambda j: (scores[j], turn.index(j)))]
+        self.rule.sent(chosen)
+        return chosen
+
+
+class Followed(Written):
+    """A router that sends requests where another sent them, and notes those that its rule gives to other servers."""
+
+    def __init__(self, rule: Any, server: list[int]) -> None:
+        super().__init__(rule)
+        self.server, self.matched = server, 0
+        self.wrong: list[int] = []
+
+    def route(self, request: Request, view: ClusterView) -> int:
+        """As the other one did."""
+        chosen, servers = self.server[request.number], view.candidates(request.adapter).tolist()
+        if self.rule(view._servers, servers, request)[chosen] != 0.0:
+            self.wrong.append(request.number)
+        self.matched += self.rule.index.match(self.rule.hashes)[chosen] > 0
+        self.rule.sent(chosen)
+        return chosen
 
 
 def _adapters(c: Any, s: int, field: str) -> set[int]:
@@ -45,37 +67,122 @@ def _adapters(c: Any, s: int, field: str) -> set[int]:
     return {row for row in range(1, int(c.seen[s]) + 1) if c.adapters[field][s, row] > 0}
 
 
-def gateway(c: Any, servers: list[int], request: Request) -> list[float]:
-    """lora_affinity.go, queue.go and kvcache_utilization.go, weights of 1, negative."""
-    queues = [int(c.servers[s].waiting) for s in servers]
-    found = []
-    for s, waiting in zip(servers, queues, strict=True):
-        queue = 1.0 if max(queues) == min(queues) else (max(queues) - waiting) / (max(queues) - min(queues))
-        kv = 1.0 - c.servers[s].used / c.servers[s].kv_blocks
-        row = int(row_of(c, s, request.adapter))
-        running, queued = _adapters(c, s, "in_batch"), _adapters(c, s, "head")
-        lora = 0.0
-        if row in running:
-            lora = 1.0
-        elif len(running) + len(queued) < c.servers[s].slots:
-            lora = 0.8
-        elif row in queued:
-            lora = 0.6
-        found.append(-(lora + queue + kv))
-    return found
+def _hashes(fleet: Workload, request: Request, number: int) -> list[object]:
+    """Of the whole blocks of 16 tokens of a prompt, whose first ones are those of its adapter."""
+    shared = min(fleet.adapters[request.adapter].shared_prefix_tokens, request.input_tokens - 1) // 16
+    blocks = request.input_tokens // 16
+    return [("of", request.adapter, k) if k < shared else (number, k) for k in range(blocks)]
+
+
+class Picker:
+    """lora_affinity.go, queue.go, kvcache_utilization.go and prefix/plugin.go, weighted, negative."""
+
+    def __init__(self, fleet: Workload, servers: int, blocks: int) -> None:
+        self.fleet, self.index = fleet, PerServer(servers, blocks)
+        self.hashes: list[object] = []
+
+    def __call__(self, c: Any, servers: list[int], request: Request) -> list[float]:
+        """Of each server."""
+        queues = [int(c.servers[s].waiting) for s in servers]
+        self.hashes = _hashes(self.fleet, request, request.number)[:256]
+        match, found = self.index.match(self.hashes), []
+        for s, waiting in zip(servers, queues, strict=True):
+            queue = (
+                1.0 if max(queues) == min(queues) else (max(queues) - waiting) / (max(queues) - min(queues))
+            )
+            kv = 1.0 - c.servers[s].used / c.servers[s].kv_blocks
+            row = int(row_of(c, s, request.adapter))
+            running, queued = _adapters(c, s, "in_batch"), _adapters(c, s, "head")
+            lora = 0.0
+            if row in running:
+                lora = 1.0
+            elif len(running) + len(queued) < c.servers[s].slots:
+                lora = 0.8
+            elif row in queued:
+                lora = 0.6
+            prefix = match[s] / len(self.hashes) if self.hashes else 0.0
+            found.append(-(lora + 2.0 * queue + 2.0 * kv + 3.0 * prefix))
+        return found
+
+    def sent(self, s: int) -> None:
+        """The index takes the prompt in."""
+        self.index.add(self.hashes, s)
+
+
+class PrefixCache:
+    """AIBrix' prefix_cache.go, where an index has room for everything."""
+
+    def __init__(self, fleet: Workload, servers: int, imbalance: float) -> None:
+        self.fleet, self.index, self.imbalance = fleet, Shared(servers, 10**9), imbalance
+        self.hashes: list[object] = []
+
+    def __call__(self, c: Any, servers: list[int], request: Request) -> list[float]:
+        """0 for each server that may be chosen, else 1."""
+        self.hashes = _hashes(self.fleet, request, request.number)
+        match = self.index.match(self.hashes)
+        counts = [int(outstanding(c, s)) for s in servers]
+        ready = [
+            s for s in servers if max(counts) - min(counts) <= self.imbalance or counts[s] == min(counts)
+        ]
+        limit = statistics.mean(counts) + statistics.stdev(counts)
+        fit = [
+            (-(100 * match[s] // len(self.hashes)), counts[s])
+            for s in ready
+            if match[s] and counts[s] <= limit
+        ]
+        if not fit:
+            return [float(counts[s] != min(counts)) for s in servers]
+        return [
+            float(
+                not (
+                    s in ready and match[s] and (-(100 * match[s] // len(self.hashes)), counts[s]) == min(fit)
+                )
+            )
+            for s in servers
+        ]
+
+    def sent(self, s: int) -> None:
+        """The index takes the prompt in."""
+        self.index.add(self.hashes, s)
+
+
+def _fleet(rate: float) -> Workload:
+    """Adapters of which each second one has a system prompt."""
+    return Workload(
+        [Adapter(f"a{i}", 8, rate, shared_prefix_tokens=(0, 48, 480)[i % 3]) for i in range(12)],
+        Lengths.gamma(400, 0.8),
+        Lengths.gamma(100, 0.8),
+    )
 
 
 @pytest.mark.parametrize("rate", [0.5, 3.0])
 @pytest.mark.parametrize("slots", [2, 6])
 def test_the_gateway_scores_as_its_source_says(rate: float, slots: int) -> None:
-    """The compiled scores choose the same servers as the three scorers written out, with queues and without."""
-    fleet = Workload([Adapter(f"a{i}", 8, rate) for i in range(12)])
+    """The compiled scores choose the same servers as the four scorers written out, with queues and without."""
+    fleet = _fleet(rate)
     cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 3, max_loras=slots, max_lora_rank=8)
     given: dict[str, Any] = {"duration_s": 40.0, "stats_interval_s": 0.0}
     compiled = simulate_cluster(fleet, cluster, router="gateway", **given)
-    written = simulate_cluster(fleet, cluster, router=Written(gateway), **given)
+    assert compiled.state is not None
+    blocks = int(compiled.state.servers["kv_blocks"][0])
+    written = simulate_cluster(fleet, cluster, router=Written(Picker(fleet, 3, blocks)), **given)
     assert compiled.requests.equals(written.requests)
     assert len(set(compiled.requests["server"].drop_nulls().to_list())) == 3
+
+
+@pytest.mark.parametrize("imbalance", [2.0, 8.0])
+def test_aibrix_routes_by_prefixes_as_its_source_says(imbalance: float) -> None:
+    """Each request goes to one of the servers that the source may choose for it, whatever it draws among equal ones."""
+    fleet = _fleet(1.0)
+    cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 4, max_loras=4, max_lora_rank=8)
+    name = f"aibrix-prefix-cache:blocks=100000000,imbalance={imbalance:g}"
+    compiled = simulate_cluster(fleet, cluster, router=name, duration_s=40.0)
+    assert compiled.state is not None
+    followed = Followed(PrefixCache(fleet, 4, imbalance), compiled.state.server.tolist())
+    again = simulate_cluster(fleet, cluster, router=followed, duration_s=40.0)
+    assert again.requests.equals(compiled.requests)
+    assert followed.wrong == []
+    assert followed.matched > 0
 
 
 def test_aibrix_stays_where_the_adapter_is() -> None:

@@ -15,15 +15,21 @@ MANY = 1e12
 
 
 @njit(**ENGINE_FLAGS)
+def drawn(r: int, s: int) -> int:
+    """A random whole number below 2^32 for a request and a server."""
+    x = (r * 0x9E3779B1 + s * 0x85EBCA77 + 0x165667B1) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 12)) * 0x297A2D39) & 0xFFFFFFFF
+    return x ^ (x >> 15)
+
+
+@njit(**ENGINE_FLAGS)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Requests of a server where the adapter runs or waits; a random number beyond them elsewhere."""
     row = row_of(c, s, c.adapter[r])
     if row > 0 and (c.adapters[s, row].in_batch > 0 or c.adapters[s, row].head > 0):
         return float(outstanding(c, s))
-    x = (r * 0x9E3779B1 + s * 0x85EBCA77 + 0x165667B1) & 0xFFFFFFFF
-    x = ((x ^ (x >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
-    x = ((x ^ (x >> 12)) * 0x297A2D39) & 0xFFFFFFFF
-    return float(MANY + (x ^ (x >> 15)))
+    return float(MANY + drawn(r, s))
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,15 @@ import numpy as np
 from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster
 from packer.twin.cluster.candidates import Candidates
+from packer.twin.engine.content import Content
 from packer.workload import Workload
 
 if TYPE_CHECKING:
+    from packer.twin.cluster.state import Servers
     from packer.twin.cluster.view import ClusterView
 
 
-HOOKS = ("score", "survey", "note", "worth")
+HOOKS = ("score", "survey", "note", "worth", "sent")
 """Compiled functions of a router in the place of those in `packer.twin.cluster.events`."""
 HOLD = -1
 """Instead of a server: the request, and those behind it, wait at the router until a server has room."""
@@ -129,12 +131,20 @@ class ScoringRouter(AnyCluster):
     name: ClassVar[str]
     score: ClassVar[Any]
     kept: ClassVar[int] = 0
+    reads_prompts: ClassVar[bool] = False
 
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
         """What the functions get: the fields, the mean output tokens of a request, room for what they keep."""
         own: Any = self
         values = self.numbers(workload, *(float(getattr(self, item.name)) for item in fields(own)))
         return np.append(values, np.zeros(self.kept * len(cluster)))
+
+    def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Any:
+        """What the functions get in the place of `parameters`: a router that `reads_prompts` keeps more.
+
+        `content`: which of the requests begin alike.
+        """
+        return numbers
 
     def numbers(self, workload: Workload, *values: float) -> FloatArray:
         """These values, then the mean output tokens of a request."""

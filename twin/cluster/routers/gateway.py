@@ -3,36 +3,81 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from packer import checks
 from packer.arrays import FloatArray, IntArray
-from packer.cluster import Cluster
+from packer.twin.cluster.prefixes import Index, look_up, new_index, use
 from packer.twin.cluster.routers.base import ScoringRouter, VllmServers
 from packer.twin.cluster.state import Servers, row_of
+from packer.twin.engine.content import Content
 from packer.twin.engine.state import ACTIVE, IDLE
 from packer.twin.flags import ENGINE_FLAGS
-from packer.workload import Workload
+
+MOST_BLOCKS = 256
+"""Of a prompt: `defaultMaxPrefixBlocks`."""
+
+
+class Picker(NamedTuple):
+    """What the picker knows.
+
+    weights (4,): lora, queue, kv, prefix; queue (S,), free (S,): requests that wait and share of the KV cache that is
+    free, of each server; least, most (1,): shortest and longest queue of the candidates; prompts: the index.
+    """
+
+    weights: FloatArray
+    queue: FloatArray
+    free: FloatArray
+    least: FloatArray
+    most: FloatArray
+    prompts: Index
 
 
 @njit(**ENGINE_FLAGS)
-def _survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int) -> None:
-    """The shortest and the longest queue of the candidates, behind the parameters."""
-    shortest, longest = c.servers[server[first]].waiting, c.servers[server[first]].waiting
-    for j in range(first + 1, last):
-        waiting = c.servers[server[j]].waiting
-        shortest, longest = min(shortest, waiting), max(longest, waiting)
-    p[4], p[5] = shortest, longest
-
-
-@njit(**ENGINE_FLAGS)
-def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """The weighted sum of the three scorers, negative: the smallest is chosen."""
+def _note(c: Servers, p: Picker, s: int) -> None:
+    """The metrics of a server."""
     server = c.servers[s]
-    queue = 1.0 if p[5] == p[4] else (p[5] - server.waiting) / (p[5] - p[4])
-    kv = 1.0 - server.used / max(server.kv_blocks, 1)
+    p.queue[s] = server.waiting
+    p.free[s] = 1.0 - server.used / max(server.kv_blocks, 1)
+
+
+@njit(**ENGINE_FLAGS)
+def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: int) -> None:
+    """The shortest and the longest queue of the candidates, and what of the prompt each server has."""
+    least = most = p.queue[server[first]]
+    for j in range(first + 1, last):
+        waiting = p.queue[server[j]]
+        least, most = min(least, waiting), max(most, waiting)
+    p.least[0], p.most[0] = least, most
+    if p.weights[3] > 0.0:
+        look_up(p.prompts, c, r, False)
+
+
+@njit(**ENGINE_FLAGS)
+def _total(c: Servers, p: Picker, s: int, lora: float) -> float:
+    """The weighted sum of the scorers, negative: the smallest is chosen."""
+    least, most = p.least[0], p.most[0]
+    queue = 1.0 if most == least else (most - p.queue[s]) / (most - least)
+    prefix = p.prompts.match[s] / p.prompts.total[0] if p.prompts.total[0] > 0.0 else 0.0
+    total: float = (
+        p.weights[0] * lora + p.weights[1] * queue + p.weights[2] * p.free[s] + p.weights[3] * prefix
+    )
+    return -total
+
+
+@njit(**ENGINE_FLAGS)
+def _worth(c: Servers, p: Picker, s: int, r: int, lowest: float) -> bool:
+    """Whether the sum may be larger than that of another server, by the best score of LoRA affinity."""
+    return bool(_total(c, p, s, 1.0) < lowest)
+
+
+@njit(**ENGINE_FLAGS)
+def _score(c: Servers, p: Picker, s: int, r: int) -> float:
+    """The sum with the score of LoRA affinity."""
+    server = c.servers[s]
     row = row_of(c, s, c.adapter[r])
     if row > 0 and c.adapters[s, row].in_batch > 0:
         lora = 1.0
@@ -42,31 +87,47 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
         lora = 0.6
     else:
         lora = 0.0
-    return float(-(p[0] * lora + p[1] * queue + p[2] * kv))
+    return float(_total(c, p, s, lora))
+
+
+@njit(**ENGINE_FLAGS)
+def _sent(c: Servers, p: Picker, s: int, r: int) -> None:
+    """The index takes the prompt in."""
+    if p.weights[3] > 0.0:
+        use(p.prompts, c, s, r)
 
 
 @dataclass(frozen=True)
 class Gateway(VllmServers, ScoringRouter):
-    """Scorers for LoRA affinity, queue and KV cache, and the pod with the highest weighted sum.
+    """Scorers for LoRA affinity, queue, KV cache and prefixes, and the pod with the highest weighted sum.
 
-    kubernetes-sigs/gateway-api-inference-extension at 02308be, pkg/epp/scheduling/framework/plugins/scorer
-    (lora_affinity.go, queue.go, kvcache_utilization.go), which llm-d uses. An adapter with running requests there
-    scores 1, room for one more adapter 0.8, one with waiting requests alone 0.6. Weights are a deployment's own; 1 each
-    is ours. Its metrics are 50 ms old at most (--refresh-metrics-interval): `stats_age_s` of the system. Which
-    adapters run is up to date here.
+    kubernetes-sigs/gateway-api-inference-extension v1.5.0 (df9f8909), pkg/epp, which llm-d uses: the scorers
+    loraaffinity, queuedepth, kvcacheutilization and prefix below framework/plugins/scheduling/scorer, the index
+    requestcontrol/dataproducer/approximateprefix, and the weights of config/loader/defaults.go: 2, 2 and 3 for queue,
+    KV cache and prefixes. LoRA affinity is not in its default configuration; 1 is the weight of a scorer without one.
+    An adapter with running requests there scores 1, room for one more adapter 0.8, one with waiting requests alone
+    0.6. Of a prompt the first 256 whole blocks count, hashed with the adapter's name; the index holds as many of them
+    for each server as its KV cache has blocks, those used last. Its metrics are 50 ms old at most
+    (--refresh-metrics-interval): `stats_age_s` of the system. Which adapters run is up to date here.
     """
 
     name = "gateway"
-    score = staticmethod(_score)
-    survey = staticmethod(_survey)
+    score, note, worth = staticmethod(_score), staticmethod(_note), staticmethod(_worth)
+    survey, sent = staticmethod(_survey), staticmethod(_sent)
+    reads_prompts = True
     lora: float = 1.0
-    queue: float = 1.0
-    kv: float = 1.0
+    queue: float = 2.0
+    kv: float = 2.0
+    prefix: float = 3.0
 
     def __post_init__(self) -> None:
-        for name in ("lora", "queue", "kv"):
+        for name in ("lora", "queue", "kv", "prefix"):
             checks.real(name, getattr(self, name), low=0.0)
 
-    def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
-        """The weights, the mean output tokens, and room for the survey."""
-        return np.append(super().parameters(cluster, workload), [0.0, 0.0])
+    def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Picker:
+        """The weights, and what the picker knows before the first request."""
+        count, records = len(servers.wake_s), servers.servers
+        index = new_index(
+            servers, content, int(records["block_size"][0]), MOST_BLOCKS, records["kv_blocks"].copy()
+        )
+        return Picker(numbers[:4], np.zeros(count), np.zeros(count), np.zeros(1), np.zeros(1), index)

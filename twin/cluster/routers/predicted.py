@@ -49,8 +49,9 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
 
 @njit(**ENGINE_FLAGS)
 def _note(c: Servers, p: FloatArray, s: int) -> None:
-    """Keep, for each rank, what a request takes at least if its adapter is in the batch, and how much longer at least if
-    not; and what each further prompt token takes at least.
+    """Keep, for each rank, what a request takes at least if its adapter is in the batch, and how much more if not.
+
+    And what each further prompt token takes at least.
     """
     server, count = c.servers[s], c.wake_s.size
     first = p.size - (2 * c.classes.shape[1] - 1) * count + s
