@@ -10,6 +10,7 @@ import numpy as np
 from packer import checks
 from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.twin.cluster.routers.base import AnyCluster, Request
+from packer.twin.cluster.routers.dynamo_flow import place_replicas
 from packer.twin.cluster.routers.hrw import ranked
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ class Dynamo(AnyCluster):
     moving average of its requests in the last `window_s`. An adapter with load gets its share of all slots in replicas,
     at least one and at most one on each server, on the servers that its hash ranks first; it stays where it is, passes
     over servers whose slots are full, and loses a replica only after `cooldown` periods. An adapter without load has
-    one replica. The adapters that a server holds are those in its slots. The other allocator, min-cost flow
-    (mcf_allocator.rs at 11d568d), is not modelled.
+    one replica. The adapters that a server holds are those in its slots. `algorithm` "mcf" instead of its default "hrw"
+    (DYN_LORA_ALLOCATION_ALGORITHM) places all replicas together by min-cost flow (`dynamo_flow`), with the controller's
+    `recompute_mcf`: adapters whose replicas did not change in number stay. One for which no slot is left keeps the
+    servers that have it, or gets one.
     """
 
     name = "dynamo"
@@ -34,10 +37,13 @@ class Dynamo(AnyCluster):
     window_s: float = 90.0
     smoothing: float = 0.3
     cooldown: int = 3
+    algorithm: str = "hrw"
     _load: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
     _by_name: list[int] = field(init=False, repr=False, default_factory=list)
     _rank: list[list[int]] = field(init=False, repr=False, default_factory=list)
     _sets: list[list[int]] = field(init=False, repr=False, default_factory=list)
+    _placed: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
+    _wanted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     _shrunk: dict[int, int] = field(init=False, repr=False, default_factory=dict)
     _ticks: int = field(init=False, repr=False, default=0)
     _turn: int = field(init=False, repr=False, default=0)
@@ -47,6 +53,7 @@ class Dynamo(AnyCluster):
         checks.real("window_s", self.window_s, low=0.0, open_low=True)
         checks.real("smoothing", self.smoothing, low=0.0, high=1.0, open_low=True)
         checks.integer("cooldown", self.cooldown, low=0)
+        checks.choice("algorithm", self.algorithm, ("hrw", "mcf"))
 
     def start(self, view: ClusterView, seed: int) -> None:
         """Every adapter is pinned to the server that its hash ranks first."""
@@ -55,6 +62,7 @@ class Dynamo(AnyCluster):
         self._sets = [order[:1] for order in self._rank]
         self._by_name = np.argsort(names, kind="stable").tolist()
         self._load, self._shrunk, self._ticks, self._turn = np.full(len(names), -1.0), {}, 0, 0
+        self._placed, self._wanted = {}, {}
 
     def route(self, request: Request, view: ClusterView) -> int:
         """The next server in turn of the replica set."""
@@ -73,6 +81,9 @@ class Dynamo(AnyCluster):
         load = np.floor(np.maximum(self._load, 0.0) + 0.5)
         slots = view.slots
         wanted = replicas_of(load, int(slots.sum()), len(view.cluster), view.workload.names)
+        if self.algorithm == "mcf":
+            self._place_together(load, wanted, view)
+            return
         used, dropped = view.residents.copy(), []
         for a in self._by_name:
             if wanted[a] > 0:
@@ -89,6 +100,28 @@ class Dynamo(AnyCluster):
                 self._sets[a] = warm
             else:
                 self._place(a, 1, used, slots, held)
+
+    def _place_together(self, load: FloatArray, counts: IntArray, view: ClusterView) -> None:
+        """Place the replicas of all adapters at once; those for which no slot is left stay where loaded, or get one."""
+        slots, wanted = view.slots, {}
+        for a in self._by_name:
+            if counts[a] > 0:
+                wanted[a] = self._after_cooldown(a, int(counts[a]))
+            elif load[a] == 0:
+                wanted[a] = 1
+                self._shrunk.pop(a, None)
+        changed = {a for a, count in wanted.items() if a not in self._placed or self._wanted.get(a) != count}
+        found = place_replicas(wanted, self._placed, changed, self._rank, slots)
+        for a, servers in found.items():
+            self._sets[a] = servers
+        self._placed, self._wanted = found, wanted
+        used = np.bincount([s for servers in found.values() for s in servers], minlength=len(slots))
+        for a in (*(a for a in wanted if a not in found), *(a for a in self._by_name if a not in wanted)):
+            held = view.on_gpu(a)
+            self._sets[a] = [s for s in self._sets[a] if held[s]] or [
+                next((s for s in self._rank[a] if used[s] < slots[s]), self._rank[a][0])
+            ]
+            used[self._sets[a]] += 1
 
     def _after_cooldown(self, a: int, wanted: int) -> int:
         """The replicas that an adapter may have now: it loses some only every `cooldown` periods."""
