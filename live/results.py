@@ -159,28 +159,11 @@ class LoadResult:
         summary["ended"] = self.ended
         return summary
 
-    def to_bench(self, *, detailed: bool = False, **extra: Any) -> dict[str, Any]:
-        """The result file of `vllm bench serve --save-result` (`detailed`: `--save-detailed`)."""
-        head = {
-            "date": datetime.fromtimestamp(self.started_unix_s).strftime("%Y%m%d-%H%M%S"),
-            "backend": "vllm",
-            "num_prompts": len(self.scheduled_s),
-            **extra,
-        }
-        if not detailed:
-            return head | self.summary()
-        itls: list[list[float]] = [[] for _ in range(len(self.state))]
-        for owner, gap in zip(self.gap_owner.tolist(), self.gaps_s.tolist(), strict=True):
-            itls[owner].append(gap)
-        detail = {
-            "input_lens": self.input_tokens.tolist(),
-            "output_lens": self.received_tokens.tolist(),
-            "ttfts": np.nan_to_num(self.first_s - self.sent_s).tolist(),
-            "itls": itls,
-            "start_times": [None if np.isnan(t) else t for t in self.sent_s.tolist()],
-            "errors": ["" if state == COMPLETED else _STATE_WORDS[state] for state in self.state.tolist()],
-        }
-        return head | self.summary() | detail
+    def to_bench(self, **extra: Any) -> dict[str, Any]:
+        """The result file of `vllm bench serve --save-result`."""
+        date = datetime.fromtimestamp(self.started_unix_s).strftime("%Y%m%d-%H%M%S")
+        head = {"date": date, "backend": "vllm", "num_prompts": len(self.scheduled_s)}
+        return head | extra | self.summary()
 
 
 _STATE_WORDS = ("not sent", "unfinished", "completed", "failed", "refused")

@@ -42,10 +42,6 @@ class Steps:
         """Some of the steps."""
         return Steps(*(getattr(self, f.name)[keep] for f in fields(self)))
 
-    def between(self, start_s: float, end_s: float) -> Steps:
-        """Steps that began in [start_s, end_s[ of the monotonic clock."""
-        return self.where((self.start_s >= start_s) & (self.start_s < end_s))
-
     def periods_ms(self) -> FloatArray:
         """Time from each step's start to the next one's, (n,); NaN where the engine may have been idle after.
 

@@ -14,7 +14,6 @@ from packer.arrays import FloatArray
 from packer.checks import slot_rank_for
 from packer.cluster import ServerKind
 from packer.plan import Plan
-from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.nearest import Nearest
 from packer.twin.engine_rules import rules_of
 from packer.twin.memory.policy import kv_cache_tokens
@@ -100,19 +99,6 @@ class Capacity:
             low, high = (middle, high) if self._holds(kind, load, middle) else (low, middle)
         self._last[kind.name] = low
         return STEP**low
-
-    def best(self, kind: ServerKind) -> ServerKind:
-        """The same kind with the slots, of the fleet's largest rank, that hold most of the whole fleet's mix."""
-        fleet, most = self.workload, 0.0
-        rank, found = slot_rank_for(int(fleet.ranks.max())), kind
-        load = dict(enumerate(fleet.offered_tok_s_by_adapter.tolist()))
-        for slots in max_loras_candidates(len(fleet), kind.profile, rank):
-            name = f"{kind.profile.name}, {slots} slots of rank {rank}"
-            like = replace(kind, name=name, max_loras=slots, max_lora_rank=rank)
-            held = self.of_kind(like, load)
-            if held > most:
-                most, found = held, like
-        return found
 
     def _holds(self, kind: ServerKind, load: Mapping[int, float], k: int) -> bool:
         return self.run(kind, load, STEP**k / sum(load.values())).slo_used <= 1.0

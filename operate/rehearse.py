@@ -17,7 +17,7 @@ from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError
 from packer.objectives.headroom import with_rates
 from packer.operate.autoscalers import Autoscaler, Rule
-from packer.operate.capacity import Capacity, server_kinds
+from packer.operate.capacity import server_kinds
 from packer.operate.day import HOUR_S
 from packer.operate.keeper import Keeper
 from packer.operate.replay import changes_of, windows_of
@@ -132,15 +132,6 @@ class Failing:
                 made.append(Change(now_s, fail=(s,)))
         self.changes += made
         return made
-
-
-def uniform(plan: Plan, fleet: Workload, seed: int = 0) -> Plan:
-    """The plan with one kind of server, which can take any adapter: its slots hold most of the fleet's mix."""
-    item = plan.bins[0]
-    kind = ServerKind(item.profile.name, item.profile, item.max_loras, item.max_lora_rank)
-    best = Capacity(fleet, [kind], seed).best(kind)
-    settings = item.profile.settings(best.max_loras, best.max_lora_rank or item.max_lora_rank)
-    return replace(plan, bins=tuple(replace(each, settings=settings) for each in plan.bins))
 
 
 def keeper_of(plan: Plan, fleet: Workload, servers: int, **given: Any) -> tuple[Keeper, Cluster]:

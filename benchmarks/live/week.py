@@ -19,9 +19,13 @@ from pathlib import Path
 import numpy as np
 
 import packer
+from packer.checks import slot_rank_for
+from packer.cluster import ServerKind
 from packer.objectives.headroom import with_rates
-from packer.operate.rehearse import Rehearsal, rehearse, uniform
+from packer.operate.capacity import Capacity
+from packer.operate.rehearse import Rehearsal, rehearse
 from packer.operate.replay import requests_of_day
+from packer.solvers.candidates import max_loras_candidates
 from packer.traces.assign import assign_adapters
 from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace
@@ -54,6 +58,18 @@ def plan_before(fleet: packer.Workload, profile: packer.Profile, rates: dict[str
     first = with_rates(fleet, next(iter(rates.values())))
     plan = packer.solve(first, profile, slo=fleet.slo, max_replicas=4, with_headroom=False)
     return uniform(plan, fleet)
+
+
+def uniform(plan: packer.Plan, fleet: packer.Workload, seed: int = 0) -> packer.Plan:
+    """The plan with one kind of server, which can take any adapter: its slots hold most of the fleet's mix."""
+    item, most, found = plan.bins[0], 0.0, plan.bins[0].settings
+    capacity, rank = Capacity(fleet, [], seed), slot_rank_for(int(fleet.ranks.max()))
+    load = dict(enumerate(fleet.offered_tok_s_by_adapter.tolist()))
+    for slots in max_loras_candidates(len(fleet), item.profile, rank):
+        kind = ServerKind(f"{slots} slots", item.profile, slots, rank)
+        if (held := capacity.of_kind(kind, load)) > most:
+            most, found = held, item.profile.settings(slots, rank)
+    return replace(plan, bins=tuple(replace(each, settings=found) for each in plan.bins))
 
 
 def main() -> None:

@@ -143,7 +143,7 @@ def rows_of(launch: Launch, case: ServerCase, place: Place) -> list[dict[str, An
         kept = np.array([start_s <= walk.start_s < end_s for walk in walks])
         mine = [walk for walk, keep in zip(walks, kept, strict=True) if keep]
         measured = np.array([(len(w.activated), len(w.loaded)) for w in walks])[kept]
-        inside_run = steps.between(start_s, end_s)
+        inside_run = steps.where((steps.start_s >= start_s) & (steps.start_s < end_s))
         rows.append(
             {
                 **asdict(case),

@@ -34,17 +34,6 @@ TREND_DEGREE = 2
 """Degree of the polynomial that is taken for the trend inside a window: the rise, the top or the fall of a day."""
 
 
-def dispersion(time_s: FloatArray, span_s: float) -> dict[float, float]:
-    """Index of dispersion of the counts in windows of `WINDOWS_S`, those that fit 20 times into the trace."""
-    found = {}
-    for window in (each for each in WINDOWS_S if span_s <= MOST_WINDOWS * each):
-        n, _, counts = _filled(time_s, span_s, window)
-        if n >= 20 and len(counts):
-            mean = counts.sum() / n
-            found[window] = float(((counts**2).sum() - n * mean**2) / (n - 1) / mean)
-    return found
-
-
 def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
     """Poisson arrivals, or bursty ones where the counts are dispersed significantly more than Poisson's.
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from packer import checks
 from packer.adapter import Adapter
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals
@@ -25,7 +24,6 @@ def measure_workload(
     trace: Trace,
     *,
     replay: bool = False,
-    span_s: float | None = None,
     window_s: float | None = None,
     name: str | None = None,
 ) -> Workload:
@@ -38,14 +36,13 @@ def measure_workload(
 
     `trace`: its requests must have adapters, and the adapters ranks.
     `replay`: keep the requests as they were instead of random arrivals.
-    `span_s`: how long the trace was recorded, s; None takes the time from the first request to the last.
     `window_s`: measure bursts within windows of this length (`measure_arrivals`), for a fleet that gets the rates of
     one of them; None measures them over the whole trace.
     `name`: what the workload is called; None takes the trace's source.
     """
     if trace.adapter is None or trace.ranks is None:
         raise ValidationError("Expected a trace with adapters and ranks: assign them first.")
-    span = trace.span_s if span_s is None else checks.real("span_s", span_s, low=trace.span_s)
+    span = trace.span_s
     if span <= 0:
         raise ValidationError("Expected a trace that lasts longer than 0 s to measure rates.")
     n = len(trace.names)

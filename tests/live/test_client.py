@@ -158,15 +158,12 @@ def test_figures_are_those_of_vllm_bench(result: LoadResult) -> None:
     assert summary["send_lateness_max_ms"] == pytest.approx(1.0)
 
 
-def test_the_bench_file_has_details(result: LoadResult) -> None:
-    """`--save-detailed` lists lengths, TTFTs, gaps and errors per request, as JSON can hold them."""
-    data = json.loads(json.dumps(result.to_bench(detailed=True, model_id="base")))
+def test_the_bench_file_is_json(result: LoadResult) -> None:
+    """It has what is said of the run, and the figures."""
+    data = json.loads(json.dumps(result.to_bench(model_id="base")))
     assert data["model_id"] == "base"
     assert data["num_prompts"] == 3
-    assert data["itls"] == [[0.1], [0.2, 0.1], [0.4]]
-    assert data["input_lens"] == [10, 20, 30]
-    assert data["errors"] == ["", "", "unfinished"]
-    assert data["ttfts"][0] == pytest.approx(0.5)
+    assert data["completed"] == 2
 
 
 def test_a_result_file_round_trips(result: LoadResult, tmp_path: Path) -> None:

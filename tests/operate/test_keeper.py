@@ -14,7 +14,7 @@ from packer.cluster import ServerKind
 from packer.operate.autoscalers import Autoscaler
 from packer.operate.capacity import MOST_REQUESTS, SPAN_S, Capacity
 from packer.operate.keeper import Keeper, Observation
-from packer.operate.rehearse import Failing, _as_planned, fewest_loads, keeper_of, rehearse, uniform
+from packer.operate.rehearse import Failing, _as_planned, fewest_loads, keeper_of, rehearse
 from packer.sessions import Sessions
 from packer.twin.cluster.simulate import simulate_cluster
 
@@ -244,7 +244,8 @@ def test_a_rehearsal_keeps_requests_served() -> None:
     times = np.sort(np.concatenate(hours))
     n = len(times)
     trace = packer.RequestTrace(times, rng.integers(0, 8, n), np.full(n, 200), np.full(n, 100), end_s=10800.0)
-    plan = uniform(packer.solve(fleet, PROFILE, slo=goal, with_headroom=False), fleet)
+    plan = packer.solve(fleet, PROFILE, slo=goal, with_headroom=False)
+    plan = replace(plan, bins=tuple(item.with_slots(len(fleet)) for item in plan.bins))
     traced = fleet.with_arrivals(packer.Arrivals("trace", trace=trace))
     found = rehearse(plan, traced, servers=4, failures_per_day=8.0, beside=False, seed=3)
     (ours,) = found.outcomes

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import packer
@@ -14,7 +15,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.traces import bursts
 from packer.traces.assign import assign_adapters
-from packer.traces.bursts import bursts_within, dispersion, measure_arrivals
+from packer.traces.bursts import bursts_within, measure_arrivals
 from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
@@ -159,10 +160,16 @@ def test_the_azure_code_trace_queues_as_when_replayed() -> None:
     drawn_ms = float(np.median([ttft_ms(fleet, seed) for seed in range(9)]))
     assert 1 / 1.5 < drawn_ms / ttft_ms(replay) < 1.5
     assert ttft_ms(fleet.with_arrivals(Arrivals())) < ttft_ms(replay) / 10
-    seen = dispersion(trace.time_s, trace.span_s)
-    again = [dispersion(draw_requests(fleet, 3600.0, seed).time_s, 3600.0) for seed in range(9)]
+    drawn = [draw_requests(fleet, 3600.0, seed).time_s for seed in range(9)]
     for window in (1.0, 10.0, 60.0):
-        assert np.mean([a[window] for a in again]) == pytest.approx(seen[window], rel=0.35)
+        again = [dispersion(time_s, 3600.0, window) for time_s in drawn]
+        assert np.mean(again) == pytest.approx(dispersion(trace.time_s, trace.span_s, window), rel=0.35)
+
+
+def dispersion(time_s: npt.NDArray[np.float64], span_s: float, window_s: float) -> float:
+    """Variance over mean of the counts in whole windows."""
+    counts = np.histogram(time_s, window_s * np.arange(span_s // window_s + 1.0))[0]
+    return float(counts.var(ddof=1) / counts.mean())
 
 
 @pytest.mark.parametrize("window_s", [None, 3600.0])
@@ -173,7 +180,6 @@ def test_memory_is_bounded_whatever_the_span(window_s: float | None) -> None:
     trace = Trace(time_s, few, few, np.arange(8) % 2, ("a", "b"), (8, 8))
     tracemalloc.start()
     try:
-        dispersion(time_s, trace.span_s)
         measure_arrivals(trace, window_s)
         assert tracemalloc.get_traced_memory()[1] < 300e6
     finally:
@@ -188,13 +194,6 @@ def test_what_a_trend_leaves_is_that_of_the_best_fit(degree: int) -> None:
     fitted = np.polyval(np.polyfit(x, counts, degree), x)
     left = (counts**2).sum() - sum((counts * each).sum() ** 2 for each in bursts._polynomials(x, 50, degree))
     assert left == pytest.approx(((counts - fitted) ** 2).sum())
-
-
-def test_dispersion_is_variance_over_mean() -> None:
-    """Of the counts of all windows, also of those without a request."""
-    time_s = np.sort(np.random.default_rng(2).uniform(0.0, 400.0, 90))
-    counts = np.histogram(time_s, np.arange(0.0, 401.0, 10.0))[0]
-    assert dispersion(time_s, 400.0)[10.0] == pytest.approx(counts.var(ddof=1) / counts.mean())
 
 
 def test_two_adapters_have_bursts_of_their_own() -> None:
