@@ -192,7 +192,7 @@ class Output:
                 said = bands_in_words(profile) or "expect large errors"
                 self.note(f"the profile {profile.label}: {said}.")
             if "fewer GPUs" in profile.provenance:
-                gpus = counted(profile.engine.tensor_parallel_size, "GPU")
+                gpus = counted(profile.engine.gpus, "GPU")
                 self.note(f"each server has {gpus}; {profile.provenance['fewer GPUs']}.")
 
     def progress(self) -> AbstractContextManager[Progress]:
@@ -279,10 +279,9 @@ def _speculation(text: str) -> SpeculationSpec:
 
 
 NO_LAW = {
-    "data-parallel-size": "ranks of data-parallel attention wait for the slowest of them at each step, which is not "
-    "estimated; plan servers of --tensor-parallel-size GPUs",
     "pipeline-parallel-size": "stages of a pipeline are not estimated; plan servers of --tensor-parallel-size GPUs",
-    "enable-expert-parallel": "experts on GPUs of their own are estimated as tensor parallel ones; leave it out",
+    "enable-expert-parallel": "experts on GPUs of their own took as long as tensor-parallel ones where they were "
+    "measured; leave it out (with --data-parallel-size it is on)",
 }
 """Settings of vLLM that are refused, with the reason."""
 ENGINE_SETTINGS: Readers = {
@@ -299,6 +298,7 @@ ENGINE_SETTINGS: Readers = {
 }
 SERVER_SETTINGS: Readers = {
     "tensor-parallel-size": numbers(int),
+    "data-parallel-size": numbers(int),
     "quantization": lambda text: (text,),
     **ENGINE_SETTINGS,
 }
@@ -333,7 +333,8 @@ class ServerSettings(EngineSettings):
     settings: A setting of the server: max-num-seqs, max-model-len, gpu-memory-utilization, vllm-version (whose rules
         are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs, scheduling-policy,
         speculation (eagle3:num_speculative_tokens=3,acceptance=0.6); with --gpu also
-        tensor-parallel-size (GPUs of one server; as few as it starts on) and quantization (fp8, int8, awq, gptq, nvfp4;
+        tensor-parallel-size (GPUs of one server; as few as it starts on), data-parallel-size (ranks of a server whose
+        experts are divided among all GPUs, 1) and quantization (fp8, int8, awq, gptq, nvfp4;
         as the model's config says); of several values (max-num-seqs=64,256) packer solve takes the best;
         --max-num-seqs 64 is the same; repeatable.
     """

@@ -128,7 +128,7 @@ def show(given: ShowOptions, out: Output) -> None:
 
 
 SETTINGS: Readers = {
-    "tensor-parallel-size": click.IntRange(min=1, max=64),
+    **dict.fromkeys(("tensor-parallel-size", "data-parallel-size"), click.IntRange(min=1, max=64)),
     "quantization": str,
     **dict.fromkeys(("max-model-len", "max-num-seqs", "max-num-batched-tokens"), click.IntRange(min=1)),
     "gpu-memory-utilization": click.FloatRange(0.0, 1.0, min_open=True),
@@ -146,8 +146,9 @@ class EstimateOptions:
     model: A Hugging Face repository known to packer or in this machine's cache, or the model's config.json.
     gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
     name: What the profile is called. [default: GPU/model]
-    settings: A setting of the server: tensor-parallel-size (its GPUs, 1), quantization (fp8, int8, awq, gptq, nvfp4; as
-        the model's config says), and by default as vLLM has it for the GPU max-model-len, max-num-seqs,
+    settings: A setting of the server: tensor-parallel-size (its GPUs, 1), data-parallel-size (ranks of so many
+        GPUs each, among which experts are divided, 1), quantization (fp8, int8, awq, gptq, nvfp4; as the model's
+        config says), and by default as vLLM has it for the GPU max-model-len, max-num-seqs,
         max-num-batched-tokens, gpu-memory-utilization, kv-cache-dtype (auto, bfloat16, fp8), lora-target-modules (of
         qkv_proj, o_proj, gate_up_proj and down_proj, with commas: what slots hold), vllm-version (whose rules and
         defaults hold; the newest that is known), engine (vllm or sglang: its memory for slots and its eviction; the

@@ -65,8 +65,8 @@ class KindArguments(ServerSettings):
 
         if self.gpu is not None or self.model is not None:
             return self._of_gpu()
-        if {"tensor_parallel_size", "quantization"} & set(self.settings):
-            raise click.UsageError("--tensor-parallel-size and --quantization go with --gpu and --model.")
+        if alone := {"tensor_parallel_size", "data_parallel_size", "quantization"} & set(self.settings):
+            raise click.UsageError(f"--{min(alone).replace('_', '-')} goes with --gpu and --model.")
         names = self.profile_names or (DEFAULT_PROFILE,)
         prices = _by_profile("--price", "PRICE", self.prices, names)
         counts = _by_profile("--available", "N", self.available, names)
@@ -86,7 +86,8 @@ class KindArguments(ServerSettings):
         if self.gpu is None or self.model is None:
             raise click.UsageError(f"Missing option '--{'gpu' if self.gpu is None else 'model'}'.")
         settings = dict(self.settings)
-        sizes = settings.pop("tensor_parallel_size", ())
+        groups = ("tensor_parallel_size", "data_parallel_size")
+        sizes: dict[str, tuple[int, ...]] = {name: settings.pop(name) for name in groups if name in settings}
         own = {name: values[0] for name, values in settings.items() if len(values) == 1}
         several = {name: values for name, values in settings.items() if len(values) > 1}
         found = profiles_for(self.model, self.gpu, sizes, own)
@@ -98,7 +99,7 @@ class KindArguments(ServerSettings):
         return [
             GpuKind(
                 each,
-                None if price is None else price * each.engine.tensor_parallel_size,
+                None if price is None else price * each.engine.gpus,
                 None if count is None else int(count),
             )
             for each in profiles

@@ -17,7 +17,7 @@ from packer.twin.datasheets import GPUS, Datasheet
 from packer.twin.margin import QUANTILES, error_key
 
 Kind = Literal["rows of this model and GPU", "rows of this GPU", "rows of this model", "rows of other servers",
-               "kernels of this GPU", "data sheet alone"]  # fmt: skip
+               "kernels of this GPU", "data sheet alone", "data-parallel ranks"]  # fmt: skip
 
 BANDS = table("packer.fit", "bands.toml")
 """Bands by kind of model and kind of extrapolation, and what was measured."""
@@ -29,9 +29,11 @@ _NORMAL = {0.5: 0.0, 0.8: 0.842, 0.9: 1.282, 0.95: 1.645, 0.99: 2.326}
 """Quantiles of the normal distribution."""
 
 
-def kind_of(model: ModelDimensions, sheet: Datasheet) -> Kind:
-    """What an estimate of this model on this GPU extrapolates from."""
+def kind_of(model: ModelDimensions, sheet: Datasheet, ranks: int = 1) -> Kind:
+    """What an estimate of this model on this GPU, with so many data-parallel ranks, extrapolates from."""
     models = "experts" if model.experts else "dense"
+    if ranks > 1:
+        return max("data-parallel ranks", kind_of(model, sheet), key=lambda kind: BANDS[models][kind][1])
     measured = BANDS["measured"][models]
     if sheet.name in measured["gpus"] and any(model.name.startswith(name) for name in measured["models"]):
         servers = measured["servers"].get(sheet.name, ())

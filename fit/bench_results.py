@@ -81,7 +81,7 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
         raise IncompatibleError(
             f"Expected an estimate of `packer profiles estimate` to improve, got {estimate.label!r}."
         )
-    budget = _MOST_OF_BUDGET * estimate.engine.max_num_batched_tokens
+    budget = _MOST_OF_BUDGET * estimate.engine.server_tokens
     light = [run for run in runs if run.step_tokens <= budget]
     if not light:
         raise ModelError(

@@ -145,14 +145,18 @@ class ModelDimensions:
     @property
     def weights_bytes(self) -> float:
         """Bytes of the weights."""
-        dense, experts = self.dense_weights, self.expert_layers * self.experts * self.expert_weights
+        bits = 8.0 * BYTES if self.quantization in EXPERTS_ONLY else self.weight_bits
+        return float(bits / 8.0 * self.dense_weights + BYTES * self.others + self.experts_bytes)
+
+    @property
+    def experts_bytes(self) -> float:
+        """Bytes of the experts of all layers, without the shared ones."""
+        experts = self.expert_layers * self.experts * self.expert_weights
         if self.quantization == "mxfp4":  # blocks are padded, their scales are not; experts have biases
             scales = experts * self.intermediate / self.stored_intermediate / 4.0
             biases = self.expert_layers * self.experts * (2 * self.intermediate + self.hidden)
-            return float(BYTES * (dense + self.others + biases) + (4.0 * experts + scales) / 8.0)
-        if self.quantization in EXPERTS_ONLY:
-            return float(BYTES * (dense + self.others) + self.weight_bits / 8.0 * experts)
-        return float(self.weight_bits / 8.0 * (dense + experts) + BYTES * self.others)
+            return float(BYTES * biases + (4.0 * experts + scales) / 8.0)
+        return float(self.weight_bits / 8.0 * experts)
 
     @property
     def active_bytes(self) -> float:

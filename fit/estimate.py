@@ -36,10 +36,15 @@ KV_CACHE_DTYPES = {"auto": None, "bfloat16": 2.0, "fp8": 1.0}
 """Bytes of a number in the KV cache by vLLM's `--kv-cache-dtype`."""
 
 FP8_CACHES = ("fp8", "nvfp4")
-"""Quantisations whose measured servers kept the KV cache of dense models in FP8, as their checkpoints say."""
+"""Quantisations whose measured servers kept the KV cache in FP8, as their checkpoints say; of mixtures of experts the
+second alone."""
 
 _MODULES_SINCE = (0, 17)
 """vLLM with `--lora-target-modules` (vllm-project/vllm, PR 34984)."""
+
+_RANKS_SINCE = (0, 21)
+"""vLLM that takes adapters with `--enable-expert-parallel` (vllm-project/vllm, PR 40867; before,
+vllm/lora/layers/fused_moe.py ends in an assertion): tokens are sent to the experts with the slot of their adapter."""
 
 LAUNCHED = (
     "first_adapter_ms",
@@ -56,6 +61,7 @@ def estimate_profile(
     gpu: str,
     *,
     tensor_parallel_size: int = 1,
+    data_parallel_size: int = 1,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     lora_target_modules: Sequence[str] = (),
@@ -78,7 +84,10 @@ def estimate_profile(
     gpu
         A name as people type it: "h200", "A100-80GB"; "a100" alone asks which.
     tensor_parallel_size
-        GPUs of one server. The price is for all of them.
+        GPUs of one server, or of each of its data-parallel ranks. The price is for all of them.
+    data_parallel_size
+        Ranks of a mixture of experts, each with its own requests, KV cache, slots and copy of all weights but the
+        experts, which are divided among the GPUs of all ranks (`--enable-expert-parallel`).
     quantization
         fp8, int8, awq, gptq, nvfp4, mxfp4 or bf16; None: as the model's config says.
     kv_cache_dtype
@@ -92,7 +101,7 @@ def estimate_profile(
     max_model_len
         None: the model's.
     max_num_seqs, max_num_batched_tokens, gpu_memory_utilization
-        As vLLM's.
+        As vLLM's; of each rank.
     price_per_hour
         Of one server, USD; None: of the data sheet.
     name
@@ -107,7 +116,8 @@ def estimate_profile(
     UnknownNameError
         The model, the GPU, the quantisation or the engine is not known.
     IncompatibleError
-        The weights alone don't fit, the GPUs do not divide the heads, or the modules are not known of this model.
+        The weights alone don't fit, the GPUs do not divide the heads, the modules are not known of this model, or its
+        ranks are not of one server.
     ValidationError
         The GPU's name fits several.
     """
@@ -115,6 +125,7 @@ def estimate_profile(
     own = model if isinstance(model, ModelDimensions) else model_named(model)
     sizes = _with_modules(quantized(own, quantization), lora_target_modules)
     n = _checked_gpus(sizes, tensor_parallel_size, engine_name, kv_cache_dtype)
+    ranks = checks.integer("data_parallel_size", data_parallel_size, low=1, high=64)
     _check_settings(
         engine_name, version, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -128,27 +139,31 @@ def estimate_profile(
         max_num_seqs=1,
         gpu_memory_utilization=gpu_memory_utilization,
         tensor_parallel_size=n,
+        data_parallel_size=ranks,
         quantization="fp8" if own.quantization is None and sizes.quantization == "fp8" else None,
         kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype,
         lora_target_modules=sizes.lora_modules,
     )
     engine = _with_batch(engine, sheet, max_num_batched_tokens, max_num_seqs)
+    _check_ranks(sizes, engine)
     cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
     taken = takes(sizes, sheet, engine, cache_bytes or BYTES)
     known = load_profile(reference)
     bytes_of = sizes.weights_bytes, taken.kv_bytes_per_token, sizes.lora_bytes_per_rank
     return Profile(
-        name=name or _name(sizes, sheet, n),
+        name=name or _name(sizes, sheet, engine),
         model=ModelSpec(sizes.name, *bytes_of, sizes.repository),
-        gpu=GpuSpec(sheet.title, n * sheet.memory_bytes, _price(price_per_hour, sheet, n)),
+        gpu=GpuSpec(
+            sheet.title, engine.gpus * sheet.memory_bytes, _price(price_per_hour, sheet, engine.gpus)
+        ),
         engine=engine,
         memory=_memory(sizes, taken, engine),
-        latency=_latency(sizes, sheet, n, known, cache_bytes),
+        latency=_latency(sizes, sheet, engine, known, cache_bytes),
         loading=_loading(sizes, known, spares_batch=engine_name == "sglang"),
         frontend=replace(known.frontend, scrape_interval_s=None),
         calibrated=False,
-        errors=band_errors(kind_of(sizes, sheet), "experts" if sizes.experts else "dense"),
-        provenance=_provenance(sizes, sheet, known, priced=price_per_hour is not None),
+        errors=band_errors(kind_of(sizes, sheet, ranks), "experts" if sizes.experts else "dense"),
+        provenance=_provenance(kind_of(sizes, sheet, ranks), sheet, known, priced=price_per_hour is not None),
     )
 
 
@@ -174,6 +189,23 @@ def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_
             f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}, got {n}."
         )
     return n
+
+
+def _check_ranks(sizes: ModelDimensions, engine: EngineSpec) -> None:
+    """Raise `IncompatibleError` where data-parallel ranks are no server of LoRA adapters."""
+    ranks, since = engine.data_parallel_size, ".".join(map(str, _RANKS_SINCE))
+    if ranks == 1:
+        return
+    if not sizes.experts:
+        raise IncompatibleError(
+            f"Expected data_parallel_size 1 for {sizes.name}, got {ranks}: ranks of a dense model share nothing. Plan "
+            "them as servers: packer counts and places these itself."
+        )
+    if engine.name != "vllm" or engine.release < _RANKS_SINCE:
+        raise IncompatibleError(
+            f"vLLM serves LoRA with experts on data-parallel ranks since {since}, got data_parallel_size {ranks} with "
+            f"{engine.name} {engine.version}."
+        )
 
 
 def _price(given: float | None, sheet: Datasheet, n: int) -> float | None:
@@ -207,21 +239,23 @@ def _with_modules(sizes: ModelDimensions, modules: Sequence[str]) -> ModelDimens
     return replace(sizes, lora_modules=() if chosen == own else chosen)
 
 
-def _name(sizes: ModelDimensions, sheet: Datasheet, n: int) -> str:
+def _name(sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> str:
     """GPU, how many, and the model with its quantisation, unless its name says that."""
+    n, ranks = engine.gpus, engine.data_parallel_size
     stored = sizes.quantization
     said = (
         f"-{stored}"
         if stored and stored not in sizes.name and stored not in ("mxfp4", "int4-experts")
         else ""
     )
-    return f"{sheet.name}{f'-x{n}' if n > 1 else ''}/{sizes.name}{said}"
+    groups = f"-x{n}" if n > 1 else ""
+    return f"{sheet.name}{groups}{f'-dp{ranks}' if ranks > 1 else ''}/{sizes.name}{said}"
 
 
-def _provenance(sizes: ModelDimensions, sheet: Datasheet, known: Profile, *, priced: bool) -> dict[str, str]:
+def _provenance(kind: str, sheet: Datasheet, known: Profile, *, priced: bool) -> dict[str, str]:
     """Where the law comes from, and the price unless one was given."""
     found = {
-        "method": f"estimated: roofline of {sheet.title} with measured shares of its peaks ({kind_of(sizes, sheet)}); "
+        "method": f"estimated: roofline of {sheet.title} with measured shares of its peaks ({kind}); "
         f"terms of adapters scaled from {known.name}"
     }
     if sheet.price_source and sheet.price_per_hour is not None and not priced:
@@ -230,30 +264,36 @@ def _provenance(sizes: ModelDimensions, sheet: Datasheet, known: Profile, *, pri
 
 
 def _memory(sizes: ModelDimensions, taken: Takes, engine: EngineSpec) -> MemorySpec:
-    """The budget, and what a slot takes on all GPUs: one of an adapter's two matrices is split, the other on each."""
-    copies = copies_of(engine.tensor_parallel_size)
+    """The budget, and what a slot takes on all GPUs: one of an adapter's two matrices is split, the other on each.
+
+    Each data-parallel rank has all slots, and starts only if its own KV cache holds `max_model_len`.
+    """
+    copies, least = _copies(engine), engine.least_tokens
     if engine.name == "sglang":
-        return MemorySpec(taken.budget_bytes, 0.0, sizes.lora_bytes_per_rank * copies, engine.max_model_len)
+        return MemorySpec(taken.budget_bytes, 0.0, sizes.lora_bytes_per_rank * copies, least)
     return MemorySpec(
-        taken.budget_bytes,
-        sizes.slot_bytes * copies,
-        sizes.slot_bytes_per_rank * copies,
-        engine.max_model_len,
+        taken.budget_bytes, sizes.slot_bytes * copies, sizes.slot_bytes_per_rank * copies, least
     )
 
 
+def _copies(engine: EngineSpec) -> float:
+    """Copies of an adapter on all GPUs of a server."""
+    return copies_of(engine.tensor_parallel_size) * engine.data_parallel_size
+
+
 def copies_of(n: int) -> float:
-    """Copies of an adapter on a server of `n` GPUs (vLLM without `fully_sharded_loras`)."""
+    """Copies of an adapter on a tensor-parallel group of `n` GPUs (vLLM without `fully_sharded_loras`)."""
     return (n + 1) / 2.0
 
 
 def _latency(
-    sizes: ModelDimensions, sheet: Datasheet, n: int, known: Profile, cache_bytes: float | None
+    sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec, known: Profile, cache_bytes: float | None
 ) -> LatencySpec:
     """The base model's law from the roofline, with the terms of adapters and of the queue from the known profile."""
     if cache_bytes is None:
-        cache_bytes = 1.0 if sizes.quantization in FP8_CACHES and not sizes.experts else BYTES
-    terms, ridge, share = law_terms(Roofline(sizes, sheet, n, cache_bytes))
+        cache_bytes = 1.0 if sizes.quantization in FP8_CACHES[bool(sizes.experts) :] else BYTES
+    n, ranks = engine.tensor_parallel_size, engine.data_parallel_size
+    terms, ridge, share = law_terms(Roofline(sizes, sheet, n, cache_bytes, ranks))
     scaled = scaled_law(sizes, sheet, known, n)
     own = {term.name: scaled.get(term.name, 0.0) for term in LINEAR if term.part != "model"}
     rounded = {name: float(f"{value:.6g}") for name, value in (terms | own).items() if value > 0.0}

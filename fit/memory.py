@@ -44,8 +44,8 @@ class Takes:
 def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes_each: float) -> Takes:
     """What is left of the memory of a server.
 
-    Weights and KV heads are split over the GPUs; activations, logits and the rest are on each. With fewer KV heads
-    than GPUs each of them is on several.
+    Weights and KV heads are split over the GPUs of a data-parallel rank, experts over all; activations, logits and the
+    rest are on each. With fewer KV heads than GPUs each of them is on several. Requests are divided among the ranks.
 
     Raises `IncompatibleError`: nothing is left.
     """
@@ -56,7 +56,7 @@ def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes
         more = next((k for k in (2, 4, 8, 16) if k > n and _left(model, sheet, engine, k)), None)
         raise IncompatibleError(
             f"{model.name} needs {model.weights_bytes / 1e9:.1f} GB for its weights: "
-            f"{f'{n} x ' if n > 1 else ''}{sheet.title} leaves no memory for a KV cache."
+            f"{f'{engine.gpus} x ' if engine.gpus > 1 else ''}{sheet.title} leaves no memory for a KV cache."
             + (f" What does: --tensor-parallel-size {more}." if more else "")
         )
     token = model.kv_bytes(engine.max_model_len, engine.max_num_batched_tokens, kv_bytes_each)
@@ -77,25 +77,28 @@ def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) 
     SGLang leaves activations outside of `--mem-fraction-static`, and allocates the slots before the KV cache
     (model_runner.py, mem_pool.py).
     """
-    n = engine.tensor_parallel_size
+    n, ranks = engine.gpus, engine.data_parallel_size
+    weights = model.weights_bytes + (ranks - 1) * (model.weights_bytes - model.experts_bytes)
     share = sheet.memory_bytes * engine.gpu_memory_utilization
     if engine.name == "sglang":
-        return n * (share - RUNTIME_BYTES) - model.weights_bytes
+        return n * (share - RUNTIME_BYTES) - weights
     seqs, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
     if engine.release < SAMPLER_RELEASE:
         inner = model.intermediate * max(1, model.experts_per_token)
         peak: float = BYTES * tokens * 3 * inner + BYTES_PER_LOGIT * seqs * model.vocabulary
-        return n * (share - peak - RUNTIME_BYTES) - model.weights_bytes
+        return n * (share - peak - RUNTIME_BYTES) - weights
     rotary = BYTES * model.max_model_len * (model.rope_dim or model.head_dim)
     sampler = SAMPLER_BYTES_PER_LOGIT * seqs * model.vocabulary
-    peak = max(sampler + BYTES_PER_ACTIVATION * tokens * model.hidden, _forward_bytes(model, tokens, n))
+    peak = max(
+        sampler + BYTES_PER_ACTIVATION * tokens * model.hidden, _forward_bytes(model, tokens * ranks, n)
+    )
     linked = sheet.link_bytes_s > 1e11
     outside = OUTSIDE_BYTES if linked or sheet.memory_bytes > 40 * GIB else OUTSIDE_CONSUMER_BYTES
     outside += LINK_BYTES[1 if n == 1 else 2 if n == 2 else 4]
-    return n * (share - peak - outside - min(rotary, 0.1 * GIB)) - model.weights_bytes
+    return n * (share - peak - outside - min(rotary, 0.1 * GIB)) - weights
 
 
 def _forward_bytes(model: ModelDimensions, tokens: int, n: int) -> float:
-    """Of the layers at the largest batch: inputs and outputs of an MLP, and of the experts of each token."""
+    """Of the layers at the largest batch of all ranks: inputs and outputs of an MLP and of each token's experts."""
     wide = max(model.intermediate * max(1, model.experts_per_token), model.dense_intermediate)
     return BYTES * tokens * (3.0 * wide / n + 2.0 * model.hidden)

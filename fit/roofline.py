@@ -25,6 +25,9 @@ SHARES = table("packer.fit", "shares.toml")
 GRID = np.unique(np.r_[1:17, 2.0 ** np.arange(4.0, 14.25, 0.25)].round())
 """Tokens of a step at which the law is brought near the roofline."""
 
+CHUNK = 8192.0
+"""Tokens of a long prefill."""
+
 _SHARP = 3.0
 """Exponent of the smooth maximum of reading and multiplying: (read^3 + multiply^3)^(1/3)."""
 
@@ -37,12 +40,17 @@ _ARITHMETIC = {"8": "fp8_flops", "4": "fp4_flops"}
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model on `gpus` GPUs of one kind; `kv_bytes_each`: bytes of a number in the KV cache."""
+    """A model on `ranks` data-parallel ranks of `gpus` GPUs each, of one kind.
+
+    `kv_bytes_each`: bytes of a number in the KV cache. Tokens and contexts are those of all ranks together: each rank
+    has an equal part of them, and the experts are divided among all GPUs.
+    """
 
     model: ModelDimensions
     sheet: Datasheet
     gpus: int
     kv_bytes_each: float = BYTES
+    ranks: int = 1
 
     @property
     def shares(self) -> dict[str, float]:
@@ -88,7 +96,7 @@ class Roofline:
         touched = model.experts * (1.0 - (1.0 - share) ** tokens ** shares["routing"])
         kind, bits = self._expert_kernel()
         stored = model.weight_bits if model.quantization else 8.0 * BYTES
-        each = model.expert_weights / self.gpus
+        each = model.expert_weights / (self.gpus * self.ranks)
         read_ms = (
             1e3 * touched * each * stored / 8.0 / (self.sheet.bandwidth_bytes_s * shares[f"read_{kind}"])
         )
@@ -108,23 +116,45 @@ class Roofline:
             return f"experts_mxfp4_{era}", "16"
         return (f"experts_int4_{era}" if quantization else "experts_16"), "16"
 
-    def tokens_ms(self, tokens: FloatArray) -> FloatArray:
-        """All that depends on the tokens of a step but not on their contexts, ms."""
+    def tokens_ms(self, tokens: FloatArray, fullest: FloatArray | None = None) -> FloatArray:
+        """All that depends on the tokens of a step but not on their contexts, ms.
+
+        `fullest`: tokens of the fullest rank; None: all have as many. Each layer's experts wait for it, and ranks
+        without requests run a dummy batch, which reads the same weights (vllm/v1/engine/core.py, `DPEngineCoreProc`).
+        """
         model, shares, n = self.model, self.shares, self.gpus
+        own = tokens / self.ranks if fullest is None else fullest
         total = np.full(len(tokens), shares["step_ms"] + shares["layer_ms"] * model.layers)
         for layers, shapes in self._products():
             for inputs, outputs in shapes:
-                total = total + layers * self._matrix_ms(tokens, inputs, outputs)
+                total = total + layers * self._matrix_ms(own, inputs, outputs)
         if model.experts:
             total = total + model.expert_layers * self._experts_ms(tokens)
         head = BYTES * model.hidden * model.vocabulary / n
         total = total + 1e3 * head / (self.sheet.bandwidth_bytes_s * shares["read_16"])
+        everywhere = model.expert_layers if self.ranks > 1 else 0
         if n > 1:
-            sent = 2.0 * BYTES * model.hidden * (n - 1) / n / (self.sheet.link_bytes_s * shares["link"])
-            latency_ms = shares["reduce_ms"] + shares["reduce_gpu_ms"] * np.log2(n)
-            latency_ms *= 1.0 if self.sheet.link_bytes_s > 1e11 else shares["reduce_pcie"]
-            total = total + 2 * model.layers * (latency_ms + 1e3 * sent * tokens)
+            total = total + (2 * model.layers - everywhere) * self._sum_ms(own, n)
+        if everywhere:
+            total = total + everywhere * self._sum_ms(tokens, n * self.ranks)
         return total
+
+    def _sum_ms(self, tokens: FloatArray, n: int) -> FloatArray:
+        """An all-reduce among `n` GPUs; an all-gather before the experts and a reduce-scatter after them send as much.
+
+        Source: vllm/distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, the default of vLLM.
+        """
+        shares = self.shares
+        sent = 2.0 * BYTES * self.model.hidden * (n - 1) / n / (self.sheet.link_bytes_s * shares["link"])
+        latency_ms = shares["reduce_ms"] + shares["reduce_gpu_ms"] * np.log2(n)
+        latency_ms *= 1.0 if self.sheet.link_bytes_s > 1e11 else shares["reduce_pcie"]
+        return np.asarray(latency_ms + 1e3 * sent * tokens)
+
+    def prefill_apart_ms(self) -> float:
+        """Of a prefill token in addition to `tokens_ms`: a prefill is on one rank, not divided among all."""
+        chunk = np.array([CHUNK])
+        alone = self.tokens_ms(chunk, chunk) if self.ranks > 1 else self.tokens_ms(chunk)
+        return float((alone - self.tokens_ms(chunk))[0]) / CHUNK
 
     def _products(self) -> list[tuple[int, list[tuple[float, float]]]]:
         """Layers and the inputs and outputs of their matrices on one GPU, without experts."""
@@ -157,7 +187,7 @@ class Roofline:
         if kind == "8" and self.sheet.fp4_flops:
             kind = "8_new"
         split = 1 if model.kv_rank else min(self.gpus, model.kv_heads)
-        read = self.kv_bytes_each * model.kv_elements / split
+        read = self.kv_bytes_each * model.kv_elements / (split * self.ranks)
         each = 1e3 * read / (self.sheet.bandwidth_bytes_s * shares[f"read_kv_{kind}"])
         return each * (model.attention_layers - model.windowed_layers), each * model.windowed_layers
 
@@ -201,8 +231,8 @@ def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:
     attended, attended_windowed = roofline.attended_ms()
     terms = {
         "base_ms": base,
-        "per_decode_ms": slope + shares["request_ms"] + windowed * model.window,
-        "per_prefill_token_ms": slope + attended_windowed * model.window,
+        "per_decode_ms": slope + shares["request_ms"] / roofline.ranks + windowed * model.window,
+        "per_prefill_token_ms": slope + attended_windowed * model.window + roofline.prefill_apart_ms(),
         "prefill_step_ms": shares["prefill_step_ms"],
         "per_kv_token_ms": whole,
         "per_token_beyond_ridge_ms": beyond,

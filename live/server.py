@@ -79,6 +79,7 @@ def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]
         "--gpu-memory-utilization": engine.gpu_memory_utilization,
         "--dtype": engine.dtype,
         "--tensor-parallel-size": engine.tensor_parallel_size,
+        "--data-parallel-size": engine.data_parallel_size,
     }
     # vLLM requires max_cpu_loras >= max_loras, and by default gives as many as there are slots.
     host_adapters = engine.max_cpu_loras if engine.max_cpu_loras is not None else len(options.adapters)

@@ -245,7 +245,7 @@ class Validation:
         return len(whole) == len(self.bins)
 
     def _campaign(self, place: int, cores: tuple[int, ...]) -> Campaign:
-        launch, each = self.launch, self.launch.engine.tensor_parallel_size
+        launch, each = self.launch, self.launch.engine.gpus
         if self.spec.gpus:
             mine = self.spec.gpus[place * each : (place + 1) * each]
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}

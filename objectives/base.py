@@ -123,7 +123,7 @@ class Objective:
         """What a server adds to the first entry of `key`, where that is a sum: its price per hour, or its GPUs."""
         if self.minimises == "price":
             return profile.gpu.price_per_hour or 0.0
-        return float(profile.engine.tensor_parallel_size)
+        return float(profile.engine.gpus)
 
     def holds(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
         """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from packer.errors import IncompatibleError
@@ -33,8 +34,9 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     """The calibrated profile of a model on a GPU if one is shipped, else an estimate.
 
     `model`, `gpu`: as `packer.estimate_profile` takes them.
-    `settings`: of `with_engine`, where they are not the usual ones; also `quantization` and `tensor_parallel_size`,
-    without which it is the smallest with which the server starts; with what fewer GPUs would is in the provenance.
+    `settings`: of `with_engine`, where they are not the usual ones; also `quantization`, `data_parallel_size` and
+    `tensor_parallel_size`, without which it is the smallest with which the server starts; with what fewer GPUs would is
+    in the provenance.
     Raises `UnknownNameError`: the model or the GPU is not known; `IncompatibleError`: the model does not fit the GPU,
     or not with its whole context.
     """
@@ -58,19 +60,18 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     raise refused
 
 
-def profiles_for(model: str, gpu: str, sizes: Sequence[int], settings: Mapping[str, Any]) -> list[Profile]:
+def profiles_for(
+    model: str, gpu: str, sizes: Mapping[str, Sequence[int]], settings: Mapping[str, Any]
+) -> list[Profile]:
     """Profiles of servers on so many GPUs each; a plan takes the best. Servers that do not start are left out.
 
-    `sizes` empty: as `profile_for`. Raises as that does, where no size starts.
+    `sizes`: values of `tensor_parallel_size` and `data_parallel_size`, each with each. Raises as `profile_for`, where
+    no server starts.
     """
-    if len(sizes) < 2:
-        return [
-            profile_for(model, gpu, {**settings, **({"tensor_parallel_size": sizes[0]} if sizes else {})})
-        ]
     found, refused = [], []
-    for size in dict.fromkeys(sizes):
+    for values in product(*(dict.fromkeys(each) for each in sizes.values())):
         try:
-            found.append(_that_starts(_profile(model, gpu, {**settings, "tensor_parallel_size": size})))
+            found.append(profile_for(model, gpu, {**settings, **dict(zip(sizes, values, strict=True))}))
         except IncompatibleError as error:
             refused.append(error)
     if not found:
@@ -83,9 +84,10 @@ def _that_starts(found: Profile) -> Profile:
     tokens = kv_cache_tokens(found, found.settings(1, 8))
     if tokens < found.memory.min_kv_tokens:
         raise IncompatibleError(
-            f"Beside {found.model.name} and one adapter of rank 8, {found.engine.tensor_parallel_size} × "
-            f"{found.gpu.name} has room for {tokens:,} tokens of KV cache, and vLLM does not start with fewer than "
-            f"max_model_len, {found.engine.max_model_len:,}. What would start: "
+            f"Beside {found.model.name} and one adapter of rank 8, {found.engine.gpus} × {found.gpu.name} has room "
+            f"for {tokens:,} tokens of KV cache, and vLLM does not start with fewer than "
+            f"{'max_model_len on each rank' if found.engine.data_parallel_size > 1 else 'max_model_len'}, "
+            f"{found.memory.min_kv_tokens:,}. What would start: "
             f"{what_starts(found, found.settings(1, 8))}."
         )
     return found
@@ -94,11 +96,15 @@ def _that_starts(found: Profile) -> Profile:
 def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     sheet, dimensions = datasheet(gpu), model_named(model)
     own = {name: value for name, value in settings.items() if value is not None}
-    plain = own.get("tensor_parallel_size", 1) == 1 and not own.get("quantization")
+    plain = own.get("tensor_parallel_size", 1) == own.get("data_parallel_size", 1) == 1 and not own.get(
+        "quantization"
+    )
     for name in profile_names() if plain and dimensions in MODELS.values() else ():
         shipped = load_profile(name)
         if name.partition("/")[0] == sheet.name and shipped.model.repository == dimensions.repository:
-            given = {key: own[key] for key in own if key not in ("quantization", "tensor_parallel_size")}
+            given = {
+                key: own[key] for key in own if key != "quantization" and not key.endswith("parallel_size")
+            }
             return with_engine(shipped, **given)
     later = (
         "block_size",

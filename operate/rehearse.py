@@ -287,7 +287,7 @@ def rehearse(
         }
         for each in keeper.log
     ]  # fmt: skip
-    gpus = kind.profile.engine.tensor_parallel_size
+    gpus = kind.profile.engine.gpus
     needed = fewest_loads(rates, fleet.mean_tokens, [n // gpus for n in fewest])
     needed += sum(each.forced for each in keeper.log)
     return Rehearsal(tuple(outcomes), float(sum(fewest)), needed, hours, tuple(log))

@@ -45,7 +45,7 @@ class Window:
     @property
     def gpus_of(self) -> dict[int, int]:
         """GPUs of each server by its number."""
-        kinds = {kind.name: kind.profile.engine.tensor_parallel_size for kind in self.cluster.kinds}
+        kinds = {kind.name: kind.profile.engine.gpus for kind in self.cluster.kinds}
         names = self.cluster.servers
         return dict(zip(self.numbers or range(len(names)), map(kinds.__getitem__, names), strict=True))
 
@@ -213,5 +213,5 @@ def _gpu_s(run: Run, windows: Sequence[Window]) -> float:
             own = raw.finish_s[raw.finished & (run.server_of_requests == s)]
             goes_on = s < len(windows[0].cluster)
             end_s = length_s if goes_on else max(length_s, float(own.max(initial=0.0)))
-        found += run.cluster.kind(s).profile.engine.tensor_parallel_size * (end_s - start_s)
+        found += run.cluster.kind(s).profile.engine.gpus * (end_s - start_s)
     return found

@@ -93,7 +93,7 @@ class Bin:
     @property
     def gpus(self) -> int:
         """GPUs that the server takes."""
-        return self.profile.engine.tensor_parallel_size
+        return self.profile.engine.gpus
 
     @property
     def is_split(self) -> bool:

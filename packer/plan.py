@@ -163,7 +163,7 @@ class Plan:
         """What the plan stands on: "2 × H100 64GB (Llama-3.1-8B-Instruct, vLLM 0.8.5; lengths assumed)"."""
         found = []
         for profile, servers in Counter(item.profile for item in self.bins).items():
-            size, model = profile.engine.tensor_parallel_size, profile.model
+            size, model = profile.engine.gpus, profile.model
             gpus = f"{servers * size} × {profile.gpu.name.removeprefix('NVIDIA ').removeprefix('AMD ')}"
             gpus += f" as {counted(servers, 'server')} of {size}" if size > 1 else ""
             engine = profile.engine.name.replace("vllm", "vLLM")

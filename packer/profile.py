@@ -68,7 +68,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """The GPU (or tensor-parallel group) and its price."""
+    """The GPUs of a server: the name of one, memory and price of all."""
 
     name: str
     memory_bytes: float
@@ -84,6 +84,7 @@ class GpuSpec:
 class EngineSpec:
     """The engine and its settings, by vLLM's names.
 
+    `max_num_seqs` and `max_num_batched_tokens` are those of a data-parallel rank, of `tensor_parallel_size` GPUs.
     `max_cpu_loras` None: host memory holds every adapter. `prefix_caching` (`--enable-prefix-caching`) and
     `async_scheduling` None: as the version has it by default (`packer.twin.engine_rules`). `quantization` and
     `kv_cache_dtype` None: as the checkpoint says. `lora_target_modules`: modules that slots hold, by vLLM's names;
@@ -102,6 +103,7 @@ class EngineSpec:
     max_cpu_loras: int | None = None
     dtype: str = "bfloat16"
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
     prefix_caching: bool | None = None
     async_scheduling: bool | None = None
     quantization: str | None = None
@@ -112,7 +114,13 @@ class EngineSpec:
     speculation: SpeculationSpec | None = None
 
     def __post_init__(self) -> None:
-        for key in ("max_model_len", "max_num_seqs", "block_size", "tensor_parallel_size"):
+        for key in (
+            "max_model_len",
+            "max_num_seqs",
+            "block_size",
+            "tensor_parallel_size",
+            "data_parallel_size",
+        ):
             _integer(self, f"engine.{key}", low=1)
         _integer(self, "engine.max_num_batched_tokens", low=self.max_num_seqs)
         _real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
@@ -132,6 +140,26 @@ class EngineSpec:
                 raise ValidationError(
                     f"Expected engine.{key} to be true or false, got {shown(getattr(self, key))}."
                 )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a server: those of each data-parallel rank, times the ranks."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def server_seqs(self) -> int:
+        """Requests that run at most on all ranks together."""
+        return self.max_num_seqs * self.data_parallel_size
+
+    @property
+    def server_tokens(self) -> int:
+        """Tokens of a step at most on all ranks together."""
+        return self.max_num_batched_tokens * self.data_parallel_size
+
+    @property
+    def least_tokens(self) -> int:
+        """KV tokens of a request of `max_model_len` on each rank."""
+        return self.max_model_len * self.data_parallel_size
 
     @property
     def arguments(self) -> dict[str, object]:
@@ -164,6 +192,8 @@ class EngineSpec:
         if caching is None and V1_RELEASE <= self.release < (0, 9):
             caching = False
         given = {"enable-prefix-caching": caching}
+        if self.data_parallel_size > 1:  # without it experts are split as weights are, over all ranks
+            given["enable-expert-parallel"] = True
         if self.release >= (0, 10):
             given["async-scheduling"] = self.async_scheduling
         return {name: value for name, value in given.items() if value is not None}
@@ -363,7 +393,8 @@ class Profile:
     def facts(self) -> list[tuple[str, str]]:
         """What the server is and where its numbers come from, for people: name and text of each fact."""
         model, engine, memory, gpu = self.model, self.engine, self.memory, self.gpu
-        several = f" × {engine.tensor_parallel_size}" if engine.tensor_parallel_size > 1 else ""
+        several = f"{engine.gpus} × " if engine.gpus > 1 else ""
+        ranks = f", {engine.data_parallel_size} data-parallel ranks" if engine.data_parallel_size > 1 else ""
         price = gpu.price_per_hour
         settings = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
         unused = ", not in this version of vLLM" if engine.release >= ONE_TOKENIZER else ""
@@ -372,7 +403,7 @@ class Profile:
             ("profile", self.label),
             ("base model", f"{model.name}, {model.weights_bytes / 1e9:.1f} GB of weights"),
             ("adapter", f"{model.lora_bytes_per_rank / 1e6:.2f} MB per unit of rank"),
-            ("GPU", f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB{several}"),
+            ("GPU", f"{several}{gpu.name}, {gpu.memory_bytes / engine.gpus / 2**30:.1f} GiB{ranks}"),
             ("price per hour", "no price known" if price is None else money(price)),
             ("engine", f"{engine.name} {engine.version}, {engine.dtype}"),
             ("settings", ", ".join(f"{name} {getattr(engine, name)}" for name in settings)),

@@ -123,7 +123,7 @@ class Frontier(Conditions):
     @property
     def size(self) -> int:
         """GPUs of a server: points count servers."""
-        return self.profile.engine.tensor_parallel_size
+        return self.profile.engine.gpus
 
     @property
     def points(self) -> list[FrontierPoint]:

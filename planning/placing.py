@@ -52,7 +52,7 @@ class BySolver:
     def place(self, workload: Workload, cluster: Cluster, seed: int) -> Cluster:
         """The cluster with the servers of the plan."""
         profile = _profile(cluster, f"solver {self.name!r} has no rule for several")
-        gpus = len(cluster) * profile.engine.tensor_parallel_size
+        gpus = len(cluster) * profile.engine.gpus
         plan = solve(
             workload, profile, "latency", solver=self.name, max_gpus=gpus, seed=seed, verify=False,
             with_headroom=False, max_replicas=self.max_replicas,

@@ -83,8 +83,8 @@ def engine_vector(profile: Profile) -> FloatArray:
     engine, loading = profile.engine, profile.loading
     return np.array(
         [
-            engine.max_num_batched_tokens,
-            engine.max_num_seqs,
+            engine.server_tokens,
+            engine.server_seqs,
             engine.block_size,
             engine.max_cpu_loras if engine.max_cpu_loras is not None else 1e18,
             loading.host_base_ms,

@@ -65,10 +65,10 @@ def by_load(plan: Plan, item: Bin) -> list[tuple[int, float]]:
 
 
 def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
-    """The GPU's memory: weights, what is reserved for adapters, KV cache, the rest; GiB and percent of the GPU."""
+    """The memory of a server's GPUs: weights, what is reserved for adapters, KV cache, the rest; GiB and percent."""
     profile = item.profile
     policy = memory_policy(profile)
-    total = profile.gpu.memory_bytes * profile.engine.tensor_parallel_size
+    total = profile.gpu.memory_bytes
     reserved = policy.reserved_bytes(profile, item.settings)
     kv = evaluation.kv_cache_tokens * profile.model.kv_bytes_per_token
     parts = [

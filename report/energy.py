@@ -72,7 +72,7 @@ def energy_of(plan: Plan) -> Energy | None:
         running = found.total_token_throughput * generated * found.mean_itl_ms / 1e3
         if profile.gpu.name not in board or not np.isfinite(running):
             return None
-        watts += share_of(running) * board[profile.gpu.name] * profile.engine.tensor_parallel_size
+        watts += share_of(running) * board[profile.gpu.name] * profile.engine.gpus
     return Energy(watts, float(plan.evaluations.total_token_throughput.sum())) if plan.bins else None
 
 

@@ -161,7 +161,7 @@ def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
     for rank in np.unique(workload.ranks).tolist():
         law = lightest(profile, rank).latency.coefficients
         own = workload.ranks == rank
-        steps = np.stack([decodes[own] / profile.engine.max_num_seqs, held[own] / max(kv_tokens, 1)])
+        steps = np.stack([decodes[own] / profile.engine.server_seqs, held[own] / max(kv_tokens, 1)])
         if profile.latency.form == "paper":
             per_step, per_decode = law.get("k5", 0.0), law.get("k4", 0.0)
             ms[:, own] = law.get("k7", 0.0) * (per_step * steps + per_decode * decodes[own])

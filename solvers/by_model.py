@@ -73,7 +73,7 @@ def _urgency(part: Part) -> tuple[int, int, float]:
 
 def is_whole(problem: Problem) -> bool:
     """Whether a solver takes the problem as it is: one base model, one kind of server on single GPUs."""
-    one = len(problem.profiles) == 1 and problem.profile.engine.tensor_parallel_size == 1
+    one = len(problem.profiles) == 1 and problem.profile.engine.gpus == 1
     return one and len(problem.workload.models) < 2 and not problem.stock
 
 
@@ -176,7 +176,7 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
         problem = replace(problem, objective=Gpus())
     options = []
     for each in _kinds(problem, solver):
-        tensor = 1 if len(each.profiles) > 1 else each.profile.engine.tensor_parallel_size
+        tensor = 1 if len(each.profiles) > 1 else each.profile.engine.gpus
         if problem.objective.fixed_gpus and each.max_gpus is not None:
             if each.max_gpus < tensor:
                 continue

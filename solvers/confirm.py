@@ -259,5 +259,5 @@ def _opened(problem: Problem, gpus: int, left: Sequence[int]) -> list[Bin] | Non
         return None
     packing = FirstFit(problem, by_falling_load(problem.workload, np.array(left, dtype=np.int64)))
     packing.run()
-    total = (gpus + len(packing.bins)) * problem.profile.engine.tensor_parallel_size
+    total = (gpus + len(packing.bins)) * problem.profile.engine.gpus
     return None if packing.left or total > (problem.max_gpus or total) else packing.bins

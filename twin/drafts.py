@@ -53,7 +53,7 @@ def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter:
             spec.acceptance if each.acceptance is None else each.acceptance for each in workload.adapters
         ]
         chances[:] = [chance_of(share, spec.num_speculative_tokens) for share in shares]
-    return new_each(np.require(adapter, np.int64, ["C"]), engine.max_num_seqs, chances, settings)
+    return new_each(np.require(adapter, np.int64, ["C"]), engine.server_seqs, chances, settings)
 
 
 @lru_cache(maxsize=1024)

@@ -116,12 +116,12 @@ def _limits(sim: Run) -> list[Limit]:
         ),
         Limit("KV cache", kv, f"{kv:.0%} of {sim.kv_cache_tokens:,} tokens", _more_cache(sim)),
         Limit(
-            "batch", running / engine.max_num_seqs, f"{running:.0f} of {engine.max_num_seqs} requests run",
+            "batch", running / engine.server_seqs, f"{running:.0f} of {engine.server_seqs} requests run",
             f"max_num_seqs {2 * engine.max_num_seqs}",
         ),
         Limit(
-            "prefill", tokens / engine.max_num_batched_tokens,
-            f"{tokens:,.0f} of {engine.max_num_batched_tokens:,} tokens a step",
+            "prefill", tokens / engine.server_tokens,
+            f"{tokens:,.0f} of {engine.server_tokens:,} tokens a step",
             f"max_num_batched_tokens {2 * engine.max_num_batched_tokens}, or fewer requests per GPU",
         ),
         Limit("loading", loading, f"{loading:.0%} of the time goes into loading adapters", _more_slots(sim)),

@@ -60,7 +60,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
         )
     share = engine.gpu_memory_utilization - profile.engine.gpu_memory_utilization
     each = BYTES_PER_LOGIT if profile.engine.release < SAMPLER_RELEASE else SAMPLER_BYTES_PER_LOGIT
-    further = max(0, engine.max_num_seqs - profile.engine.max_num_seqs)
+    further = max(0, engine.server_seqs - profile.engine.server_seqs)
     extra_bytes = share * profile.gpu.memory_bytes - further * each * LARGEST_VOCABULARY
     told = ", ".join(f"{name} {value}" for name, value in given.items())
     before = {"version": f" instead of {profile.engine.version}"}
@@ -69,7 +69,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
         profile,
         name=f"{profile.name} ({told})",
         engine=engine,
-        memory=_memory(profile, extra_bytes, engine.max_model_len),
+        memory=_memory(profile, extra_bytes, engine.least_tokens),
         provenance={**profile.provenance, "settings": f"those of {profile.name}, but for {because}"},
     )
 
@@ -85,13 +85,14 @@ def variants(profile: Profile, **settings: Sequence[Any]) -> list[Profile]:
     return list(dict.fromkeys(found))
 
 
-def _memory(profile: Profile, extra_bytes: float, max_model_len: int) -> MemorySpec:
+def _memory(profile: Profile, extra_bytes: float, least: int) -> MemorySpec:
     """The memory with so many bytes more for the KV cache."""
     memory, kv = profile.memory, profile.model.kv_bytes_per_token
     measured = tuple(
         (loras, rank, max(0, int(tokens + extra_bytes / kv))) for loras, rank, tokens in memory.measured
     )
-    least = max_model_len if memory.min_kv_tokens == profile.engine.max_model_len else memory.min_kv_tokens
+    if memory.min_kv_tokens != profile.engine.least_tokens:
+        least = memory.min_kv_tokens
     return replace(
         memory, kv_budget_bytes=memory.kv_budget_bytes + extra_bytes, min_kv_tokens=least, measured=measured
     )

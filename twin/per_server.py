@@ -121,10 +121,7 @@ def gpu_hours(run: Run) -> float:
     if run.cluster is not None:
         profiles = [run.cluster.kind(s).profile for s in range(len(run.cluster))]
     spans = run.spans or tuple((s, 0.0, run.duration_s) for s in range(len(profiles)))
-    return (
-        sum(profiles[s].engine.tensor_parallel_size * (end_s - start_s) for s, start_s, end_s in spans)
-        / 3600.0
-    )
+    return sum(profiles[s].engine.gpus * (end_s - start_s) for s, start_s, end_s in spans) / 3600.0
 
 
 def server_timeline(run: Run) -> pl.DataFrame:

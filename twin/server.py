@@ -211,7 +211,7 @@ class Server:
         engine, rules = self.profile.engine, self.rules()
         if not rules.prefix_caching:
             return no_pool(n)
-        pool = new_pool(n, self.kv_blocks, engine.block_size, engine.max_num_seqs, content or Content.none(n))
+        pool = new_pool(n, self.kv_blocks, engine.block_size, engine.server_seqs, content or Content.none(n))
         pool.all["unhashed_first"] = rules.unhashed_first
         drafts = engine.speculation
         pool.all["lookahead"] = drafts is not None and drafts.reads_ahead and rules.hashes_ahead
@@ -303,8 +303,8 @@ class Server:
             "slot_rank": self.settings.max_lora_rank,
             "kv_blocks": self.kv_blocks,
             "block_size": engine.block_size,
-            "token_budget": engine.max_num_batched_tokens,
-            "max_seqs": engine.max_num_seqs,
+            "token_budget": engine.server_tokens,
+            "max_seqs": engine.server_seqs,
             "max_outstanding": rows.NO_LIMIT if self.most_open is None else self.most_open,
             "served": max(m, 1),
             "host_places": places,

@@ -13,11 +13,18 @@ from packer.arrays import FloatArray
 from packer.fit.dimensions import ModelDimensions
 from packer.fit.models import model_named
 from packer.fit.quantization import WEIGHT_BITS, quantized
-from packer.fit.roofline import Roofline
+from packer.fit.roofline import CHUNK, Roofline
 from packer.twin.datasheets import Datasheet, datasheet
 
 LIBRARY = Path(__file__).resolve().parents[3] / "shared" / "data" / "public"
 """Where the measurements lie: they are not part of the package (see README.md of this folder)."""
+
+DATA_PARALLEL = "config_id=707;"
+"""The one configuration whose attention was data-parallel: MiniMax-M2.5 on B200, `--tensor-parallel-size=1
+--data-parallel-size=2 --enable-expert-parallel`. The column `attention_dp_size` is above 1 in 79 rows. In the recipes
+that measured the others (SemiAnalysisAI/InferenceX, .github/configs/nvidia-master.yaml and benchmarks/single_node on
+the days on which they were measured) attention is tensor-parallel, with `--enable-expert-parallel` or, for Kimi K2.5,
+without; their `batch_size` is the concurrency divided by a number of ranks that there was not."""
 
 GPU = {"h100_sxm": "h100-80gb", "h200_sxm": "h200-141gb", "b200_sxm": "b200", "b300_sxm": "b300"}
 SATURATED_MS = 3000.0
@@ -34,8 +41,10 @@ class Server:
     model: ModelDimensions
     sheet: Datasheet
     gpus: int
+    ranks: int
     precision: str
     experts_split: bool
+    fp8_cache: bool
     prompt: FloatArray
     output: FloatArray
     concurrency: FloatArray
@@ -44,35 +53,56 @@ class Server:
     @property
     def name(self) -> str:
         """Model, GPU, precision and GPUs."""
-        split = " EP" if self.experts_split else ""
-        return f"{self.model.name} {self.precision}, {self.sheet.name} x{self.gpus}{split}"
+        cache = ", FP8 cache" if self.fp8_cache and self.model.experts else ""
+        return f"{self.model.name} {self.precision}, {self.sheet.name} {self.groups}{cache}"
+
+    @property
+    def groups(self) -> str:
+        """Tensor-parallel GPUs, data-parallel ranks, and whether experts are whole on a GPU: "4, EP"."""
+        return f"{self.gpus}{f' x DP {self.ranks}' if self.ranks > 1 else ''}{', EP' if self.experts_split else ''}"
 
     def roofline(self) -> Roofline:
         """What the law of its estimate comes from."""
-        return Roofline(self.model, self.sheet, self.gpus, kv_bytes_each(self.model))
-
-
-def kv_bytes_each(model: ModelDimensions) -> float:
-    """Bytes of a number in the KV cache of the servers measured: FP8 with dense FP8 and FP4 checkpoints."""
-    return 1.0 if model.quantization in ("fp8", "nvfp4") and not model.experts else 2.0
+        return Roofline(self.model, self.sheet, self.gpus, 1.0 if self.fp8_cache else 2.0, self.ranks)
 
 
 def servers(library: Path = LIBRARY) -> list[Server]:
-    """All servers of `silicon_vllm.csv` but those of one row, of several data-parallel ranks, and doubtful ones."""
+    """All servers of `silicon_vllm.csv` but those of one row, and doubtful ones."""
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     with (library / "silicon_vllm.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            doubtful = "Llama-3.1-8B" in row["model_path"] or float(row["silicon_ttft_ms"]) >= SATURATED_MS
-            if doubtful or float(row["attention_dp_size"] or 1) > 1:
+            if "Llama-3.1-8B" in row["model_path"] or float(row["silicon_ttft_ms"]) >= SATURATED_MS:
                 continue
             split = "ep" if float(row["moe_ep_size"] or 1) > 1 else ""
-            key = (row["model_path"], row["system"], row["precision"] or "bf16", row["tp_size"], split)
-            found.setdefault(key, []).append(row)
+            split = "dp" if DATA_PARALLEL in row["silicon_data_source"] else split
+            if float(row["attention_dp_size"] or 1) > 1:
+                row["batch_size"] = row["silicon_data_source"].split("silicon_concurrency=")[1].split(";")[0]
+            first = (row["model_path"], row["system"], row["precision"] or "bf16", row["tp_size"])
+            found.setdefault((*first, split, "fp8" if _fp8_cache(row) else ""), []).append(row)
     return [_server(key, rows) for key, rows in sorted(found.items()) if len(rows) > 1]
 
 
+def _fp8_cache(row: dict[str, str]) -> bool:
+    """Whether the server kept its KV cache in FP8: by its flags in InferenceX's recipes, or by its checkpoint.
+
+    NVIDIA's NVFP4 checkpoints of Kimi say so themselves; the flag came to MiniMax-M2.5 on B200 with vLLM 0.19
+    (3 April 2026) and to gpt-oss on B200 with 0.11.2 (5 December 2025). Llama 3.1 had it from the beginning.
+    """
+    model, version = row["model_path"], row["backend_version"]
+    blackwell = row["system"] == "b200_sxm"
+    if "Llama" in model:
+        return True
+    if "gpt-oss" in model:
+        return blackwell and bool(version)
+    return (
+        blackwell and version >= "0.19" and "nightly" not in version
+        if "MiniMax" in model
+        else row["precision"] == "fp4"
+    )
+
+
 def _server(key: tuple[str, ...], rows: list[dict[str, str]]) -> Server:
-    name, system, precision, gpus, split = key
+    name, system, precision, gpus, split, cache = key
     model = model_named(name)
     if precision == "fp8":
         model = quantized(model, "fp8")
@@ -80,7 +110,9 @@ def _server(key: tuple[str, ...], rows: list[dict[str, str]]) -> Server:
         model = replace(model, quantization="nvfp4", weight_bits=WEIGHT_BITS["nvfp4"])
     columns = ("isl", "osl", "batch_size", "silicon_tpot_ms")
     table = np.array([[float(row[column]) for column in columns] for row in rows]).T
-    return Server(model, datasheet(GPU[system]), int(gpus), precision, bool(split), *table)
+    ranks = int(gpus) if split == "dp" else 1
+    sheet = datasheet(GPU[system])
+    return Server(model, sheet, int(gpus) // ranks, ranks, precision, bool(split), cache == "fp8", *table)
 
 
 def drawn(nominal: int) -> packer.Lengths:
@@ -100,9 +132,12 @@ def proxy_tpot_ms(server: Server) -> FloatArray:
     attended, attended_windowed = roofline.attended_ms()
     window, shares = server.model.window, roofline.shares
     step = roofline.tokens_ms(c)
-    decode = step + shares["request_ms"] * c + c * (whole * context + windowed * np.minimum(context, window))
-    chunk = 8192.0
-    tokens = (roofline.tokens_ms(c + chunk) - step) / chunk * prompt
+    decode = (
+        step
+        + shares["request_ms"] * c / roofline.ranks
+        + c * (whole * context + windowed * np.minimum(context, window))
+    )
+    tokens = ((roofline.tokens_ms(c + CHUNK) - step) / CHUNK + roofline.prefill_apart_ms()) * prompt
     prefill = tokens + attended * prompt**2 / 2.0 + attended_windowed * prompt * window
     stall = np.maximum(0.0, c - 1.0) * prefill / output
     return decode + stall + np.minimum(1.0, c / output) * shares["prefill_step_ms"]

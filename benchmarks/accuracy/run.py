@@ -35,6 +35,8 @@ def simulated_tpot_ms(server: Server, rows: np.ndarray) -> FloatArray:
             server.model,
             server.sheet.name,
             tensor_parallel_size=server.gpus,
+            data_parallel_size=server.ranks,
+            kv_cache_dtype="fp8" if server.fp8_cache else "bfloat16",
             max_model_len=prompt + output + 200,
         )
         fleet = packer.Workload(
@@ -66,7 +68,7 @@ def page(table: list[dict[str, object]], total: dict[str, dict[str, float]], ins
         "(ai-dynamo/aiconfigurator, Apache-2.0; rows with a TTFT of 3 s and more are left out): error of the mean time "
         "per output token, %. Lengths are drawn from 80 to 100 % of the nominal ones, as the client did "
         "(InferenceMAX): with constant lengths requests that start together stay together, and TTFT is two to four "
-        "times as long. EP: with `--enable-expert-parallel`. Data-parallel attention is not estimated. The "
+        "times as long. EP: with `--enable-expert-parallel`; DP: with data-parallel ranks. The "
         "shares of the roofline were fitted to these rows; with servers, GPUs and models left out: "
         "`benchmarks/accuracy/fit_shares.py`. Written by `benchmarks/accuracy/run.py --rows 0 --write`.", "",
         "| GPU | model | weights | TP | rows | median | p90 | bias | band (p90) |", "|" + "---|" * 9,
@@ -99,19 +101,22 @@ def main() -> int:
             rows = np.sort(rng.choice(rows, given.rows, replace=False))
         error = simulated_tpot_ms(server, rows) / server.tpot_ms[rows] - 1.0
         band = estimate_profile(
-            server.model, server.sheet.name, tensor_parallel_size=server.gpus, max_model_len=8192
+            server.model,
+            server.sheet.name,
+            tensor_parallel_size=server.gpus,
+            data_parallel_size=server.ranks,
+            max_model_len=8192,
         ).errors["base_tpot_p90"]
         inside, n = inside + int((np.abs(error) <= band).sum()), n + int(np.isfinite(error).sum())
         every["experts" if server.model.experts else "dense"].append(error)
-        split = f"{server.gpus}{', EP' if server.experts_split else ''}"
         where = {
             "gpu": server.sheet.name,
             "model": server.model.name,
-            "weights": server.precision,
-            "tp": split,
+            "weights": server.precision + (", FP8 cache" if server.fp8_cache else ""),
+            "tp": server.groups,
         }
         table.append(where | {**figures(error), "band_p90": round(100 * band, 1)})
-        line = "{gpu:12s} {model:14s} {weights:5s} {tp:6s} {rows:4d} {median:6.1f} {p90:6.1f} {bias:+6.1f}"
+        line = "{gpu:12s} {model:14s} {weights:15s} {tp:15s} {rows:4d} {median:6.1f} {p90:6.1f} {bias:+6.1f}"
         print(line.format(**table[-1]), flush=True)
     total = {kind: figures(np.concatenate(errors)) for kind, errors in every.items() if errors}
     print(json.dumps(total), f"in the band: {100 * inside / n:.0f} %")

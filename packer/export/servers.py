@@ -138,8 +138,9 @@ class ExportedServer:
             "gpu-memory-utilization": engine.gpu_memory_utilization,
             "dtype": engine.dtype,
         }
-        if engine.tensor_parallel_size > 1:
-            flags["tensor-parallel-size"] = engine.tensor_parallel_size
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            if (size := getattr(engine, name)) > 1:
+                flags[name.replace("_", "-")] = size
         if engine.block_size != _DEFAULT_BLOCK:
             flags["block-size"] = engine.block_size
         flags |= {name if on else f"no-{name}": True for name, on in engine.switches.items()}

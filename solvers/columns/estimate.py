@@ -27,7 +27,7 @@ def estimated(problem: Problem, known: float, most: float) -> Bound | None:
     Nothing is proven: a search found no bins that refute it. It uses the limits of the problem's objective, and ends
     where it can't exceed what is known. None is made where the search simulates what trees were not trained on.
     """
-    size = problem.profile.engine.tensor_parallel_size
+    size = problem.profile.engine.gpus
     if known >= most or problem.out_of_time() or problem.evaluator.simulates:
         return None
     limit_s = problem.elapsed_s() + min(SECONDS, problem.remaining_s())

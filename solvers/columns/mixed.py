@@ -101,7 +101,7 @@ def downsized(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
         kinds = [p for p in problem.profiles if p.model.name == item.profile.model.name]
         weight = problem.objective.weight
         for profile in sorted(kinds, key=weight):
-            gpus = profile.engine.tensor_parallel_size
+            gpus = profile.engine.gpus
             if weight(profile) >= weight(item.profile) - 1e-9 or problem.out_of_time():
                 break
             if item.is_split or left.get(profile.gpu.name, gpus) < gpus:

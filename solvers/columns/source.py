@@ -50,7 +50,7 @@ class Source:
     @property
     def gpus(self) -> int:
         """GPUs of a server."""
-        return self.mean.problem.profile.engine.tensor_parallel_size
+        return self.mean.problem.profile.engine.gpus
 
     def add(self, rows: IntArray) -> int:
         """Add feasible patterns; returns how many were new."""

@@ -218,7 +218,7 @@ class NeighbourhoodSearch:
             ServerOption(
                 np.array([float(kind.shares[freed[each]].mean()) for each in classes.members]),
                 kind.base, limit, ranks <= kind.slot_rank, problem.objective.weight(kind.profile),
-                kind.profile.gpu.name, kind.profile.engine.tensor_parallel_size,
+                kind.profile.gpu.name, kind.profile.engine.gpus,
             )
             for kind, limit in zip(self.kinds, self.limits, strict=True)
         ]  # fmt: skip

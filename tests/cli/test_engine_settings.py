@@ -106,11 +106,25 @@ def test_a_price_alone_is_that_of_each_gpu_of_the_only_kind(tmp_path: Path, caps
     assert "one of h200" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--data-parallel-size", "2"], ["--set", "data-parallel-size=2"]])
+@pytest.mark.parametrize("words", [["--pipeline-parallel-size", "2"], ["--set", "pipeline-parallel-size=2"]])
 @pytest.mark.parametrize("command", [["solve", "fleet.csv"], ["profiles", "estimate", "-o", "x.toml"]])
 def test_parallelism_without_a_law_is_refused_by_name(
     command: list[str], words: list[str], capsys: Capture
 ) -> None:
     """An option of vLLM that no estimate has is refused with the reason, not as an unknown word."""
     assert run([*command, "--gpu", "h200", "--model", "Qwen/Qwen3-8B", *words]) == 2
-    assert "wait for the slowest" in capsys.readouterr().err
+    assert "stages of a pipeline are not estimated" in capsys.readouterr().err
+
+
+def test_data_parallel_servers_are_planned(tmp_path: Path, capsys: Capture) -> None:
+    """The best number of data-parallel ranks is planned, with all of a server's GPUs; a profile's is its own."""
+    table, path = tmp_path / "fleet.csv", tmp_path / "plan.json"
+    table.write_text("adapter,rank,rate\na,8,0.2\nb,8,0.2\n")
+    words = ["solve", str(table), "--data-parallel-size", "1,2", "--no-verify", "--force", "-o", str(path)]
+    words += ["--objective", "gpus"]
+    server = ["--gpu", "l40s", "--model", "Qwen/Qwen3-30B-A3B", "--max-model-len", "4096"]
+    assert run([*words, *server, "--tensor-parallel-size", "1"]) == 0
+    assert "2 adapters, 2 GPUs" in capsys.readouterr().out
+    assert [(item.gpus, item.profile.engine.data_parallel_size) for item in load_plan(path).bins] == [(2, 2)]
+    assert run(words) == 2
+    assert "--data-parallel-size goes with --gpu and --model" in capsys.readouterr().err

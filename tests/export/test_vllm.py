@@ -84,6 +84,7 @@ def test_what_was_simulated_is_started(
         "quantization": "fp8",
         "kv_cache_dtype": "fp8",
         "lora_target_modules": ("o_proj", "qkv_proj"),
+        "data_parallel_size": 2,
     }
     bins = tuple(
         replace(each, profile=replace(each.profile, engine=replace(each.profile.engine, **own)))
@@ -94,6 +95,8 @@ def test_what_was_simulated_is_started(
     )
     at = told.index("--lora-target-modules")
     assert told[at + 1 : at + 3] == ["o_proj", "qkv_proj"]
+    assert flag(told, "--data-parallel-size") == "2"
+    assert "--enable-expert-parallel" in told
     assert told[told.index("--quantization") + 1] == told[told.index("--kv-cache-dtype") + 1] == "fp8"
     ray = yaml.safe_load(export_plan(plan, "ray", sources)["serve.yaml"])
     arguments = ray["applications"][0]["args"]["llm_configs"][0]["engine_kwargs"]

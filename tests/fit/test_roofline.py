@@ -72,6 +72,26 @@ def test_experts_are_read_as_the_batch_touches_them() -> None:
     assert (many - own) / (one - own) > 0.8 * model.experts / model.experts_per_token
 
 
+@pytest.mark.parametrize("name", [EXPERTS, "moonshotai/Kimi-K2.5", "MiniMaxAI/MiniMax-M2.5"])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_ranks_share_the_experts_and_nothing_else(name: str, ranks: int) -> None:
+    """A rank's step is one GPU's with a rank's tokens, but for experts: those of tensor-parallel GPUs with all tokens,
+    gathered before and scattered after each layer. Its KV cache is a rank's, a prefill runs on one rank alone."""
+    model, sheet, each = model_named(name), datasheet("b200"), np.array([1.0, 32.0, 1024.0])
+    one, group = Roofline(model, sheet, 1), Roofline(model, sheet, ranks)
+    spread = Roofline(model, sheet, 1, ranks=ranks)
+    experts = group._experts_ms(ranks * each) - one._experts_ms(each) + group._sum_ms(ranks * each, ranks)
+    assert spread.tokens_ms(ranks * each) == pytest.approx(
+        one.tokens_ms(each) + model.expert_layers * experts
+    )
+    assert np.array(spread.context_ms()) == pytest.approx(np.array(one.context_ms()) / ranks)
+    assert spread.attended_ms() == one.attended_ms()
+    assert one.prefill_apart_ms() == group.prefill_apart_ms() == 0.0
+    alone = spread.tokens_ms(np.array([8192.0]), np.array([8192.0])) - spread.tokens_ms(np.array([8192.0]))
+    assert spread.prefill_apart_ms() == pytest.approx(alone[0] / 8192)
+    assert alone[0] > 0.0
+
+
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("quantization", [None, "fp8", "awq", "nvfp4"])
 def test_every_card_and_quantisation_has_a_law(gpu: str, quantization: str | None) -> None:
@@ -102,6 +122,8 @@ def test_bands_widen_with_what_is_extrapolated() -> None:
         )
     ]  # fmt: skip
     assert kinds == list(BANDS["dense"])
+    spread = [kind_of(model_named(EXPERTS), datasheet(gpu), 2) for gpu in ("b200", "mi300x")]
+    assert spread == ["data-parallel ranks", "data sheet alone"]
     wide = [band_errors(kind)["base_tpot_p90"] for kind in kinds]
     assert wide[0] == min(wide)
     assert wide[-1] == max(wide)

@@ -156,9 +156,10 @@ def test_the_command_line_has_the_settings(launch: Launch) -> None:
 
 def test_host_adapters_are_at_least_the_slots(launch: Launch) -> None:
     """vLLM refuses max_cpu_loras < max_loras, so the flag never has that."""
-    engine = EngineSpec("vllm", "0", 256, 512, 64, max_cpu_loras=1)
+    engine = EngineSpec("vllm", "0", 256, 512, 64, max_cpu_loras=1, data_parallel_size=2)
     line = command_line(replace(launch, engine=engine), replace(OPTIONS, settings=Slots(4, 8)), 81)
     assert line[line.index("--max-cpu-loras") + 1] == "4"
+    assert line[line.index("--data-parallel-size") + 1] == "2"
 
 
 def test_the_environment_is_offline_and_has_the_step_log(

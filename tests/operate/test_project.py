@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from packer.adapter import Adapter
@@ -15,18 +17,31 @@ from packer.workload import Workload
 MODEL, SETTINGS = "Qwen/Qwen3-32B", {"max_model_len": 4096}
 
 
+def sizes(*gpus: int) -> dict[str, Sequence[int]]:
+    """Tensor-parallel sizes as they are asked for."""
+    return {"tensor_parallel_size": gpus}
+
+
 def test_a_server_costs_what_its_gpus_cost() -> None:
     """Each size that starts is one profile, its price the GPUs times that of one; others are left out."""
-    found = profiles_for(MODEL, "h100-80gb", [1, 2, 4, 8, 2], {**SETTINGS, "quantization": "fp8"})
+    found = profiles_for(MODEL, "h100-80gb", sizes(1, 2, 4, 8, 2), {**SETTINGS, "quantization": "fp8"})
     one = datasheet("h100-80gb").price_per_hour or 0.0
     assert [each.engine.tensor_parallel_size for each in found] == [1, 2, 4, 8]
     assert [each.gpu.price_per_hour for each in found] == [pytest.approx(n * one) for n in (1, 2, 4, 8)]
-    sizes = [
-        each.engine.tensor_parallel_size for each in profiles_for(MODEL, "rtx4090", [1, 2, 4, 8], SETTINGS)
-    ]
-    assert sizes == [4, 8]
+    small = profiles_for(MODEL, "rtx4090", sizes(1, 2, 4, 8), SETTINGS)
+    assert [each.engine.tensor_parallel_size for each in small] == [4, 8]
     with pytest.raises(IncompatibleError, match="leaves no memory"):
-        profiles_for(MODEL, "rtx4090", [1, 2], SETTINGS)
+        profiles_for(MODEL, "rtx4090", sizes(1, 2), SETTINGS)
+
+
+def test_ranks_are_tried_with_each_size() -> None:
+    """Every number of data-parallel ranks goes with every size; servers that do not start are left out."""
+    wanted = {**sizes(1, 2), "data_parallel_size": (1, 2)}
+    found = profiles_for("Qwen/Qwen3-30B-A3B", "l40s", wanted, SETTINGS)
+    groups = [(each.engine.tensor_parallel_size, each.engine.data_parallel_size) for each in found]
+    assert groups == [(1, 2), (2, 1), (2, 2)]
+    assert [each.engine.gpus for each in found] == [2, 2, 4]
+    assert "2 data-parallel ranks" in dict(found[0].facts())["GPU"]
 
 
 def test_a_server_that_needs_more_gpus_for_its_context_says_what_fewer_take() -> None:
@@ -49,7 +64,7 @@ def test_the_cheapest_size_that_keeps_the_goal_is_planned(mean_itl_ms: float, be
         input_tokens=Lengths.constant(500),
         output_tokens=Lengths.constant(100),
     )
-    kinds = profiles_for(MODEL, "h200", [1, 2, 4], SETTINGS)
+    kinds = profiles_for(MODEL, "h200", sizes(1, 2, 4), SETTINGS)
     plan = recommend(fleet, kinds, slo=f"mean_itl_ms={mean_itl_ms}", seed=0)
     assert {item.profile.engine.tensor_parallel_size for item in plan.bins} == {best}
     assert len(plan.bins) == 1

@@ -115,6 +115,9 @@ def test_memory_bar_fills_the_gpu(plan: Plan) -> None:
         parts = context.memory_bars(item, evaluation)
         assert sum(part.percent for part in parts) == pytest.approx(100, abs=0.1)
         assert parts[0].text == "weights: 14.9 GiB"
+        engine = dataclasses.replace(item.profile.engine, tensor_parallel_size=2)
+        pair = dataclasses.replace(item, profile=dataclasses.replace(item.profile, engine=engine))
+        assert context.memory_bars(pair, evaluation) == parts  # a profile's memory is that of all its GPUs
 
 
 def test_a_pool_reserves_no_slots(plan: Plan) -> None:

@@ -20,6 +20,22 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 
+def test_ranks_take_as_many_requests_each(make_profile: Callable[..., Profile]) -> None:
+    """Two data-parallel ranks run twice as many requests and tokens in a step as one."""
+    lengths = Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0)
+    workload = Workload([Adapter(f"a{i}", 8, 4.0) for i in range(3)], *lengths)
+    plain = make_profile()
+
+    def finish_s(seqs: int, tokens: int, ranks: int) -> bytes:
+        engine = replace(
+            plain.engine, max_num_seqs=seqs, max_num_batched_tokens=tokens, data_parallel_size=ranks
+        )
+        run = simulate(workload, replace(plain, engine=engine), max_loras=3, duration_s=30.0, seed=1)
+        return run.raw.finish_s.tobytes()
+
+    assert finish_s(3, 64, 2) == finish_s(6, 128, 1) != finish_s(3, 64, 1)
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_full_server_refuses(make_profile: Callable[..., Profile], ahead: bool) -> None:
     """A server with max_num_queued_reqs refuses what a client with as many places does, alone and in a cluster."""

@@ -30,8 +30,9 @@ def what_starts(profile: Profile, settings: Settings) -> str | None:
     slots = largest_max_loras(profile, settings.max_lora_rank)
     if slots:
         ways.append(f"max_loras {slots} at rank {settings.max_lora_rank}")
-    tokens = kv_cache_tokens(profile, settings) // CONTEXT_STEP * CONTEXT_STEP
-    if tokens > 0 and profile.memory.min_kv_tokens == profile.engine.max_model_len:
+    tokens = kv_cache_tokens(profile, settings) // profile.engine.data_parallel_size
+    tokens = tokens // CONTEXT_STEP * CONTEXT_STEP
+    if tokens > 0 and profile.memory.min_kv_tokens == profile.engine.least_tokens:
         ways.append(f"--max-model-len {tokens}")
     if not ways:
         return "a GPU with more memory, or more GPUs for each server (--tensor-parallel-size)"
