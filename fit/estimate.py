@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from packer import checks
+from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.fit.bands import band_errors, kind_of
 from packer.fit.dimensions import BYTES, LORA_MODULES, ModelDimensions
@@ -20,7 +21,7 @@ from packer.fit.models import model_named
 from packer.fit.quantization import quantized
 from packer.fit.roofline import Roofline, law_terms
 from packer.io.profiles import load_profile
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
 from packer.twin.engine_rules import OLDEST, server_defaults
@@ -125,7 +126,6 @@ def estimate_profile(
     own = model if isinstance(model, ModelDimensions) else model_named(model)
     sizes = _with_modules(quantized(own, quantization), lora_target_modules)
     n = _checked_gpus(sizes, tensor_parallel_size, engine_name, kv_cache_dtype)
-    ranks = checks.integer("data_parallel_size", data_parallel_size, low=1, high=64)
     _check_settings(
         engine_name, version, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -139,31 +139,42 @@ def estimate_profile(
         max_num_seqs=1,
         gpu_memory_utilization=gpu_memory_utilization,
         tensor_parallel_size=n,
-        data_parallel_size=ranks,
+        data_parallel_size=checks.integer("data_parallel_size", data_parallel_size, low=1, high=64),
         quantization="fp8" if own.quantization is None and sizes.quantization == "fp8" else None,
         kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype,
         lora_target_modules=sizes.lora_modules,
     )
     engine = _with_batch(engine, sheet, max_num_batched_tokens, max_num_seqs)
     _check_ranks(sizes, engine)
-    cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
+    known, priced = load_profile(reference), price_per_hour is not None
+    price = _price(price_per_hour, sheet, engine.gpus)
+    gpus = GpuSpec(sheet.title, engine.gpus * sheet.memory_bytes, price)
+    found = _estimated(sizes, sheet, engine, gpus, known)
+    kind = kind_of(sizes, sheet, engine.data_parallel_size)
+    return replace(
+        found,
+        name=name or found.name,
+        errors=band_errors(kind, "experts" if sizes.experts else "dense"),
+        provenance=_provenance(kind, sheet, known, priced=priced),
+    )
+
+
+def _estimated(
+    sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec, gpus: GpuSpec, known: Profile
+) -> Profile:
+    """The profile without its errors and sources."""
+    cache_bytes = KV_CACHE_DTYPES[engine.kv_cache_dtype or "auto"]
     taken = takes(sizes, sheet, engine, cache_bytes or BYTES)
-    known = load_profile(reference)
     bytes_of = sizes.weights_bytes, taken.kv_bytes_per_token, sizes.lora_bytes_per_rank
     return Profile(
-        name=name or _name(sizes, sheet, engine),
+        name=_name(sizes, sheet, engine),
         model=ModelSpec(sizes.name, *bytes_of, sizes.repository),
-        gpu=GpuSpec(
-            sheet.title, engine.gpus * sheet.memory_bytes, _price(price_per_hour, sheet, engine.gpus)
-        ),
+        gpu=gpus,
         engine=engine,
         memory=_memory(sizes, taken, engine),
         latency=_latency(sizes, sheet, engine, known, cache_bytes),
-        loading=_loading(sizes, known, spares_batch=engine_name == "sglang"),
+        loading=_loading(sizes, known, spares_batch=engine.name == "sglang"),
         frontend=replace(known.frontend, scrape_interval_s=None),
-        calibrated=False,
-        errors=band_errors(kind_of(sizes, sheet, ranks), "experts" if sizes.experts else "dense"),
-        provenance=_provenance(kind_of(sizes, sheet, ranks), sheet, known, priced=price_per_hour is not None),
     )
 
 

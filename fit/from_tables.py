@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from packer.engine_spec import EngineSpec
 from packer.fit.step_law import Equations
 from packer.fit.tables import MeasuredRun, Profiling, number, positive
-from packer.profile import EngineSpec
 from packer.twin.law.linear import linear_features
 
 

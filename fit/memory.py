@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError
 from packer.fit.dimensions import BYTES, ModelDimensions
-from packer.profile import EngineSpec
 from packer.twin.datasheets import Datasheet
 from packer.twin.override import BYTES_PER_LOGIT, SAMPLER_BYTES_PER_LOGIT, SAMPLER_RELEASE
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from packer.engine_spec import EngineSpec
 from packer.errors import ModelError
 from packer.fit.tables import Row, positive, whole
-from packer.profile import EngineSpec, LoadingSpec, MemorySpec, ModelSpec
+from packer.profile import LoadingSpec, MemorySpec, ModelSpec
 
 
 def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> MemorySpec:

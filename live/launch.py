@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from packer import checks
+from packer.engine_spec import EngineSpec
 from packer.errors import FileFormatError, ValidationError, reader, shown
 from packer.io.documents import parse_toml, toml_table
 from packer.io.files import read_text
 from packer.io.schema import parse
-from packer.profile import EngineSpec, GpuSpec, ModelSpec
+from packer.profile import GpuSpec, ModelSpec
 from packer.settings import Settings
 from packer.words import listed
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from packer.engine_spec import EngineSpec
 from packer.errors import LiveError, MissingDependencyError
 from packer.fit.dimensions import ModelDimensions
 from packer.fit.estimate import estimate_profile
@@ -20,7 +21,7 @@ from packer.io.files import write_text
 from packer.live import inside
 from packer.live.environment import probe, usable_vllm
 from packer.live.launch import Emulation, Launch, launch_text
-from packer.profile import EngineSpec, GpuSpec, ModelSpec
+from packer.profile import GpuSpec, ModelSpec
 
 RANKS = (8, 16, 32, 64)
 

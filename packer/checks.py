@@ -14,6 +14,8 @@ SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 LONGEST_NAME = 256
+MOST_COUNT = 10**8
+"""Of anything that is counted in a profile."""
 
 
 def name(what: str, value: object) -> str:
@@ -103,3 +105,15 @@ def slot_rank_for(rank: int) -> int:
         if rank <= slot:
             return slot
     raise ValidationError(f"Expected a rank <= {SLOT_RANKS[-1]} (vLLM's largest max_lora_rank), got {rank}.")
+
+
+def keep_real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
+    """Check a field of a frozen dataclass and store a plain float: equal numbers must give equal fingerprints."""
+    name = key.rpartition(".")[2]
+    object.__setattr__(spec, name, real(key, getattr(spec, name), low=low, high=high, open_low=open_low))
+
+
+def keep_integer(spec: object, key: str, *, low: int, high: int = MOST_COUNT) -> None:
+    """Check a field of a frozen dataclass and store a plain int."""
+    name = key.rpartition(".")[2]
+    object.__setattr__(spec, name, integer(key, getattr(spec, name), low=low, high=high))

@@ -6,44 +6,25 @@ written by `packer.io.profiles`.
 
 from __future__ import annotations
 
-import json
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
 from packer import checks
+from packer.engine_spec import V1_RELEASE, EngineSpec
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
 from packer.settings import Pool, Settings, Slots
-from packer.speculation import SpeculationSpec
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.words import money
 
 _MOST_BYTES = 1e15
 _MOST_MS = 1e9
-_MOST_COUNT = 10**8
 DEFAULT_STARTUP_S = 120.0
 """From the start of a server until it serves, s: weights, compilation and CUDA graphs of a model of some GB."""
-V1_RELEASE = (0, 8)
-"""First version of vLLM whose V1 engine, with chunked prefills beside decodes, is the default."""
 ONE_TOKENIZER = (0, 11)
 """First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078)."""
-
-
-def _real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
-    """Check a field and store it as a plain float: equal numbers must give equal fingerprints."""
-    field_name = key.rpartition(".")[2]
-    value = checks.real(key, getattr(spec, field_name), low=low, high=high, open_low=open_low)
-    object.__setattr__(spec, field_name, value)
-
-
-def _integer(spec: object, key: str, *, low: int, high: int = _MOST_COUNT) -> None:
-    """Check a field and store it as a plain int."""
-    field_name = key.rpartition(".")[2]
-    object.__setattr__(spec, field_name, checks.integer(key, getattr(spec, field_name), low=low, high=high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +42,9 @@ class ModelSpec:
     repository: str | None = None
 
     def __post_init__(self) -> None:
-        _real(self, "model.weights_bytes", low=0, high=_MOST_BYTES)
-        _real(self, "model.kv_bytes_per_token", low=1, high=_MOST_BYTES)
-        _real(self, "model.lora_bytes_per_rank", low=0, high=_MOST_BYTES)
+        checks.keep_real(self, "model.weights_bytes", low=0, high=_MOST_BYTES)
+        checks.keep_real(self, "model.kv_bytes_per_token", low=1, high=_MOST_BYTES)
+        checks.keep_real(self, "model.lora_bytes_per_rank", low=0, high=_MOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,128 +56,9 @@ class GpuSpec:
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        _real(self, "gpu.memory_bytes", low=0, high=_MOST_BYTES, open_low=True)
+        checks.keep_real(self, "gpu.memory_bytes", low=0, high=_MOST_BYTES, open_low=True)
         if self.price_per_hour is not None:
-            _real(self, "gpu.price_per_hour", low=0, high=1e9)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSpec:
-    """The engine and its settings, by vLLM's names.
-
-    `max_num_seqs` and `max_num_batched_tokens` are those of a data-parallel rank, of `tensor_parallel_size` GPUs.
-    `max_cpu_loras` None: host memory holds every adapter. `prefix_caching` (`--enable-prefix-caching`) and
-    `async_scheduling` None: as the version has it by default (`packer.twin.engine_rules`). `quantization` and
-    `kv_cache_dtype` None: as the checkpoint says. `lora_target_modules`: modules that slots hold, by vLLM's names;
-    empty: all. `max_num_queued_reqs`: requests, waiting or running, beyond which the server refuses more (HTTP 503;
-    from vLLM 0.29 on); None: no limit. `scheduling_policy` "priority": requests with smaller priorities come first, and
-    those with larger ones are preempted (`--scheduling-policy`, `Adapter.priority`). `speculation`: drafts, or None.
-    """
-
-    name: str
-    version: str
-    max_model_len: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    block_size: int = 16
-    gpu_memory_utilization: float = 0.9
-    max_cpu_loras: int | None = None
-    dtype: str = "bfloat16"
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    prefix_caching: bool | None = None
-    async_scheduling: bool | None = None
-    quantization: str | None = None
-    kv_cache_dtype: str | None = None
-    lora_target_modules: tuple[str, ...] = ()
-    max_num_queued_reqs: int | None = None
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    speculation: SpeculationSpec | None = None
-
-    def __post_init__(self) -> None:
-        for key in (
-            "max_model_len",
-            "max_num_seqs",
-            "block_size",
-            "tensor_parallel_size",
-            "data_parallel_size",
-        ):
-            _integer(self, f"engine.{key}", low=1)
-        _integer(self, "engine.max_num_batched_tokens", low=self.max_num_seqs)
-        _real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
-        if self.speculation is not None:  # a request with its drafts fits into a step
-            self.speculation.check_fits(self.max_num_batched_tokens)
-        checks.choice("engine.scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
-        for key in ("max_cpu_loras", "max_num_queued_reqs"):
-            if getattr(self, key) is not None:
-                _integer(self, f"engine.{key}", low=1)
-        for key in ("quantization", "kv_cache_dtype", "lora_target_modules"):
-            given = getattr(self, key)
-            for word in given if isinstance(given, tuple | list) else () if given is None else (given,):
-                if not isinstance(word, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,64}", word):
-                    raise ValidationError(f"Expected engine.{key} as vLLM's names, got {shown(given)}.")
-        for key in ("prefix_caching", "async_scheduling"):
-            if getattr(self, key) not in (None, True, False):
-                raise ValidationError(
-                    f"Expected engine.{key} to be true or false, got {shown(getattr(self, key))}."
-                )
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of a server: those of each data-parallel rank, times the ranks."""
-        return self.tensor_parallel_size * self.data_parallel_size
-
-    @property
-    def server_seqs(self) -> int:
-        """Requests that run at most on all ranks together."""
-        return self.max_num_seqs * self.data_parallel_size
-
-    @property
-    def server_tokens(self) -> int:
-        """Tokens of a step at most on all ranks together."""
-        return self.max_num_batched_tokens * self.data_parallel_size
-
-    @property
-    def least_tokens(self) -> int:
-        """KV tokens of a request of `max_model_len` on each rank."""
-        return self.max_model_len * self.data_parallel_size
-
-    @property
-    def arguments(self) -> dict[str, object]:
-        """vLLM's flags with a value that start what is simulated where neither checkpoint nor default says it."""
-        given = {
-            "max-num-queued-reqs": self.max_num_queued_reqs,
-            "speculative-config": self.speculation and json.dumps(self.speculation.config),
-            "scheduling-policy": None if self.scheduling_policy == "fcfs" else self.scheduling_policy,
-            "quantization": self.quantization,
-            "kv-cache-dtype": self.kv_cache_dtype,
-            "lora-target-modules": list(self.lora_target_modules),
-        }
-        return {name: value for name, value in given.items() if value} if self.name == "vllm" else {}
-
-    @property
-    def release(self) -> tuple[int, int]:
-        """Major and minor number of vLLM's version; of another engine, or without numbers, `V1_RELEASE`."""
-        numbers = re.match(r"v?(\d+)\.(\d+)", self.version)
-        return (int(numbers[1]), int(numbers[2])) if numbers and self.name == "vllm" else V1_RELEASE
-
-    @property
-    def switches(self) -> dict[str, bool]:
-        """vLLM's flags that start what is simulated where that is not left to the version's default: name, on or off.
-
-        0.8 caches prefixes by default; its profiles are simulated without (`packer.twin.engine_rules`).
-        """
-        if self.name != "vllm":
-            return {}
-        caching = self.prefix_caching
-        if caching is None and V1_RELEASE <= self.release < (0, 9):
-            caching = False
-        given = {"enable-prefix-caching": caching}
-        if self.data_parallel_size > 1:  # without it experts are split as weights are, over all ranks
-            given["enable-expert-parallel"] = True
-        if self.release >= (0, 10):
-            given["async-scheduling"] = self.async_scheduling
-        return {name: value for name, value in given.items() if value is not None}
+            checks.keep_real(self, "gpu.price_per_hour", low=0, high=1e9)
 
 
 SETTINGS_KINDS: Mapping[str, type[Settings]] = {"reserved": Slots, "unified": Pool}
@@ -221,15 +83,15 @@ class MemorySpec:
     measured: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        _real(self, "memory.kv_budget_bytes", low=-_MOST_BYTES, high=_MOST_BYTES)
-        _real(self, "memory.slot_bytes", low=0, high=_MOST_BYTES)
-        _real(self, "memory.slot_bytes_per_rank", low=0, high=_MOST_BYTES)
-        _integer(self, "memory.min_kv_tokens", low=1)
+        checks.keep_real(self, "memory.kv_budget_bytes", low=-_MOST_BYTES, high=_MOST_BYTES)
+        checks.keep_real(self, "memory.slot_bytes", low=0, high=_MOST_BYTES)
+        checks.keep_real(self, "memory.slot_bytes_per_rank", low=0, high=_MOST_BYTES)
+        checks.keep_integer(self, "memory.min_kv_tokens", low=1)
         checks.choice("memory.policy", self.policy, SETTINGS_KINDS)
         points = tuple(
             (
-                checks.integer("memory.measured max_loras", loras, low=0, high=_MOST_COUNT),
-                checks.integer("memory.measured max_lora_rank", rank, low=0, high=_MOST_COUNT),
+                checks.integer("memory.measured max_loras", loras, low=0, high=checks.MOST_COUNT),
+                checks.integer("memory.measured max_lora_rank", rank, low=0, high=checks.MOST_COUNT),
                 checks.integer("memory.measured tokens", tokens, low=0, high=10**15),
             )
             for loras, rank, tokens in self.measured
@@ -268,9 +130,9 @@ class LatencySpec:
                 )
             checked[key] = checks.real(f"latency.coefficients.{key}", value, low=0.0, high=_MOST_MS)
         object.__setattr__(self, "coefficients", checked)
-        _integer(self, "latency.graph_max_tokens", low=0)
-        _real(self, "latency.ridge_tokens", low=0.0, high=_MOST_MS)
-        _real(self, "latency.expert_share", low=0.0, high=1.0)
+        checks.keep_integer(self, "latency.graph_max_tokens", low=0)
+        checks.keep_real(self, "latency.ridge_tokens", low=0.0, high=_MOST_MS)
+        checks.keep_real(self, "latency.expert_share", low=0.0, high=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +154,7 @@ class LoadingSpec:
 
     def __post_init__(self) -> None:
         for item in fields(self)[:4]:
-            _real(self, f"loading.{item.name}", low=0.0, high=_MOST_MS)
+            checks.keep_real(self, f"loading.{item.name}", low=0.0, high=_MOST_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +178,9 @@ class FrontEndSpec:
 
     def __post_init__(self) -> None:
         if self.scrape_interval_s is not None:
-            _real(self, "frontend.scrape_interval_s", low=1e-3, high=_MOST_MS)
+            checks.keep_real(self, "frontend.scrape_interval_s", low=1e-3, high=_MOST_MS)
         for item in fields(self)[1:]:
-            _real(self, f"frontend.{item.name}", low=0.0, high=_MOST_MS)
+            checks.keep_real(self, f"frontend.{item.name}", low=0.0, high=_MOST_MS)
 
 
 @dataclass(frozen=True)
@@ -346,8 +208,8 @@ class Profile:
     measured_adapters: int = 384
 
     def __post_init__(self) -> None:
-        _real(self, "startup_s", low=0.0, high=1e6)
-        _integer(self, "measured_adapters", low=1)
+        checks.keep_real(self, "startup_s", low=0.0, high=1e6)
+        checks.keep_integer(self, "measured_adapters", low=1)
 
     def __repr__(self) -> str:
         return f"<Profile {self.label}>"

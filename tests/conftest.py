@@ -15,10 +15,11 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.engine_spec import EngineSpec
 from packer.evaluation import Evaluation, Evaluations
 from packer.io.profiles import load_profile
 from packer.plan import Plan, Status
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.settings import Slots
 from packer.workload import Workload
 

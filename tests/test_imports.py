@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 CORE = {
-    "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engines", "errors", "evaluation",
-    "failover", "fingerprint", "gamma", "gpu", "job", "lengths", "memo", "moves", "placement", "plan", "profile",
-    "registry", "room", "search", "seeds", "sessions", "settings", "speculation", "goal", "strategies", "terms",
-    "version", "words", "workload",
+    "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engine_spec", "engines",
+    "errors", "evaluation", "failover", "fingerprint", "gamma", "goal", "gpu", "job", "lengths", "memo",
+    "moves", "placement", "plan", "profile", "registry", "room", "search", "seeds", "sessions", "settings",
+    "speculation", "strategies", "terms", "version", "words", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packer.arrays import IntArray, Record
-from packer.profile import EngineSpec
+from packer.engine_spec import EngineSpec
 from packer.twin.engine.each import Each, new_each
 from packer.twin.engine_rules import EngineRules, check_drafts
 from packer.workload import Workload

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from packer.engine_spec import V1_RELEASE, EngineSpec
 from packer.errors import ValidationError, shown
-from packer.profile import ONE_TOKENIZER, V1_RELEASE, EngineSpec
+from packer.profile import ONE_TOKENIZER
 
 Release = tuple[int, int]
 READ: tuple[Release, ...] = (

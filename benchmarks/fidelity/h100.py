@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from packer.engine_spec import EngineSpec
 from packer.fit.tables import MeasuredRun, Profiling, read_profiling, read_rows, read_runs
-from packer.profile import (
-    EngineSpec,
-    FrontEndSpec,
-    GpuSpec,
-    LatencySpec,
-    LoadingSpec,
-    MemorySpec,
-    ModelSpec,
-    Profile,
-)
+from packer.profile import FrontEndSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data" / "h100"

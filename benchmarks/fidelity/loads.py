@@ -23,10 +23,11 @@ import numpy as np
 from h100 import DATA
 
 from packer.adapter import Adapter
+from packer.engine_spec import EngineSpec
 from packer.fit.step_law import Equations, solve
 from packer.io.files import write_text
 from packer.lengths import Lengths
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.simulate import simulate
 from packer.workload import Workload

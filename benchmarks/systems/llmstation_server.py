@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import packer
+from packer.engine_spec import EngineSpec
 from packer.job import FineTuning
 from packer.lengths import Lengths
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.twin.tuning.search import most_training
 from packer.workload import Workload
 

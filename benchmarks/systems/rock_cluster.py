@@ -9,9 +9,10 @@ from rows import of_seeds
 
 import packer
 from packer.cluster import Cluster, Node, ServerKind
+from packer.engine_spec import EngineSpec
 from packer.lengths import Lengths
 from packer.papers.jobs.engine import Jobs
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.system import load_system
 from packer.workload import Workload
 

@@ -10,8 +10,9 @@ from rows import Constant, Row, Section, mean, near, of_seeds, shown
 import packer
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
+from packer.engine_spec import EngineSpec
 from packer.lengths import Lengths
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.system import System, load_system
 from packer.workload import Workload
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.engine_spec import EngineSpec
 from packer.evaluation import STARVATION_THRESHOLD, Evaluation, Evaluations
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.workload import Workload
 
 _NAN = float("nan")

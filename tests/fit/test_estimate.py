@@ -11,10 +11,8 @@ import pytest
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
 from packer.fit.bands import BAND_KEYS
 from packer.fit.dimensions import ModelDimensions
-from packer.fit.estimate import copies_of, estimate_profile
+from packer.fit.estimate import estimate_profile
 from packer.fit.model_config import read_model_config
-from packer.fit.models import model_named
-from packer.fit.quantization import quantized
 from packer.io.profiles import format_profile, load_profile, parse_profile
 from packer.predictors.features import COLUMN
 from packer.predictors.scenarios import scenario
@@ -22,7 +20,6 @@ from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.datasheets import GPUS
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
-from packer.twin.override import with_engine
 
 LLAMA, QWEN = "llama-3.1-8b", "qwen-2.5-7b"
 CALIBRATED = [(LLAMA, "h100-64gb/llama-3.1-8b-instruct"), (QWEN, "h100-64gb/qwen-2.5-7b-instruct")]
@@ -344,48 +341,6 @@ def test_tensor_parallel_groups(root: Path) -> None:
     assert pcie > 5 * nvlink
     with pytest.raises(IncompatibleError, match="divides the 32 attention heads"):
         estimate_profile(model, "h100-80gb", tensor_parallel_size=3)
-
-
-def test_data_parallel_ranks() -> None:
-    """Ranks keep compressed keys once each, where tensor-parallel GPUs all keep them; every rank has all slots and all
-    weights but the experts, and holds a request of the whole context."""
-    model, given = "moonshotai/Kimi-K2.5", {"max_model_len": 8192, "quantization": "nvfp4"}
-    group = estimate_profile(model, "b200", tensor_parallel_size=8, **given)
-    ranks = estimate_profile(model, "b200", data_parallel_size=8, **given)
-    assert (ranks.engine.gpus, ranks.engine.server_seqs) == (8, 8 * ranks.engine.max_num_seqs)
-    assert (ranks.gpu, ranks.name) == (group.gpu, "b200-x8-dp8/kimi-k2.5-nvfp4")
-    sizes = quantized(model_named(model), "nvfp4")
-    copied = 7 * (sizes.weights_bytes - sizes.experts_bytes)
-    assert (
-        group.memory.kv_budget_bytes * 8
-        > ranks.memory.kv_budget_bytes
-        > group.memory.kv_budget_bytes * 8 - 1.5 * copied
-    )
-    assert ranks.memory.slot_bytes_per_rank == pytest.approx(
-        8 * group.memory.slot_bytes_per_rank / copies_of(8)
-    )
-    assert ranks.memory.min_kv_tokens == 8 * 8192
-    assert ranks.engine.switches == {"enable-expert-parallel": True}
-    longer = with_engine(ranks, max_model_len=16384)
-    assert longer.memory.min_kv_tokens == 8 * 16384
-
-
-@pytest.mark.parametrize(
-    ("model", "given", "match"),
-    [
-        ("Qwen/Qwen3-8B", {}, "Plan them as servers"),
-        (
-            "Qwen/Qwen3-30B-A3B",
-            {"version": "0.20.2"},
-            r"since 0\.21, got data_parallel_size 2 with vllm 0\.20\.2",
-        ),
-        ("Qwen/Qwen3-30B-A3B", {"engine_name": "sglang"}, "with sglang"),
-    ],
-)
-def test_ranks_that_serve_no_adapters_are_refused(model: str, given: dict[str, str], match: str) -> None:
-    """Ranks of a dense model are servers of their own, and older versions stop at adapters of divided experts."""
-    with pytest.raises(IncompatibleError, match=match):
-        estimate_profile(model, "h200", data_parallel_size=2, max_model_len=8192, **given)
 
 
 def test_the_band_is_what_the_calibrated_profiles_show(root: Path) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from packer.engine_spec import EngineSpec
 from packer.errors import FileFormatError, ModelError
 from packer.fit.from_tables import micro_equations
 from packer.fit.memory_fit import fit_loading, fit_memory
 from packer.fit.runs import fleet_of, stratified
 from packer.fit.step_law import solve
 from packer.fit.tables import MeasuredRun, Profiling, read_profiling, read_rows, read_runs
-from packer.profile import EngineSpec, ModelSpec
+from packer.profile import ModelSpec
 
 MODEL = ModelSpec("m", 1e10, 1000.0, 5e6)
 ENGINE = EngineSpec("vllm", "x", 1000, 2048, 256)

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from packer.adapter import Adapter
+from packer.engine_spec import EngineSpec
 from packer.lengths import Lengths
 from packer.live import client
 from packer.live import load as load_module
 from packer.live import server as server_module
 from packer.live.launch import Launch
 from packer.live.server import LiveServer
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.workload import Workload
 from tests.live.loads import SLOTS
 

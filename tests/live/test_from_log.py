@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from packer.engine_spec import EngineSpec
 from packer.errors import FileFormatError, LiveError
 from packer.live import from_log
 from packer.live.launch import Emulation, Launch
 from packer.live.results import LoadResult
 from packer.live.step_log import Steps, read_steps
-from packer.profile import EngineSpec, GpuSpec, ModelSpec
+from packer.profile import GpuSpec, ModelSpec
 from packer.settings import Slots
 from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import linear_features

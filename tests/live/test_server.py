@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from packer.engine_spec import EngineSpec
 from packer.live.launch import Launch
 from packer.live.server import LiveServer, ServerOptions, command_line, environment, healthy, split_cores
-from packer.profile import EngineSpec
 from packer.settings import Slots
 
 OPTIONS = ServerOptions((("a0", "x"), ("a1", "x")), Slots(2, 8))

@@ -7,9 +7,10 @@ from dataclasses import asdict, field, make_dataclass, replace
 import numpy as np
 import pytest
 
+from packer.engine_spec import EngineSpec
 from packer.errors import ValidationError
 from packer.io.profiles import load_profile, profile_names
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 
 
 def test_what_the_twin_sees_decides_the_fingerprint(toy_profile: Profile) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.cluster import Cluster, ServerKind
+from packer.engine_spec import EngineSpec
 from packer.lengths import Lengths
 from packer.papers.jobs.engine import Jobs
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System
 from packer.twin.run import Run

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from packer.adapter import Adapter
+from packer.engine_spec import EngineSpec
 from packer.lengths import Lengths
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload

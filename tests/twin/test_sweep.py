@@ -9,9 +9,10 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
+from packer.engine_spec import EngineSpec
 from packer.errors import ValidationError
 from packer.lengths import Lengths
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.twin.simulate import simulate
 from packer.twin.sweep import Grid, Sweep, fleet_of, max_packs, sweep_frame, x_axis
 from packer.workload import Workload

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packer.engine_spec import EngineSpec
 from packer.errors import FileFormatError, OutputError, UnknownNameError
 from packer.io.profiles import (
     format_profile,
@@ -20,15 +21,7 @@ from packer.io.profiles import (
     profile_to_dict,
     write_profile,
 )
-from packer.profile import (
-    EngineSpec,
-    GpuSpec,
-    LatencySpec,
-    LoadingSpec,
-    MemorySpec,
-    ModelSpec,
-    Profile,
-)
+from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 
 numbers = st.floats(0.0, 1e9)

@@ -11,15 +11,15 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, ServerKind
+from packer.engine_spec import EngineSpec
 from packer.profile import (
-    EngineSpec,
     GpuSpec,
     LatencySpec,
     LoadingSpec,
     MemorySpec,
     ModelSpec,
     Profile,
-)  # fmt: skip
+)
 from packer.workload import Workload
 
 GRAIN = 1024  # coefficients are multiples of 1/1024 ms: sums are exact in any order

@@ -14,15 +14,15 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.cluster import Cluster
+from packer.engine_spec import EngineSpec
 from packer.lengths import Lengths
 from packer.profile import (
-    EngineSpec,
     GpuSpec,
     LatencySpec,
     MemorySpec,
     ModelSpec,
     Profile,
-)  # fmt: skip
+)
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.run import Run
 from packer.workload import Workload

@@ -10,9 +10,10 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, Node, ServerKind, Store
+from packer.engine_spec import EngineSpec
 from packer.errors import ValidationError
 from packer.papers.jobs.engine import Jobs
-from packer.profile import EngineSpec, GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System
 from packer.twin.cluster.transit import transit_of

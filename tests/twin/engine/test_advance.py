@@ -14,17 +14,9 @@ from naive_twin import Server as NaiveServer
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
+from packer.engine_spec import EngineSpec
 from packer.lengths import Lengths
-from packer.profile import (
-    EngineSpec,
-    FrontEndSpec,
-    GpuSpec,
-    LatencySpec,
-    LoadingSpec,
-    MemorySpec,
-    ModelSpec,
-    Profile,
-)
+from packer.profile import FrontEndSpec, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.twin.arrivals import draw_marks, draw_times
 from packer.twin.engine import state as rows
