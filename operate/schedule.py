@@ -247,7 +247,7 @@ def _parts(
 ) -> dict[int, int]:
     """Fewest equal parts, at most `allowed`, that hold on a GPU each, of the adapters that no GPU serves alone.
 
-    Of each base model, adapters are tried by falling load until one needs no parts.
+    Of each base model, adapters are tried by falling load, of larger ranks colder ones, too.
     """
     if workload.arrivals.trace is not None:
         raise IncompatibleError("A replayed trace says nothing of parts: max_replicas needs random arrivals.")
@@ -260,7 +260,8 @@ def _parts(
         alone = [part(workload, each, i, parts) for each in offered[workload.adapters[i].model]]
         return bool(evaluator.holds(workload, alone).any())
 
-    found = fewest_parts(busiest, [adapter.model for adapter in workload.adapters], holds, allowed)
+    models = [adapter.model for adapter in workload.adapters]
+    found = fewest_parts(busiest, workload.ranks, models, holds, allowed)
     # What `allowed` parts do not carry is split all the same: the static plan says what is missing.
     return {i: allowed if parts is None else parts for i, parts in found.items()}
 

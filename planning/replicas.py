@@ -32,6 +32,7 @@ def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:
 
 def fewest_parts(
     loads: npt.NDArray[np.float64],
+    ranks: npt.NDArray[np.int64],
     groups: Sequence[str | None],
     holds: Callable[[int, int], bool],
     most: int,
@@ -39,22 +40,22 @@ def fewest_parts(
 ) -> dict[int, int | None]:
     """Fewest equal parts of each adapter that has to be split; None: `most` do not do.
 
-    Of each group, adapters are tried by falling load until one needs no parts.
+    Of each group, adapters are tried by falling load; those of no larger rank than one that needs no parts need none.
 
-    `loads`, `groups`: of each adapter, in order.
+    `loads`, `ranks`, `groups`: of each adapter, in order.
     `holds`: whether an adapter (its index) in so many parts holds on GPUs of their own.
     `enough`: whether to try no further adapter, by what was found.
     """
     found: dict[int, int | None] = {}
-    done: set[str | None] = set()
+    done: dict[str | None, int] = {}
     for i in np.argsort(-loads, kind="stable").tolist():
-        if groups[i] in done:
+        if ranks[i] <= done.get(groups[i], -1):
             continue
         if enough(found):
             break
         parts = fewest(partial(holds, i), 1, most)
         if parts == 1:
-            done.add(groups[i])
+            done[groups[i]] = int(ranks[i])
         else:
             found[i] = parts
     return found
@@ -64,8 +65,8 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     """Fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` do not do, or its
     requests break them even one at a time.
 
-    Of each class of limits, the hottest adapters are tried; for requests one at a time, those with the longest prompts
-    and with the largest ranks, too.
+    Of each class of limits, the hottest adapters are tried, of larger ranks colder ones, too; for requests one at a
+    time, those with the longest prompts.
 
     `kept`: the hours in which the limits must be kept. Once more adapters than may break them do so, no others are
     tried.
@@ -90,10 +91,10 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
 
     classes = [adapter.slo_class for adapter in fleet.adapters]
     most = MOST_REPLICAS if allowed is None else allowed
-    found |= fewest_parts(fleet.offered_tok_s_by_adapter, classes, holds, most, enough)
-    mixed = fleet.slo.keys("server") or fleet.slo.keys("request")  # an adapter may break these alone
-    for slowest in () if mixed else (fleet.mean_input_tokens, fleet.ranks.astype(np.float64)):
-        found |= fewest_parts(slowest, classes, reachable, 1, enough)
+    slots = np.array([slot_rank_for(rank) for rank in fleet.ranks.tolist()])
+    found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough)
+    if not (fleet.slo.keys("server") or fleet.slo.keys("request")):  # which an adapter may break alone
+        found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, 1, enough)
     return found
 
 
