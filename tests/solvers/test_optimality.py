@@ -132,7 +132,7 @@ def test_some_hundred_adapters_of_160_kinds_are_solved_and_proven() -> None:
 def test_slow_predictors_have_the_same_limit_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long an evaluation takes, servers of many light adapters are among those that a bound admits."""
     adapters = [Adapter(f"big{i}", 8, 2.0) for i in range(10)]
-    adapters += [Adapter(f"small{i}", 8, 0.02) for i in range(300)]
+    adapters += [Adapter(f"small{i}", 8, 0.02) for i in range(200)]
     found = []
     for simulates in (False, True):
         monkeypatch.setattr(Evaluator, "simulates", simulates)

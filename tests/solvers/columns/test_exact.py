@@ -58,7 +58,7 @@ def brute_force(task: Problem) -> int:
 @pytest.mark.parametrize("seed", range(3))
 def test_patterns_found_after_the_last_optimum_leave_it_as_it_is(seed: int) -> None:
     """What is rounded and diversified is the optimum over the patterns that it was found for."""
-    task = problem(random_fleet(60, seed=seed, rates=(1.6, 0.8, 0.3)))
+    task = problem(random_fleet(36, seed=seed, rates=(1.6, 0.8, 0.3)))
     columns = ExactSearch(task, Greedy().solve(task).bins).columns
     (source,) = columns.sources
     assert columns.start([columns.classes.rows(())])
@@ -108,7 +108,7 @@ def test_bounds_know_limits_of_latency(seed: int) -> None:
 
 def test_bounds_of_many_bins_know_limits_of_latency() -> None:
     """Where bins are too many to evaluate each, the bound of the relaxation is above that without the limit."""
-    fleet = Workload([Adapter(f"a{i}", (8, 32)[i % 2], (0.9, 1.7, 2.6)[i % 3]) for i in range(60)])
+    fleet = Workload([Adapter(f"a{i}", (8, 32)[i % 2], (0.9, 1.7, 2.6)[i % 3]) for i in range(42)])
     assert aggregate(fleet).every_bin() is None
     slow, free = (
         Exact().solve(problem(fleet, objective=goal))
@@ -257,7 +257,7 @@ def test_few_classes_of_a_mix_of_servers_prove_their_optimum() -> None:
 
 def test_certificates_find_what_enumeration_finds() -> None:
     """The search beyond a value is right about whether a feasible bin lies there."""
-    fleet = random_fleet(30, seed=3, rates=(1.6, 0.8), ranks=(8, 32))
+    fleet = random_fleet(22, seed=3, rates=(1.6, 0.8), ranks=(8, 32))
     classes = aggregate(fleet)
     task = problem(fleet)
     feasibility = Feasibility(task, classes)

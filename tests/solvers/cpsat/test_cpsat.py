@@ -122,7 +122,7 @@ def test_it_is_never_worse_than_its_start(objective: str, seed: int) -> None:
     """Whatever it starts from, the key of the plan is no larger; the same seed gives the same plan."""
     goal = Latency(statistic="worst") if objective == "latency" else Gpus()
     # Small enough that the searches end before their time, which depends on the machine.
-    fleet = random_fleet(10 if goal.fixed_gpus else 24, seed=seed, rates=(1.6, 0.8))
+    fleet = random_fleet(8 if goal.fixed_gpus else 24, seed=seed, rates=(1.6, 0.8))
     task = problem(fleet, objective=goal, max_gpus=3 if goal.fixed_gpus else None, time_limit_s=80.0)
     solver = CpSat("spread" if goal.fixed_gpus else "greedy")
     search, other = (NeighbourhoodSearch(task, start(task, solver.first).bins) for _ in range(2))
