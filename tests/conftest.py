@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,6 +217,20 @@ def toy_plan(toy_profile: Profile) -> Callable[..., Plan]:
         )
 
     return make
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the whole tree come first: some take as long as a folder of others."""
+    items.sort(key=lambda item: len(item.path.parts) > len(ROOT.parts) + 2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers have halves of the tests, in their order, and whoever is done takes of the other's: so tests that share
+    what takes long are mostly on one."""
+    from xdist.scheduler.worksteal import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

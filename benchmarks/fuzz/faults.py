@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -353,9 +354,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", default=",".join(FAULTS))
-    parser.add_argument("--only", default="", help="commands that contain this")
+    parser.add_argument("--only", default="", help="commands in which this regular expression is found")
     given = parser.parse_args()
-    commands = tuple(words for words in COMMANDS if given.only in words)
+    commands = tuple(words for words in COMMANDS if re.search(given.only, words))
     started = time.monotonic()
     count, findings = run(given.rounds, given.seed, tuple(given.faults.split(",")), commands)
     print(f"{count} cases, {len(findings)} findings, {time.monotonic() - started:.0f} s")
