@@ -77,7 +77,7 @@ class RouterFile:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """How long steps may take, and how many changes are made.
 
     `load_s`, `drain_s`, `start_s`: longest time of a load, of the end of an adapter's requests, of a server's start.
@@ -109,7 +109,7 @@ class LiveFleet:
 
     servers: tuple[Host, ...]
     router: RouterFile | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: StepLimits = field(default_factory=StepLimits)
     adapters: str = "/adapters/{name}"
     model: str | None = None
     api_key_env: str | None = None

@@ -17,7 +17,7 @@ from typing import Any
 from packer.errors import LiveError, shown
 from packer.io.documents import parse_json
 from packer.io.web import Address, ask, masked
-from packer.live.fleet_file import Host, Limits
+from packer.live.fleet_file import Host, StepLimits
 from packer.live.launch import filled
 from packer.live.server import MAX_PAGE_BYTES, get, healthy
 
@@ -41,7 +41,7 @@ class Running:
 
     host: Host
     where: Address
-    limits: Limits
+    limits: StepLimits
 
     @property
     def name(self) -> str:

@@ -28,7 +28,7 @@ Evaluate = Callable[[Workload, Sequence[Bin]], Evaluations]
 
 
 @dataclass(frozen=True, eq=False)
-class Growth:
+class GrowthCurves:
     """Evaluations of some GPUs of a plan at growing rates, by `predictor`.
 
     `gpus`: numbers of the plan's GPUs.
@@ -107,7 +107,7 @@ def growth_of(
     predictor: str,
     limit: int | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-) -> Growth | None:
+) -> GrowthCurves | None:
     """The GPUs of a plan, or `limit` of them, at growing rates; None where rates can't grow (a replayed trace).
 
     Where `predictor` is the plan's, the plan's own figures are today's. A GPU that broke is not evaluated
@@ -132,7 +132,7 @@ def growth_of(
             figures[:, k, row] = served, each.mean_ttft_ms, each.mean_itl_ms
             holds[k, row] = each.feasible
         left = [row for row in left if holds[k, row]]
-    return Growth(predictor, gpus, figures[0], figures[1], figures[2], holds)
+    return GrowthCurves(predictor, gpus, figures[0], figures[1], figures[2], holds)
 
 
 def choose_gpus(evaluations: Evaluations, limit: int | None) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from packer.io.files import read_text, write_text
 from packer.plan import Plan
 from packer.report import context
 from packer.report.figures_svg import Chart
-from packer.report.growth import Growth, growth_of
+from packer.report.growth import GrowthCurves, growth_of
 from packer.report.pictures import COLUMNS, frontier_charts
 from packer.report.templates import read, render
 from packer.room import room_rows
@@ -33,7 +33,7 @@ _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 
 
 def render_report(
-    plan: Plan, *, growth: Growth | None = None, comparison: Sequence[Mapping[str, object]] = ()
+    plan: Plan, *, growth: GrowthCurves | None = None, comparison: Sequence[Mapping[str, object]] = ()
 ) -> str:
     """The page; the same input gives the same bytes.
 
@@ -113,7 +113,7 @@ def write_report(
     seed: int = 0,
     force: bool = True,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-) -> Growth | None:
+) -> GrowthCurves | None:
     """Write the page, atomically, and return the growth that it shows.
 
     Latencies of adapters come from a simulated hour.

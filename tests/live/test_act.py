@@ -19,13 +19,13 @@ from packer.io import files
 from packer.lengths import Lengths
 from packer.live import act
 from packer.live.act import Acting, apply
-from packer.live.fleet_file import Host, Limits, LiveFleet, RouterFile, read_live_fleet
+from packer.live.fleet_file import Host, LiveFleet, RouterFile, StepLimits, read_live_fleet
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.workload import Workload
 from tests.live.stand_in import StandIn
 
-FAST = Limits(load_s=0.4, drain_s=0.4, start_s=5.0, answer_s=0.4, settle_s=0.0, tries=3)
+FAST = StepLimits(load_s=0.4, drain_s=0.4, start_s=5.0, answer_s=0.4, settle_s=0.0, tries=3)
 
 
 @pytest.fixture(autouse=True)

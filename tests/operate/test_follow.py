@@ -19,7 +19,7 @@ from packer.cli import run
 from packer.errors import IncompatibleError
 from packer.live import act
 from packer.live.act import Acting
-from packer.live.fleet_file import Host, Limits, LiveFleet, RouterFile
+from packer.live.fleet_file import Host, LiveFleet, RouterFile, StepLimits
 from packer.operate.follow import Following, rows_of
 from packer.operate.keeper import Decision
 from packer.plan import Plan
@@ -28,7 +28,7 @@ from packer.report.metrics import live_metrics, live_page
 from tests.live.conftest import _gone
 from tests.live.stand_in import StandIn
 
-FAST = Limits(load_s=0.5, drain_s=0.5, start_s=5.0, answer_s=0.5, settle_s=0.0, tries=1)
+FAST = StepLimits(load_s=0.5, drain_s=0.5, start_s=5.0, answer_s=0.5, settle_s=0.0, tries=1)
 
 NOT_DRAWN = {"packer_live_plan_info", "packer_live_last_look_timestamp_seconds"}
 """Metrics for alerts and labels, which the dashboard does not draw."""
