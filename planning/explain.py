@@ -13,7 +13,7 @@ from packer.goal import Goal
 from packer.plan import Plan, Status
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
-from packer.planning.lone import unreachable
+from packer.planning.lone import needs, unreachable
 from packer.planning.replicas import MOST_REPLICAS, part
 from packer.planning.shortfall import (
     late_words,
@@ -34,6 +34,8 @@ REPLAYED = (
 _WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin."
 NEAR = 0.8
 """Where an idle server uses so much of the limits, chance breaks them, however many servers there are."""
+HARDLY_MORE = 0.05
+"""Part of the adapters that may break a goal besides those that do with any number of GPUs."""
 BEYOND = 64
 """Up to how many GPUs more than those at hand are looked for to say how many would do."""
 
@@ -60,16 +62,33 @@ def breaks_later(job: Frontier, plan: Plan) -> str:
     )
 
 
+def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
+    """A sentence where a goal is so near to what idle servers give that a plan's servers carry little."""
+    if max(job.kept.used(plan.bins, [job.kept.given])) < NEAR:
+        return ()
+    fleet = job.workload
+    most = max(range(len(fleet)), key=lambda i: (fleet.ranks[i], fleet.offered_tok_s_by_adapter[i]))
+    alone = job.kept.lone(part(fleet, job.profile, most, 1))
+    return tuple(
+        f"{limit} leaves servers nearly idle: {needed} for adapter {fleet.names[most]!r}, one request at a time. What "
+        "would help: a faster GPU, or a wider --slo."
+        for limit, needed in list(needs(alone, NEAR))[:1]
+    )
+
+
 def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
-    """The plan on which the fewest adapters break the goal, with what would keep it."""
+    """The plan on which the fewest adapters break the goal, with what would keep it.
 
-    # GPUs at hand are of use where more would keep the goal; fewer cost less where none of the numbers tried does.
-    def shortfall(point: FrontierPoint) -> tuple[int, int]:
+    Where more GPUs would not keep it, a plan with fewer is shown if hardly more adapters break the goal on it.
+    """
+
+    def over(point: FrontierPoint) -> int:
         used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
-        over = int((np.nan_to_num(used, nan=np.inf) > 1.0).sum())
-        return over, point.n_gpus if job.hopeless or max_gpus is None else -point.n_gpus
+        return int((np.nan_to_num(used, nan=np.inf) > 1.0).sum())
 
-    nearest = min(job.points, key=shortfall)
+    limited = max_gpus is not None and not job.hopeless
+    most = min(map(over, job.points)) + (0.0 if limited else HARDLY_MORE * len(job.workload))
+    nearest = [point for point in job.points if over(point) <= most][-1 if limited else 0]
     reasons: tuple[str, ...] = ()
     if job.hopeless:
         reasons = (_unreachable(job),)

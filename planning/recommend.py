@@ -13,7 +13,7 @@ from packer.moves import aligned, moves_of
 from packer.objectives.slo import Slo
 from packer.plan import Plan
 from packer.planning.behind import fewer_behind_router
-from packer.planning.explain import breaks_later, finished, missed
+from packer.planning.explain import breaks_later, finished, missed, nearly_idle
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, nearby, running
 from packer.planning.frontier import Conditions, FrontierPoint, Progress
@@ -277,7 +277,7 @@ class Deployment:
         reasons: tuple[str, ...] = (breaks_later(self.job, plan),) if plan.verified is False else ()
         if self.rounds and plan.verified is None:
             reasons = (UNCONFIRMED,)
-        reasons += fewer_behind_router(self.job, plan)
+        reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
         headroom = tuple(room.headroom for room in plan.rooms)
         plan = replace(plan, headroom=headroom, reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)

@@ -68,6 +68,19 @@ def test_the_plan_for_such_a_goal_is_small_and_says_why(
     assert "No number of GPUs keeps it" in str(plan.details["decision"])
 
 
+def test_a_goal_just_above_what_an_idle_server_gives_is_explained(server: Profile) -> None:
+    """Adapters of large ranks get servers of their own, and the plan says why they carry so little."""
+    fleet = Workload([Adapter("hot", 16, 0.5), Adapter("large", 64, 0.4), Adapter("next", 64, 0.35)])
+    idle_ms = lone_run(fleet, part(fleet, server, 1, 1), seed=0).mean_itl_ms
+    plan = packer.recommend(fleet, server, slo={"mean_itl_ms": 1.03 * idle_ms})
+    assert plan.status is Status.FEASIBLE
+    assert plan.n_gpus >= 3
+    (reason,) = [each for each in plan.reasons if "leaves servers nearly idle" in each]
+    assert f"an idle server needs {idle_ms:.1f} ms for adapter 'large', one request at a time" in reason
+    wide = packer.recommend(fleet, server, slo={"mean_itl_ms": 2.0 * idle_ms})
+    assert not any("nearly idle" in each for each in wide.reasons)
+
+
 def test_the_command_ends_with_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
