@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
 from packer.bin import Bin
@@ -49,7 +48,8 @@ class Latency(Objective):
         """(chosen statistic, the other one) of the chosen latency, ms; infinite where nothing starts."""
         if not bins:
             return ()
-        rates, tokens = _traffic(workload, bins)
+        known = _TRAFFIC(workload)
+        rates, tokens = np.array([known(item.adapters, item.shares) for item in bins]).T
         ttft_ms, itl_ms = evaluations.mean_ttft_ms, evaluations.mean_itl_ms
         gaps = np.maximum(tokens, 1.0) - 1.0
         latency = {"request": ttft_ms + itl_ms * gaps, "ttft": ttft_ms, "itl": itl_ms}[self.metric]
@@ -58,15 +58,10 @@ class Latency(Objective):
         return (mean, worst) if self.statistic == "mean" else (worst, mean)
 
 
-def _traffic(workload: Workload, bins: Sequence[Bin]) -> npt.NDArray[np.float64]:
-    """Requests per second of each bin, and their mean output tokens, float64 (2, n)."""
-    known = _TRAFFIC(workload)
-    return np.array([known(bin_.adapters, bin_.shares) for bin_ in bins]).T
-
-
 def _traffic_of(
     workload: Workload, adapters: tuple[int, ...], shares: tuple[float, ...]
 ) -> tuple[float, float]:
+    """Requests per second of a bin, and their mean output tokens."""
     index = list(adapters)
     rates = workload.rates[index] * np.array(shares)
     # np.average takes three times as long.

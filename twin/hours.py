@@ -157,17 +157,14 @@ class Hours:
             if isinstance(found, BrokenError):
                 self._broken[key] = found
             else:
-                self._store(key, missing[key][0][1], found)
+                self._stored[key] = missing[key][0][1], found
+                self._sizes[key] = 0 if found.ttft_ms is None else found.ttft_ms.size
 
     def _hour_of(self, job: Job, most: float | None) -> ServerHour | BrokenError:
         try:
             return self._hour(_run(*job, watch=None if most is None else Watch(most)))
         except BrokenError as broken:
             return broken.with_traceback(None)
-
-    def _store(self, key: Any, fleet: Workload, hour: ServerHour) -> None:
-        self._stored[key] = fleet, hour
-        self._sizes[key] = 0 if hour.ttft_ms is None else hour.ttft_ms.size
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
         """How far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then.

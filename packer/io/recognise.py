@@ -50,7 +50,8 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     if text.startswith("{"):
         return _of_json(text)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return (_of_header(lines[0]) if lines else None) or _of_toml(text)
+    header = {cell.strip(' "').lower() for line in lines[:1] for cell in line.split(",")}
+    return _of_columns(header) or _of_toml(text)
 
 
 def _of_json(text: str) -> str | None:
@@ -64,10 +65,6 @@ def _of_json(text: str) -> str | None:
     if {"n_gpus", "solver"} <= keys:
         return "plan"
     return "workload" if {"adapters", "rank"} <= keys else None
-
-
-def _of_header(line: str) -> str | None:
-    return _of_columns({cell.strip(' "').lower() for cell in line.split(",")})
 
 
 def _of_columns(names: set[str]) -> str | None:

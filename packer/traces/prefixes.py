@@ -135,7 +135,8 @@ def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> list[Shared] |
             lengths = Lengths.gamma(lengths.mean, spread) if spread > 0 else Lengths.constant(lengths.mean)
             lengths, sessions = _grown(lengths, prompt, float(trace.output_tokens[mine].mean()), known)
         chosen = first if sessions is not None else mine
-        prefix = 0 if cached is None else _prefix(lengths, float(cached[chosen].mean()))
+        wanted = 0.0 if cached is None else float(cached[chosen].mean()) / BLOCK_TOKENS
+        prefix = BLOCK_TOKENS * _nearest(_own_blocks(lengths), wanted) if wanted else 0
         shared.append(Shared(lengths, prefix, sessions))
     return shared
 
@@ -196,11 +197,6 @@ def _grown(lengths: Lengths, first: float, output: float, known: Sessions) -> tu
         later = min(later, (lengths.mean - first) / (output + 1.0))
     sessions = replace(known, turns=max(1.0, 1.0 + later), turn_tokens=float(f"{min(added, MAX_TOKENS):.6g}"))
     return lengths.scaled(first), sessions
-
-
-def _prefix(lengths: Lengths, cached: float) -> int:
-    """The shared tokens, in whole blocks, of which prompts of these lengths hit so many in the mean."""
-    return BLOCK_TOKENS * _nearest(_own_blocks(lengths), cached / BLOCK_TOKENS)
 
 
 def _own_blocks(lengths: Lengths) -> tuple[IntArray, FloatArray]:
