@@ -52,8 +52,8 @@ class FrontierPoint:
     that plans were made for (of more GPUs than the plan to deploy in the first one), and with `spare` at the rates as
     given on the GPUs that are left when any one is lost.
     `broken_later`: whether the limits are kept in the first hour and broken in a further one.
-    `starving`, `queueing`: numbers of the GPUs that starve or do not start; of those that serve their load, but have
-    a queue that grows or an adapter beyond its limits in one of the hours.
+    `starving`, `queueing`: numbers of the GPUs that starve or do not start at the rates as given; of those that serve
+    their load, but have a queue that grows or an adapter beyond its limits in one of the hours.
     `plan`: the plan.
     """
 
@@ -85,12 +85,11 @@ def _average(values: Any, weights: Any) -> float:
 def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
     """What these servers give the fleet of a search."""
     hours = job.hours.all(bins, job.workload, requests=True)
-    raised = job.hours.all(bins, job.raised)
     adapters = merged(job.workload, bins, hours)
     worst = int(np.nan_to_num(adapters.p95_ttft_ms, nan=math.inf).argmax())
     requests = np.concatenate([hour.ttft_ms for hour in hours if hour.ttft_ms is not None])
     figures = Evaluations.of([hour.figures for hour in hours])
-    starving = tuple(k for k, hour in enumerate(raised) if not hour.figures.feasible)
+    starving = tuple(k for k, hour in enumerate(hours) if not hour.figures.feasible)
     shown = (*job.kept.hours[:1], (job.raised, job.seed), job.kept.given)
     used = job.kept.used(bins, shown, [1.0] * len(bins))
     beyond = bool(starving) or not job.kept.within(bins, (job.raised, job.seed))

@@ -33,7 +33,7 @@ UNCONFIRMED = (
 )
 ROUNDS = 6
 """How often fresh hours are simulated, each time others."""
-BEYOND_SERVERS = 8
+BEYOND_SERVERS = 5
 """Plans with more GPUs than needed are made until they have so many servers together."""
 
 
