@@ -86,7 +86,8 @@ class LogOptions:
 
     def fields(self, *no_adapters: str) -> Fields:
         """As `packer.traces.read.read_trace` takes them; `no_adapters`: further models, as --skip names them."""
-        from packer.traces.access_log import KEYS, Fields
+        from packer.traces.access_log import Fields
+        from packer.traces.columns import KEYS
 
         keys = {}
         for pair in self.keys:

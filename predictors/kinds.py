@@ -71,7 +71,7 @@ class Forest(ModelKind):
 class Tree(ModelKind):
     """One tree per figure, which can be read as rules: at most 32 leaves, 16 for starvation.
 
-    `packer.predictors.rules.refined` searches the smallest ones.
+    `packer.predictors.tree.refined` searches the smallest ones.
     """
 
     name = "tree"

@@ -1,25 +1,18 @@
-"""Shallow trees: the smallest ones that keep the accuracy, as rules in words and units, and drawn."""
+"""Shallow trees as rules in words and units."""
 
 from __future__ import annotations
 
 import math
-import os
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrays import Float32Array, FloatArray
-from packer.errors import IncompatibleError, OutputError
-from packer.io.files import atomic_path
+from packer.errors import IncompatibleError
 from packer.predictors.ensemble import Ensemble, TreeNode
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, FEATURES
-from packer.predictors.kinds import ModelKind
 from packer.predictors.store import Model
 from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS, probability
 
@@ -111,122 +104,3 @@ def condition(feature: int, low: float | None, high: float | None) -> str:
     if high is None:
         return f"{what.text} > {low:.4g}{unit}"
     return f"{low:.4g} < {what.text} ≤ {high:.4g}{unit}"
-
-
-SUFFIXES = (".svg", ".png", ".pdf")
-_LEAF_WIDTH = 1.9  # inches
-_LEVEL_HEIGHT = 1.1
-
-
-def draw_tree(model: Model, output: str, path: str | os.PathLike[str], *, force: bool = True) -> None:
-    """Draw the tree of one output; yes goes to the left.
-
-    Raises `IncompatibleError`: the model is not made of single trees; `OutputError`: the path has another suffix than
-    .svg, .png, .pdf, or can't be written.
-    """
-    suffix = os.path.splitext(os.fspath(path))[1].lower()
-    if suffix not in SUFFIXES:
-        raise OutputError(f"{path}: expected one of {', '.join(SUFFIXES)}, got {suffix or 'no suffix'!r}.")
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    tree = trees_of(model)[output]
-    in_words = partial(words_of, model, output)
-    with rc_context({"svg.hashsalt": "packer", "font.size": 7}):
-        figure = Figure((max(4.0, _LEAF_WIDTH * tree.leaves), _LEVEL_HEIGHT * (tree.depth + 1)))
-        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        axes.set_axis_off()
-        axes.set_xlim(-0.5, tree.leaves - 0.5)
-        axes.set_ylim(-tree.depth - 0.5, 0.5)
-        _draw(axes, tree, 0, 0, in_words)
-        with atomic_path(path, force=force) as temporary:
-            metadata = {"Date": None} if suffix == ".svg" else {}
-            figure.savefig(temporary, format=suffix[1:], metadata=metadata)
-
-
-def _draw(axes: Any, node: TreeNode, first_leaf: int, level: int, in_words: Callable[[float], str]) -> float:
-    """Draw a node and all below it; returns its horizontal place."""
-    if node.left is None or node.right is None:
-        text = in_words(node.value).replace(" = ", " =\n").replace(" (", "\n(")
-        _box(axes, first_leaf, -level, text, "#e8f0e8")
-        return float(first_leaf)
-    left = _draw(axes, node.left, first_leaf, level + 1, in_words)
-    right = _draw(axes, node.right, first_leaf + node.left.leaves, level + 1, in_words)
-    place = (left + right) / 2
-    for x in (left, right):
-        axes.plot([place, x], [-level, -level - 1], color="#888888", linewidth=0.8, zorder=1)
-    text = textwrap.fill(condition(node.feature, None, node.threshold), 26)
-    _box(axes, place, -level, text, "#eef1f7")
-    return place
-
-
-def _box(axes: Any, x: float, y: float, text: str, colour: str) -> None:
-    box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "#888888", "linewidth": 0.6}
-    axes.text(x, y, text, ha="center", va="center", zorder=2, bbox=box)
-
-
-PENALTY = 0.003
-"""What a rule must be worth: the error may grow by so much (relative) for each rule that is saved."""
-FOLDS = 3
-MIN_LEAVES = (5, 20)
-TEACHERS = 40
-MOST_ROWS = 3000  # of the search; the chosen tree is fitted to all
-
-
-def refined(
-    kind: ModelKind, x: Float32Array, y: FloatArray, groups: npt.NDArray[np.str_], name: str, seed: int
-) -> Any:
-    """The fitted scikit-learn tree with the least (error in grouped folds) · (1 + PENALTY · rules).
-
-    Trees are grown best first (`max_leaf_nodes`) on the figures themselves or on the predictions of a forest,
-    which is smoother. Ties go to fewer rules.
-    """
-    from sklearn.model_selection import GroupKFold
-
-    classify = name == STARVED
-    most = kind.defaults[classify]["max_leaf_nodes"]
-    sizes = [n for n in (2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32) if n <= most]
-    some = np.sort(np.random.default_rng(seed).permutation(len(x))[:MOST_ROWS])
-    part, figures = x[some], y[some]
-    folds = list(GroupKFold(FOLDS).split(part, groups=groups[some]))
-    smooth = [_teacher(part[learn], figures[learn], seed) for learn, _ in folds]
-    best: tuple[float, int, int, bool] | None = None
-    for least in MIN_LEAVES:
-        for taught in (False, True):
-            for rules in sizes:
-                errors = []
-                for (learn, held), teacher in zip(folds, smooth, strict=True):
-                    predicted = teacher if taught else figures[learn]
-                    tree = _grown(part[learn], predicted, rules, least, seed)
-                    errors.append(_error(tree.predict(part[held]), figures[held], classify))
-                penalised = float(np.mean(errors)) * (1.0 + PENALTY * rules)
-                candidate = (penalised, rules, least, taught)
-                if best is None or candidate < best:
-                    best = candidate
-    assert best is not None
-    _, rules, least, taught = best
-    return _grown(x, _teacher(x, y, seed) if taught else y, rules, least, seed)
-
-
-def _grown(x: Float32Array, y: FloatArray, rules: int, least: int, seed: int) -> Any:
-    from sklearn.tree import DecisionTreeRegressor
-
-    return DecisionTreeRegressor(max_leaf_nodes=rules, min_samples_leaf=least, random_state=seed).fit(x, y)
-
-
-def _teacher(x: Float32Array, y: FloatArray, seed: int) -> FloatArray:
-    """Predictions of a forest for each row, by the trees that did not have it in their samples."""
-    from sklearn.ensemble import RandomForestRegressor
-
-    forest = RandomForestRegressor(
-        TEACHERS, min_samples_leaf=2, max_features=0.5, oob_score=True, random_state=seed, n_jobs=1
-    ).fit(x, y)
-    predicted: FloatArray = forest.oob_prediction_
-    return predicted
-
-
-def _error(predicted: FloatArray, y: FloatArray, classify: bool) -> float:
-    """Wrong classes (share, plus a tenth of the squared error), or the mean absolute error."""
-    if classify:
-        return float(np.mean((predicted >= 0.5) != (y >= 0.5)) + 0.1 * np.mean((predicted - y) ** 2))
-    return float(np.mean(np.abs(predicted - y)))

@@ -68,7 +68,7 @@ def _of_json(text: str) -> str | None:
 
 
 def _of_columns(names: set[str]) -> str | None:
-    from packer.traces.access_log import looks_like_trace
+    from packer.traces.columns import looks_like_trace
 
     if {"adapter", "rank", "rate"} <= names:
         return "workload"

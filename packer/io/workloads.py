@@ -19,7 +19,7 @@ from packer.io.parquet import check_plain, parquet_bytes, read_parquet
 from packer.io.tables import COMMENT, Row, by_adapter, check_columns, csv_rows, csv_text, frame_rows
 from packer.lengths import MAX_TOKENS, Lengths
 from packer.sessions import MAX_THINK_S, MAX_TURNS, Sessions
-from packer.traces.access_log import looks_like_trace
+from packer.traces.columns import looks_like_trace
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 REQUIRED = ("adapter", "rank", "rate")

@@ -25,7 +25,8 @@ from packer.io.frames import pl
 from packer.io.parquet import MAGIC, check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
 from packer.lengths import MAX_TOKENS
-from packer.traces.access_log import USUAL, Fields, TraceFormat, nothing, recognise, requests_of
+from packer.traces.access_log import USUAL, Fields, nothing, requests_of
+from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import RequestRows, Trace, trace_of_rows
 
 MAX_TIME = 1e15
@@ -35,7 +36,7 @@ MAX_TIME = 1e15
 def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL, *, growing: bool = False) -> Trace:
     """The requests in a log: CSV, JSON lines or Parquet, also packed by gzip, whatever the file is called.
 
-    Known are the columns of `packer.traces.access_log.FORMATS` (traces) and `KEYS` (access logs of gateways).
+    Known are the columns of `packer.traces.columns.FORMATS` (traces) and `KEYS` (access logs of gateways).
     Requests without input or output tokens are failures: they are left out and counted in `dropped`.
 
     `fields`: where the log has what, if not under a known name.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from packer.errors import FileFormatError
 from packer.io.tables import csv_rows
 from packer.traces import read
-from packer.traces.access_log import FORMATS, looks_like_trace, recognise
+from packer.traces.columns import FORMATS, looks_like_trace, recognise
 from packer.traces.read import read_trace
 
 AZURE = (
