@@ -39,7 +39,8 @@ DEFAULT_PREDICTOR = "auto"
 class KindArguments(ServerSettings):
     """The kinds of server to plan with.
 
-    gpu: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …
+    gpu_names: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …;
+        repeatable.
     model: The base model: a Hugging Face repository, or its config.json.
     prices: Price of a server per hour, US dollars, for the cheapest plan; with --gpu of one GPU; repeatable, for
         one profile or --gpu a number alone. [default: the profile's]
@@ -47,7 +48,7 @@ class KindArguments(ServerSettings):
         profile or --gpu a number alone. [default: any number]
     """
 
-    gpu: str | None = common("gpu")
+    gpu_names: tuple[str, ...] = common("gpu", multiple=True)
     model: str | None = common("model")
     profile_names: tuple[str, ...] = common(
         "profile",
@@ -63,8 +64,8 @@ class KindArguments(ServerSettings):
         from packer.io.profiles import load_profile
         from packer.twin.override import variants
 
-        if self.gpu is not None or self.model is not None:
-            return self._of_gpu()
+        if self.gpu_names or self.model is not None:
+            return self._of_gpus()
         if alone := {"tensor_parallel_size", "data_parallel_size", "quantization"} & set(self.settings):
             raise click.UsageError(f"--{min(alone).replace('_', '-')} goes with --gpu and --model.")
         names = self.profile_names or (DEFAULT_PROFILE,)
@@ -76,33 +77,38 @@ class KindArguments(ServerSettings):
             for profile in variants(load_profile(name), **self.settings)
         ]
 
-    def _of_gpu(self) -> list[GpuKind]:
-        """Kinds of server from a GPU and a model: calibrated where packer has that, else estimated."""
+    def _of_gpus(self) -> list[GpuKind]:
+        """Kinds of server from GPUs and a model: calibrated where packer has that, else estimated."""
         from packer.gpu import GpuKind
         from packer.operate.project import profiles_for
         from packer.twin.override import variants
 
         refuse_unused("--gpu and --model", ("profile_names",))
-        if self.gpu is None or self.model is None:
-            raise click.UsageError(f"Missing option '--{'gpu' if self.gpu is None else 'model'}'.")
+        if not self.gpu_names or self.model is None:
+            raise click.UsageError(f"Missing option '--{'model' if self.gpu_names else 'gpu'}'.")
         settings = dict(self.settings)
         groups = ("tensor_parallel_size", "data_parallel_size")
         sizes: dict[str, tuple[int, ...]] = {name: settings.pop(name) for name in groups if name in settings}
         own = {name: values[0] for name, values in settings.items() if len(values) == 1}
         several = {name: values for name, values in settings.items() if len(values) > 1}
-        found = profiles_for(self.model, self.gpu, sizes, own)
-        profiles = [each for profile in found for each in variants(profile, **several)]
-        price = _by_profile("--price", "PRICE", self.prices, (self.gpu,)).get(self.gpu)
-        count = _by_profile("--available", "N", self.available, (self.gpu,)).get(self.gpu)
-        if price is None and len(found) > 1 and any(each.gpu.price_per_hour is None for each in profiles):
-            price = 1.0  # by GPUs
+        found = [
+            (gpu, each)
+            for gpu in dict.fromkeys(self.gpu_names)
+            for profile in profiles_for(self.model, gpu, sizes, own)
+            for each in variants(profile, **several)
+        ]
+        prices = _by_profile("--price", "PRICE", self.prices, self.gpu_names)
+        counts = _by_profile("--available", "N", self.available, self.gpu_names)
+        priced = all(each.gpu.price_per_hour is not None for _, each in found)
+        if len(self.gpu_names) == 1 < len(found) and not (prices or priced):
+            prices = dict.fromkeys(self.gpu_names, 1.0)  # by GPUs
         return [
             GpuKind(
                 each,
-                None if price is None else price * each.engine.gpus,
-                None if count is None else int(count),
+                None if gpu not in prices else prices[gpu] * each.engine.gpus,
+                None if gpu not in counts else int(counts[gpu]),
             )
-            for each in profiles
+            for gpu, each in found
         ]
 
 
@@ -295,7 +301,7 @@ def solve(
     plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)
-    by_default = old is None and not (servers.profile_names or servers.gpu)
+    by_default = old is None and not (servers.profile_names or servers.gpu_names)
     lines = partial(plan_lines, plan, old, by_default=by_default)
     if path is not None and written:
         try:

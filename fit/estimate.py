@@ -21,10 +21,10 @@ from packer.fit.models import model_named
 from packer.fit.quantization import quantized
 from packer.fit.roofline import Roofline, law_terms
 from packer.io.profiles import load_profile
-from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.profile import WEIGHTS, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
-from packer.twin.engine_rules import OLDEST, server_defaults
+from packer.twin.engine_rules import OLDEST, rules_of, server_defaults
 from packer.twin.override import VERSION
 
 REFERENCE = "h100-64gb/llama-3.1-8b-instruct"
@@ -127,7 +127,7 @@ def estimate_profile(
     sizes = _with_modules(quantized(own, quantization), lora_target_modules)
     n = _checked_gpus(sizes, tensor_parallel_size, engine_name, kv_cache_dtype)
     _check_settings(
-        engine_name, version, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+        sizes, engine_name, version, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
     )  # fmt: skip
     engine = EngineSpec(
@@ -144,19 +144,16 @@ def estimate_profile(
         kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype,
         lora_target_modules=sizes.lora_modules,
     )
-    engine = _with_batch(engine, sheet, max_num_batched_tokens, max_num_seqs)
+    rules_of(engine := _with_batch(engine, sheet, max_num_batched_tokens, max_num_seqs))
     _check_ranks(sizes, engine)
     known, priced = load_profile(reference), price_per_hour is not None
     price = _price(price_per_hour, sheet, engine.gpus)
     gpus = GpuSpec(sheet.title, engine.gpus * sheet.memory_bytes, price)
     found = _estimated(sizes, sheet, engine, gpus, known)
     kind = kind_of(sizes, sheet, engine.data_parallel_size)
-    return replace(
-        found,
-        name=name or found.name,
-        errors=band_errors(kind, "experts" if sizes.experts else "dense"),
-        provenance=_provenance(kind, sheet, known, priced=priced),
-    )
+    sources = _provenance(kind, sheet, known, priced=priced) | _other_weights(own, sizes, engine)
+    errors = band_errors(kind, "experts" if sizes.experts else "dense")
+    return replace(found, name=name or found.name, errors=errors, provenance=sources)
 
 
 def _estimated(
@@ -226,13 +223,23 @@ def _price(given: float | None, sheet: Datasheet, n: int) -> float | None:
     return None if sheet.price_per_hour is None else n * sheet.price_per_hour
 
 
-def _check_settings(engine_name: str, version: str | None, **counts: int | None) -> None:
-    """Raise `ValidationError` where a given version or number is none."""
+def _check_settings(
+    sizes: ModelDimensions, engine_name: str, version: str | None, **counts: int | None
+) -> None:
+    """Raise `ValidationError` where a given version or number is none, `IncompatibleError` where vLLM refuses it.
+
+    Source: vllm/config/model.py, `_get_and_verify_max_len`.
+    """
     if version is not None and engine_name == "vllm" and not VERSION.fullmatch(version):
         raise ValidationError(f"Expected a version of vLLM as 0.11.0, got {shown(version)}.")
     for name, value in counts.items():
         if value is not None:
             checks.integer(name, value, low=1)
+    if (longest := counts["max_model_len"]) is not None and longest > sizes.max_model_len:
+        raise IncompatibleError(
+            f"Expected a max_model_len up to {sizes.max_model_len:,}, the max_position_embeddings of {sizes.name}, "
+            f"beyond which vLLM does not start, got {longest:,}."
+        )
 
 
 def _with_modules(sizes: ModelDimensions, modules: Sequence[str]) -> ModelDimensions:
@@ -272,6 +279,13 @@ def _provenance(kind: str, sheet: Datasheet, known: Profile, *, priced: bool) ->
     if sheet.price_source and sheet.price_per_hour is not None and not priced:
         found["price"] = sheet.price_source
     return found
+
+
+def _other_weights(own: ModelDimensions, sizes: ModelDimensions, engine: EngineSpec) -> dict[str, str]:
+    """That a server needs another repository than the model's, where vLLM does not quantise the weights itself."""
+    if sizes.quantization == own.quantization or engine.quantization or own.repository is None:
+        return {}
+    return {WEIGHTS: f"{sizes.quantization or 'bf16'}, not those of {own.repository}"}
 
 
 def _memory(sizes: ModelDimensions, taken: Takes, engine: EngineSpec) -> MemorySpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +32,8 @@ _SAME = {"bfloat16": "bf16", "fp4": "nvfp4", "modelopt": "fp8", "modelopt_fp4": 
 def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
     """The model with its linear layers stored so; None leaves it as its config says.
 
-    Raises `UnknownNameError`: the name is not known; `IncompatibleError`: the experts are published
-    in another, or only experts are stored so.
+    Raises `UnknownNameError`: the name is not known; `IncompatibleError`: the model's name says another one, its
+    experts are published in another, or only experts are stored so.
     """
     if name is None:
         return model
@@ -52,6 +53,11 @@ def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
             raise IncompatibleError(
                 f"Expected mxfp4 for {model.name}, whose experts are published so, got {shown(name)}."
             )
+    own = [each for each in (*WEIGHT_BITS, *_SAME) if re.search(rf"\b{each}\b", model.name)]
+    if own and model.quantization and said != model.quantization:
+        raise IncompatibleError(
+            f"Expected {model.quantization} for {model.name}, whose weights are published so, got {shown(name)}."
+        )
     if said in EXPERTS_ONLY and not model.experts:
         raise IncompatibleError(f"vLLM stores experts as {said}, and {model.name} has none.")
     bits = WEIGHT_BITS[said]

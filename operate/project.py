@@ -20,8 +20,7 @@ from packer.traces.access_log import USUAL, Fields
 from packer.traces.assign import Ranks
 from packer.traces.read import read_trace
 from packer.twin.datasheets import datasheet
-from packer.twin.memory.policy import kv_cache_tokens
-from packer.twin.memory.starts import what_starts
+from packer.twin.memory.starts import check_starts, what_starts
 from packer.twin.override import with_engine
 from packer.words import counted
 from packer.workload import Workload
@@ -81,15 +80,7 @@ def profiles_for(
 
 def _that_starts(found: Profile) -> Profile:
     """The profile; raises `IncompatibleError`: its server does not start even for one adapter."""
-    tokens = kv_cache_tokens(found, found.settings(1, 8))
-    if tokens < found.memory.min_kv_tokens:
-        raise IncompatibleError(
-            f"Beside {found.model.name} and one adapter of rank 8, {found.engine.gpus} × {found.gpu.name} has room "
-            f"for {tokens:,} tokens of KV cache, and vLLM does not start with fewer than "
-            f"{'max_model_len on each rank' if found.engine.data_parallel_size > 1 else 'max_model_len'}, "
-            f"{found.memory.min_kv_tokens:,}. What would start: "
-            f"{what_starts(found, found.settings(1, 8))}."
-        )
+    check_starts(found, 8)
     return found
 
 

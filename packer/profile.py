@@ -23,6 +23,8 @@ _MOST_BYTES = 1e15
 _MOST_MS = 1e9
 DEFAULT_STARTUP_S = 120.0
 """From the start of a server until it serves, s: weights, compilation and CUDA graphs of a model of some GB."""
+WEIGHTS = "weights"
+"""Key of the provenance that says which weights a server needs where they are not its repository's."""
 ONE_TOKENIZER = (0, 11)
 """First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078)."""
 

@@ -24,6 +24,7 @@ from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import limit_of
 from packer.twin.margin import MIXED
+from packer.twin.memory.starts import starting
 from packer.words import counted, listed, money
 from packer.workload import Workload
 
@@ -104,6 +105,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
     for model, offered in by_model.items():
         index = tuple(i for i, adapter in enumerate(workload.adapters) if adapter.model == model)
         own = workload if len(index) == len(workload) else workload.subset(index)
+        offered = tuple(starting(own, offered))
         found = []
         for profile in offered:
             task = Deployment(begun(own, profile))

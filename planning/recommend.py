@@ -26,6 +26,7 @@ from packer.room import Room
 from packer.solvers.base import Problem, limit_of
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import MOST_GPUS
+from packer.twin.memory.starts import starting
 from packer.workload import Workload
 
 UNCONFIRMED = (
@@ -91,7 +92,8 @@ def recommend(
     Raises
     ------
     IncompatibleError
-        A base model has no profile, or GPUs are limited with several kinds of server or models.
+        A base model has no profile or no server that starts for each of its adapters, or GPUs are limited with several
+        kinds of server or models.
     ValidationError
         A parameter is out of range.
     """
@@ -114,6 +116,7 @@ def recommend(
                 "Limits on GPUs go with an objective where there are several kinds of server or models (cost, gpus, …)."
             )
         return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
+    starting(fleet, [kinds[0].profile])
     job = Frontier(fleet, kinds[0].profile, **vars(asked))
     task = Deployment(job, min(at_hand, default=None), old_bins)
     plan = planned(task)

@@ -16,6 +16,7 @@ from packer.export import quoting
 from packer.export.nodes import node_labels
 from packer.export.sources import vllm_path
 from packer.plan import Plan
+from packer.profile import WEIGHTS
 from packer.words import counted, listed
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
@@ -229,6 +230,10 @@ def _sources(plan: Plan, options: Options) -> dict[str, str]:
 def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[str, str]) -> ExportedServer:
     profile = item.profile
     model = options.model or profile.model.repository or profile.model.name
+    if options.model is None and (wanted := profile.provenance.get(WEIGHTS)):
+        raise IncompatibleError(
+            f"The plan is for weights in {wanted}: --model names the repository that has them."
+        )
     if not model.strip() or model.startswith("-") or not model.isprintable():
         raise ValidationError(f"Expected the base model to be a path or repository, got {shown(model)}.")
     names = plan.workload.names

@@ -104,6 +104,11 @@ def test_a_price_alone_is_that_of_each_gpu_of_the_only_kind(tmp_path: Path, caps
         assert {item.profile.gpu.price_per_hour for item in load_plan(path).bins} == {6.0}
     assert run([*words, "--price", "h100=3"]) == 2
     assert "one of h200" in capsys.readouterr().err
+    both = [*words, "--gpu", "l40s"]
+    assert run([*both, "--price", "l40s=9"]) == 0
+    assert {item.profile.gpu.name for item in load_plan(path).bins} == {"NVIDIA H200 141GB"}
+    assert run([*both, "--price", "l40s=1", "--objective", "cost"]) == 0
+    assert {item.profile.gpu.price_per_hour for item in load_plan(path).bins} == {2.0}
 
 
 @pytest.mark.parametrize("words", [["--pipeline-parallel-size", "2"], ["--set", "pipeline-parallel-size=2"]])

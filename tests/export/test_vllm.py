@@ -60,6 +60,16 @@ def test_json_arguments_hold_the_plan(hostile_plan: Plan) -> None:
         assert len(set(modules.values())) == len(modules)
 
 
+def test_weights_of_another_repository_are_named(toy_plan: Callable[..., Plan]) -> None:
+    """A plan for AWQ weights does not start the bf16 repository that it was estimated from."""
+    plan = toy_plan(("a", "b"))
+    profile = replace(plan.bins[0].profile, provenance={"weights": "awq, not those of acme/toy-7b"})
+    plan = replace(plan, bins=tuple(replace(each, profile=profile) for each in plan.bins))
+    with pytest.raises(IncompatibleError, match="weights in awq, not those of acme/toy-7b: --model"):
+        export_plan(plan, "vllm")
+    assert "acme/toy-7b-awq" in export_plan(plan, "vllm", Options(model="acme/toy-7b-awq"))["args.json"]
+
+
 @pytest.mark.parametrize(
     ("version", "caching", "ahead", "flags"),
     [

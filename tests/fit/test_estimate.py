@@ -313,6 +313,15 @@ def test_a_server_is_started_with_the_widths_that_its_estimate_has() -> None:
     assert plain.engine.arguments == {}
     assert cached.engine.arguments == {"kv-cache-dtype": "fp8"}
     assert small.engine.arguments == {"quantization": "fp8"}
+    assert "weights" not in small.provenance
+    other = estimate_profile("Qwen/Qwen3-8B", "h100-80gb", max_model_len=8192, quantization="awq")
+    assert other.provenance["weights"] == "awq, not those of Qwen/Qwen3-8B"
+    with pytest.raises(IncompatibleError, match="up to 40,960, the max_position_embeddings of qwen3-8b"):
+        estimate_profile("Qwen/Qwen3-8B", "h100-80gb", max_model_len=40_961)
+    with pytest.raises(ValidationError, match=r"up to 0\.33"):
+        estimate_profile("Qwen/Qwen3-8B", "h100-80gb", version="0.34.0")
+    with pytest.raises(IncompatibleError, match="whose weights are published so, got 'awq'"):
+        estimate_profile("Qwen/Qwen3-8B-FP8", "h100-80gb", quantization="awq")
     assert wide.engine.arguments == {"quantization": "fp8", "kv-cache-dtype": "bfloat16"}
     assert cached.model.kv_bytes_per_token == plain.model.kv_bytes_per_token / 2
     assert wide.latency.coefficients["per_kv_token_ms"] == plain.latency.coefficients["per_kv_token_ms"]

@@ -12,6 +12,7 @@ from packer.lengths import Lengths
 from packer.operate.project import profile_for, profiles_for
 from packer.planning.recommend import recommend
 from packer.twin.datasheets import datasheet
+from packer.twin.memory.starts import starting
 from packer.workload import Workload
 
 MODEL, SETTINGS = "Qwen/Qwen3-32B", {"max_model_len": 4096}
@@ -54,6 +55,18 @@ def test_a_server_that_needs_more_gpus_for_its_context_says_what_fewer_take() ->
     assert one.engine.tensor_parallel_size == 1
     assert "fewer GPUs" not in one.provenance
     assert "fewer GPUs" not in profile_for("meta-llama/Llama-3.1-70B-Instruct", "h100-80gb", {}).provenance
+
+
+def test_a_fleet_whose_ranks_start_on_no_server_is_told_what_would() -> None:
+    """A kind whose KV cache a slot of the largest rank leaves too small is left out; where all are, that is said."""
+    small, large = (profile_for(MODEL, "l4", {"tensor_parallel_size": n}) for n in (4, 8))
+    fleet = Workload([Adapter("a", 8, 0.05), Adapter("b", 32, 0.05)])
+    with pytest.raises(
+        IncompatibleError, match=r"one adapter of rank 32, .* What would start: --max-model-len \d+"
+    ):
+        recommend(fleet, small, seed=0)
+    assert starting(fleet, [small, large]) == [large]
+    assert starting(fleet.subset((0,)), [small, large]) == [small, large]
 
 
 @pytest.mark.parametrize(("mean_itl_ms", "best"), [(100.0, 1), (15.0, 2)])

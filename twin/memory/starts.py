@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from packer import checks
+from packer.errors import IncompatibleError
 from packer.profile import Profile
 from packer.search import fewest
 from packer.settings import Settings
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
+from packer.workload import Workload
 
 MOST_SLOTS = 100_000
 """No larger `max_loras` is tried."""
@@ -37,3 +42,32 @@ def what_starts(profile: Profile, settings: Settings) -> str | None:
     if not ways:
         return "a GPU with more memory, or more GPUs for each server (--tensor-parallel-size)"
     return " or ".join(ways)
+
+
+def check_starts(profile: Profile, rank: int) -> None:
+    """Raise `IncompatibleError` where no server starts with a single slot of that rank."""
+    settings = profile.settings(1, rank)
+    if memory_error(profile, settings) is None:
+        return
+    engine, tokens = profile.engine, max(0, kv_cache_tokens(profile, settings))
+    raise IncompatibleError(
+        f"Beside {profile.model.name} and one adapter of rank {rank}, {engine.gpus} × {profile.gpu.name} has room for "
+        f"{tokens:,} tokens of KV cache, and vLLM does not start with fewer than "
+        f"{'max_model_len on each rank' if engine.data_parallel_size > 1 else 'max_model_len'}, "
+        f"{profile.memory.min_kv_tokens:,}. What would start: {what_starts(profile, settings)}."
+    )
+
+
+def starting(workload: Workload, profiles: Sequence[Profile]) -> list[Profile]:
+    """The profiles whose servers start with one adapter, of any of the fleet's; raises as `check_starts` where none."""
+    rank, found, refused = max(adapter.rank for adapter in workload.adapters), [], None
+    for profile in profiles:
+        try:
+            if rank:
+                check_starts(profile, checks.slot_rank_for(rank))
+            found.append(profile)
+        except IncompatibleError as error:
+            refused = refused or error
+    if refused is not None and not found:
+        raise refused
+    return found
