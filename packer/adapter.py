@@ -61,18 +61,13 @@ class Adapter:
     def __post_init__(self) -> None:
         checks.name("an adapter's name", self.name)
         who = f"of adapter {self.name!r}"
-        object.__setattr__(self, "rank", checks.integer(f"the rank {who}", self.rank, low=0, high=MAX_RANK))
-        rate = checks.real(f"the rate {who}", self.rate, low=MIN_RATE, high=1e6)
-        object.__setattr__(self, "rate", rate)
-        shared = checks.integer(
-            f"shared_prefix_tokens {who}", self.shared_prefix_tokens, low=0, high=MAX_TOKENS
-        )
-        object.__setattr__(self, "shared_prefix_tokens", shared)
-        priority = checks.integer(f"the priority {who}", self.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY)
-        object.__setattr__(self, "priority", priority)
+        checks.keep_integer(self, "rank", f"the rank {who}", low=0, high=MAX_RANK)
+        checks.keep_real(self, "rate", f"the rate {who}", low=MIN_RATE, high=1e6)
+        shared = "shared_prefix_tokens"
+        checks.keep_integer(self, shared, f"{shared} {who}", low=0, high=MAX_TOKENS)
+        checks.keep_integer(self, "priority", f"the priority {who}", low=-MAX_PRIORITY, high=MAX_PRIORITY)
         if self.acceptance is not None:
-            share = checks.real(f"the acceptance {who}", self.acceptance, low=0.0, high=1.0)
-            object.__setattr__(self, "acceptance", share)
+            checks.keep_real(self, "acceptance", f"the acceptance {who}", low=0.0, high=1.0)
         for own in ("model", "slo_class"):
             if getattr(self, own) is not None:
                 checks.name(f"the {own} {who}", getattr(self, own))

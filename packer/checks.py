@@ -107,13 +107,19 @@ def slot_rank_for(rank: int) -> int:
     raise ValidationError(f"Expected a rank <= {SLOT_RANKS[-1]} (vLLM's largest max_lora_rank), got {rank}.")
 
 
-def keep_real(spec: object, key: str, *, low: float, high: float = math.inf, open_low: bool = False) -> None:
-    """Check a field of a frozen dataclass and store a plain float: equal numbers must give equal fingerprints."""
+def keep_real(
+    spec: object, key: str, what: str = "", *, low: float, high: float = math.inf, open_low: bool = False
+) -> None:
+    """Check a field of a frozen dataclass and store a plain float: equal numbers must give equal fingerprints.
+
+    `what`: the field in messages; "": its key.
+    """
     name = key.rpartition(".")[2]
-    object.__setattr__(spec, name, real(key, getattr(spec, name), low=low, high=high, open_low=open_low))
+    value = real(what or key, getattr(spec, name), low=low, high=high, open_low=open_low)
+    object.__setattr__(spec, name, value)
 
 
-def keep_integer(spec: object, key: str, *, low: int, high: int = MOST_COUNT) -> None:
+def keep_integer(spec: object, key: str, what: str = "", *, low: int, high: int = MOST_COUNT) -> None:
     """Check a field of a frozen dataclass and store a plain int."""
     name = key.rpartition(".")[2]
-    object.__setattr__(spec, name, integer(key, getattr(spec, name), low=low, high=high))
+    object.__setattr__(spec, name, integer(what or key, getattr(spec, name), low=low, high=high))

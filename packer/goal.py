@@ -174,8 +174,7 @@ class Goal:
                     raise ValidationError(f"Expected limits of servers outside of classes, got {key}.")
         object.__setattr__(self, "classes", tuple(sorted(named.items())))
         for key in SHARES:
-            share = checks.real(key, getattr(self, key), low=0.0, high=1.0, open_low=True)
-            object.__setattr__(self, key, share)
+            checks.keep_real(self, key, low=0.0, high=1.0, open_low=True)
 
     @classmethod
     def of(cls, p95_ttft_ms: float = 2000.0, mean_itl_ms: float = 100.0) -> Goal:

@@ -40,10 +40,9 @@ class Sessions:
 
     def __post_init__(self) -> None:
         for key, low, high in (("turns", 1.0, MAX_TURNS), ("think_s", 0.0, MAX_THINK_S)):
-            object.__setattr__(self, key, checks.real(key, getattr(self, key), low=low, high=high))
+            checks.keep_real(self, key, low=low, high=high)
         if self.turn_tokens is not None:
-            tokens = checks.real("turn_tokens", self.turn_tokens, low=0.0, high=MAX_TOKENS, open_low=True)
-            object.__setattr__(self, "turn_tokens", tokens)
+            checks.keep_real(self, "turn_tokens", low=0.0, high=MAX_TOKENS, open_low=True)
 
     def added_tokens(self, first_tokens: float, shared_prefix_tokens: int) -> float:
         """Mean tokens that the user adds in a later turn, from the mean of first prompts and what these share."""

@@ -43,21 +43,12 @@ class SpeculationSpec:
 
     def __post_init__(self) -> None:
         checks.choice("engine.speculation.method", self.method, DRAFT_METHODS)
-        count = checks.integer(
-            "engine.speculation.num_speculative_tokens", self.num_speculative_tokens, low=1, high=MOST_DRAFTS
-        )
-        object.__setattr__(self, "num_speculative_tokens", count)
-        for name in LOOK_UPS:
-            value = getattr(self, name)
-            if value is not None:
-                value = checks.integer(f"engine.speculation.{name}", value, low=1, high=MOST_DRAFTS)
-                object.__setattr__(self, name, value)
+        given = (name for name in LOOK_UPS if getattr(self, name) is not None)
+        for name in ("num_speculative_tokens", *given):
+            checks.keep_integer(self, f"engine.speculation.{name}", low=1, high=MOST_DRAFTS)
         for item in fields(self)[2:-3]:
             high = 1.0 if item.name in ("acceptance", "match_rate") else 1e15
-            value = checks.real(
-                f"engine.speculation.{item.name}", getattr(self, item.name), low=0.0, high=high
-            )
-            object.__setattr__(self, item.name, value)
+            checks.keep_real(self, f"engine.speculation.{item.name}", low=0.0, high=high)
         if not self.looks_up and (self.match_rate < 1.0 or self.prompt_lookup_min or self.prompt_lookup_max):
             raise ValidationError(
                 f"Expected match_rate and prompt_lookup_… with the method ngram alone, got {shown(self.method)}."
