@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
-from packer.cli.declare import Readers, bundle, command, flag, option, pairs
+from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
 from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.traffic import refuse_unused
@@ -199,10 +199,8 @@ def _compare_systems(
             f"the placement in {systems.cluster} binds {listed(bound) or 'no system'}; any other system serves every "
             "adapter on every server, with the slots that the server has there"
         )
-    given: dict[str, Any] = {
-        "slo": systems.goal(workload), "seeds": systems.seeds, "seed": seed, "duration_s": systems.duration_s,
-        "router": systems.router, "stats_age_s": systems.stats_age_s,
-    }  # fmt: skip
+    given = values(systems, "cluster", "systems", "size", "share")
+    given |= {"slo": systems.goal(workload), "seed": seed}
     title = f"{workload.name}: {counted(len(workload), 'adapter')} on {counted(len(cluster), 'server')}"
     with out.progress() as progress:
         if systems.size:

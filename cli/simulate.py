@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.cluster import METRICS, Behind, lines_of, refuse_without_cluster, title_of
-from packer.cli.declare import Readers, bundle, command, flag, option, pairs
+from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
 from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, write_frame, write_json
 from packer.cli.traffic import refuse_unused
@@ -220,15 +220,11 @@ def _simulated(
 
     given: dict[str, Any] = {"seed": run.seed, "seeds": run.seeds}
     goal = system.goal(workload)
-    how: dict[str, Any] = {"slo": goal, "duration_s": run.duration_s, "max_outstanding": run.max_outstanding}
+    how = {**values(run, "rate_factor", "seed", "seeds", "scrape_interval_s", "tuning"), "slo": goal}
     with out.progress() as progress:
         if system.cluster is None:
             how |= {"max_loras": server.max_loras or 0, "max_lora_rank": server.max_lora_rank}
-            how |= {
-                "scrape_interval_s": run.scrape_interval_s,
-                "concurrency": run.concurrency,
-                "paced": run.paced,
-            }
+            how["scrape_interval_s"] = run.scrape_interval_s
             profile = kind.profile(out)
             return repeated(
                 lambda seed: simulate_one(workload, profile, **how, seed=seed), **given, progress=progress
@@ -250,7 +246,7 @@ def _simulated(
             out.note(f"system {named.name} is bound to the placement in {system.cluster}")
         cluster = placed(judged(workload, cluster, goal), cluster, named, run.seed)
         how |= {"system": replace(named, placement=None), "router": system.router}
-        how |= {"stats_interval_s": system.stats_age_s, "concurrency": run.concurrency, "paced": run.paced}
+        how["stats_interval_s"] = system.stats_age_s
         return repeated(
             lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
         )

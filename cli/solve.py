@@ -189,16 +189,11 @@ class Planning:
         from packer.solvers.replan import objective_of
 
         given |= {"max_gpus": self.gpus, "seed": self.seed, "verify": self.verify}
-        given["time_limit_s"] = self.remaining_s()
+        given |= {"time_limit_s": self.remaining_s(), "old_plan": old}
         if self.recommends(old):
             profiles = [kind.profile for kind in kinds]
             margin = rate_margin_for(profiles, confidence=self.confidence, margin=self.margin)
-            given |= {
-                "margin": margin,
-                "max_replicas": self.max_replicas,
-                "spare": self.spare,
-                "old_plan": old,
-            }
+            given |= {"margin": margin, "max_replicas": self.max_replicas, "spare": self.spare}
             return recommend(fleet, kinds, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
         return run(
@@ -211,7 +206,6 @@ class Planning:
             max_replicas=self.max_replicas or 1,
             confidence=self.confidence,
             margin=self.margin,
-            old_plan=old,
             **given,
         )
 

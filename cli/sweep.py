@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, flag, option
+from packer.cli.declare import bundle, command, flag, option, values
 from packer.cli.options import FleetFile, OneProfile, Writing, common, label_of, numbers
 from packer.cli.output import Table, note, write_frame
 from packer.cli.traffic import refuse_unused
@@ -132,9 +132,8 @@ def _tune(
     slots = axes.max_loras or (min(len(workload), MAX_LORAS[2]),)
     with out.progress() as progress:
         rows = tuning_rows(
-            workload, profile, training.tuning, rate_factors=axes.rate_factors, max_loras=slots,
-            max_lora_rank=axes.max_lora_rank, duration_s=axes.duration_s,
-            seed=axes.seed, workers=axes.jobs or 1, progress=progress,
+            workload, profile, training.tuning, **values(axes, "adapters", "max_loras", "slo", "jobs"),
+            max_loras=slots, workers=axes.jobs or 1, progress=progress,
         )  # fmt: skip
     plain = [{name: value for name, value in row.items() if name != "tried"} for row in rows]
     write_frame(pl.DataFrame(plain, infer_schema_length=None) if files.output else None, files.output)

@@ -125,11 +125,7 @@ def from_log(
         refuse_unused("--replay", ("at",))
     known = ranks.read()
     read = read_trace(log.log_path, reading.fields())
-    how: dict[str, Any] = {
-        "rate_factor": given.rate_factor,
-        "replay": given.replay,
-        "window_s": view.window_s,
-    }
+    how = {**values(given, "seed"), "window_s": view.window_s}
     found = observe_log(read, known, view.view(), named=reading.named(given.seed), **how)
     facts = {**summary_of(found.fleet), "requests": len(read), "dropped": read.dropped, "other": read.other}
     files.write(found, out, source=_command(log.log_path, files.output), facts=facts)
@@ -198,13 +194,8 @@ def from_metrics(
     out.check(files.output, *files.tables.values(), span.save_path)
     metrics.check()
     known = ranks.read()
-    read = metrics.read(
-        span_s=span.span_s,
-        window_s=view.window_s,
-        save_path=span.save_path,
-        skip=span.skip,
-        by_clock="day" in files.tables or view.by_time_of_day,
-    )
+    by_clock = "day" in files.tables or view.by_time_of_day
+    read = metrics.read(**values(span), window_s=view.window_s, by_clock=by_clock)
     found = observe_metrics(read, known, view.view())
     files.write(found, out, source=f"packer workload from-metrics --gateway {metrics.gateway}")
 
