@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from packer.arrays import FloatArray
 from packer.cluster import Cluster
 from packer.twin.uncertainty import interval
 from packer.words import counted, listed
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 SAME = 0.001
 """Shares of requests that differ by less are the same to a user."""
+CLEAR = 0.01
+"""Shares of requests that may differ by more, by the interval of the difference, are not said to be the same."""
 HELD = 0.99
 """A system that keeps the SLO for such a share of the requests is not overloaded."""
 
@@ -25,8 +28,8 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
     """The sentences; empty for a single system.
 
     The best one keeps the SLO for the most requests; those whose difference from it, seed by seed, is within its 95 %
-    interval or below a thousandth are as good, and of these the one with the lowest TPOT is named. Without an SLO the
-    TPOT alone counts.
+    interval or below a thousandth are as good, unless that interval is so wide that they may well be worse; of those
+    that are as good the one with the lowest TPOT is named. Without an SLO the TPOT alone counts.
     """
     known = [each for each in results if each.figures["mean_tpot_ms"].mean is not None]
     if len(known) < 2:
@@ -38,7 +41,10 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
         order[0],
         *(each for each in order[1:] if not _differs(order[0], each, name, SAME if judged else 0.0)),
     ]
-    rest = [each for each in order if each not in alike]
+    wide = [each for each in alike[1:] if judged and _wide(order[0], each)]
+    unsure = [each for each in wide if _behind(order[0], each).min() <= SAME]
+    alike = [each for each in alike if each not in wide]
+    rest = [each for each in order if each not in alike and each not in unsure]
     if not judged:
         text = f"Lowest TPOT: {listed([each.system for each in alike])} ({_tpot(order[0])})"
         return (
@@ -47,18 +53,23 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
             else f"{text}; next {rest[0].system} ({_tpot(rest[0])})."
         )
     kept = f"{order[0].figures[name].mean:.1%} of the requests keep the SLO"
-    if len(alike) == 1:
+    runs = order[0].figures[name].runs
+    if len(alike) == 1 and not rest:
+        text = f"{order[0].system} is best in the mean: {kept}."
+    elif len(alike) == 1:
         text = f"{order[0].system} is best: {kept}, {_gap(order[0], rest[0])} points more than with {rest[0].system}."
     else:
         fastest = min(alike, key=lambda each: each.figures["mean_tpot_ms"].mean or 0.0)
         shares = [f"{each.system} ({each.figures[name].mean:.1%})" for each in alike]
-        runs = alike[0].figures[name].runs
         text = f"{listed(shares)} keep the SLO for as many requests, within the noise of {runs} seeds."
         others = [each for each in alike if each is not fastest]
         if all(_differs(fastest, each, "mean_tpot_ms", 0.0) for each in others):
             text += f" Of these {fastest.system} has the lowest TPOT ({_tpot(fastest)})."
         if rest:
             text += f" {rest[0].system} follows, {_gap(order[0], rest[0])} points below."
+    if unsure:
+        shares = [f"{each.system} ({each.figures[name].mean:.1%})" for each in unsure]
+        text += f" {runs} seeds do not tell whether {listed(shares)} would keep it for as many: give more --seeds."
     return f"{text} {_why(workload, cluster, order[0].figures)}".rstrip()
 
 
@@ -70,10 +81,20 @@ def _differs(one: SystemResult, other: SystemResult, name: str, least: float) ->
     return found.low is None or found.high is None or not found.low <= 0.0 <= found.high
 
 
+def _behind(one: SystemResult, other: SystemResult) -> FloatArray:
+    """By how much the other keeps the SLO for fewer requests, by seed."""
+    return np.array(one.seeds["slo_attainment"]) - np.array(other.seeds["slo_attainment"])
+
+
+def _wide(one: SystemResult, other: SystemResult) -> bool:
+    """Whether a system that does not differ beyond chance may still be worse by more than `CLEAR`."""
+    found = interval(_behind(one, other))
+    assert found.mean is not None
+    return found.mean > SAME and (found.high is None or found.high > CLEAR)
+
+
 def _gap(one: SystemResult, other: SystemResult) -> str:
-    found = interval(
-        100.0 * (np.array(one.seeds["slo_attainment"]) - np.array(other.seeds["slo_attainment"]))
-    )
+    found = interval(100.0 * _behind(one, other))
     half = "" if found.low is None or found.mean is None else f" ± {found.mean - found.low:.1f}"
     return f"{found.mean:.1f}{half}"
 
@@ -88,10 +109,10 @@ def _why(workload: Workload, cluster: Cluster, best: Mapping[str, object]) -> st
     hottest, slots = int(np.argmax(loads)), min(kind.max_loras for kind in cluster.kinds)
     attained = getattr(best["slo_attainment"], "mean", None) or 0.0
     reasons = []
-    if servers > 1 and loads[hottest] > loads.sum() / servers:
+    if servers > 1 and loads[hottest] >= 0.999 * loads.sum() / servers:
         reasons.append(
-            f"adapter {workload.names[hottest]!r} has {loads[hottest] / loads.sum():.0%} of the load, more than one of "
-            f"{servers} servers' part: it needs replicas"
+            f"adapter {workload.names[hottest]!r} has {loads[hottest] / loads.sum():.0%} of the load, all that one of "
+            f"{servers} servers can take or more: it needs replicas"
         )
     if attained < HELD:
         reasons.append("the servers are overloaded: what keeps its queues equal loses least")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 import packer
+from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.engine_spec import EngineSpec
 from packer.job import FineTuning
 from packer.lengths import Lengths
@@ -54,7 +57,7 @@ class Machine:
         )
 
     def fleet(self, rate: float, tokens: float = 512.0, served: int = 1) -> Workload:
-        """Requests of `served` adapters beside the training of another."""
+        """Requests of `served` adapters beside the training of another; Poisson."""
         job = FineTuning(
             sample_tokens=Lengths.constant(tokens),
             rank=self.rank,
@@ -69,6 +72,21 @@ class Machine:
             fine_tuning=job,
         )
 
+    def steady(self, rate: float, seed: int, tokens: float = 512.0) -> Workload:
+        """Requests at equal distances: the paper's synthetic workloads "send requests at a steady rate"."""
+        fleet, count = self.fleet(rate, tokens), int(rate * DURATION_S)
+        if not count:
+            return fleet
+        rng = np.random.default_rng((seed, 9))
+        first_s = rng.uniform(0.0, 1.0 / rate)
+        trace = RequestTrace(
+            first_s + np.arange(count) / rate,
+            np.zeros(count, dtype=np.int64),
+            fleet.input_tokens.sample(rng, count),
+            fleet.output_tokens.sample(rng, count),
+        )
+        return replace(fleet, arrivals=Arrivals("trace", trace=trace))
+
 
 SMALL = Machine(
     "llama-3.1-8b", "2x RTX 3090", 48 * GIB, 16.06e9, 131072.0, 32, 8, 14.0, 0.15, 0.225, 8.6, 50.0
@@ -81,16 +99,18 @@ LARGE = Machine(
 )
 
 
-def best(machine: Machine, rate: float, policy: str, seed: int, served: int = 1, **changes: float) -> float:
-    """Samples/s of the policy with its best parameter within the limits."""
+BURSTS = Arrivals("bursty", common=Bursts(1.0, ((20.0, 1.0),)))
+"""Of the pieces of BurstGPT in sections 6.3 and 6.5."""
+
+
+def best(
+    machine: Machine, rate: float, policy: str, seed: int, fleet: Workload | None = None,
+    duration_s: float = DURATION_S, **changes: float,
+) -> float:  # fmt: skip
+    """Samples/s of the policy with its best parameter within the limits; `fleet`: None for a steady rate."""
     spec = policy + (":" + ",".join(f"{k}={v:g}" for k, v in changes.items()) if changes else "")
     limits = {"server.p99_ttft_ms": 500.0, "server.p99_tpot_ms": machine.tpot_ms}
+    own = machine.steady(rate, seed) if fleet is None else fleet
     return most_training(
-        machine.fleet(rate, served=served),
-        machine.profile(),
-        spec,
-        max_loras=served,
-        slo=limits,
-        duration_s=DURATION_S,
-        seed=seed,
+        own, machine.profile(), spec, max_loras=len(own), slo=limits, duration_s=duration_s, seed=seed
     ).samples_s

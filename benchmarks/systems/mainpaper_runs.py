@@ -55,12 +55,18 @@ METHODS = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """Fleets of growing size: rates and ranks drawn at random from these sets."""
+    """Fleets of growing size: rates and ranks drawn at random from these sets.
+
+    `reach`: most adapters that Proposed serves by the text on Figure 11; None: it does not say. `further`: whether it
+    serves more than the baselines there; otherwise Random does, with 160 adapters.
+    """
 
     profile: str
     rates: str
     ranks: str
     sizes: tuple[int, ...]
+    reach: int | None = None
+    further: bool = True
 
     @property
     def name(self) -> str:
@@ -82,9 +88,9 @@ class Scenario:
 
 SCENARIOS = (
     Scenario(QWEN, "mixed", "8–32", (64, 128, 256, 384)),
-    Scenario(QWEN, "low", "8", (320, 640, 1280, 1600)),
-    Scenario(LLAMA, "mixed", "32", (64, 128, 192, 320)),
-    Scenario(LLAMA, "high", "8–32", (32, 64, 128, 160)),
+    Scenario(QWEN, "low", "8", (320, 640, 1280, 1600), 1280),
+    Scenario(LLAMA, "mixed", "32", (64, 128, 192, 320), 128),
+    Scenario(LLAMA, "high", "8–32", (32, 64, 128, 160), 128, further=False),
 )
 
 

@@ -133,6 +133,7 @@ class Outcome:
     p99_s: float
     waiting: float
     memory: float
+    busy: float
 
 
 def outcome(system: str, qps: float, seed: int, reading: Reading) -> Outcome:
@@ -153,6 +154,7 @@ def outcome(system: str, qps: float, seed: int, reading: Reading) -> Outcome:
         float(np.quantile(latency, 0.99)),
         max(0.0, float(stay.sum()) / RUN_S - run.mean_running),
         run.mean_kv_usage,
+        run.mean_running,
     )
 
 

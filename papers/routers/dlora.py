@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ class DLoraRouter:
     batch: int = 32
     period_s: float = 10.0
     _holds: list[set[int]] = field(init=False, repr=False, default_factory=list)
-    _given: list[list[tuple[int, int]]] = field(init=False, repr=False, default_factory=list)
+    _given: list[IntArray] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         checks.integer("batch", self.batch, low=1)
@@ -74,7 +73,7 @@ class DLoraRouter:
             self._holds = [everywhere for _ in servers]
         else:
             self._holds = [{number[name] for name in placement[s]} for s in servers]
-        self._given = [[] for _ in servers]
+        self._given = [np.zeros((0, 2), dtype=np.int64) for _ in servers]
 
     def route(self, request: Request, view: ClusterView) -> int:
         """The least cost."""
@@ -97,7 +96,7 @@ class DLoraRouter:
         _, _, server, spare = best
         if spare >= 0:
             self._holds[server] = (self._holds[server] - {spare}) | {a}
-        self._given[server].append((request.number, a))
+        self._given[server] = np.append(self._given[server], [[request.number, a]], axis=0)
         return server
 
     def tick(self, now_s: float, view: ClusterView) -> list[Resend]:
@@ -125,25 +124,25 @@ class DLoraRouter:
         moves = []
         for (e, number, a, _), to in zip(rows, chosen, strict=True):
             if to != e:
-                self._given[pair[e]].remove((number, a))
-                self._given[pair[to]].append((number, a))
+                self._given[pair[e]] = self._given[pair[e]][self._given[pair[e]][:, 0] != number]
+                self._given[pair[to]] = np.append(self._given[pair[to]], [[number, a]], axis=0)
                 moves.append(Resend(number, pair[to]))
         return moves
 
     def _accepted(self, s: int, view: ClusterView) -> list[tuple[int, int, int]]:
         """Number, adapter and blocks of the unfinished requests that a server's engine knows."""
         self._requests(s, view)
-        blocks = view.blocks_of(np.array([number for number, _ in self._given[s]], dtype=np.int64)).tolist()
-        return [(*pair, n) for pair, n in zip(self._given[s], blocks, strict=True) if n >= 0]
+        rows = np.column_stack([self._given[s], view.blocks_of(self._given[s][:, 0])])
+        return [tuple(row) for row in rows[rows[:, 2] >= 0].tolist()]
 
-    def _requests(self, s: int, view: ClusterView) -> Counter[int]:
-        """Unfinished requests of each adapter on a server."""
-        numbers: IntArray = np.array([number for number, _ in self._given[s]], dtype=np.int64)
-        left = set(view.unfinished(numbers).tolist())
-        self._given[s] = [pair for pair in self._given[s] if pair[0] in left]
-        return Counter(a for _, a in self._given[s])
+    def _requests(self, s: int, view: ClusterView) -> IntArray:
+        """Unfinished requests of each adapter on a server, (m,)."""
+        own = self._given[s]
+        self._given[s] = own[view.is_unfinished(own[:, 0])]
+        return np.bincount(self._given[s][:, 1], minlength=len(view.workload))
 
-    def _cost(self, requests: Counter[int], a: int) -> float:
-        counts = requests + Counter({a: 1})
-        merged = sum(n // self.batch for n in counts.values())
-        return MERGED_ROUND * merged + math.floor(sum(n % self.batch for n in counts.values()) / self.batch)
+    def _cost(self, requests: IntArray, a: int) -> float:
+        counts = requests.copy()
+        counts[a] += 1
+        merged = int((counts // self.batch).sum())
+        return MERGED_ROUND * merged + int((counts % self.batch).sum()) // self.batch

@@ -15,8 +15,8 @@ FULL = 0.9
 """Share of an engine's KV cache from which on it is full."""
 FEWEST_TOO_MANY = 16
 """An engine has too many requests with so many more than the mean."""
-NODES = 200
-"""Of the search, whose best solution counts: a limit of time would make two runs differ."""
+NODES, GAP = 200, 1e-3
+"""Where the search ends, with the best solution so far: a limit of time would make two runs differ."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +51,47 @@ def balance(task: Task) -> tuple[list[int], list[set[int]]]:
     """The engine of each request, and the adapters that each engine holds for them.
 
     Minimises the longest engine's time: the requests' service, 0.05 s for each that moves, and the transfer of blocks
-    that do not fit. As in the artifact a request may be split in the solution, and goes where its largest part is.
+    that do not fit. The artifact's program may split a request, and sends it where its largest part is. Here one
+    variable counts the requests of an adapter on an engine that go to an engine, each with their mean blocks, so that
+    thousands of them are as quick as few; the last of them go.
     """
     import pulp
 
     engines, adapters = range(len(task.blocks)), sorted({a for _, a, _ in task.requests})
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, (at, a, _) in enumerate(task.requests):
+        groups.setdefault((at, a), []).append(i)
+    blocks = {key: sum(task.requests[i][2] for i in own) / len(own) for key, own in groups.items()}
     model = pulp.LpProblem("migration", pulp.LpMinimize)
     longest = model.add_variable("longest", lowBound=0)
-    x = [[model.add_variable(f"x{i}_{e}", lowBound=0) for e in engines] for i in range(len(task.requests))]
+    x = {key: [model.add_variable(f"x{key[0]}_{key[1]}_{e}", lowBound=0) for e in engines] for key in groups}
     y = {a: [model.add_variable(f"y{a}_{e}", cat=pulp.LpBinary) for e in engines] for a in adapters}
     model.setObjective(longest)
-    for parts in x:
-        model.addConstraint(pulp.lpSum(parts) >= 1)
-    for a in adapters:
-        own = [i for i, (_, b, _) in enumerate(task.requests) if b == a]
+    for key, own in groups.items():
+        model.addConstraint(pulp.lpSum(x[key]) >= len(own))
         for e in engines:
-            model.addConstraint(len(own) * y[a][e] >= pulp.lpSum(x[i][e] for i in own))
+            model.addConstraint(x[key][e] <= len(own) * y[key[1]][e])
     for e in engines:
         model.addConstraint(pulp.lpSum(y[a][e] for a in adapters) <= task.places[e])
         over = model.add_variable(f"over{e}", lowBound=0)
-        held = pulp.lpSum(n * x[i][e] for i, (_, _, n) in enumerate(task.requests))
+        held = pulp.lpSum(blocks[key] * x[key][e] for key in groups)
         model.addConstraint(over >= task.block_s * (held - task.blocks[e]))
         time_s = pulp.lpSum(
-            (task.service_s[a] + (MOVE_S if at != e else 0.0)) * x[i][e]
-            for i, (at, a, _) in enumerate(task.requests)
+            (task.service_s[a] + (MOVE_S if at != e else 0.0)) * x[at, a][e] for at, a in groups
         )
         model.addConstraint(longest >= time_s + over)
-    model.solve(pulp.HiGHS(msg=False, gapRel=0.0, threads=1, mip_max_nodes=NODES))
-    if x[0][0].value() is None:
-        return [at for at, _, _ in task.requests], []
-    chosen = [max(engines, key=lambda e: (parts[e].value(), -e)) for parts in x]
+    model.solve(pulp.HiGHS(msg=False, gapRel=GAP, threads=1, mip_max_nodes=NODES))
+    chosen = [at for at, _, _ in task.requests]
+    if longest.value() is None:
+        return chosen, []
+    for (at, a), own in groups.items():
+        left = len(own)
+        for e in sorted(engines, key=lambda e: e == at):  # those that stay, last
+            count = min(left, round(x[at, a][e].value() or 0.0)) if e != at else 0
+            for i in own[left - count : left]:
+                chosen[i] = e
+            left -= count
+        if left and y[a][at].value() < 0.5:  # rounded down
+            for i in own[:left]:
+                chosen[i] = next(e for e in engines if y[a][e].value() > 0.5)
     return chosen, [{a for a in adapters if y[a][e].value() > 0.5} for e in engines]

@@ -45,6 +45,20 @@ def test_what_chance_may_explain_is_no_lead() -> None:
     assert "within the noise of 3 seeds. Of these two has the lowest TPOT (20 ms). last follows" in said
 
 
+def test_a_wide_interval_is_no_equality() -> None:
+    """A system that fails on some seeds is not called as good because it varies much."""
+    one, two = result("one", [1.0, 1.0, 1.0], 50.0), result("two", [0.995, 0.996, 0.995], 20.0)
+    said = verdict(FLEET, CLUSTER, [one, two, result("wild", [1.0, 0.8, 0.99], 10.0)])
+    assert said.startswith(
+        "one is best: 100.0% of the requests keep the SLO, 0.5 ± 0.1 points more than with two."
+    )
+    assert (
+        "3 seeds do not tell whether wild (93.0%) would keep it for as many: give more --seeds. Why" in said
+    )
+    few = verdict(FLEET, CLUSTER, [result("one", [1.0, 1.0], 50.0), result("bad", [0.7, 0.6], 20.0)])
+    assert few.startswith("one is best: 100.0% of the requests keep the SLO, 35.0 ± ")
+
+
 def test_without_an_slo_the_tpot_decides() -> None:
     """Nothing is said of requests that keep limits."""
     one, two = result("one", [math.nan] * 3, 50.0), result("two", [math.nan] * 3, 20.0)

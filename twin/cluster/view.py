@@ -77,9 +77,9 @@ class ClusterView:
         prompt, output = map(total, tokens)
         return total(np.ones(last - first)), prompt, output
 
-    def unfinished(self, requests: IntArray) -> IntArray:
-        """Those of these requests that are not finished, by their numbers."""
-        left: IntArray = requests[self._servers.requests["status"][requests] != rows.FINISHED]
+    def is_unfinished(self, requests: IntArray) -> BoolArray:
+        """Which of these requests, by their numbers, are not finished."""
+        left: BoolArray = self._servers.requests["status"][requests] != rows.FINISHED
         return left
 
     def blocks_of(self, requests: IntArray) -> IntArray:

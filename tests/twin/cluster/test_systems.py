@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -227,9 +226,9 @@ def test_fig5_of_caraserve() -> None:
 def test_dlora_fills_merged_batches_last() -> None:
     """dLoRA's cost counts whole batches of an adapter at 0.6, and the rest of all adapters together."""
     router = make("router", "dlora:batch=4")
-    assert router._cost(Counter({0: 3}), 0) == pytest.approx(0.6)  # four of one adapter: one merged round
-    assert router._cost(Counter({0: 3}), 1) == pytest.approx(1.0)  # four of two: one other round
-    assert router._cost(Counter({0: 7, 1: 3}), 2) == pytest.approx(0.6 + 1.0)  # 4 merged, 3 + 3 + 1 left
+    assert router._cost(np.array([3, 0, 0]), 0) == pytest.approx(0.6)  # four of one adapter: one merged round
+    assert router._cost(np.array([3, 0, 0]), 1) == pytest.approx(1.0)  # four of two: one other round
+    assert router._cost(np.array([7, 3, 0]), 2) == pytest.approx(0.6 + 1.0)  # 4 merged, 3 + 3 + 1 left
 
 
 def test_dlora_migrates_only_replicas(fleet: Workload) -> None:
