@@ -83,7 +83,7 @@ def _differs(one: SystemResult, other: SystemResult, name: str, least: float) ->
 
 def _behind(one: SystemResult, other: SystemResult) -> FloatArray:
     """By how much the other keeps the SLO for fewer requests, by seed."""
-    return np.array(one.seeds["slo_attainment"]) - np.array(other.seeds["slo_attainment"])
+    return np.subtract(one.seeds["slo_attainment"], other.seeds["slo_attainment"], dtype=np.float64)
 
 
 def _wide(one: SystemResult, other: SystemResult) -> bool:
