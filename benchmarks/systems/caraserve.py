@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from caraserve_larger import larger_rows
 from caraserve_server import (
     INPUT,
     OUTPUT,
     RUN_S,
     cold_rows,
-    larger_rows,
     profile,
     single_rows,
     toy_rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, ServerKind
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
-from packer.profile import GpuSpec, LatencySpec, LoadingSpec, ModelSpec, Profile
+from packer.profile import LatencySpec, LoadingSpec, Profile
 from packer.twin.cluster.system import load_system
 from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import linear_features
@@ -35,70 +35,6 @@ def profile(kernel: str) -> Profile:
     term, per_rank, base = LAWS[kernel]
     law = {"base_ms": base, term: per_rank, "per_prefill_token_ms": PREFILL_TOKEN_MS}
     return replace(A10, latency=LatencySpec("linear", law))
-
-
-@dataclass(frozen=True)
-class Larger:
-    """A model on several GPUs: bytes of weights, of a token's KV and of a rank (q, k, v); of a GPU, and per second.
-
-    Each GPU has all of the matrices A and its part of B (section 5, "Support model parallelism"): it loads, and the CPU
-    computes for it, that share of an adapter.
-    """
-
-    name: str
-    gpus: int
-    gpu_bytes: float
-    bytes_s: float
-    weights_bytes: float
-    kv_bytes: float
-    first_bytes: float
-    second_bytes: float
-    lower: float
-
-    @property
-    def rank_bytes(self) -> float:
-        """Of A and B."""
-        return self.first_bytes + self.second_bytes
-
-    @property
-    def part(self) -> float:
-        """Share of an adapter on one GPU."""
-        return (self.first_bytes + self.second_bytes / self.gpus) / self.rank_bytes
-
-    @property
-    def core_gflop_s(self) -> float:
-        """As fast as a core is if the CPU computes one GPU's share alone: other cores compute those of the others."""
-        return CORE_GFLOP_S / self.part
-
-    def profile(self) -> Profile:
-        """The A10's profile scaled by bytes: all GPUs read weights, and load their parts of adapters, at once."""
-        read_ms = 1e3 * self.weights_bytes / (self.gpus * self.bytes_s)
-        small_ms = 1e3 * A10.model.weights_bytes / A10_BYTES_S
-        ranks = self.rank_bytes / A10.model.lora_bytes_per_rank * self.part
-        law = {
-            "base_ms": LAWS["BGMV"][2] - small_ms + read_ms,
-            "per_padded_rank_ms": LAWS["BGMV"][1] * ranks * A10_BYTES_S / self.bytes_s,
-            "per_prefill_token_ms": PREFILL_TOKEN_MS * read_ms / small_ms,
-        }
-        pool = 0.9 * self.gpus * self.gpu_bytes - self.weights_bytes
-        return replace(
-            A10,
-            name=self.name,
-            model=ModelSpec(self.name, self.weights_bytes, self.kv_bytes, self.rank_bytes),
-            gpu=GpuSpec(self.name, self.gpus * self.gpu_bytes),
-            memory=replace(A10.memory, kv_budget_bytes=pool),
-            latency=LatencySpec("linear", law),
-            loading=LoadingSpec(0.0, A10.loading.host_per_rank_ms * ranks),
-        )
-
-
-A10_BYTES_S = 600e9
-LARGER = (
-    Larger("13B on 2 A10", 2, 24 * 2.0**30, A10_BYTES_S, 26e9, 819_200.0, *[40 * 2 * 3 * 5120.0] * 2, 20.2),
-    Larger(
-        "70B on 4 A100", 4, 80e9, 2.039e12, 140e9, 327_680.0, 80 * 2 * 3 * 8192.0, 80 * 2 * 10_240.0, 18.5
-    ),
-)
 
 
 # ---- Figure 5: the law, and which server a request goes to
@@ -346,50 +282,6 @@ def closest_loads(name: str, seeds: int) -> str:
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.6)
 """Factors on the loading time that are tried."""
-
-
-def larger_rows(seeds: int) -> list[Row]:
-    """Figure 15: larger models on several GPUs, 6 req/s of rank 64."""
-    rows = []
-    for model in LARGER:
-        latency: dict[str, list[float]] = {}
-        for system in ("cached", "on-demand", "caraserve"):
-            runs = of_seeds(
-                lambda k, s=system, m=model: single(
-                    s, single_fleet(64, 6.0, None, k), k, m.profile(), m.core_gflop_s
-                ),
-                seeds,
-            )
-            latency[system] = [
-                float(np.nanmean(run.raw.finish_s - run.raw.requests.time_s))
-                for run in runs
-                if run.raw is not None
-            ]
-        cached, on_demand, caraserve = (np.array(values) for values in latency.values())
-        lower = 100.0 * (1.0 - caraserve / on_demand)
-        less = 100.0 * (1.0 - (caraserve - cached) / (on_demand - cached))
-        load_ms = 64 * model.profile().loading.host_per_rank_ms
-        cpu_ms = 64 * 10 * model.rank_bytes / (model.core_gflop_s * 1e6)
-        rows += [
-            Row(
-                f"Fig. 15, {model.name}: latency of CaraServe below OnDmd, %",
-                f"{model.lower:g}",
-                shown(lower.tolist(), 1),
-                "within a factor of 1.8 or 6 points",
-                within(mean(lower.tolist()), model.lower),
-                "the rule of Figures 10 and 13; steps and loads scaled from the A10 by bytes and bandwidth, the "
-                "adapter's second matrices divided among the GPUs",
-            ),
-            Row(
-                f"Fig. 15, {model.name}: less overhead of cold starts than OnDmd, %",
-                "more than 50",
-                shown(less.tolist(), 0),
-                "above 50",
-                mean(less.tolist()) > 50.0,
-                f"a load takes {load_ms:.0f} ms here, and two cores {cpu_ms:.0f} ms for a prompt of 20 tokens",
-            ),
-        ]
-    return rows
 
 
 def cold_shares(seeds: int, exponent: float) -> list[list[float]]:

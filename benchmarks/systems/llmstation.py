@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llmstation_server import BURSTS, DURATION_S, LARGE, MIDDLE, SMALL, Machine, best
+from llmstation_server import BURSTS, DURATION_S, LARGE, LOW, MIDDLE, SMALL, Machine, best, shipped_row
 from rows import Constant, Row, Section, mean, of_seeds, shown
 
 import packer
-from packer.cluster import Cluster
 from packer.twin.tuning.search import candidates, most_training
 from packer.workload import Workload
 
@@ -20,7 +19,6 @@ POLICIES = {
     "FineInfer": "temporal",
 }
 RATES = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0)
-LOW = 0.5
 RANGES = {
     "chunked training": (1.57, 2.18),
     "vLLM + torchtune (MPS)": (2.53, 14.77),
@@ -234,30 +232,6 @@ def latency_rows(case: Curves, seeds: int) -> list[Row]:
             f"FineInfer's is {100.0 * (1.0 - tpot_low['FineInfer'] / loose):.0f} % below its {loose:.1f} ms",
         ),
     ]
-
-
-PRESETS = {
-    "llmstation": "LLMStation",
-    "chunked-training": "chunked training",
-    "mps-split": "MPS",
-    "fineinfer": "FineInfer",
-}
-
-
-def shipped_row(seeds: int) -> Row:
-    """The shipped systems, whose parameters are not tuned to a load."""
-    cluster = Cluster.of(SMALL.profile(), 1, max_loras=1)
-    cells = []
-    for preset, name in PRESETS.items():
-        runs = of_seeds(
-            lambda k, p=preset: packer.simulate_cluster(
-                SMALL.steady(LOW, k), cluster, p, duration_s=DURATION_S, seed=k
-            ),
-            seeds,
-        )
-        samples = [run.tuning.samples_s for run in runs if run.tuning is not None]
-        cells.append(f"{name} {shown(samples)} ({mean([run.p99_ttft_ms for run in runs]):,.0f} ms)")
-    return Row(f"8B, {LOW:g} req/s, systems as shipped: samples/s (P99 TTFT)", "–", ", ".join(cells))
 
 
 def effects(seeds: int) -> list[Row]:

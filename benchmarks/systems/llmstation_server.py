@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from rows import Row, mean, of_seeds, shown
 
 import packer
 from packer.arrival import Arrivals, Bursts, RequestTrace
+from packer.cluster import Cluster
 from packer.engine_spec import EngineSpec
 from packer.job import FineTuning
 from packer.lengths import Lengths
@@ -17,6 +19,8 @@ from packer.workload import Workload
 
 GIB = 2.0**30
 DURATION_S = 1800.0
+LOW = 0.5
+"""Req/s of the claims on low rates, at most."""
 
 
 @dataclass(frozen=True)
@@ -114,3 +118,27 @@ def best(
     return most_training(
         own, machine.profile(), spec, max_loras=len(own), slo=limits, duration_s=duration_s, seed=seed
     ).samples_s
+
+
+PRESETS = {
+    "llmstation": "LLMStation",
+    "chunked-training": "chunked training",
+    "mps-split": "MPS",
+    "fineinfer": "FineInfer",
+}
+
+
+def shipped_row(seeds: int) -> Row:
+    """The shipped systems, whose parameters are not tuned to a load."""
+    cluster = Cluster.of(SMALL.profile(), 1, max_loras=1)
+    cells = []
+    for preset, name in PRESETS.items():
+        runs = of_seeds(
+            lambda k, p=preset: packer.simulate_cluster(
+                SMALL.steady(LOW, k), cluster, p, duration_s=DURATION_S, seed=k
+            ),
+            seeds,
+        )
+        samples = [run.tuning.samples_s for run in runs if run.tuning is not None]
+        cells.append(f"{name} {shown(samples)} ({mean([run.p99_ttft_ms for run in runs]):,.0f} ms)")
+    return Row(f"8B, {LOW:g} req/s, systems as shipped: samples/s (P99 TTFT)", "–", ", ".join(cells))
