@@ -17,6 +17,10 @@ from packer.workload import Workload
 
 TIGHT = 0.5
 """A server that uses more than this of its limits is tried with more slots."""
+FIRST = 4
+"""Of servers that keep their limits but are tried with more slots, so many are tried first."""
+LESS = 0.9
+"""The others are tried, too, where one of these uses no more than this part of what it used."""
 PACE = 0.5
 """The mean ITL that is expected, as a part of its limit."""
 SLOWEST_MS = 100.0
@@ -89,36 +93,56 @@ def _settled(
     tight: float = TIGHT,
 ) -> tuple[list[Bin], list[float]]:
     """The servers with more slots where they use > `tight` of their limits, then with fewer where they break them and
-    fewer leave more of a scarce KV cache; and how much of their limits they use."""
+    fewer leave more of a scarce KV cache; and how much of their limits they use.
+
+    Of servers that keep their limits those that use most come first: the others stay where these gain little.
+    """
     best, used = list(bins), kept.used(bins, hours)
     for away, least in ((AWAY, tight), (-AWAY, 1.0)):
         open_ = {k for k in range(len(best)) if used[k] > least}
         if away < 0 and open_:
             short = kept.short_of_cache(best, hours[0])
             open_ = {k for k in open_ if short[k]}
-        start = [item.max_loras for item in best]
-        while open_ and not over():
-            near = {k: neighbours(best[k].with_slots(start[k]), away) for k in open_ if used[k] > least}
-            better = set()
-            for place in range(AWAY):  # the nearer ones only where the farthest are not enough
-                most = least if place == 0 else 1.0
-                tries = [k for k in sorted(near) if used[k] > most and len(near[k]) > place]
-                others = [best[k].with_slots(near[k][place]) for k in tries]
-                then = [
-                    ((best[k].with_slots(near[k][place + 1]), *hours[0]), FAR_BEYOND)
-                    for k in tries
-                    if used[k] >= FAR_BEYOND and len(near[k]) > place + 1
-                ]
-                found = kept.used(others, hours, [used[k] for k in tries], then)
-                for k, other, now in zip(tries, others, found, strict=True):
-                    if now < used[k]:
-                        best[k], used[k], start[k] = other, now, other.max_loras
-                        better.add(k)
-                    elif k not in better and place == 0:
-                        start[k] = other.max_loras
-            open_ = {
-                k
-                for k, some in near.items()
-                if some and (used[k] >= STARVING or (k in better and used[k] > 1.0))
-            }
+        keeping, before = sorted((k for k in open_ if used[k] <= 1.0), key=lambda k: -used[k]), list(used)
+        _climb(kept, best, used, hours, (away, least), open_ - set(keeping[FIRST:]), over)
+        if any(used[k] <= LESS * before[k] for k in keeping[:FIRST]):
+            _climb(kept, best, used, hours, (away, least), set(keeping[FIRST:]), over)
     return best, used
+
+
+def _climb(
+    kept: KeptHours,
+    best: list[Bin],
+    used: list[float],
+    hours: Sequence[Hour],
+    way: tuple[int, float],
+    open_: set[int],
+    over: Callable[[], bool],
+) -> None:
+    """Put in place of servers those of their neighbours that use less of their limits.
+
+    `way`: how many neighbours, above or (negative) below; of which part of the limits a server must use more.
+    """
+    (away, least), start = way, [item.max_loras for item in best]
+    while open_ and not over():
+        near = {k: neighbours(best[k].with_slots(start[k]), away) for k in open_ if used[k] > least}
+        better = set()
+        for place in range(AWAY):  # the nearer ones only where the farthest are not enough
+            most = least if place == 0 else 1.0
+            tries = [k for k in sorted(near) if used[k] > most and len(near[k]) > place]
+            others = [best[k].with_slots(near[k][place]) for k in tries]
+            then = [
+                ((best[k].with_slots(near[k][place + 1]), *hours[0]), FAR_BEYOND)
+                for k in tries
+                if used[k] >= FAR_BEYOND and len(near[k]) > place + 1
+            ]
+            found = kept.used(others, hours, [used[k] for k in tries], then)
+            for k, other, now in zip(tries, others, found, strict=True):
+                if now < used[k]:
+                    best[k], used[k], start[k] = other, now, other.max_loras
+                    better.add(k)
+                elif k not in better and place == 0:
+                    start[k] = other.max_loras
+        open_ = {
+            k for k, some in near.items() if some and (used[k] >= STARVING or (k in better and used[k] > 1.0))
+        }
