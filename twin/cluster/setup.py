@@ -196,7 +196,7 @@ def idle_servers(
         requests=np.zeros(n, dtype=rows.REQUEST),
         links=rows.new_links(n, ring, count),
         adapters=np.zeros((count, rows_each + 1), dtype=rows.ADAPTER),  # untouched rows take no memory
-        heaps=np.zeros((count, 2, rows_each), dtype=np.int64),
+        heaps=np.zeros((count, 2, rows_each), dtype=rows.PLACED),
         sets=np.zeros((count, 2, places), dtype=np.int64),
         members=np.zeros((count, places), dtype=rows.MEMBER),
         series=np.zeros((count, max(state.series.size for state in states)), dtype=np.int64),

@@ -23,7 +23,7 @@ from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.each_step import advance_each
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
-from packer.twin.engine.state import ADAPTER, ServerState
+from packer.twin.engine.state import ADAPTER, PLACED, ServerState
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
 from packer.twin.tuning.state import Tuning
@@ -57,7 +57,7 @@ class Servers(NamedTuple):
     links: Record
     adapters: Record
     classes: Record
-    heaps: IntArray
+    heaps: Record
     phase: IntArray
     histogram: IntArray
     timeline: Record
@@ -130,7 +130,7 @@ def with_more_rows(servers: Servers) -> Servers:
     """The same servers with room for twice as many adapters each; untouched rows take no memory."""
     count, old = servers.adapters.shape
     adapters = np.zeros((count, 2 * old - 1), dtype=ADAPTER)
-    heaps = np.zeros((count, 2, 2 * old - 2), dtype=np.int64)
+    heaps = np.zeros((count, 2, 2 * old - 2), dtype=PLACED)
     adapters[:, :old], heaps[:, :, : old - 1] = servers.adapters, servers.heaps
     others = tuple(own.with_rows(2 * old - 2) for own in servers.others)
     return servers._replace(adapters=adapters, heaps=heaps, others=others)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.arrays import FloatArray, IntArray, Record
+from packer.arrays import FloatArray, Record
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
@@ -18,14 +18,14 @@ from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def next_adapter(server: Record, adapters: Record, heaps: IntArray) -> int:
+def next_adapter(server: Record, adapters: Record, heaps: Record) -> int:
     """Row of the adapter whose first request is admissible next; 0 if none finds a slot."""
     a = 0
     if server.heap_sizes[ACTIVE] > 0:
-        a = heaps[1, 0]  # its adapter is among `scheduled_loras`
+        a = heaps[1, 0].row  # its adapter is among `scheduled_loras`
     if server.heap_sizes[IDLE] > 0 and server.active < server.slots:  # `len(scheduled_loras) < max_loras`
-        e = heaps[0, 0]
-        if a == 0 or adapters[e].first_key < adapters[a].first_key:
+        e = heaps[0, 0].row
+        if a == 0 or heaps[0, 0].key < heaps[1, 0].key:
             a = e
     return a
 

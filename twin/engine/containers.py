@@ -1,14 +1,15 @@
 """Rings and heaps inside the arrays of a server, compiled by Numba.
 
 A ring is doubly linked around a sentinel, rows of `engine.state.LINK`: a field of the records that it links. A heap
-holds rows of the adapters, that with the smallest key first; each row says where in the heap it stands.
+holds rows of the adapters with their keys (`engine.state.PLACED`), that with the smallest key first; each adapter says
+where in the heap it stands.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
-from packer.arrays import IntArray, Record
+from packer.arrays import Record
 from packer.twin.flags import CALLED, INLINED
 
 
@@ -30,30 +31,32 @@ def unlink(ring: Record, i: int) -> None:
     ring[after].before = before
 
 
+@njit(**INLINED)
+def put(heap: Record, adapters: Record, i: int, a: int, key: int) -> None:
+    """Adapter row `a` stands at position `i` with this key."""
+    heap[i].row, heap[i].key = a, key
+    adapters[a].place = i
+
+
 @njit(**CALLED)
-def sift(heap: IntArray, size: int, adapters: Record, i: int) -> None:
+def sift(heap: Record, size: int, adapters: Record, i: int) -> None:
     """Restore the order after position `i` received another row or another key."""
-    a = heap[i]
+    a = heap[i].row
     key = adapters[a].first_key
     while i > 0:
         parent = (i - 1) >> 1
-        b = heap[parent]
-        if adapters[b].first_key <= key:
+        if heap[parent].key <= key:
             break
-        heap[i] = b
-        adapters[b].place = i
+        put(heap, adapters, i, heap[parent].row, heap[parent].key)
         i = parent
     while True:
         child = 2 * i + 1
         if child >= size:
             break
-        if child + 1 < size and adapters[heap[child + 1]].first_key < adapters[heap[child]].first_key:
+        if child + 1 < size and heap[child + 1].key < heap[child].key:
             child += 1
-        b = heap[child]
-        if key <= adapters[b].first_key:
+        if key <= heap[child].key:
             break
-        heap[i] = b
-        adapters[b].place = i
+        put(heap, adapters, i, heap[child].row, heap[child].key)
         i = child
-    heap[i] = a
-    adapters[a].place = i
+    put(heap, adapters, i, a, key)

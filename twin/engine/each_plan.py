@@ -176,7 +176,7 @@ def next_waiting(state: ServerState, each: Each, lingering: int) -> int:
     server, adapters = state.server, state.adapters
     if server.active + lingering < server.slots or lingering == 0:
         return int(next_adapter(server, adapters, state.heaps))
-    a = state.heaps[1, 0] if server.heap_sizes[1] > 0 else 0
+    a = state.heaps[1, 0].row if server.heap_sizes[1] > 0 else 0
     for i in range(server.running):
         e = state.requests[each.running[i]].owner + 1
         waits = adapters[e].head > 0 and adapters[e].in_batch == 0 and each.lingers[e] == server.step + 1

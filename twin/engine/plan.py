@@ -154,7 +154,7 @@ def next_of_running(state: ServerState) -> int:
         a = next_adapter(server, adapters, state.heaps)
         server.lingering -= a > 0 and lingers(state, a)  # it joins the batch, or the walk ends
         return int(a)
-    a = state.heaps[1, 0] if server.heap_sizes[ACTIVE] > 0 else 0
+    a = state.heaps[1, 0].row if server.heap_sizes[ACTIVE] > 0 else 0
     bucket = last_bucket(server)
     r = state.links[bucket].due.after
     while r != bucket:

@@ -36,8 +36,8 @@ def numbers(first: int, end: int) -> list[int]:
 """The two caches of adapters."""
 
 LINK = record(
-    ("before", "i8"),  # row before this one in the ring; of the ring's head: the last row
-    ("after", "i8"),  # row after it; of the head: the first row
+    ("before", "i4"),  # row before this one in the ring; of the ring's head: the last row
+    ("after", "i4"),  # row after it; of the head: the first row
 )
 SERVER = record(
     # The clock, s.
@@ -208,6 +208,10 @@ ADAPTER = record(
 )
 WHAT_IT_IS = ("rank", "blocks", "rank_class", "hash", "words")
 """Fields of an adapter that never change."""
+PLACED = record(
+    ("key", "i8"),  # key of an adapter's first waiting request
+    ("row", "i8"),  # of the adapter
+)
 RANKS = record(
     ("members", "i8"),  # adapters of this rank in the batch
     ("rank", "i8"),
@@ -237,13 +241,13 @@ class ServerState(NamedTuple):
     For n requests and m adapters: server: a record of `SERVER`; stream_s (arrivals,), empty unless `stream`; requests
     (n,) of `REQUEST` and links (n + ring,) of `RINGS`: may be shared by the servers of a cluster, which then each have
     their own heads in `links`; adapters (m + 1,) of `ADAPTER`; classes (distinct ranks + 1,) of `RANKS`, ascending from
-    row 1; heaps int64 (2, m): adapters with waiting requests by the first of these, those outside the batch and those
-    in it; phase int64 (block_size,): decodes by the step, modulo block_size, in which they need a block; histogram
-    int64 (HISTOGRAM_BINS,) of gaps between tokens; timeline (bins,) of `BIN`; vector float64 (terms,): what the terms
-    of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`; sets int64 (2, places): two
-    sets of adapters of the batch in the order of the walk, at their places in a Python set, and members (places,) of
-    `MEMBER`, one place where no adapter is ever evicted; series int64 (2^k,): hash set of the time series of /metrics,
-    (1,) where they are not read.
+    row 1; heaps (2, m) of `PLACED`: adapters with waiting requests by the first of these, those outside the batch
+    and those in it; phase int64 (block_size,): decodes by the step, modulo block_size, in which they need a block;
+    histogram int64 (HISTOGRAM_BINS,) of gaps between tokens; timeline (bins,) of `BIN`; vector float64 (terms,):
+    what the terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`; sets int64
+    (2, places): two sets of adapters of the batch in the order of the walk, at their places in a Python set, and
+    members (places,) of `MEMBER`, one place where no adapter is ever evicted; series int64 (2^k,): hash set of the
+    time series of /metrics, (1,) where they are not read.
     """
 
     server: Record
@@ -252,7 +256,7 @@ class ServerState(NamedTuple):
     links: Record
     adapters: Record
     classes: Record
-    heaps: IntArray
+    heaps: Record
     phase: IntArray
     histogram: IntArray
     timeline: Record
@@ -317,7 +321,7 @@ def new_links(n: int, ring: int, servers: int = 1) -> Record:
 
 def clear_rings(links: Record, first: int, end: int) -> None:
     """The rings that these rows head are empty."""
-    links[first:end].view(np.int64).reshape(-1, 4)[:] = np.arange(first, end)[:, None]
+    links[first:end].view(np.int32).reshape(-1, 4)[:] = np.arange(first, end)[:, None]
 
 
 def ring_of(longest_output: int) -> int:
@@ -348,7 +352,7 @@ def new_state(
         links=new_links(n, int(server.ring)),
         adapters=adapters,
         classes=classes,
-        heaps=np.zeros((2, len(adapters) - 1), dtype=np.int64),
+        heaps=np.zeros((2, len(adapters) - 1), dtype=PLACED),
         phase=np.zeros(server.block_size, dtype=np.int64),
         histogram=np.zeros(HISTOGRAM_BINS, dtype=np.int64),
         timeline=np.zeros(int(np.nextafter(server.run_s, 0.0) / server.bin_s) + 1, dtype=BIN),

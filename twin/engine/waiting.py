@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.arrays import IntArray, Record
+from packer.arrays import Record
 from packer.twin.engine.containers import sift
 from packer.twin.engine.state import IDLE, NO_LIMIT
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
 @njit(**INLINED)
-def place(server: Record, adapters: Record, heaps: IntArray, a: int) -> None:
+def place(server: Record, adapters: Record, heaps: Record, a: int) -> None:
     """Put adapter row `a` where it belongs after its FIFO or its part in the batch changed."""
     adapter = adapters[a]
     belongs = 0
@@ -29,13 +29,13 @@ def place(server: Record, adapters: Record, heaps: IntArray, a: int) -> None:
         server.heap_sizes[stands - 1] = size
         i = adapter.place
         if i < size:
-            heap[i] = heap[size]
+            heap[i].row = heap[size].row
             sift(heap, size, adapters, i)
     if belongs != 0:
         if stands != belongs:  # join, at the end
             i = server.heap_sizes[belongs - 1]
             server.heap_sizes[belongs - 1] = i + 1
-            heaps[belongs - 1, i] = a
+            heaps[belongs - 1, i].row = a
             adapter.place = i
         sift(heaps[belongs - 1], server.heap_sizes[belongs - 1], adapters, adapter.place)
     adapter.heap = belongs
@@ -43,7 +43,7 @@ def place(server: Record, adapters: Record, heaps: IntArray, a: int) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def put_last(
-    server: Record, requests: Record, adapters: Record, heaps: IntArray, r: int, a: int,
+    server: Record, requests: Record, adapters: Record, heaps: Record, r: int, a: int,
 ) -> None:  # fmt: skip
     """An arrived request waits behind all others."""
     server.waiting += 1
@@ -84,18 +84,18 @@ def take_first(server: Record, requests: Record, adapters: Record, r: int, a: in
 
 @njit(**CALLED)
 def put_behind_skipped(
-    server: Record, requests: Record, adapters: Record, heaps: IntArray, r: int, a: int
+    server: Record, requests: Record, adapters: Record, heaps: Record, r: int, a: int
 ) -> None:
     """A preempted request waits before all that no walk has passed over yet; the caller places its adapter."""
     key = server.passed_key
     for k in range(2):
         for i in range(server.heap_sizes[k]):  # those before give way by one: their order stays
-            e = heaps[k, i]
+            e = heaps[k, i].row
             number = adapters[e].head
             while number > 0 and requests[number - 1].key < key:
                 requests[number - 1].key -= 1
                 number = requests[number - 1].next
-            adapters[e].first_key = requests[adapters[e].head - 1].key
+            adapters[e].first_key = heaps[k, i].key = requests[adapters[e].head - 1].key
     server.waiting += 1
     server.waiting_prompt += requests[r].prompt
     server.passed_key = requests[r].key = key - 1
@@ -112,9 +112,7 @@ def put_behind_skipped(
 
 
 @njit(**CALLED)
-def reverse_skipped(
-    server: Record, requests: Record, adapters: Record, heaps: IntArray, end_key: int
-) -> None:
+def reverse_skipped(server: Record, requests: Record, adapters: Record, heaps: Record, end_key: int) -> None:
     """The requests with keys below `end_key` that found no slot wait before all others, in reverse order.
 
     They are the first ones of adapters outside the batch (`FCFSRequestQueue.prepend_requests` of vLLM 0.10 to 0.13).
@@ -122,17 +120,17 @@ def reverse_skipped(
     if server.active < server.slots or server.heap_sizes[IDLE] == 0:
         return
     idle, size = heaps[0], server.heap_sizes[IDLE]
-    low = adapters[idle[0]].first_key
+    low = idle[0].key
     if low >= end_key:
         return
     high = low  # nobody else that waits has a key between these two: it would have been admitted
     for i in range(size):
-        number = adapters[idle[i]].head
+        number = adapters[idle[i].row].head
         while number > 0 and requests[number - 1].key < end_key:
             high = max(high, requests[number - 1].key)
             number = requests[number - 1].next
     for i in range(size):
-        a = idle[i]
+        a = idle[i].row
         if adapters[a].first_key >= end_key:
             continue
         first = last = adapters[a].head  # `last` comes to the end of those that turn round
@@ -147,12 +145,12 @@ def reverse_skipped(
         adapters[a].head = before
         adapters[a].first_key = requests[before - 1].key
     for i in range(size):  # all keys changed: a heap of the first ones, then of one more each
-        adapters[idle[i]].place = i
+        adapters[idle[i].row].place = i
         sift(idle, i + 1, adapters, i)
 
 
 @njit(**INLINED)
-def after_walk(server: Record, requests: Record, adapters: Record, heaps: IntArray, end_key: int) -> None:
+def after_walk(server: Record, requests: Record, adapters: Record, heaps: Record, end_key: int) -> None:
     """A walk over the waiting requests ended before that of `end_key`; NO_LIMIT: it passed all, - NO_LIMIT: none."""
     if server.skipped_reversed == 1:
         reverse_skipped(server, requests, adapters, heaps, end_key)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from packer.arrays import IntArray, Record
+from packer.arrays import Record
 from packer.twin.engine import containers, waiting
-from packer.twin.engine.state import ADAPTER, LINK, SERVER
+from packer.twin.engine.state import ADAPTER, LINK, PLACED, SERVER
 
 M = 12
 
@@ -27,7 +27,7 @@ def unlink(ring: Record, i: int) -> None:
 
 
 @njit
-def place(server: Record, adapters: Record, heaps: IntArray, a: int) -> None:
+def place(server: Record, adapters: Record, heaps: Record, a: int) -> None:
     """The kernel, called as kernels call it."""
     waiting.place(server, adapters, heaps, a)
 
@@ -39,7 +39,7 @@ def test_heaps_hold_who_waits_with_the_smallest_key_first(
 ) -> None:
     """After any changes, adapters with waiting requests are in the heap of their kind, the first on top."""
     server, adapters = np.zeros(1, SERVER)[0], np.zeros(M + 1, ADAPTER)
-    heaps = np.zeros((2, M), np.int64)
+    heaps = np.zeros((2, M), PLACED)
     for number, (a, waits, in_batch, key) in enumerate(changes):
         adapters[a].head, adapters[a].in_batch = waits, in_batch
         adapters[a].first_key = key * 1000 + number
@@ -47,9 +47,9 @@ def test_heaps_hold_who_waits_with_the_smallest_key_first(
         for heap, size, kind in zip(heaps, server.heap_sizes, (0, 1), strict=True):
             waiting_ones = (adapters["head"] > 0) & (adapters["in_batch"] == kind)
             members = np.flatnonzero(waiting_ones).tolist()
-            assert sorted(heap[:size].tolist()) == members
+            assert sorted(heap["row"][:size].tolist()) == members
             assert all(adapters[b].heap == kind + 1 for b in members)
-            assert not members or heap[0] == min(members, key=adapters["first_key"].__getitem__)
+            assert not members or heap["row"][0] == min(members, key=adapters["first_key"].__getitem__)
 
 
 @given(st.lists(st.integers(0, 9)))
