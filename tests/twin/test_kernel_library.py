@@ -14,7 +14,7 @@ from numba.core.types.functions import BaseFunction
 
 from packer.twin.engine.containers import sift
 from packer.twin.engine.emit import gap_bin
-from packer.twin.engine.state import ADAPTER
+from packer.twin.engine.state import ADAPTER, PLACED
 from packer.twin.flags import FLAGS
 
 MODULE = """
@@ -107,7 +107,7 @@ def test_only_kernels_call_what_has_no_wrapper() -> None:
     with pytest.raises(TypeError):
         gap_bin(0.5)
     with pytest.raises(TypeError):
-        sift(np.zeros(4, np.int64), 2, np.zeros(3, ADAPTER), 0)
+        sift(np.zeros(4, PLACED), 2, np.zeros(3, ADAPTER), 0)
 
 
 def test_other_compiled_functions_can_call_them() -> None:
