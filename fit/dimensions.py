@@ -19,8 +19,8 @@ LORA_MODULES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 MXFP4_BLOCK = 256
 """vLLM pads the intermediate size of MXFP4 experts to a multiple of this (layers/quantization/mxfp4.py)."""
 
-EXPERTS_ONLY = ("mxfp4", "int4-experts")
-"""Quantisations of the experts alone: gpt-oss, Kimi K2.5."""
+EXPERTS_ONLY = ("mxfp4", "int4-experts", "nvfp4-experts")
+"""Quantisations of the experts alone: gpt-oss, Kimi K2.5 and what is made of it."""
 
 SANDWICHED = ("gemma2", "gemma3_text", "glm4", "olmo2")
 """Four norms in a layer instead of two (OLMo 2: two, and two of queries and keys)."""

@@ -36,9 +36,9 @@ ENGINES = {"vllm": "0.32.0", "sglang": "0.5"}
 KV_CACHE_DTYPES = {"auto": None, "bfloat16": 2.0, "fp8": 1.0}
 """Bytes of a number in the KV cache by vLLM's `--kv-cache-dtype`."""
 
-FP8_CACHES = ("fp8", "nvfp4")
-"""Quantisations whose measured servers kept the KV cache in FP8, as their checkpoints say; of mixtures of experts the
-second alone."""
+FP8_CACHES = ("fp8", "nvfp4", "nvfp4-experts")
+"""Quantisations whose measured servers kept the KV cache in FP8, as their checkpoints say; of mixtures of experts not
+the first."""
 
 _MODULES_SINCE = (0, 17)
 """vLLM with `--lora-target-modules` (vllm-project/vllm, PR 34984)."""
@@ -262,8 +262,8 @@ def _name(sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> str:
     n, ranks = engine.gpus, engine.data_parallel_size
     stored = sizes.quantization
     said = (
-        f"-{stored}"
-        if stored and stored not in sizes.name and stored not in ("mxfp4", "int4-experts")
+        f"-{stored.partition('-')[0]}"
+        if stored and stored.partition("-")[0] not in sizes.name and stored not in ("mxfp4", "int4-experts")
         else ""
     )
     groups = f"-x{n}" if n > 1 else ""

@@ -10,7 +10,7 @@ from typing import Any
 from packer import checks
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, reader, shown
 from packer.fit.dimensions import ModelDimensions
-from packer.fit.quantization import weights_of_config
+from packer.fit.quantization import of_experts, weights_of_config
 from packer.io.documents import parse_json
 from packer.io.files import read_text
 
@@ -74,9 +74,11 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
     if not isinstance(tied, bool):
         rule = f"expected true or false, got {shown(tied)}."
         raise FileFormatError(rule, key="tie_word_embeddings")
-    bits, quantization = weights_of_config(
-        data.get("quantization_config", config.get("quantization_config")), path
-    )
+    stored = data.get("quantization_config", config.get("quantization_config"))
+    bits, quantization = weights_of_config(stored, path)
+    mlp = _mlp(config, kind, layers)
+    if mlp.get("experts"):
+        quantization = of_experts(stored, quantization)
     return ModelDimensions(
         name=_name(data, path),
         kind=kind,
@@ -91,7 +93,7 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
         weight_bits=bits,
         quantization=quantization,
         biases=kind in BIASED or config.get("attention_bias") is True,
-        **_mlp(config, kind, layers),
+        **mlp,
         **_attention(config, kind, layers, hidden, heads),
     )
 

@@ -42,17 +42,15 @@ def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
     if said not in WEIGHT_BITS:
         raise UnknownNameError("quantization", name, WEIGHT_BITS)
     if model.quantization in EXPERTS_ONLY:
-        if said == model.quantization.partition("-")[0] or (said, model.quantization) == (
-            "gptq",
-            "int4-experts",
-        ):
-            return model
-        if said == "nvfp4" and model.quantization == "mxfp4":
-            return model  # how data sheets call 4-bit floats, whatever their blocks
-        if model.quantization == "mxfp4":
+        plain = model.quantization.partition("-")[0]
+        if said == plain or (said, plain) in (("gptq", "int4"), ("nvfp4", "mxfp4")):
+            return model  # data sheets call 4-bit floats so, whatever their blocks
+        if plain == "mxfp4":
             raise IncompatibleError(
                 f"Expected mxfp4 for {model.name}, whose experts are published so, got {shown(name)}."
             )
+        if said == "nvfp4":  # NVIDIA's checkpoints, too, leave all but the experts in bf16
+            return replace(model, weight_bits=WEIGHT_BITS[said], quantization="nvfp4-experts")
     own = [each for each in (*WEIGHT_BITS, *_SAME) if re.search(rf"\b{each}\b", model.name)]
     if own and model.quantization and said != model.quantization:
         raise IncompatibleError(
@@ -91,16 +89,30 @@ def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, 
             f"{os.fspath(path)}: expected quantization_config of fp8, mxfp4, gptq, awq, bitsandbytes, modelopt or "
             f"compressed-tensors with 4 or 8 bits, got {shown(given)}."
         )
-    size = said.get("group_size", GROUP)
+    size = said.get("group_size", _first_group(said).get("group_size", GROUP))
     scales = 16.0 / (size if isinstance(size, int) and size > 0 else GROUP)
     return float(bits) + (scales if bits == 4 else 0.0), "int8" if (bits, name) == (8, "gptq") else name
 
 
-def _of_groups(given: dict[str, Any]) -> tuple[Any, str]:
-    """Bits and name of the first group of a config of compressed-tensors."""
+def of_experts(given: Any, quantization: str | None) -> str | None:
+    """The quantisation in a config of a mixture of experts: of the experts alone, where attention is left out."""
+    said: dict[str, Any] = given if isinstance(given, dict) else {}
+    skipped = said.get("ignore") or said.get("exclude_modules") or said.get("modules_to_not_convert")
+    alone = {"gptq": "int4-experts", "nvfp4": "nvfp4-experts"}.get(quantization or "")
+    whole = not isinstance(skipped, list) or not any("self_attn" in str(each) for each in skipped)
+    return quantization if alone is None or whole else alone
+
+
+def _first_group(given: dict[str, Any]) -> dict[str, Any]:
+    """The weights of the first group of a config of compressed-tensors."""
     groups = given.get("config_groups")
     weights = [each.get("weights") or {} for each in (groups or {}).values() if isinstance(each, dict)]
-    first = weights[0] if weights else {}
+    return weights[0] if weights and isinstance(weights[0], dict) else {}
+
+
+def _of_groups(given: dict[str, Any]) -> tuple[Any, str]:
+    """Bits and name of the first group of a config of compressed-tensors."""
+    first = _first_group(given)
     bits, floats = first.get("num_bits"), first.get("type") == "float"
     if bits == 4:
         return bits, "nvfp4" if floats else "gptq"

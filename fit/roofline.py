@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy as np
 
 from packer.arrays import FloatArray
-from packer.fit.dimensions import BYTES, ModelDimensions
+from packer.fit.dimensions import BYTES, EXPERTS_ONLY, ModelDimensions
 from packer.io.shipped import table
 from packer.twin.datasheets import Datasheet
 
@@ -75,9 +75,7 @@ class Roofline:
         """One product of `tokens` × inputs by inputs × outputs."""
         model, shares = self.model, self.shares
         bits = _BITS.get(model.quantization or "", "16")
-        stored = (
-            model.weight_bits if model.quantization not in (None, "mxfp4", "int4-experts") else 8.0 * BYTES
-        )
+        stored = model.weight_bits if model.quantization not in (None, *EXPERTS_ONLY) else 8.0 * BYTES
         name = bits if stored > 4.9 or bits == "4" else "4"
         read = stored / 8.0 * inputs * outputs + BYTES * tokens * (inputs + outputs)
         launch_ms = shares["launch_fp8_ms" if bits == "8" else "launch_ms"]
@@ -109,7 +107,7 @@ class Roofline:
         quantization = self.model.quantization
         if quantization in ("fp8", "int8"):
             return "experts_8", "8"
-        if quantization == "nvfp4" and self.sheet.fp4_flops:
+        if quantization in ("nvfp4", "nvfp4-experts") and self.sheet.fp4_flops:
             return "experts_4", "4"
         era = "new" if self.sheet.fp4_flops else "old"
         if quantization == "mxfp4":

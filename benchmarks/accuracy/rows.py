@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import packer
 from packer.arrays import FloatArray
 from packer.fit.dimensions import ModelDimensions
 from packer.fit.models import model_named
-from packer.fit.quantization import WEIGHT_BITS, quantized
+from packer.fit.quantization import quantized
 from packer.fit.roofline import CHUNK, Roofline
 from packer.twin.datasheets import Datasheet, datasheet
 
@@ -106,8 +106,8 @@ def _server(key: tuple[str, ...], rows: list[dict[str, str]]) -> Server:
     model = model_named(name)
     if precision == "fp8":
         model = quantized(model, "fp8")
-    elif precision == "fp4" and model.quantization != "mxfp4":
-        model = replace(model, quantization="nvfp4", weight_bits=WEIGHT_BITS["nvfp4"])
+    elif precision == "fp4":
+        model = quantized(model, "nvfp4")
     columns = ("isl", "osl", "batch_size", "silicon_tpot_ms")
     table = np.array([[float(row[column]) for column in columns] for row in rows]).T
     ranks = int(gpus) if split == "dp" else 1

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from packer.errors import IncompatibleError
 from packer.fit.models import model_named
-from packer.fit.quantization import quantized
+from packer.fit.quantization import of_experts, quantized, weights_of_config
+from packer.fit.roofline import Roofline
+from packer.twin.datasheets import datasheet
 
 
 @pytest.mark.parametrize("name", ["fp8", "awq", "gptq", "nvfp4", "int8"])
@@ -22,3 +27,30 @@ def test_a_quantisation_of_experts_needs_experts() -> None:
     assert quantized(model, "mxfp4").weights_bytes < 0.4 * model.weights_bytes
     with pytest.raises(IncompatibleError, match="stores experts as mxfp4, and qwen3-32b has none"):
         quantized(model_named("Qwen/Qwen3-32B"), "mxfp4")
+
+
+def test_what_is_made_of_int4_experts_leaves_the_rest_in_bf16() -> None:
+    """Kimi K2.5 in NVFP4 takes what it takes with its own 4.5 bits: attention is stored and read in bf16."""
+    model, one = model_named("moonshotai/Kimi-K2.5"), np.ones(1)
+    found = quantized(model, "nvfp4")
+    assert found.weights_bytes == model.weights_bytes
+    ours, plain = (
+        Roofline(each, datasheet("b200"), 4) for each in (found, replace(model, quantization=None))
+    )
+    assert ours._matrix_ms(one, 7168, 7168) == plain._matrix_ms(one, 7168, 7168)
+    assert ours._expert_kernel() == ("experts_4", "4")
+
+
+def test_configs_say_that_experts_alone_are_quantised() -> None:
+    """Where attention is among the modules left out, only experts are quantised, in groups of the size that is said."""
+    groups = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}}
+    stored = {
+        "quant_method": "compressed-tensors",
+        "config_groups": groups,
+        "ignore": ["lm_head", "re:.*self_attn.*"],
+    }
+    assert weights_of_config(stored, "config.json") == (4.5, "gptq")
+    assert of_experts(stored, "gptq") == "int4-experts"
+    assert of_experts({**stored, "ignore": ["lm_head"]}, "gptq") == "gptq"
+    assert of_experts({"exclude_modules": ["*self_attn*"]}, "nvfp4") == "nvfp4-experts"
+    assert of_experts({"exclude_modules": ["*self_attn*"]}, "fp8") == "fp8"

@@ -13,6 +13,7 @@ from packer.twin.datasheets import GPUS, datasheet
 @pytest.mark.parametrize(
     ("said", "name"),
     [
+        ("A10G", "a10g"), ("a10", "a10"), ("MI300", "mi300x"),
         ("h200", "h200-141gb"), ("A100-80GB", "a100-80gb"), ("NVIDIA L40S", "l40s"), ("RTX 4090", "rtx4090"),
         ("h100-sxm5-80gb", "h100-80gb"), ("mi300x", "mi300x"), ("b60", "intel-b60"), ("H100-NVL", "h100-nvl-94gb"),
         ("rtx_pro_6000", "rtx-pro-6000"), ("GB300", "gb300"), ("l4", "l4"), ("Gaudi3", "gaudi-3"),
