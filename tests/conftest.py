@@ -46,7 +46,7 @@ FOLDERS = {
     "packer.twin": "twin",
 }
 """Import name → folder at the top of the tree."""
-SHORT = {"cli", "operate", "planning", "report", "solvers"}
+SHORT = {"cli", "objectives", "operate", "planning", "report", "solvers"}
 """Folders of tests whose rules need no simulated hours, but for those that ask for `whole_hours`."""
 
 

@@ -36,6 +36,7 @@ def test_auto_leaves_training_servers_to_the_twin() -> None:
         evaluate_server(fleet, PROFILE, max_loras=6, predictor="boosting")
 
 
+@pytest.mark.usefixtures("whole_hours")
 def test_plan_trains_more_than_a_lopsided_one_and_keeps_its_limits() -> None:
     """Both GPUs get adapters, limits hold, and no split tried by hand trains more."""
     plan = solve(FLEET, PROFILE, "tuning:p99_ttft_ms=300,mean_tpot_ms=40", max_gpus=2, margin=0.0)

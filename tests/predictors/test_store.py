@@ -54,10 +54,10 @@ def test_random_arrays_with_a_valid_hash(
     model = models[kind]
     refused = 0
     for name, array in model.arrays.items():
-        for attempt in range(12):
-            if attempt < 4:
+        for attempt in range(6):
+            if attempt < 2:
                 changed = np.frombuffer(rng.bytes(array.nbytes), array.dtype).reshape(array.shape)
-            elif attempt < 8:
+            elif attempt < 4:
                 changed = array.copy()
                 odd = [-1, 0, 1, 7, 2**31 - 1] + ([1e30, np.nan] if array.dtype.kind == "f" else [])
                 places = rng.integers(0, max(1, array.size), 3)
