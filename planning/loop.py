@@ -49,8 +49,8 @@ def judged(task: Task) -> Plan | None:
 
 def planned(task: Task) -> Plan:
     """The plan of a task, confirmed and completed."""
-    plan = task.near(judged(task))
     try:
+        plan = task.near(judged(task))
         return task.missed() if plan is None else completed(task, plan)
     finally:
         task.hours.forget()

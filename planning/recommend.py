@@ -155,6 +155,7 @@ class Deployment:
         """The point with the fewest GPUs that holds, None if there is none, once the others are made."""
         found = judged(self)
         self.look_around()
+        self.hours.forget()
         return None if found is None or self.first is None else self.job.at(self.first)
 
     def propose(self) -> Plan | None:

@@ -187,7 +187,7 @@ class SolverTask:
 
     def __post_init__(self) -> None:
         problem, goal = self.problem, self.problem.objective
-        self.workload, self.over = problem.workload, problem.out_of_time
+        self.workload, self.over, self.hours = problem.workload, problem.out_of_time, Hours()
         self.rounds = (1 + HARDENING_STEPS * (self.margin is None)) * self.verify
         counts = self.with_headroom and goal.minimises in ("gpus", "price")
         self.counts = counts and not problem.old_bins

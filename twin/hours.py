@@ -152,13 +152,17 @@ class Hours:
                 future = self._workers.begin(partial(self._hour_of, job, most))
             begun[key] = future
         self.ahead(then)
-        for key, future in begun.items():
-            found = future.result()
-            if isinstance(found, BrokenError):
-                self._broken[key] = found
-            else:
-                self._stored[key] = missing[key][0][1], found
-                self._sizes[key] = 0 if found.ttft_ms is None else found.ttft_ms.size
+        try:
+            for key, future in begun.items():
+                found = future.result()
+                if isinstance(found, BrokenError):
+                    self._broken[key] = found
+                else:
+                    self._stored[key] = missing[key][0][1], found
+                    self._sizes[key] = 0 if found.ttft_ms is None else found.ttft_ms.size
+        finally:  # an error or an interrupt leaves nothing to begin
+            for future in begun.values():
+                future.cancel()
 
     def _hour_of(self, job: Job, most: float | None) -> ServerHour | BrokenError:
         try:

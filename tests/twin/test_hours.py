@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -94,3 +95,24 @@ def test_hours_that_are_begun_ahead_are_those_that_are_asked_for(
     hours.ahead([(job, 8.0)])
     hours.forget()
     assert not hours._ahead
+
+
+def test_an_error_leaves_nothing_to_begin(
+    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours that wait for a thread are not simulated once one of them failed."""
+    fleet, profile = Workload([Adapter(name, 8, 0.2) for name in "abcdefgh"]), make_profile()
+    begun, hold = [], threading.Event()
+
+    def broken(item: Bin, *_job: object, **_more: object) -> None:
+        begun.append(item)
+        assert len(begun) == 1 or hold.wait(10.0)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(stored, "_run", broken)
+    hours = Hours(_workers=Workers(1))
+    with pytest.raises(ZeroDivisionError):
+        hours.all([Bin((k,), profile.settings(1, 8), profile) for k in range(8)], fleet)
+    hold.set()
+    assert hours._workers.begin(lambda: True).result(10.0)
+    assert len(begun) <= 2
