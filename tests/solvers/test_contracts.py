@@ -28,6 +28,11 @@ NAMES = [
 class TestBuiltIns(SolverContract):
     """The shipped suite, once for each solver of this folder."""
 
+    @pytest.fixture(autouse=True)
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`cpsat` gives up early: the rules hold however long it searches."""
+        monkeypatch.setattr("packer.solvers.cpsat.search._PATIENCE", 3)
+
     @pytest.fixture(params=NAMES)
     def solver(self, request: pytest.FixtureRequest) -> Solver:
         """The solver under test."""
