@@ -106,9 +106,11 @@ def test_bounds_know_limits_of_latency(seed: int) -> None:
     assert best > brute_force(problem(fleet, predictor=predictor))
 
 
-def test_bounds_of_many_bins_know_limits_of_latency() -> None:
+def test_bounds_of_many_bins_know_limits_of_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where bins are too many to evaluate each, the bound of the relaxation is above that without the limit."""
-    fleet = Workload([Adapter(f"a{i}", (8, 32)[i % 2], (0.9, 1.7, 2.6)[i % 3]) for i in range(42)])
+    monkeypatch.setattr("packer.solvers.classes.FEW_BINS", 500)
+    monkeypatch.setattr("packer.solvers.columns.exact.FEW_BINS", 500)
+    fleet = Workload([Adapter(f"a{i}", (8, 32)[i % 2], (0.9, 1.7, 2.6)[i % 3]) for i in range(30)])
     assert aggregate(fleet).every_bin() is None
     slow, free = (
         Exact().solve(problem(fleet, objective=goal))
