@@ -164,7 +164,7 @@ class Mix(Deployment):
         holds = kept.holds(plan.bins, self.job.spare) and not kept.broken_later(plan.bins)
         return replace(plan, verified=holds)
 
-    def look_around(self) -> None:
+    def look_around(self, _plan: Plan | None = None) -> None:
         """A mix has no points beside it."""
 
     def prove(self, plan: Plan) -> Plan:

@@ -9,7 +9,8 @@
 `missed`: the plan to show where none was found, with what would help.
 `rooms`, `holds`, `changed`: how far the rates of each server may grow; whether a server may be part of the plan; the
 plan with other servers, None where it breaks with them.
-`prove`: the plan with a lower bound. `look_around`: finds plans beside it.
+`prove`: the plan with a lower bound. `look_around`: finds what else is to be said
+of it, other plans above all, beside its proof and its rooms.
 `at_rates`: the plan of the same task at other rates; None if there is none.
 `explain`: the plan with its status, reasons and what is said of it.
 """
@@ -61,7 +62,7 @@ def completed(task: Task, plan: Plan) -> Plan:
     with ThreadPoolExecutor(2) as pool:
         proof = pool.submit(task.prove, plan)
         grown = pool.submit(_grown, task, plan, proof)
-        task.look_around()
+        task.look_around(plan)
         (rooms, bins, more), proven = grown.result(), proof.result()
     plan = replace(proven, rooms=rooms)
     other = None if bins == plan.bins else task.changed(plan, bins)

@@ -195,7 +195,7 @@ class Deployment:
         self.least = low
         return self._plan(None if job.hopeless else job.first(low, job.most(self.max_gpus)))
 
-    def look_around(self) -> None:
+    def look_around(self, _plan: Plan | None = None) -> None:
         """Points with more GPUs, up to where one more gains little, or as far as they take no longer than the plan."""
         self.job.extend(self.first or self.low, self.job.most(self.max_gpus), self.beyond)
 

@@ -40,7 +40,7 @@ from packer.workload import Workload
 ESTIMATED_GPUS = 32
 """Larger plans of the default predictor come without an estimate of the GPUs needed, which would take seconds."""
 
-GOAL_S = 2.0
+GOAL_S = 4.0
 """At most so long a plan with few GPUs looks for how many would keep the latency limits."""
 
 SEARCHED = 0.7
@@ -182,6 +182,8 @@ class SolverTask:
     verify: bool
     margin: float | None
     with_headroom: bool
+    within: dict[str, Any] = field(init=False, default_factory=dict)
+    """An objective that keeps the fleet's goal, and how many GPUs that takes, where `look_around` found it."""
     first: Plan = field(init=False)
     """The plan of the first search, which is shown where none is confirmed."""
 
@@ -260,8 +262,12 @@ class SolverTask:
             objective_value=key, moves=moves_of(problem.old_bins, bins),
         )  # fmt: skip
 
-    def look_around(self) -> None:
-        """One plan is looked for."""
+    def look_around(self, plan: Plan) -> None:
+        """For how many GPUs keep the fleet's goal, where the plan is made for the fewest that do not starve."""
+        goal, evaluator = self.problem.objective, self.problem.evaluator
+        usual = self.counts and goal.name == "gpus" and goal.goal is None and not self.over()
+        if usual and evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS and self._late(plan):
+            self.within = self._within_goal(plan)
 
     def missed(self) -> Plan:
         """The plan that leaves adapters without a place, or servers that do not hold."""
@@ -306,26 +312,27 @@ class SolverTask:
             plan = replace(plan, status=Status.INFEASIBLE)
         if plan.moves is not None:
             plan = replace(plan, details={"decision": f"{gpus_words(plan)}.", **plan.details})
-        usual = self.counts and goal.name == "gpus" and goal.goal is None and not self.over()
-        if usual and evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS:
-            plan = self._within_goal(plan)
+        if self.within and self._late(plan):
+            plan = replace(plan, details={**plan.details, "within_goal": self.within})
         if not self.with_headroom:
             return plan
         return with_room(plan, evaluator, self.over, self.hours)
 
-    def _within_goal(self, plan: Plan) -> Plan:
-        """The plan, where requests wait longer than the limits of the fleet, with `details["within_goal"]`: an
-        objective that keeps them for all requests of a server, and how many GPUs that takes."""
+    def _late(self, plan: Plan) -> bool:
+        """Whether requests of a server wait longer than the limits of the fleet, on average."""
+        ttft_ms = float(plan.workload.slo.columns(plan.workload)[0].min())
+        return plan.status is not Status.INFEASIBLE and bool((plan.evaluations.mean_ttft_ms > ttft_ms).any())
+
+    def _within_goal(self, plan: Plan) -> dict[str, Any]:
+        """An objective that keeps the limits of the fleet for all requests of a server, and how many GPUs that takes;
+        nothing where none is found."""
         ttft_ms, itl_ms = (float(each.min()) for each in plan.workload.slo.columns(plan.workload))
-        if plan.status is Status.INFEASIBLE or not (plan.evaluations.mean_ttft_ms > ttft_ms).any():
-            return plan
         objective = f"slo:server.p99_ttft_ms={ttft_ms:g},server.mean_itl_ms={itl_ms:g}"
         limit_s = limit_of(min(GOAL_S, self.problem.remaining_s()))
         found = self.again(plan.workload, objective=objective, time_limit_s=limit_s)
         if found.status is Status.INFEASIBLE or found.time_limit_reached:
-            return plan
-        within: dict[str, Any] = {"objective": objective, "gpus": found.n_gpus}
-        return replace(plan, details={**plan.details, "within_goal": within})
+            return {}
+        return {"objective": objective, "gpus": found.n_gpus}
 
 
 def _check_fit(problem: Problem, solver: Solver) -> None:
