@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +20,10 @@ SAME = 0.001
 """Shares of requests that differ by less are the same to a user."""
 CLEAR = 0.01
 """Shares of requests that may differ by more, by the interval of the difference, are not said to be the same."""
-HELD = 0.99
-"""A system that keeps the SLO for such a share of the requests is not overloaded."""
+SERVED = 0.9
+"""Of the tokens sent: with less the servers of a system are overloaded, as a server starves with less."""
+MORE = 1.02
+"""A system serves more than another with so many times its tokens."""
 
 
 def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult]) -> str:
@@ -54,10 +56,11 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
         )
     kept = f"{order[0].figures[name].mean:.1%} of the requests keep the SLO"
     runs = order[0].figures[name].runs
-    if len(alike) == 1 and not rest:
-        text = f"{order[0].system} is best in the mean: {kept}."
-    elif len(alike) == 1:
-        text = f"{order[0].system} is best: {kept}, {_gap(order[0], rest[0])} points more than with {rest[0].system}."
+    points, where = _gap(order[0], rest[0]) if rest else ("", "")
+    if len(alike) == 1:
+        best = "best in the mean" if unsure else "best"
+        text = f"{order[0].system} is {best}: {kept}"
+        text += f", {points} points more than with {rest[0].system}{where}." if rest else "."
     else:
         fastest = min(alike, key=lambda each: each.figures["mean_tpot_ms"].mean or 0.0)
         shares = [f"{each.system} ({each.figures[name].mean:.1%})" for each in alike]
@@ -66,11 +69,11 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
         if all(_differs(fastest, each, "mean_tpot_ms", 0.0) for each in others):
             text += f" Of these {fastest.system} has the lowest TPOT ({_tpot(fastest)})."
         if rest:
-            text += f" {rest[0].system} follows, {_gap(order[0], rest[0])} points below."
+            text += f" {rest[0].system} follows, {points} points below{where}."
     if unsure:
         shares = [f"{each.system} ({each.figures[name].mean:.1%})" for each in unsure]
         text += f" {runs} seeds do not tell whether {listed(shares)} would keep it for as many: give more --seeds."
-    return f"{text} {_why(workload, cluster, order[0].figures)}".rstrip()
+    return f"{text} {_why(workload, cluster, order)}".rstrip()
 
 
 def _differs(one: SystemResult, other: SystemResult, name: str, least: float) -> bool:
@@ -93,29 +96,36 @@ def _wide(one: SystemResult, other: SystemResult) -> bool:
     return found.mean > SAME and (found.high is None or found.high > CLEAR)
 
 
-def _gap(one: SystemResult, other: SystemResult) -> str:
+def _gap(one: SystemResult, other: SystemResult) -> tuple[str, str]:
+    """The lead in points with half of its interval; where that holds 0, the lead alone, and that each seed has it."""
     found = interval(100.0 * _behind(one, other))
-    half = "" if found.low is None or found.mean is None else f" ± {found.mean - found.low:.1f}"
-    return f"{found.mean:.1f}{half}"
+    if found.low is None or found.mean is None:
+        return f"{found.mean:.1f}", ""
+    if found.low <= 0.0:
+        return f"{found.mean:.1f}", f", on each of {found.runs} seeds"
+    return f"{found.mean:.1f} ± {found.mean - found.low:.1f}", ""
 
 
 def _tpot(result: SystemResult) -> str:
     return f"{result.figures['mean_tpot_ms'].mean:.0f} ms"
 
 
-def _why(workload: Workload, cluster: Cluster, best: Mapping[str, object]) -> str:
-    """What of the fleet decides, where that is plain."""
+def _why(workload: Workload, cluster: Cluster, order: Sequence[SystemResult]) -> str:
+    """What of the fleet decides, where that is plain; `order`: best first."""
     loads, servers = workload.offered_tok_s_by_adapter, len(cluster)
     hottest, slots = int(np.argmax(loads)), min(kind.max_loras for kind in cluster.kinds)
-    attained = getattr(best["slo_attainment"], "mean", None) or 0.0
+    tok_s = [each.figures["total_token_throughput"].mean or 0.0 for each in order]
     reasons = []
     if servers > 1 and loads[hottest] >= 0.999 * loads.sum() / servers:
         reasons.append(
             f"adapter {workload.names[hottest]!r} has {loads[hottest] / loads.sum():.0%} of the load, all that one of "
             f"{servers} servers can take or more: it needs replicas"
         )
-    if attained < HELD:
-        reasons.append("the servers are overloaded: what keeps its queues equal loses least")
+    if tok_s[0] < SERVED * workload.offered_tok_s:
+        how = "what keeps its queues equal loses least"
+        if tok_s[0] > MORE * max(tok_s[1:]):
+            how = "adapters on few servers each leave fewer in a batch, which serves more tokens"
+        reasons.append(f"the servers are overloaded: {how}")
     elif len(workload) <= slots:
         reasons.append(
             f"all {len(workload)} adapters fit in the slots of each server: replicas everywhere cost no loads"

@@ -17,7 +17,7 @@ SYSTEMS = {
     "hrw": "rendezvous hashing",
     "dynamo": "NVIDIA Dynamo: hashing, replicas by load",
     "ray-serve": "Ray Serve: multiplexing",
-    "dlora": "dLoRA: proactive placement and dispatcher",
+    "dlora": "dLoRA: placement, dispatcher, migration, merged batches; no front end",
     "punica": "Punica",
     "llm-d": "Gateway API inference extension (llm-d): affinity, queue and KV scores",
     "aibrix": "AIBrix: LoRA affinity",
