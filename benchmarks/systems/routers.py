@@ -16,11 +16,13 @@ SYSTEMS = {
     "affinity": "vLLM behind adapter affinity",
     "hrw": "rendezvous hashing",
     "dynamo": "NVIDIA Dynamo: hashing, replicas by load",
+    "dynamo-mcf": "NVIDIA Dynamo: min-cost flow, replicas by load",
     "ray-serve": "Ray Serve: multiplexing",
     "dlora": "dLoRA: placement, dispatcher, migration, merged batches; no front end",
     "punica": "Punica",
     "llm-d": "Gateway API inference extension (llm-d): affinity, queue and KV scores",
     "aibrix": "AIBrix: LoRA affinity",
+    "aibrix-prefix-cache": "AIBrix: prefix cache",
     "packer": "the placement of packer's latency plan",
 }
 FLEET = Scenario(LLAMA, "mixed", "8–32", (160,))
