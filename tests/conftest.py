@@ -46,8 +46,8 @@ FOLDERS = {
     "packer.twin": "twin",
 }
 """Import name → folder at the top of the tree."""
-SHORT = {"cli", "objectives", "operate", "planning", "report", "solvers"}
-"""Folders of tests whose rules need no simulated hours, but for those that ask for `whole_hours`."""
+SHORT = {"cli", "objectives", "operate", "planning", "report", "solvers", "test_docs.py"}
+"""Folders and files of tests whose rules need no simulated hours, but for those that ask for `whole_hours`."""
 
 
 @dataclass(frozen=True)
