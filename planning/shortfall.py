@@ -82,9 +82,9 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
         if point.n_gpus > most or job.over():
             break
         bins = point.plan.bins
-        goals = _kept(job, bins, (job.raised, job.seed)) - set(found)
+        goals = _kept(job, bins, job.kept.given) - set(found)  # whose hours are known
         fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)[:1]
-        for hour in (job.kept.given, *reversed(job.kept.hours), *fresh):
+        for hour in ((job.raised, job.seed), *reversed(job.kept.hours), *fresh):
             goals = goals and goals & _kept(job, bins, hour)
         found |= dict.fromkeys(sorted(goals), point.n_gpus)
     wide, narrow = (found.get(_share(share), math.inf) for share in sorted(SHARES))
