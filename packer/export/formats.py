@@ -171,10 +171,19 @@ def start_commands(plan: Plan) -> list[str]:
     return found
 
 
+RANKS_APART = ("ray", "dynamo")
+"""Formats whose systems start data-parallel ranks one by one (Ray Serve's DPServer, Dynamo's external control)."""
+
+
 def _check_engine(plan: Plan, format_name: str) -> None:
-    """Raise `IncompatibleError` if a server's profile describes another engine than the format starts."""
+    """Raise `IncompatibleError` if a server's profile describes another engine, or ranks, than the format starts."""
     wanted = FORMATS[format_name].engine
     for item in plan.bins:
+        if format_name in RANKS_APART and item.profile.engine.data_parallel_size > 1:
+            raise IncompatibleError(
+                f"--format {format_name} does not start servers of several data-parallel ranks, as "
+                f"{shown(item.profile.name)} is: each rank is a replica there. Use --format kserve or aibrix."
+            )
         engine = item.profile.engine.name.lower()
         if engine != wanted:
             fitting = [

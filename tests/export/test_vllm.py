@@ -103,6 +103,8 @@ def test_what_was_simulated_is_started(
     (told, _) = (
         entry["command"] for entry in json.loads(export_plan(replace(plan, bins=bins), "vllm")["args.json"])
     )
+    with pytest.raises(IncompatibleError, match="--format ray does not start servers of several"):
+        export_plan(replace(plan, bins=bins), "ray", sources)
     at = told.index("--lora-target-modules")
     assert told[at + 1 : at + 3] == ["o_proj", "qkv_proj"]
     assert flag(told, "--data-parallel-size") == "2"
