@@ -39,6 +39,7 @@ OWN = record(
     ("arrivals", "f8"),  # smoothed
     ("admissions", "f8"),  # smoothed
     # Merged batches (`packer.papers.dlora`).
+    ("policy", "i8"),  # which batches there are: `packer.papers.dlora.engine.POLICIES`
     ("credits", "f8"),  # credit with which requests of an adapter come first
     ("merged_ms", "f8"),  # time of a merged batch, and of one that is not, as the scheduler knows them
     ("mixed_ms", "f8"),

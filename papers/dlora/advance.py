@@ -30,6 +30,8 @@ from packer.twin.law.linear import linear_ms, state_vector
 WAITS, READY, SWAPPED = range(3)
 """`start` of a request: without KV cache, with it, and with it in host memory; `context`: its blocks."""
 SKIPPED, TAKEN, FULL = range(3)
+BY_CREDIT, UNMERGED, MERGED = range(3)
+"""`policy`: `_credit_schedule`, `_strict_fcfs_schedule` and `_always_merge_schedule`."""
 WATERMARK = 0.01
 """Share of the blocks that stays free when a request gets its first ones (`BlockSpaceManager`)."""
 
@@ -206,11 +208,13 @@ def plan(state: CellState) -> int:
     server.context_tokens = 0
     server.load_ms = own.extra_ms = 0.0
     first = first_in_queue(state)
-    picked = pick_by_credit(state)
+    picked = pick_by_credit(state) if own.policy == BY_CREDIT else 0
     merge, base = 0, server.max_seqs
-    if picked == 0:
+    if own.policy == MERGED:
+        merge, own.rounds = state.requests[state.order[base]].owner + 1, 0
+    elif picked == 0 and own.policy == BY_CREDIT:
         merge = choose(state, first)
-    else:
+    elif picked > 0:
         first, base = fill_up(state, first, picked), 2 * server.max_seqs
     if merge == 0:
         if own.merged > 0:

@@ -13,10 +13,14 @@ from packer.twin.cluster.state import EngineKernels
 from packer.twin.engine.state import ServerState
 
 
+POLICIES = ("credit", "fcfs", "merge")
+
+
 @dataclass(frozen=True, slots=True)
 class DLoraEngine:
     """dLoRA's engine (`packer.papers.dlora.advance`): batches with one adapter merged into the weights, or unmerged.
 
+    `policy`: "credit" is dLoRA's; "fcfs" never merges, "merge" always merges the adapter of the first request.
     `max_num_seqs`: largest batch; the artifact has 16 by default, vLLM 256. `max_num_batched_tokens`: of a step.
     `credits`: credit with which the requests of an adapter come first. `merged_ms`, `mixed_ms`: times of a step that
     the scheduler compares batches by; `switch_ms`: of a change between both, which a step also takes longer. These are
@@ -28,6 +32,7 @@ class DLoraEngine:
     trains: ClassVar[bool] = False
     serves_base: ClassVar[bool] = False
     cv: ClassVar[float] = 0.0
+    policy: str = "credit"
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 4096
     credits: float = 10_000.0
@@ -37,6 +42,7 @@ class DLoraEngine:
     link_gb_s: float = 32.0
 
     def __post_init__(self) -> None:
+        checks.choice("policy", self.policy, POLICIES)
         checks.integer("max_num_seqs", self.max_num_seqs, low=1, high=100_000)
         checks.integer("max_num_batched_tokens", self.max_num_batched_tokens, low=1)
         for name in ("credits", "merged_ms", "mixed_ms", "link_gb_s"):
@@ -68,6 +74,7 @@ class DLoraEngine:
     def own(self, setup: Any) -> Record:
         """What it keeps of a server."""
         own, profile = own_of(setup), setup.server.profile
+        own.policy = POLICIES.index(self.policy)
         for name in ("credits", "merged_ms", "mixed_ms", "switch_ms"):
             own[name] = getattr(self, name)
         block_bytes = profile.model.kv_bytes_per_token * profile.engine.block_size

@@ -15,8 +15,8 @@ FULL = 0.9
 """Share of an engine's KV cache from which on it is full."""
 FEWEST_TOO_MANY = 16
 """An engine has too many requests with so many more than the mean."""
-NODES, GAP = 200, 1e-3
-"""Where the search ends, with the best solution so far: a limit of time would make two runs differ."""
+EFFORT, GAP = 0.5, 1e-3
+"""CP-SAT's deterministic time and its gap, where the search ends: a limit of time would make two runs differ."""
 
 
 @dataclass(frozen=True)
@@ -55,43 +55,43 @@ def balance(task: Task) -> tuple[list[int], list[set[int]]]:
     variable counts the requests of an adapter on an engine that go to an engine, each with their mean blocks, so that
     thousands of them are as quick as few; the last of them go.
     """
-    import pulp
+    from ortools.sat.python import cp_model
 
     engines, adapters = range(len(task.blocks)), sorted({a for _, a, _ in task.requests})
     groups: dict[tuple[int, int], list[int]] = {}
     for i, (at, a, _) in enumerate(task.requests):
         groups.setdefault((at, a), []).append(i)
-    blocks = {key: sum(task.requests[i][2] for i in own) / len(own) for key, own in groups.items()}
-    model = pulp.LpProblem("migration", pulp.LpMinimize)
-    longest = model.add_variable("longest", lowBound=0)
-    x = {key: [model.add_variable(f"x{key[0]}_{key[1]}_{e}", lowBound=0) for e in engines] for key in groups}
-    y = {a: [model.add_variable(f"y{a}_{e}", cat=pulp.LpBinary) for e in engines] for a in adapters}
-    model.setObjective(longest)
+    blocks = {key: round(sum(task.requests[i][2] for i in own) / len(own)) for key, own in groups.items()}
+    model = cp_model.CpModel()
+    x = {key: [model.new_int_var(0, len(own), "") for _ in engines] for key, own in groups.items()}
+    y = {a: [model.new_bool_var("") for _ in engines] for a in adapters}
+    most_us = sum(round(1e6 * (s + MOVE_S)) for s in (task.service_s[a] for _, a, _ in task.requests))
+    block_us = round(1e6 * task.block_s)
+    longest = model.new_int_var(0, most_us + block_us * sum(n for _, _, n in task.requests), "")
     for key, own in groups.items():
-        model.addConstraint(pulp.lpSum(x[key]) >= len(own))
+        model.add(sum(x[key]) == len(own))
         for e in engines:
-            model.addConstraint(x[key][e] <= len(own) * y[key[1]][e])
+            model.add(x[key][e] <= len(own) * y[key[1]][e])
     for e in engines:
-        model.addConstraint(pulp.lpSum(y[a][e] for a in adapters) <= task.places[e])
-        over = model.add_variable(f"over{e}", lowBound=0)
-        held = pulp.lpSum(blocks[key] * x[key][e] for key in groups)
-        model.addConstraint(over >= task.block_s * (held - task.blocks[e]))
-        time_s = pulp.lpSum(
-            (task.service_s[a] + (MOVE_S if at != e else 0.0)) * x[at, a][e] for at, a in groups
+        model.add(sum(y[a][e] for a in adapters) <= task.places[e])
+        held = sum(blocks[key] * x[key][e] for key in groups)
+        time_us = sum(
+            round(1e6 * (task.service_s[a] + (MOVE_S if at != e else 0.0))) * x[at, a][e] for at, a in groups
         )
-        model.addConstraint(longest >= time_s + over)
-    model.solve(pulp.HiGHS(msg=False, gapRel=GAP, threads=1, mip_max_nodes=NODES))
+        model.add(longest >= time_us)
+        model.add(longest >= time_us + block_us * (held - task.blocks[e]))
+    model.minimize(longest)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time, solver.parameters.relative_gap_limit = EFFORT, GAP
     chosen = [at for at, _, _ in task.requests]
-    if longest.value() is None:
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return chosen, []
     for (at, a), own in groups.items():
         left = len(own)
-        for e in sorted(engines, key=lambda e: e == at):  # those that stay, last
-            count = min(left, round(x[at, a][e].value() or 0.0)) if e != at else 0
+        for e in engines:
+            count = solver.value(x[at, a][e]) if e != at else 0
             for i in own[left - count : left]:
                 chosen[i] = e
             left -= count
-        if left and y[a][at].value() < 0.5:  # rounded down
-            for i in own[:left]:
-                chosen[i] = next(e for e in engines if y[a][e].value() > 0.5)
-    return chosen, [{a for a in adapters if y[a][e].value() > 0.5} for e in engines]
+    return chosen, [{a for a in adapters if solver.value(y[a][e])} for e in engines]

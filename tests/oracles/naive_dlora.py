@@ -22,6 +22,7 @@ class Settings:
     blocks: int
     block_size: int
     models: int
+    policy: str
     max_num_seqs: int
     max_num_batched_tokens: int
     gpu_capacity: int
@@ -116,6 +117,10 @@ class NaiveDLora:
     def _schedule(self) -> tuple[list[Job], int | None]:
         """The requests to run, in order, and the adapter to merge."""
         most, fcfs = self.s.max_num_seqs, self.queue[: self.s.max_num_seqs]
+        if self.s.policy == "fcfs":
+            return fcfs, None
+        if self.s.policy == "merge":
+            return self._of(self.queue[0].adapter), self.queue[0].adapter
         by_credit: list[Job] = []
         chosen: list[int] = []
         for a in sorted(self.credit, key=lambda a: -self.credit[a]):

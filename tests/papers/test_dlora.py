@@ -24,6 +24,7 @@ from packer.workload import Workload
 
 GRAIN = 1024
 OPTIONS: dict[str, tuple[Any, ...]] = {
+    "policy": ("credit", "credit", "credit", "fcfs", "merge"),
     "max_num_seqs": (2, 4, 9),
     "max_num_batched_tokens": (40, 100),
     "credits": (0.05, 0.5, 10_000.0),
@@ -120,7 +121,7 @@ def _naive(run: Run, options: dict[str, Any]) -> NaiveDLora:
 def test_engine_is_the_oracle() -> None:
     """Times, loads and swaps are those of the artifact's scheduler in plain lists; credits and merges do occur."""
     merges = swaps = credited = served = 0
-    for seed in range(60):
+    for seed in range(75):
         fleet, cluster, system, options = _case(seed)
         run = simulate_cluster(fleet, cluster, system, duration_s=4.0)
         if run.state is None:
