@@ -29,7 +29,7 @@ sys.path.insert(0, str(HERE))
 
 from rows import MARKS, Section, markdown  # noqa: E402
 
-PAPERS = ("slora", "caraserve", "rock", "llmstation", "mainpaper", "routers")
+PAPERS = ("slora", "caraserve", "rock", "llmstation", "mainpaper", "dlora", "routers")
 """Modules with a function `section(seeds)`, in the order of the document."""
 
 
