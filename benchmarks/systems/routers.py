@@ -23,7 +23,7 @@ SYSTEMS = {
     "llm-d": "Gateway API inference extension (llm-d): affinity, queue and KV scores",
     "aibrix": "AIBrix: LoRA affinity",
     "aibrix-prefix-cache": "AIBrix: prefix cache",
-    "aibrix-model-adapter": "AIBrix: replicas of ModelAdapters",
+    "aibrix-model-adapter": "AIBrix: ModelAdapters, each on one server",
     "packer": "the placement of packer's latency plan",
 }
 FLEET = Scenario(LLAMA, "mixed", "8–32", (160,))
