@@ -4,7 +4,8 @@
 
 Fleets differ in size, load, lengths, ranks, limits, arrivals and profile. For each adapter and each of the
 hours: how much of its limits it uses (1 is all of them) by the 95th percentile of its own requests, however few; for
-each GPU whether it starves or its queue grows.
+each GPU whether it starves or its queue grows. `--fewer` plans each fleet for one GPU fewer, too, and says whether that
+plan keeps all limits in `FEWER_HOURS` fresh hours at the rates as given: a GPU too many.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
 FIRST_SEED = 770_001
 """Far from the seeds of any search."""
+FEWER_HOURS = 5
+FEW = 60
+"""Requests in an hour below which the 95th percentile of an adapter is that of few requests: plans hold its server to
+the limits instead."""
 
 Draw = Callable[[np.random.Generator], packer.Workload]
 
@@ -162,24 +167,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--fleets", type=int, default=2 * len(KINDS))
     parser.add_argument("--first", type=int, default=0, help="number of the first fleet")
     parser.add_argument("--hours", type=int, default=2, help="fresh hours of each GPU")
+    parser.add_argument("--fewer", action="store_true", help="look whether one GPU fewer keeps the goal, too")
     parser.add_argument("--write", action="store_true", help="write recommended.json beside this file")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=HERE / "recommended.json", help="where --write goes"
+    )
     options = parser.parse_args(argv)
     rows = []
     for number in range(options.first, options.first + options.fleets):
-        rows.append(row := one(number, options.hours))
+        rows.append(row := one(number, options.hours, options.fewer))
         print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     done = [row for row in rows if row["status"] == "feasible"]
     total = {key: sum(row[key] for row in done) for key in ("adapters", "gpus", *COUNTED)}
     print(
         f"{len(rows)} fleets, {len(done)} plans that keep the limits; in {options.hours} fresh hours of "
-        f"{total['adapters']:,} adapters on {total['gpus']} GPUs: {total['beyond']} adapter-hours beyond the limits, "
-        f"{total['beyond_twice']} beyond twice, {total['growing']} growing queues, {total['starved']} starved servers"
+        f"{total['adapters']:,} adapters on {total['gpus']} GPUs: {total['beyond']} adapter-hours beyond the limits "
+        f"({total['beyond_few']} of fewer than {FEW} requests), {total['beyond_twice']} beyond twice, "
+        f"{total['growing']} growing queues, {total['starved']} starved servers"
     )
+    if options.fewer:
+        print(
+            f"one GPU fewer keeps all limits in {FEWER_HOURS} hours: {sum(row['fewer_keep'] for row in rows)} fleets"
+        )
     if options.write:
-        (HERE / "recommended.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        options.output.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
 
-COUNTED = ("beyond", "beyond_twice", "starved", "growing")
+COUNTED = ("beyond", "beyond_few", "beyond_twice", "starved", "growing")
 
 
 def fleet_of(number: int) -> tuple[packer.Workload, packer.Profile]:
@@ -193,7 +207,7 @@ def fleet_of(number: int) -> tuple[packer.Workload, packer.Profile]:
     return fleet, packer.load_profile(PROFILES[(number + number // len(KINDS)) % 2])
 
 
-def one(number: int, hours: int) -> dict[str, Any]:
+def one(number: int, hours: int, fewer: bool) -> dict[str, Any]:
     """One fleet: its plan, and the plan's servers on fresh hours."""
     fleet, profile = fleet_of(number)
     started, cpu = time.perf_counter(), time.process_time()
@@ -210,30 +224,49 @@ def one(number: int, hours: int) -> dict[str, Any]:
         "plan_s": round(time.perf_counter() - started, 1),
         "plan_cpu_s": round(time.process_time() - cpu, 1),
     }
+    for run in _fresh(plan, fleet, hours):
+        used = _used(run)
+        number_of = np.bincount(run.raw.requests.adapter, minlength=len(run.workload))
+        row["worst_use"] = max(row["worst_use"], round(float(used.max()), 2))
+        row["beyond"] += int((used > 1.0).sum())
+        row["beyond_few"] += int(((used > 1.0) & (number_of < FEW)).sum())
+        row["beyond_twice"] += int((used > 2.0).sum())
+        row["worst_beyond_twice"] += [
+            (run.workload.names[i], round(float(used[i]), 2), int(number_of[i]))
+            for i in np.flatnonzero(used > 2.0)[:3]
+        ]
+        row["starved"] += int(run.starved)
+        row["growing"] += int(not run.stable)
+    if fewer:
+        row["fewer_keep"] = plan.n_gpus > 1 and _keeps(
+            packer.recommend(fleet, profile, max_gpus=plan.n_gpus - 1), fleet
+        )
+    return row
+
+
+def _fresh(plan: packer.Plan, fleet: packer.Workload, hours: int) -> Iterator[packer.Run]:
+    """The servers of a plan in hours that no search has seen."""
     for item in plan.bins:
         for hour in range(hours):
-            run = packer.simulate(
-                own := item.workload(fleet),
+            yield packer.simulate(
+                item.workload(fleet),
                 item.profile,
                 max_loras=item.max_loras,
                 max_lora_rank=item.max_lora_rank,
                 seed=FIRST_SEED + 101 * hour,
             )
-            used = _used(run)
-            number_of = np.bincount(run.raw.requests.adapter, minlength=len(own))
-            row["worst_use"] = max(row["worst_use"], round(float(used.max()), 2))
-            row["beyond"] += int((used > 1.0).sum())
-            row["beyond_twice"] += int((used > 2.0).sum())
-            row["worst_beyond_twice"] += [
-                (own.names[i], round(float(used[i]), 2), int(number_of[i]))
-                for i in np.flatnonzero(used > 2.0)[:3]
-            ]
-            row["starved"] += int(run.starved)
-            row["growing"] += int(not run.stable)
-    return row
 
 
-def _used(run: packer.Simulation) -> np.ndarray[Any, Any]:
+def _keeps(plan: packer.Plan, fleet: packer.Workload) -> bool:
+    """Whether a plan that places all adapters keeps their limits in all fresh hours, without a queue that grows."""
+    placed = {adapter for item in plan.bins for adapter in item.adapters}
+    return len(placed) == len(fleet) and all(
+        run.status == "ok" and run.stable and not run.starved and bool((_used(run) <= 1.0).all())
+        for run in _fresh(plan, fleet, FEWER_HOURS)
+    )
+
+
+def _used(run: packer.Run) -> np.ndarray[Any, Any]:
     """How much of its limits each adapter uses by its own figures, whatever the server's queue does."""
     ttft_ms, itl_ms = run.workload.slo.columns(run.workload)
     ttft = np.nan_to_num(run.adapter_p95_ttft_ms, nan=0.0) / ttft_ms
