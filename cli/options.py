@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from packer.cli.declare import Readers, argument, bundle, flag, option, pairs
 from packer.cli.output import Part, Progress, check_distinct, note, print_json, progress_bar, show
+from packer.errors import shown
 from packer.words import counted
 
 if TYPE_CHECKING:
@@ -80,6 +81,13 @@ def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, 
     return complete("packer.registry:names", kind)
 
 
+def once(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str:
+    """The value of an option that other commands take several times."""
+    if len(given) > 1:
+        raise click.BadParameter(f"Expected one here, got {', '.join(map(shown, given))}.", param=parameter)
+    return given[0]
+
+
 USUAL_GOAL = "p95_ttft_ms=2000,mean_itl_ms=100"
 COMMON: dict[str, dict[str, Any]] = {
     "at": {
@@ -89,7 +97,12 @@ COMMON: dict[str, dict[str, Any]] = {
         "window's at a percentile of the load.",
     },
     "duration": {"type": LENGTH, "metavar": "SECONDS"},
-    "gpu": {"metavar": "NAME", "shell_complete": complete("packer.twin.datasheets:GPUS")},
+    "gpu": {
+        "metavar": "NAME",
+        "multiple": True,
+        "callback": once,
+        "shell_complete": complete("packer.twin.datasheets:GPUS"),
+    },
     "gpus": {
         "type": click.IntRange(min=1, max=1_000_000),
         "metavar": "N",

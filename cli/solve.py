@@ -48,7 +48,7 @@ class KindArguments(ServerSettings):
         profile or --gpu a number alone. [default: any number]
     """
 
-    gpu_names: tuple[str, ...] = common("gpu", multiple=True)
+    gpu_names: tuple[str, ...] = common("gpu", callback=None)
     model: str | None = common("model")
     profile_names: tuple[str, ...] = common(
         "profile",

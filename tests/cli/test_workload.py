@@ -152,6 +152,14 @@ def test_an_estimate_is_marked_everywhere(root: Path, tmp_path: Path, capsys: Ca
     assert json.loads(capsys.readouterr().out)["calibrated"] is False
 
 
+def test_an_estimate_is_of_one_gpu(tmp_path: Path, capsys: Capture) -> None:
+    """Of several GPUs none is taken in silence where one profile is made."""
+    two = ["--model", "Qwen/Qwen3-8B", "--gpu", "h200", "--gpu", "l40s", "-o", str(tmp_path / "e.toml")]
+    assert run(["profiles", "estimate", *two]) == 2
+    assert "Expected one here, got 'h200', 'l40s'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_estimate_that_would_not_start_says_so(root: Path, tmp_path: Path, capsys: Capture) -> None:
     """A GPU too small for the model's context is named at once, with the way out."""
     config = root / "tests" / "data" / "models" / "llama-3.1-8b.json"
