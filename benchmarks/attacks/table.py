@@ -33,7 +33,7 @@ class Mine:
 
 TWICE = """
 import signal, subprocess, sys, time
-command = "packer sweep f.csv --max-loras 2,3,4,5,6 --duration 9e5 -o s.csv".split()
+command = "packer sweep f.csv --max-loras 2,3,4,5,6 --duration 9e6 -o s.csv".split()
 process = subprocess.Popen(command)
 for wait_s in (3.0, 0.3):
     time.sleep(wait_s)
