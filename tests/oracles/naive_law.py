@@ -6,6 +6,8 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from naive_twin import NaiveTwin
 
@@ -60,3 +62,15 @@ def step_ms(twin: NaiveTwin, b: int, p: int, context: int) -> float:
         + (c["per_attended_token_ms"] * twin.attended if p else 0.0)
         + c["experts_ms"] * (1.0 - (1.0 - server.expert_share) ** t)
     )
+
+
+GRAIN = 1024
+"""Coefficients are multiples of 1/1024 ms: sums are exact in any order."""
+
+
+def drawn_law(rng: np.random.Generator, *further: str) -> dict[str, float]:
+    """Coefficients of a linear law whose terms all matter for small requests; `further`: terms besides the usual."""
+    most = {"per_decode_ms": 60, "per_prefill_token_ms": 60, "per_adapter_ms": 200, "per_kv_token_ms": 10}
+    most |= {**dict.fromkeys(further, 10), "per_request_rank_ms": 8, "per_padded_rank_ms": 8}
+    base_ms = int(rng.integers(1, 20)) / 2
+    return {"base_ms": base_ms, **{name: int(rng.integers(0, high)) / GRAIN for name, high in most.items()}}

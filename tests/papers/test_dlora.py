@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from naive_dlora import Job, NaiveDLora, Settings
+from naive_law import drawn_law
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
@@ -22,7 +23,6 @@ from packer.twin.cluster.system import System
 from packer.twin.run import Run
 from packer.workload import Workload
 
-GRAIN = 1024
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "policy": ("credit", "credit", "credit", "fcfs", "merge"),
     "max_num_seqs": (2, 4, 9),
@@ -33,17 +33,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def _profile(rng: np.random.Generator) -> Profile:
-    law = {
-        "base_ms": int(rng.integers(1, 20)) / 2,
-        "per_decode_ms": int(rng.integers(0, 60)) / GRAIN,
-        "per_prefill_token_ms": int(rng.integers(0, 60)) / GRAIN,
-        "per_adapter_ms": int(rng.integers(0, 200)) / GRAIN,
-        "per_kv_token_ms": int(rng.integers(0, 10)) / GRAIN,
-        "per_waiting_ms": int(rng.integers(0, 10)) / GRAIN,
-        "per_slot_ms": int(rng.integers(0, 10)) / GRAIN,
-        "per_request_rank_ms": int(rng.integers(0, 8)) / GRAIN,
-        "per_padded_rank_ms": int(rng.integers(0, 8)) / GRAIN,
-    }
+    law = drawn_law(rng, "per_waiting_ms", "per_slot_ms")
     return Profile(
         "tests/dlora",
         ModelSpec("tight", 0.0, 100.0, 25.0),

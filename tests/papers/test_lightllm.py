@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_law import drawn_law
 from naive_lightllm import Job, NaiveLightLlm, Settings, peak
 
 from packer.adapter import Adapter
@@ -20,7 +21,6 @@ from packer.twin.cluster.system import System
 from packer.twin.run import Run
 from packer.workload import Workload
 
-GRAIN = 1024
 MODES = ("blocking", "prefetch", "async", "cpu-assist", "none")
 ASSIST = "cpu-assist:cores=3,core_tokens=8,core_gflop_s=0.0002,sync_ms=0.5"
 """Cores that take 0.125 ms for a token and a unit of rank of 25 bytes."""
@@ -28,15 +28,7 @@ RULES = ("drop", "lru", "lfu", "none", "unlimited")
 
 
 def _profile(rng: np.random.Generator) -> Profile:
-    law = {
-        "base_ms": int(rng.integers(1, 20)) / 2,
-        "per_decode_ms": int(rng.integers(0, 60)) / GRAIN,
-        "per_prefill_token_ms": int(rng.integers(0, 60)) / GRAIN,
-        "per_adapter_ms": int(rng.integers(0, 200)) / GRAIN,
-        "per_kv_token_ms": int(rng.integers(0, 10)) / GRAIN,
-        "per_request_rank_ms": int(rng.integers(0, 8)) / GRAIN,
-        "per_padded_rank_ms": int(rng.integers(0, 8)) / GRAIN,
-    }
+    law = drawn_law(rng)
     return Profile(
         "tests/lightllm",
         ModelSpec("tight", 0.0, 100.0, 25.0),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from naive_law import drawn_law
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
@@ -22,8 +23,6 @@ from packer.profile import (
 )
 from packer.workload import Workload
 
-GRAIN = 1024  # coefficients are multiples of 1/1024 ms: sums are exact in any order
-
 
 @dataclass(frozen=True)
 class Case:
@@ -37,15 +36,7 @@ class Case:
 def _profile(rng: np.random.Generator, name: str) -> Profile:
     block_size = int(rng.choice([1, 4, 16]))
     seqs = int(rng.integers(2, 12))
-    law = {
-        "base_ms": int(rng.integers(1, 20)) / 2,
-        "per_decode_ms": int(rng.integers(0, 60)) / GRAIN,
-        "per_prefill_token_ms": int(rng.integers(0, 60)) / GRAIN,
-        "per_adapter_ms": int(rng.integers(0, 200)) / GRAIN,
-        "per_kv_token_ms": int(rng.integers(0, 10)) / GRAIN,
-        "per_request_rank_ms": int(rng.integers(0, 8)) / GRAIN,
-        "per_padded_rank_ms": int(rng.integers(0, 8)) / GRAIN,
-    }
+    law = drawn_law(rng)
     kv_tokens = int(rng.integers(8, 60)) * block_size
     policy = rng.choice(["reserved", "unified"])
     return Profile(
