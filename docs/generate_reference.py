@@ -89,18 +89,23 @@ def _signature(name: str, value: object) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """A docstring, its numpydoc sections as lists."""
-    text = inspect.getdoc(value) or ""
-    lines = text.split("\n")
-    out, k, inside = [], 0, False
+    """A docstring; what it says of parameters, in numpydoc's sections or after their names, as lists."""
+    lines = (inspect.getdoc(value) or "").split("\n")
+    out, k, inside, named = [], 0, False, False
     while k < len(lines):
         if k + 1 < len(lines) and re.fullmatch(r"-{3,}", lines[k + 1]):
             out += ["", f"**{lines[k]}**", ""]
             k, inside = k + 2, True
             continue
         line = lines[k]
+        starts = re.match(r"`[\w.]+`(, `[\w.]+`)*: ", line) is not None
+        named = starts or (named and line != "" and not line.startswith("Raises "))
         if inside and line and not line.startswith(" "):
             line = f"- `{line}`:" if re.fullmatch(r"[\w, .*]+", line) else line
+        elif named:
+            line = f"- {line}" if starts else f"  {line}"
+        elif line.startswith("Raises ") and out[-1]:
+            out.append("")
         out.append(f"  {line.strip()}" if inside and line.startswith(" ") else line)
         k += 1
     return "\n".join(out)

@@ -78,49 +78,28 @@ def estimate_profile(
 ) -> Profile:
     """An estimated profile of a base model on GPUs of one kind.
 
-    Parameters
-    ----------
-    model
-        A repository that packer or Hugging Face's cache on this machine knows, or the path of a config.json.
-    gpu
-        A name as people type it: "h200", "A100-80GB"; "a100" alone asks which.
-    tensor_parallel_size
-        GPUs of one server, or of each of its data-parallel ranks. The price is for all of them.
-    data_parallel_size
-        Ranks of a mixture of experts, each with its own requests, KV cache, slots and copy of all weights but the
-        experts, which are divided among the GPUs of all ranks (`--enable-expert-parallel`).
-    quantization
-        fp8, int8, awq, gptq, nvfp4, mxfp4 or bf16; None: as the model's config says.
-    kv_cache_dtype
-        "auto", "bfloat16" or "fp8". With "auto" memory is counted for bf16, and times are taken from the
-        measured servers, of which dense FP8 and FP4 checkpoints kept an FP8 cache.
-    lora_target_modules
-        As vLLM's flag, since 0.17: of qkv_proj, o_proj, gate_up_proj and down_proj those that slots hold and whose
-        kernels run; empty: all.
-    version
-        Of vLLM; None: the newest one whose rules are known. Settings that are not given are its defaults for the GPU.
-    max_model_len
-        None: the model's.
-    max_num_seqs, max_num_batched_tokens, gpu_memory_utilization
-        As vLLM's; of each rank.
-    price_per_hour
-        Of one server, USD; None: of the data sheet.
-    name
-        None: GPU/model.
-    engine_name
-        "vllm" or "sglang".
-    reference
-        The calibrated profile whose terms of adapters are scaled.
+    `model`: a repository that packer or Hugging Face's cache on this machine knows, or the path of a config.json.
+    `gpu`: a name as people type it: "h200", "A100-80GB"; "a100" alone asks which.
+    `tensor_parallel_size`: GPUs of one server, or of each of its data-parallel ranks. The price is for all of them.
+    `data_parallel_size`: ranks of a mixture of experts, each with its own requests, KV cache, slots and copy of all
+    weights but the experts, which are divided among the GPUs of all ranks (`--enable-expert-parallel`).
+    `quantization`: fp8, int8, awq, gptq, nvfp4, mxfp4 or bf16; None: as the model's config says.
+    `kv_cache_dtype`: "auto", "bfloat16" or "fp8". With "auto" memory is counted for bf16, and times are taken from
+    the measured servers, of which dense FP8 and FP4 checkpoints kept an FP8 cache.
+    `lora_target_modules`: as vLLM's flag, since 0.17: of qkv_proj, o_proj, gate_up_proj and down_proj those that
+    slots hold and whose kernels run; empty: all.
+    `version`: of vLLM; None: the newest one whose rules are known. Settings that are not given are its defaults for
+    the GPU.
+    `max_model_len`: none: the model's.
+    `max_num_seqs`, `max_num_batched_tokens`, `gpu_memory_utilization`: as vLLM's; of each rank.
+    `price_per_hour`: of one server, USD; None: of the data sheet.
+    `name`: none: GPU/model.
+    `engine_name`: "vllm" or "sglang".
+    `reference`: the calibrated profile whose terms of adapters are scaled.
 
-    Raises
-    ------
-    UnknownNameError
-        The model, the GPU, the quantisation or the engine is not known.
-    IncompatibleError
-        The weights alone don't fit, the GPUs do not divide the heads, the modules are not known of this model, or its
-        ranks are not of one server.
-    ValidationError
-        The GPU's name fits several.
+    Raises `UnknownNameError`: the model, the GPU, the quantisation or the engine is not known; `IncompatibleError`:
+    the weights alone don't fit, the GPUs do not divide the heads, the modules are not known of this model, or its
+    ranks are not of one server; `ValidationError`: the GPU's name fits several.
     """
     sheet = datasheet(gpu)
     own = model if isinstance(model, ModelDimensions) else model_named(model)

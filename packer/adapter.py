@@ -20,30 +20,18 @@ A_LENGTH = "packer.Lengths.gamma(mean=300, cv=1.1)"
 class Adapter:
     """A LoRA adapter and its traffic; with rank 0, the requests to the base model itself.
 
-    Parameters
-    ----------
-    name
-        Unique within a workload; up to 256 characters, without control characters.
-    rank
-        LoRA rank, 1 … 512; 0: requests without an adapter, which take no slot and load nothing.
-    rate
-        Mean request rate, req/s, at least `MIN_RATE`.
-    input_tokens, output_tokens
-        Its own length distributions; None takes the workload's.
-    model
-        The base model that it was trained for; None in a fleet of one model. Adapters of different models never
-        share a server.
-    slo_class
-        The class of limits in the workload's `Goal`; None: the limits of adapters without a class.
-    shared_prefix_tokens
-        Tokens that all of its prompts begin with, as a system prompt: part of `input_tokens`. Prefix caching computes
-        them once, as long as the KV cache keeps them.
-    sessions
-        Conversations that its requests belong to; None takes the workload's.
-    priority
-        Of its requests, on servers with `scheduling_policy` "priority": smaller ones are served first.
-    acceptance
-        Share of drafts that are kept, on servers with speculative decoding; None: the profile's.
+    `name`: unique within a workload; up to 256 characters, without control characters.
+    `rank`: LoRA rank, 1 … 512; 0: requests without an adapter, which take no slot and load nothing.
+    `rate`: mean request rate, req/s, at least `MIN_RATE`.
+    `input_tokens`, `output_tokens`: its own length distributions; None takes the workload's.
+    `model`: the base model that it was trained for; None in a fleet of one model. Adapters of different models never
+    share a server.
+    `slo_class`: the class of limits in the workload's `Goal`; None: the limits of adapters without a class.
+    `shared_prefix_tokens`: tokens that all of its prompts begin with, as a system prompt: part of `input_tokens`.
+    Prefix caching computes them once, as long as the KV cache keeps them.
+    `sessions`: conversations that its requests belong to; None takes the workload's.
+    `priority`: of its requests, on servers with `scheduling_policy` "priority": smaller ones are served first.
+    `acceptance`: share of drafts that are kept, on servers with speculative decoding; None: the profile's.
     """
 
     name: str

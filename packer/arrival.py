@@ -26,24 +26,16 @@ MIN_PERIOD_S = 1.0
 class RequestTrace:
     """Recorded requests, sorted by time.
 
-    Parameters
-    ----------
-    time_s
-        float64 (n,), seconds from the start, not decreasing, >= 0.
-    adapter
-        int64 (n,), index of the adapter in the workload.
-    input_tokens, output_tokens
-        int64 (n,), >= 1.
-    blocks
-        What the requests say, in blocks: which of them begin alike. None: no two of them.
-    end_s
-        When the recording ended; None takes a second after the last request. A part of a trace keeps the whole's.
-    sessions
-        int64 (n,), >= 0: which session each request belongs to. None: each is alone. Without `blocks` a request whose
-        prompt is at least as long as all that was said before in its session begins with that.
-    priority
-        int64 (n,): of each request, smaller ones first, on servers with `scheduling_policy` "priority". None: that of
-        its adapter.
+    `time_s`: float64 (n,), seconds from the start, not decreasing, >= 0.
+    `adapter`: int64 (n,), index of the adapter in the workload.
+    `input_tokens`, `output_tokens`: int64 (n,), >= 1.
+    `blocks`: what the requests say, in blocks: which of them begin alike. None: no two of them.
+    `end_s`: when the recording ended; None takes a second after the last request. A part of a trace keeps the
+    whole's.
+    `sessions`: int64 (n,), >= 0: which session each request belongs to. None: each is alone. Without `blocks` a
+    request whose prompt is at least as long as all that was said before in its session begins with that.
+    `priority`: int64 (n,): of each request, smaller ones first, on servers with `scheduling_policy` "priority". None:
+    that of its adapter.
     """
 
     time_s: npt.NDArray[np.float64]

@@ -27,18 +27,12 @@ whole = lru_cache(maxsize=64)(lambda n: (1.0,) * n)
 class Bin:
     """A set of adapters on one server.
 
-    Parameters
-    ----------
-    adapters
-        Indices into the workload, unique.
-    settings
-        How the server is started, of the kind that the profile takes: `profile.settings(max_loras,
-        max_lora_rank)`.
-    profile
-        What the server is.
-    shares
-        Part of each adapter's rate that comes here, in ]0, 1]; 1 unless the adapter is replicated. Left out, all
-        are 1.
+    `adapters`: indices into the workload, unique.
+    `settings`: how the server is started, of the kind that the profile takes: `profile.settings(max_loras,
+    max_lora_rank)`.
+    `profile`: what the server is.
+    `shares`: part of each adapter's rate that comes here, in ]0, 1]; 1 unless the adapter is replicated. Left out,
+    all are 1.
     """
 
     adapters: tuple[int, ...]

@@ -33,19 +33,12 @@ class Blocks:
     comes before it, so that two requests with equal ids at one place begin alike up to there. vLLM shares cached
     blocks among requests of the same adapter only (vllm/v1/core/kv_cache_utils.py, `_gen_lora_extra_hash_keys`).
 
-    Parameters
-    ----------
-    starts
-        int64 (n + 1,): request `i` has `ids[starts[i]:starts[i + 1]]`.
-    ids
-        int64, >= 0.
-    tokens
-        Tokens of a block, >= 1; need not be the `block_size` of the server.
+    `starts`: int64 (n + 1,): request `i` has `ids[starts[i]:starts[i + 1]]`.
+    `ids`: int64, >= 0.
+    `tokens`: tokens of a block, >= 1; need not be the `block_size` of the server.
 
-    Raises
-    ------
-    ValidationError
-        A value breaks a rule, or an id follows two different ones; names the request, counted from 0.
+    Raises `ValidationError`: a value breaks a rule, or an id follows two different ones; names the request, counted
+    from 0.
     """
 
     starts: IntArray

@@ -14,21 +14,13 @@ from packer.errors import ValidationError, shown
 class Change:
     """Changes that are made at one time; servers by their number in the cluster, adapters by name.
 
-    Parameters
-    ----------
-    time_s
-        When it is made, from the start of the run.
-    start
-        Servers that start. They get requests when their start-up time is over.
-    stop
-        Servers that get no more requests. They finish those that they have, and are off then.
-    fail
-        Servers that are lost at once. The router sends their unfinished requests again, from the beginning.
-    load, unload
-        (server, adapter): the server may serve the adapter from now on, or no longer. A load stops vLLM's engine for
-        the time in which the adapter comes from disk.
-    route
-        By adapter: share of its requests by server. Servers that are not named get none by the router `plan`.
+    `time_s`: when it is made, from the start of the run.
+    `start`: servers that start. They get requests when their start-up time is over.
+    `stop`: servers that get no more requests. They finish those that they have, and are off then.
+    `fail`: servers that are lost at once. The router sends their unfinished requests again, from the beginning.
+    `load`, `unload`: (server, adapter): the server may serve the adapter from now on, or no longer. A load stops
+    vLLM's engine for the time in which the adapter comes from disk.
+    `route`: by adapter: share of its requests by server. Servers that are not named get none by the router `plan`.
     """
 
     time_s: float

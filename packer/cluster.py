@@ -77,25 +77,16 @@ class Store:
 class Cluster:
     """Servers in a fixed order; a router sends each request to one of them.
 
-    Parameters
-    ----------
-    kinds
-        The kinds of server, with unique names.
-    servers
-        The kind of each server, by name.
-    placement
-        Which adapters each server may serve, with the share of their requests that the router `plan` sends
-        there, in ]0, 1]; None: every server may serve every adapter.
-    slo
-        Default limits of a latency goal, ms, by their keys (`packer.goal`): as ttft_ms and tpot_ms of each request.
-    nodes
-        The machines, in the order of the servers; none: one for each server, whose host memory holds everything.
-    store
-        Where adapters come from that no host holds; needed if some host memory is limited.
-    network_ms
-        Time from the router to a server, and back.
-    fine_tuning
-        What each server trains beside its requests, where the workload does not say.
+    `kinds`: the kinds of server, with unique names.
+    `servers`: the kind of each server, by name.
+    `placement`: which adapters each server may serve, with the share of their requests that the router `plan` sends
+    there, in ]0, 1]; None: every server may serve every adapter.
+    `slo`: default limits of a latency goal, ms, by their keys (`packer.goal`): as ttft_ms and tpot_ms of each
+    request.
+    `nodes`: the machines, in the order of the servers; none: one for each server, whose host memory holds everything.
+    `store`: where adapters come from that no host holds; needed if some host memory is limited.
+    `network_ms`: time from the router to a server, and back.
+    `fine_tuning`: what each server trains beside its requests, where the workload does not say.
     """
 
     kinds: tuple[ServerKind, ...]

@@ -148,16 +148,10 @@ _USUAL = Limits()
 class Goal:
     """What every adapter, or a share of them, is meant to keep.
 
-    Parameters
-    ----------
-    limits
-        Of adapters without a class, of requests and of servers.
-    classes
-        Limits of the adapters whose `slo_class` has that name: a mapping, or pairs.
-    adapter_share
-        Share of the adapters that must keep their limits, in ]0, 1].
-    request_share
-        Share of the requests that must keep limits of requests, in ]0, 1].
+    `limits`: of adapters without a class, of requests and of servers.
+    `classes`: limits of the adapters whose `slo_class` has that name: a mapping, or pairs.
+    `adapter_share`: share of the adapters that must keep their limits, in ]0, 1].
+    `request_share`: share of the requests that must keep limits of requests, in ]0, 1].
     """
 
     limits: Limits = Limits()

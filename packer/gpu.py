@@ -15,14 +15,9 @@ from packer.workload import Workload
 class GpuKind:
     """A kind of server.
 
-    Parameters
-    ----------
-    profile
-        What the server is; a tensor-parallel group is one server on several GPUs.
-    price_per_hour
-        Of one server with all of its GPUs; None takes the profile's.
-    available
-        GPUs at hand; None: any number. Kinds on equal GPUs (`profile.gpu.name`) share them.
+    `profile`: what the server is; a tensor-parallel group is one server on several GPUs.
+    `price_per_hour`: of one server with all of its GPUs; None takes the profile's.
+    `available`: GPUs at hand; None: any number. Kinds on equal GPUs (`profile.gpu.name`) share them.
     """
 
     profile: Profile

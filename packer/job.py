@@ -12,25 +12,16 @@ from packer.lengths import Lengths
 class FineTuning:
     """A LoRA adapter that is trained beside the requests of a server, or of each server of a plan or cluster.
 
-    Parameters
-    ----------
-    samples
-        Samples to train on, of every server; None: without end.
-    sample_tokens
-        Length of a sample, tokens.
-    rank
-        Rank of the adapter that is trained.
-    batch
-        Samples of one training step (a forward and a backward pass).
-    backward_ratio
-        Time of a backward pass, in forward passes: 1 with frozen weights, 2 if activations are computed anew.
-    layers
-        Transformer layers of the base model: a pass is divided into so many tasklets.
-    weights_ms
-        Fixed time of a pass, mostly that of reading the weights, ms; None: by the profile's step law, whose fixed
-        part also holds the engine's work on the host.
-    policy
-        How training shares the server, with parameters as in "llmstation:slo_decode_ms=45"; "none": not at all.
+    `samples`: samples to train on, of every server; None: without end.
+    `sample_tokens`: length of a sample, tokens.
+    `rank`: rank of the adapter that is trained.
+    `batch`: samples of one training step (a forward and a backward pass).
+    `backward_ratio`: time of a backward pass, in forward passes: 1 with frozen weights, 2 if activations are computed
+    anew.
+    `layers`: transformer layers of the base model: a pass is divided into so many tasklets.
+    `weights_ms`: fixed time of a pass, mostly that of reading the weights, ms; None: by the profile's step law, whose
+    fixed part also holds the engine's work on the host.
+    `policy`: how training shares the server, with parameters as in "llmstation:slo_decode_ms=45"; "none": not at all.
     """
 
     samples: int | None = None

@@ -41,18 +41,11 @@ class Lengths:
     Use the constructors `constant`, `lognormal`, `gamma` and `empirical`. Real lengths are heavy-tailed:
     constant ones double the twin's error, and a clipped normal inflates the mean by 10 %.
 
-    Parameters
-    ----------
-    kind
-        Family of the distribution.
-    mean
-        Mean in tokens, before clipping.
-    cv
-        Standard deviation / mean.
-    low, high
-        Samples are clipped to [low, high] tokens; `high` None means no bound.
-    values
-        The sorted sample of an empirical distribution, in tokens.
+    `kind`: family of the distribution.
+    `mean`: mean in tokens, before clipping.
+    `cv`: standard deviation / mean.
+    `low`, `high`: samples are clipped to [low, high] tokens; `high` None means no bound.
+    `values`: the sorted sample of an empirical distribution, in tokens.
     """
 
     kind: Kind

@@ -45,56 +45,33 @@ class Moves:
 class Plan:
     """Bins with their evaluations, status, bound and provenance. Never changes.
 
-    Parameters
-    ----------
-    workload
-        The fleet that the bins' indices refer to.
-    bins
-        One per server; empty when infeasible and nothing was placed.
-    evaluations
-        One row per bin: what a simulated hour shows where the twin confirms plans of up to 32 GPUs, what the
-        verification shows of larger ones for fewest GPUs, else what the predictor says.
-    status
-        "optimal" (proven, relative to the predictor), "feasible" or "infeasible".
-    objective, solver, predictor
-        Names of the strategies.
-    objective_value
-        What was minimised, as the objective's key by the predictor: lexicographic, smaller is better.
-    lower_bound
-        No plan has a smaller first entry of the key (relative to the predictor); None if unknown.
-    bound_proven
-        True if the bound is certain relative to the predictor, not what a search failed to refute.
-    bound_source
-        Which argument gave the bound, in words.
-    margin
-        By how much every rate was raised in the search, 0.05 for 5 %; None if the plan was not searched for with
-        a margin.
-    headroom
-        Factor by which each bin's rates may grow: the first of the three marks of its room, or until the predictor says
-        that it starves. None where it fails at the rates as given or nothing is known; empty if it was not computed.
-    rooms
-        For each bin the factors at which its latency limits break, a queue forms and it starves, and what limits
-        it; empty if they were not computed.
-    adapters
-        What each adapter of the workload gets; None if it was not simulated.
-    moves
-        What changes on running servers; None unless the plan continues some.
-    interrupted, time_limit_reached
-        Why the search ended early: the user, or the clock.
-    reasons
-        Why it is infeasible and what would help, for people; also notes on a feasible plan.
-    unplaced
-        Indices of the adapters that have no bin (infeasible plans only).
-    verified
-        Whether the twin confirms the plan with seeds that no search has used; None if it was not run.
-    runtime_s
-        Wall-clock time of the solver.
-    seed
-        Seed of everything random.
-    versions
-        Versions of packer and what decides the result.
-    details
-        Statistics of the solver, JSON-able.
+    `workload`: the fleet that the bins' indices refer to.
+    `bins`: one per server; empty when infeasible and nothing was placed.
+    `evaluations`: one row per bin: what a simulated hour shows where the twin confirms plans of up to 32 GPUs, what
+    the verification shows of larger ones for fewest GPUs, else what the predictor says.
+    `status`: "optimal" (proven, relative to the predictor), "feasible" or "infeasible".
+    `objective`, `solver`, `predictor`: names of the strategies.
+    `objective_value`: what was minimised, as the objective's key by the predictor: lexicographic, smaller is better.
+    `lower_bound`: no plan has a smaller first entry of the key (relative to the predictor); None if unknown.
+    `bound_proven`: true if the bound is certain relative to the predictor, not what a search failed to refute.
+    `bound_source`: which argument gave the bound, in words.
+    `margin`: by how much every rate was raised in the search, 0.05 for 5 %; None if the plan was not searched for
+    with a margin.
+    `headroom`: factor by which each bin's rates may grow: the first of the three marks of its room, or until the
+    predictor says that it starves. None where it fails at the rates as given or nothing is known; empty if it was not
+    computed.
+    `rooms`: for each bin the factors at which its latency limits break, a queue forms and it starves, and what limits
+    it; empty if they were not computed.
+    `adapters`: what each adapter of the workload gets; None if it was not simulated.
+    `moves`: what changes on running servers; None unless the plan continues some.
+    `interrupted`, `time_limit_reached`: why the search ended early: the user, or the clock.
+    `reasons`: why it is infeasible and what would help, for people; also notes on a feasible plan.
+    `unplaced`: indices of the adapters that have no bin (infeasible plans only).
+    `verified`: whether the twin confirms the plan with seeds that no search has used; None if it was not run.
+    `runtime_s`: wall-clock time of the solver.
+    `seed`: seed of everything random.
+    `versions`: versions of packer and what decides the result.
+    `details`: statistics of the solver, JSON-able.
     """
 
     workload: Workload

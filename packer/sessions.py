@@ -23,15 +23,11 @@ class Sessions:
     open loop: `think_s` after the turn before it is expected to be answered, which takes `FIRST_TOKEN_S` and
     `PER_TOKEN_S` for each output token, however fast the server is.
 
-    Parameters
-    ----------
-    turns
-        Mean number of requests of a session, 1 … 1000, geometrically distributed; 1: requests have no later turns.
-    think_s
-        Mean time from an answer to the next turn, s, exponentially distributed.
-    turn_tokens
-        Mean tokens that the user adds in each later turn, in the shape of `input_tokens`; None: the mean of
-        `input_tokens` less the shared prefix.
+    `turns`: mean number of requests of a session, 1 … 1000, geometrically distributed; 1: requests have no later
+    turns.
+    `think_s`: mean time from an answer to the next turn, s, exponentially distributed.
+    `turn_tokens`: mean tokens that the user adds in each later turn, in the shape of `input_tokens`; None: the mean
+    of `input_tokens` less the shared prefix.
     """
 
     turns: float

@@ -41,24 +41,17 @@ _KINDS = (
 class Workload:
     """Adapters, their lengths and arrivals. Never changes; columns come as arrays.
 
-    Parameters
-    ----------
-    adapters
-        At least one; names are unique. Either each one names its base model, or none does.
-    input_tokens, output_tokens
-        Length distributions of the adapters that have none of their own (default: ShareGPT's).
-    length_correlation
-        Correlation of a request's input and output length, as that of the normal scores, in [-1, 1].
-    arrivals
-        The arrival process.
-    name
-        What it is called in plans and reports.
-    slo
-        The latency goal.
-    fine_tuning
-        What each server trains beside its requests; None: nothing.
-    sessions
-        Conversations of the adapters that have none of their own; None: requests are independent of each other.
+    `adapters`: at least one; names are unique. Either each one names its base model, or none does.
+    `input_tokens`, `output_tokens`: length distributions of the adapters that have none of their own (default:
+    ShareGPT's).
+    `length_correlation`: correlation of a request's input and output length, as that of the normal scores, in [-1,
+    1].
+    `arrivals`: the arrival process.
+    `name`: what it is called in plans and reports.
+    `slo`: the latency goal.
+    `fine_tuning`: what each server trains beside its requests; None: nothing.
+    `sessions`: conversations of the adapters that have none of their own; None: requests are independent of each
+    other.
     """
 
     adapters: tuple[Adapter, ...]

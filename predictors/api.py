@@ -16,24 +16,13 @@ from packer.workload import Workload
 def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int = 0) -> Predictor:
     """The predictor of that name ("twin", "forest", …), or the trained one in a file, for this profile.
 
-    Parameters
-    ----------
-    name
-        A registered predictor, or the path of a file written by `packer predictor train` (it ends in `.packer`, or
-        contains a directory).
-    profile
-        The server that will be evaluated; a trained predictor for another one is refused.
-    seed
-        Of whatever the predictor draws at random.
+    `name`: a registered predictor, or the path of a file written by `packer predictor train` (it ends in `.packer`,
+    or contains a directory).
+    `profile`: the server that will be evaluated; a trained predictor for another one is refused.
+    `seed`: of whatever the predictor draws at random.
 
-    Raises
-    ------
-    UnknownNameError
-        No predictor has that name.
-    FileFormatError
-        There is no such file.
-    ModelError
-        The file is damaged, or belongs to another profile.
+    Raises `UnknownNameError`: no predictor has that name; `FileFormatError`: there is no such file; `ModelError`: the
+    file is damaged, or belongs to another profile.
     """
     text = os.fspath(name)
     if text.endswith(".packer") or "/" in text or os.sep in text:  # a file
@@ -57,27 +46,15 @@ def evaluate_server(
 ) -> Evaluation:
     """What a predictor says of one server that serves the whole fleet.
 
-    Parameters
-    ----------
-    workload
-        The fleet.
-    server
-        The server's profile.
-    max_loras
-        Adapters on the GPU at once.
-    max_lora_rank
-        Rank of every slot, one of vLLM's values; None: the smallest that holds every adapter.
-    predictor
-        A registered name, the path of a trained predictor, or an object.
-    seed
-        Of whatever the predictor draws at random.
+    `workload`: the fleet.
+    `server`: the server's profile.
+    `max_loras`: adapters on the GPU at once.
+    `max_lora_rank`: rank of every slot, one of vLLM's values; None: the smallest that holds every adapter.
+    `predictor`: a registered name, the path of a trained predictor, or an object.
+    `seed`: of whatever the predictor draws at random.
 
-    Raises
-    ------
-    ValidationError
-        An adapter's rank exceeds `max_lora_rank`, or another value is out of range.
-    UnknownNameError, ModelError
-        As from `load_predictor`.
+    Raises `ValidationError`: an adapter's rank exceeds `max_lora_rank`, or another value is out of range;
+    `UnknownNameError`, `ModelError`: as from `load_predictor`.
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the server", server, Profile, "packer.load_profile(NAME)")

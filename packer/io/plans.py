@@ -154,18 +154,11 @@ def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False)
 def load_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
     """The plan in a file that `write_plan` wrote.
 
-    Parameters
-    ----------
-    path
-        The file.
-    changed
-        The file was changed since: its placement is read, and what it says of it is not checked. Evaluate such a
-        plan (`packer.operate.evaluate.evaluate_plan`) before anything else.
+    `path`: the file.
+    `changed`: the file was changed since: its placement is read, and what it says of it is not checked. Evaluate such
+    a plan (`packer.operate.evaluate.evaluate_plan`) before anything else.
 
-    Raises
-    ------
-    FileFormatError
-        The file can't be read, is damaged, is not a plan or contradicts itself; names the key.
+    Raises `FileFormatError`: the file can't be read, is damaged, is not a plan or contradicts itself; names the key.
     """
     data = parse_json(read_text(path))
     if not isinstance(data, dict) or "gpus" not in data:
