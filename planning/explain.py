@@ -79,7 +79,8 @@ def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
 def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     """The plan on which the fewest adapters break the goal, with what would keep it.
 
-    Where more GPUs would not keep it, a plan with fewer is shown if hardly more adapters break the goal on it.
+    Where more GPUs would not keep it, a plan with fewer is shown if hardly more adapters break the goal on it. On a
+    given number of GPUs that is too small, the plan with the most requests within their limits (`Frontier.at_most`).
     """
 
     def over(point: FrontierPoint) -> int:
@@ -89,6 +90,8 @@ def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     limited = max_gpus is not None and not job.hopeless
     most = min(map(over, job.points)) + (0.0 if limited else HARDLY_MORE * len(job.workload))
     nearest = [point for point in job.points if over(point) <= most][-1 if limited else 0]
+    if limited:
+        nearest = job.at_most(nearest.n_gpus)
     reasons: tuple[str, ...] = ()
     if job.hopeless:
         reasons = (_unreachable(job),)

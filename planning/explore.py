@@ -17,6 +17,7 @@ from packer.errors import IncompatibleError, ModelError
 from packer.plan import Plan
 from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
+from packer.planning.overload import Overload
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_spare_slots
 from packer.planning.solve import solve
@@ -159,6 +160,15 @@ class Frontier(Conditions):
                     break
             self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
+
+    def at_most(self, n_gpus: int) -> FrontierPoint:
+        """The plan on that many GPUs, and where none keeps the limits the one with the most requests within theirs."""
+        point = self.at(n_gpus)
+        if not point.holds and not self.spare and point.slo_attainment < self.workload.slo.share:
+            others = chain(self._proposed(n_gpus), self._on_all(n_gpus))
+            overload = Overload(self, self._placed)
+            point = self.put(overload.most_within([point.plan.bins, *others], n_gpus))
+        return point
 
     @property
     def _all_count(self) -> bool:
@@ -345,13 +355,17 @@ class Frontier(Conditions):
                 bins = tuple(replace(item, settings=make(item.max_loras, rank)) for item in bins)
             yield bins
 
+    def _placed(self, parts: Replicas, n_gpus: int) -> Sequence[Bin]:
+        """Servers of least latency for these adapters; empty if some have no place."""
+        plan = self._solved(parts, "latency", solver=SOLVERS[0], max_gpus=n_gpus * self.size)
+        return () if plan.unplaced else plan.bins
+
     def _on_all(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Every adapter on every server; with spare ones, before, those hotter than a GPU's part of the load alone:
         when one is lost, its parts go to all others."""
 
         def placed(cool: Workload) -> Sequence[Bin]:
-            given = {"solver": SOLVERS[0], "max_gpus": n_gpus * self.size}
-            return self._solved(Replicas(cool, {}), "latency", **given).bins
+            return self._placed(Replicas(cool, {}), n_gpus)
 
         fair = self.workload.offered_tok_s / n_gpus
         few = 1 < n_gpus <= (self.max_replicas or MOST_REPLICAS) and not self.replayed

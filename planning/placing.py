@@ -26,7 +26,7 @@ class OwnPlan:
         job = self._job(workload, cluster, seed)
         point = Deployment(job, len(cluster) * job.size).explored()
         if point is None or point.n_gpus != len(cluster):
-            point = job.at(min(len(cluster), job.parts.most_gpus(None)))
+            point = job.at_most(min(len(cluster), job.parts.most_gpus(None)))
         return _with_servers(cluster, point.plan)
 
     def needed(self, workload: Workload, cluster: Cluster, seed: int) -> int | None:

@@ -1,0 +1,114 @@
+"""A plan on fewer servers than the goal needs: the one with the most requests within their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.checks import slot_rank_for
+from packer.planning.replicas import Replicas
+from packer.planning.settle import likely_slots
+from packer.solvers.base import MAX_ADAPTERS_PER_GPU
+from packer.solvers.candidates import neighbours
+from packer.twin.hours import ServerHour
+
+if TYPE_CHECKING:
+    from packer.planning.explore import Frontier
+
+STEPS = 5
+"""The load that all servers but one can carry is found to one part in 2^STEPS."""
+
+
+@dataclass(frozen=True)
+class Overload:
+    """Servers of a search that can't keep the goal.
+
+    `placed`: servers for the parts of some adapters, on so many GPUs; empty if they have no place.
+    """
+
+    job: Frontier
+    placed: Callable[[Replicas, int], Sequence[Bin]]
+
+    def most_within(self, proposals: Sequence[Sequence[Bin]], n: int) -> Sequence[Bin]:
+        """Of these servers, and of those of `_all_but_one`, those that keep the most requests within their limits.
+
+        The first of the proposals is taken as it is, the others with the slots that suit them best.
+        """
+        best, most = proposals[0], self._within(proposals[0])
+        for bins in (*proposals, *self._all_but_one(n)):
+            made = self._slotted(bins)
+            if (within := self._within(made)) > most:
+                best, most = made, within
+        return best
+
+    def _hours(self, bins: Sequence[Bin]) -> list[ServerHour]:
+        return self.job.hours.all(bins, self.job.workload)
+
+    def _shares(self, bins: Sequence[Bin]) -> list[float]:
+        """Share of the requests of each server that keep their limits."""
+        return [float(np.nan_to_num(hour.figures.slo_attainment)) for hour in self._hours(bins)]
+
+    def _within(self, bins: Sequence[Bin]) -> float:
+        """Requests within their limits, req/s."""
+        rates = [float(item.rates(self.job.workload).sum()) for item in bins]
+        return float(np.dot(rates, self._shares(bins)))
+
+    def _slotted(self, bins: Sequence[Bin]) -> list[Bin]:
+        """Each server with the slots that keep most of its requests within their limits.
+
+        On a server with few slots the adapters that have one keep it, and their requests their limits.
+        """
+        best = [item.with_slots(likely_slots(self.job.workload, item)) for item in bins]
+        found = self._shares(best)
+        for step in (-1, 1):
+            open_ = {k for k, share in enumerate(found) if share < self.job.workload.slo.share}
+            now = dict(enumerate(best))
+            while open_ and not self.job.over():
+                next_ = {k: near[0] for k in open_ if (near := neighbours(now[k], step))}
+                now |= {k: now[k].with_slots(slots) for k, slots in next_.items()}
+                shares = self._shares([now[k] for k in next_])
+                open_ = {k for k, share in zip(next_, shares, strict=True) if share >= found[k]}
+                for k, share in zip(next_, shares, strict=True):
+                    if share > found[k]:
+                        best[k], found[k] = now[k], share
+        return best
+
+    def _all_but_one(self, n: int) -> Iterator[Sequence[Bin]]:
+        """Servers that keep the goal with as many adapters as they can, and one for all others.
+
+        Adapters with the most requests for a token come first, of these the hottest, or those of the lowest rank.
+        """
+        fleet = self.job.workload
+        per_token = -np.round(fleet.rates / np.maximum(fleet.offered_tok_s_by_adapter, 1e-12), 6)
+        orders = [np.lexsort((-fleet.rates, per_token))]
+        if len(set(fleet.ranks.tolist())) > 1:
+            orders.append(np.lexsort((-fleet.rates, per_token, fleet.ranks)))
+        for order in orders if n > 1 else ():
+            load = np.cumsum(fleet.offered_tok_s_by_adapter[order]) / fleet.offered_tok_s
+            low, best = 0.0, None
+            for step in range(1, STEPS + 1):
+                count = int(np.searchsorted(load, low + 0.5**step, side="right"))
+                bins = self._divided(order[:count].tolist(), order[count:].tolist(), n)
+                if bins and min(self._shares(bins[:-1])) >= fleet.slo.share and not self.job.over():
+                    low, best = low + 0.5**step, bins
+            if best:
+                yield best
+
+    def _divided(self, first: list[int], rest: list[int], n: int) -> list[Bin]:
+        """The first adapters on all servers but one, the rest on that; empty if there is no place for them."""
+        job = self.job
+        if not first or not 0 < len(rest) <= MAX_ADAPTERS_PER_GPU:
+            return []
+        split = {k: job.parts.parts[i] for k, i in enumerate(first) if i in job.parts.parts}
+        parts = Replicas(job.workload.subset(tuple(first)), split).spread_over(n - 1, job.max_replicas)
+        found = [
+            replace(item, adapters=tuple(first[i] for i in item.adapters))
+            for item in parts.joined(self.placed(parts, n - 1))
+        ]
+        rank = slot_rank_for(int(job.workload.ranks[rest].max()))
+        found.append(Bin(tuple(rest), job.profile.settings(1, rank), job.profile))
+        return [item.with_slots(likely_slots(job.workload, item)) for item in found] if found[:-1] else []
