@@ -2,7 +2,7 @@
 
 Runs in a process of its own, pinned to its own cores, so that neither packer nor the server slows it down:
 
-    python -m packer.live.client JOB.json RESULT.npz
+    python -m packer.live.client RESULT.npz < JOB
 
 SIGTERM or SIGINT end the run early; what was seen until then is written and marked.
 """
@@ -14,6 +14,7 @@ import gc
 import json
 import math
 import os
+import pickle
 import signal
 import sys
 import time
@@ -21,7 +22,6 @@ from array import array
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from packer.errors import MissingDependencyError, shown
 from packer.io.web import Address
 from packer.lengths import MAX_TOKENS
 from packer.live import results
-from packer.live.job import LoadJob, Said, read_job
+from packer.live.job import LoadJob, Said
 from packer.live.metrics import kept
 from packer.live.results import LoadResult
 from packer.live.server import MAX_PAGE_BYTES
@@ -358,11 +358,11 @@ async def _look(run: _Run, session: Any) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run a job file and write the result file."""
-    job = read_job(Path(arguments[0]))
+    """Run the job that packer wrote to standard input and write the result file."""
+    job: LoadJob = pickle.load(sys.stdin.buffer)
     if job.cores:
         os.sched_setaffinity(0, job.cores)
-    results.write_result(asyncio.run(run_load(job)), arguments[1])
+    results.write_result(asyncio.run(run_load(job)), arguments[0])
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
-"""What the load generator sends, and the file that carries it to the process that does."""
+"""What the load generator sends."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
 from packer.arrays import IntArray
 from packer.arrival import RequestTrace
-from packer.blocks import Blocks
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,7 @@ def prompts_of(job: LoadJob) -> list[IntArray]:
         prompt = rng.integers(low, high, n_in)
         if (blocks := trace.blocks) is not None:
             for place, i in enumerate(blocks.ids[blocks.starts[k] : blocks.starts[k + 1]].tolist()):
-                here = prompt[
-                    place * blocks.tokens : (place + 1) * blocks.tokens
-                ]  # the same wherever this id is
+                here = prompt[place * blocks.tokens :][: blocks.tokens]  # the same wherever this id is
                 here[:] = np.random.default_rng((job.seed, i)).integers(low, high, blocks.tokens)[: len(here)]
         prompts.append(prompt)
     return prompts
@@ -114,43 +110,5 @@ class Said:
     def end(self, k: int) -> None:
         """Request `k` is answered."""
         answer = self._answers.pop(k, None)
-        if (
-            self._sessions is not None
-            and answer is not None
-            and len(answer) == self._job.requests.output_tokens[k]
-        ):
+        if self._sessions and answer and len(answer) == self._job.requests.output_tokens[k]:
             self._so_far[self._sessions[k]] = np.concatenate([self._prompts[k], answer])
-
-
-_COLUMNS = ("time_s", "adapter", "input_tokens", "output_tokens")
-
-
-def write_job(job: LoadJob, path: Path) -> None:
-    """Write a job for the client process."""
-    trace = job.requests
-    requests = {name: getattr(trace, name).tolist() for name in _COLUMNS} | {"end_s": trace.end_s}
-    if (blocks := trace.blocks) is not None:
-        requests["blocks"] = [blocks.starts.tolist(), blocks.ids.tolist(), blocks.tokens]
-    if trace.sessions is not None:
-        requests["sessions"] = trace.sessions.tolist()
-    data = {each.name: getattr(job, each.name) for each in fields(job)} | {"requests": requests}
-    path.write_text(json.dumps(data))
-
-
-def read_job(path: Path) -> LoadJob:
-    """Read what `write_job` wrote."""
-    data = json.loads(path.read_text())
-    requests = data.pop("requests")
-    times, *counts = (requests[name] for name in _COLUMNS)
-    columns = (np.array(each, dtype=np.int64) for each in counts)
-    blocks = None
-    if "blocks" in requests:
-        starts, ids, tokens = requests["blocks"]
-        blocks = Blocks(np.array(starts, dtype=np.int64), np.array(ids, dtype=np.int64), tokens)
-    sessions = np.array(requests["sessions"], dtype=np.int64) if "sessions" in requests else None
-    trace = RequestTrace(
-        np.array(times, dtype=np.float64), *columns, blocks=blocks, end_s=requests["end_s"], sessions=sessions
-    )
-    for key in ("models", "token_ids", "cores"):
-        data[key] = tuple(data[key])
-    return LoadJob(requests=trace, **data)

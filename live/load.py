@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from packer.errors import LiveError
 from packer.live.client import KEY, STOPPING, import_aiohttp
-from packer.live.job import LoadJob, write_job
+from packer.live.job import LoadJob
 from packer.live.results import LoadResult, read_result
 
 START_GRACE_S = 60.0
@@ -39,7 +41,7 @@ def run_job(
     A run that the server cut short comes back as a result that says so. On KeyboardInterrupt the client is
     stopped, its result so far is on disk, and the interrupt is raised again.
 
-    `job`, `folder`: what to send, and where `load.json`, `load.npz` and `client.log` go.
+    `job`, `folder`: what to send, and where `load.npz` and `client.log` go.
     `alive`: called five times a second: False (the server died) ends the run.
     `stop`: called as often: True ends the run as interrupted.
     `progress`: called with the seconds since the client was started.
@@ -48,15 +50,14 @@ def run_job(
     """
     import_aiohttp()
     folder.mkdir(parents=True, exist_ok=True)
-    job_path, result_path, log_path = (folder / name for name in ("load.json", "load.npz", "client.log"))
-    write_job(job, job_path)
+    result_path, log_path = folder / "load.npz", folder / "client.log"
     result_path.unlink(missing_ok=True)
     limit = job.duration_s + job.drain_s + START_GRACE_S
     client: subprocess.Popen[bytes] | None = None
     died = False
     try:
         with _held_back():
-            client = _started(job_path, result_path, log_path, authorization)
+            client = _started(job, result_path, log_path, authorization)
         start = time.monotonic()
         while client.poll() is None and time.monotonic() - start < limit:
             if not died and not alive():
@@ -98,13 +99,15 @@ def _held_back() -> Iterator[None]:
             signal.raise_signal(late)
 
 
-def _started(job: Path, result: Path, log_path: Path, authorization: str) -> subprocess.Popen[bytes]:
+def _started(job: LoadJob, result: Path, log_path: Path, authorization: str) -> subprocess.Popen[bytes]:
     """The client's process. It inherits a mask that holds signals back until it handles them: one that comes
     while it still imports ends the run with a result, too."""
-    with log_path.open("wb") as log:
+    with log_path.open("wb") as log, tempfile.TemporaryFile() as asked:
+        pickle.dump(job, asked)
+        asked.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-m", "packer.live.client", str(job), str(result)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "packer.live.client", str(result)],
+            stdin=asked,
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -17,7 +17,7 @@ from packer.arrival import RequestTrace
 from packer.errors import FileFormatError
 from packer.live import client, results
 from packer.live.client import run_load
-from packer.live.job import LoadJob, read_job, write_job
+from packer.live.job import LoadJob
 from packer.live.launch import Launch
 from packer.live.load import run_job
 from packer.live.metrics import summarise
@@ -112,16 +112,6 @@ def test_the_clients_limit_refuses(
         )
     assert int((result.state == results.UNFINISHED).sum()) == 5
     assert int((result.state == results.REFUSED).sum()) == len(result.state) - 5
-
-
-def test_a_job_file_round_trips(fleet: Workload, tmp_path: Path) -> None:
-    """What the client process reads is what was written."""
-    asked = replace(job("http://x", fleet), cores=(1,), drain_s=3.0)
-    write_job(asked, tmp_path / "job.json")
-    read = read_job(tmp_path / "job.json")
-    assert replace(read, requests=asked.requests) == asked
-    assert np.array_equal(read.requests.time_s, asked.requests.time_s)
-    assert np.array_equal(read.requests.output_tokens, asked.requests.output_tokens)
 
 
 @pytest.fixture

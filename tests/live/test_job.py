@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import pickle
 
 import numpy as np
 
 from packer.arrival import RequestTrace
 from packer.blocks import Blocks
-from packer.live.job import LoadJob, Said, read_job, write_job
+from packer.live.job import LoadJob, Said
 from packer.live.metrics import summarise
 
 
-def test_prompts_of_equal_blocks_are_equal(tmp_path: Path) -> None:
-    """Blocks with one id have the same tokens in every prompt, all others differ; the file of a job keeps them."""
+def test_prompts_of_equal_blocks_are_equal() -> None:
+    """Blocks with one id have the same tokens in every prompt, all others differ, also in the client's process."""
     blocks = Blocks(np.array([0, 3, 5, 6]), np.array([7, 8, 9, 7, 10, 11]), 16)
     prompt = np.array([50, 33, 16])
     trace = RequestTrace(np.arange(3.0), np.zeros(3, np.int64), prompt, np.full(3, 4), blocks=blocks)
     job = LoadJob("http://127.0.0.1:1", ("a",), trace, 5.0, token_ids=(4, 1000), seed=2)
-    write_job(job, tmp_path / "job.json")
-    for each in (job, read_job(tmp_path / "job.json")):
+    for each in (job, pickle.loads(pickle.dumps(job))):
         first, second, third = (json.loads(Said(each).body(k))["prompt"] for k in range(3))
         assert [len(tokens) for tokens in (first, second, third)] == prompt.tolist()
         assert first[:16] == second[:16]
@@ -28,7 +27,7 @@ def test_prompts_of_equal_blocks_are_equal(tmp_path: Path) -> None:
         assert third != first[:16]
 
 
-def test_a_turn_repeats_what_the_server_answered(tmp_path: Path) -> None:
+def test_a_turn_repeats_what_the_server_answered() -> None:
     """A later turn begins with the prompt and the answer before it; an answer cut short is not repeated."""
     blocks = Blocks(np.array([0, 2, 4, 5]), np.array([7, 8, 7, 8, 9]), 16)
     prompt = np.array([30, 46, 20])
@@ -40,8 +39,7 @@ def test_a_turn_repeats_what_the_server_answered(tmp_path: Path) -> None:
         blocks=blocks,
         sessions=np.array([5, 5, 6]),
     )
-    write_job(LoadJob("http://127.0.0.1:1", ("a",), trace, 5.0, token_ids=(4, 1000)), tmp_path / "job.json")
-    said = Said(read_job(tmp_path / "job.json"))
+    said = Said(LoadJob("http://127.0.0.1:1", ("a",), trace, 5.0, token_ids=(4, 1000)))
     first, made, other = (json.loads(said.body(k)) for k in range(3))
     assert first["return_token_ids"]
     assert made["prompt"][:30] == first["prompt"]

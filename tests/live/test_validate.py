@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -294,9 +295,10 @@ def test_an_interrupt_keeps_what_was_measured(
         "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "60s", "--bins", "0",
         "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
     )  # fmt: skip
-    job = tmp_path / "work" / "gpu-0" / "repeat-0" / "load.json"
-    while not job.exists() and process.poll() is None:
+    log = tmp_path / "work" / "gpu-0" / "repeat-0" / "client.log"
+    while not log.exists() and process.poll() is None:
         time.sleep(0.1)
+    port = port_of_server(launch_file.parent)
     process.send_signal(number)
     _text, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -304,8 +306,17 @@ def test_an_interrupt_keeps_what_was_measured(
     assert not data["complete"]
     assert data["gpus"][0]["partial"]
     assert data["gpus"][0]["runs"][0]["ended"] == "interrupted"
-    port = json.loads(job.read_text())["url"].rpartition(":")[2]
-    assert not [line for line in listening() if line.endswith(f":{int(port):04X}")]
+    assert not [line for line in listening() if line.endswith(f":{port:04X}")]
+
+
+def port_of_server(folder: Path) -> int:
+    """Port of the running server whose adapters are below a folder, from its command line."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+            if "--lora-modules" in words and str(folder) in words[words.index("--lora-modules") + 1]:
+                return int(words[words.index("--port") + 1])
+    raise AssertionError("no server runs")
 
 
 def listening() -> list[str]:
