@@ -100,8 +100,6 @@ def _blamed(error: BaseException) -> tuple[int, str]:
     fault = f"{kind}: {error} (PACKER_DEBUG=1 shows where)"
     if used := plugins_in_use():  # what it returned may be what packer can't use
         plugin = named(used)
-        return (
-            2,
-            f"{plugin[0].upper()}{plugin[1:]} may break its contract, which packer.testing checks: {fault}",
-        )
+        plugin = plugin[0].upper() + plugin[1:]
+        return 2, f"{plugin} may break its contract, which packer.testing checks: {fault}"
     return 1, f"internal error: {fault}"

@@ -1,14 +1,16 @@
-"""Simulations and clusters on the command line: options of `simulate`, `compare` and `evaluate`, and their tables."""
+"""Simulations and clusters on the command line: options of `simulate`, `compare` and `evaluate`, their tables, and
+`packer systems`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, option, typed
-from packer.cli.options import common, complete_registered, label_of
+from packer.cli.declare import argument, bundle, command, option, typed
+from packer.cli.options import Output, common, complete_registered, label_of
 from packer.cli.output import Judged, Part, Table
 from packer.cli.plan_table import assumed_lengths
 from packer.io.shipped import table
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from packer.operate.systems import SystemResult
     from packer.twin.run import Run
     from packer.workload import Workload
+
+
+METRICS = table("packer.cli", "metrics.toml")
+"""Metric → its name, digits: rows of the table of a server, further ones where a result has them, of systems."""
 
 
 @bundle
@@ -59,38 +65,27 @@ def title_of(first: Run) -> str:
     """What was simulated."""
     fleet = f"{first.workload.name}: {counted(len(first.workload), 'adapter')} on"
     if first.cluster is not None:
-        return (
-            f"{fleet} {counted(len(first.cluster), 'server')}, system {first.system}, router {first.router}"
-        )
+        servers = counted(len(first.cluster), "server")
+        return f"{fleet} {servers}, system {first.system}, router {first.router}"
     slots = f"max_loras {first.max_loras}, max_lora_rank {first.max_lora_rank}"
     return f"{fleet} one {label_of(first.profile)}, {slots}"
 
 
 def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) -> Table:
     """One row per system, within 80 columns; its number of servers too where `sizes`."""
-    shown = (
-        ("slo_attainment", "SLO", 3),
-        ("total_token_throughput", "tok/s", 0),
-        ("mean_ttft_ms", "TTFT ms", 0),
-        ("p99_ttft_ms", "p99 ms", 0),
-        ("mean_tpot_ms", "TPOT ms", 1),
-        ("hit_rate", "hits", 2),
-    )
     rows = []
     for result in results:
-        cells = [number(result.figures[name].mean, digits) for name, _, digits in shown]
+        cells = [
+            number(result.figures[name].mean, digits) for name, (_, digits) in METRICS["systems"].items()
+        ]
         routed = result.system if result.router == result.system else f"{result.system}: {result.router}"
-        rows.append([routed, *([result.servers] if sizes else []), *cells])
-    columns = ["system: router", *(["servers"] if sizes else []), *(name for _, name, _ in shown)]
+        rows.append([routed, *([result.servers] * sizes), *cells])
+    columns = ["system: router", *(["servers"] * sizes), *(name for name, _ in METRICS["systems"].values())]
     caption = (
         "Means over seeds, the same requests for every system. SLO: share of the requests that keep it; "
         "hits: admissions with the adapter on the GPU. --json has intervals and more figures."
     )
     return Table(title, columns, rows, left=(0,), caption=caption)
-
-
-METRICS = table("packer.cli", "metrics.toml")
-"""Rows of the table of a server, and further rows where a result has them: metric → its name, digits."""
 
 
 def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
@@ -102,18 +97,22 @@ def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
     if first.status != "ok":
         reason = f"memory error: the server does not start: {first.status_reason}."
         return [title_of(first), reason, f"What would start: {what_starts(first.profile, first.settings)}."]
-    several = n > 1
-    rows = []
-    cluster = "hit_rate" in result
+    rows, cluster = [], "hit_rate" in result
     for metric, (name, digits) in (METRICS["server"] | METRICS["others"]).items():
         if metric not in result:
             continue
         cells = [name, number(result[metric], digits)]
-        if several:
+        if n > 1:
             row = result["intervals_95"][metric]
             cells += [number(row["low"], digits), number(row["high"], digits)]
         rows.append(cells)
-    columns = ["", f"mean of {n} seeds", "95 % from", "to"] if several else ["", "value"]
+    columns = ["", f"mean of {n} seeds", "95 % from", "to"] if n > 1 else ["", "value"]
+    trained = []
+    if (tuning := result.get("tuning")) is not None:
+        trained.append(
+            f"Training ({tuning['policy']}): {tuning['samples_s']:.2f} samples/s, {tuning['tok_s']:,.0f} tok/s; "
+            f"beside {tuning['beside_share']:.0%} of the engine's steps."
+        )
     found = f"{first.kv_cache_tokens:,} KV tokens."
     if first.closed_loop:
         found += f" Closed loop: {first.concurrency} requests are always outstanding."
@@ -124,19 +123,12 @@ def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
         Table(None, columns, rows),
         found,
         *_risk_lines(result),
-        *([_trained(result["tuning"])] if "tuning" in result else []),
+        *trained,
         *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
         *([] if cluster else [f"{words}." for words in cut_words(first.workload, [first.profile])]),
         *([] if cluster else _thrashing(first)),
         Judged(result["verdict"]["text"], result["verdict"]["holds"]),
     ]
-
-
-def _trained(tuning: dict[str, Any]) -> str:
-    return (
-        f"Training ({tuning['policy']}): {tuning['samples_s']:.2f} samples/s, {tuning['tok_s']:,.0f} tok/s; "
-        f"beside {tuning['beside_share']:.0%} of the engine's steps."
-    )
 
 
 def _risk_lines(result: dict[str, Any]) -> list[str]:
@@ -169,3 +161,28 @@ def _thrashing(sim: Run) -> list[str]:
     if found is not None:
         remedy = f"max_loras {found.max_loras} would need {found.loads_per_request:.1f}"
     return [f"Slots thrash: {sim.loads_per_request:.1f} loads per request; {remedy}."]
+
+
+@bundle
+class Chosen:
+    """Which one."""
+
+    name: str | None = argument("NAME", required=False, default=None)
+
+
+@command
+def systems(chosen: Chosen, out: Output) -> None:
+    """Systems that a cluster can be run as: router, and where the description comes from.
+
+    \b
+    Examples:
+      packer systems
+      packer simulate fleet.csv --cluster cluster.toml --system vllm --router affinity
+    """
+
+    from packer.twin.cluster.system import load_system, system_names
+
+    found = [load_system(name) for name in ([chosen.name] if chosen.name else system_names())]
+    rows = [[each.name, each.router, each.summary, each.source] for each in found]
+    columns = ["system", "router", "what it is", "source"]
+    out.result([asdict(each) for each in found], lambda: [Table(None, columns, rows, left=range(4))])

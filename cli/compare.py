@@ -142,9 +142,8 @@ def compare(
     if systems.cluster is not None:
         _compare_systems(file.fleet(), compared.seed, systems, files, out)
         return
-    refuse_without_cluster(
-        ("router", "stats_age_s", "slo", "systems", "seeds", "duration_s", "size", "share")
-    )
+    of_clusters = ("router", "stats_age_s", "slo", "systems", "seeds", "duration_s", "size", "share")
+    refuse_without_cluster(of_clusters)
     out.check_tables(files.output, endings=(".csv", ".json"))
     out.check_picture(files.plot)
     start = real.start()
@@ -152,25 +151,18 @@ def compare(
     named = (compared.solvers, compared.objectives, compared.predictors)
     solvers, objectives, predictors = map(split_names, named)
     options = {name: getattr(compared, name) for name in ("time_limit_s", "max_replicas", "margin")}
-    fleet, sizes = file.fleet(), compared.sizes or ()
-    job = Comparison(
-        fleet, profile, solvers, objectives, predictors, sizes, compared.gpus, compared.seed, options
-    )
+    sizes, gpus, seed = compared.sizes or (), compared.gpus, compared.seed
+    fleet = file.fleet()
+    job = Comparison(fleet, profile, solvers, objectives, predictors, sizes, gpus, seed, options)
     results, whole = _run(job, out)
     if start is not None:
         from packer.live.validate import ValidationSpec
         from packer.operate.real import measured
 
-        spec = ValidationSpec(real.real.get("launch_duration", 120.0), seed=job.seed)
+        spec = ValidationSpec(real.real.get("launch_duration", 120.0), seed=seed)
+        folder = Path(real.real.get("folder", "compare-results"))
         with out.progress() as progress:
-            results = measured(
-                results,
-                list(job.fleets()),
-                start,
-                Path(real.real.get("folder", "compare-results")),
-                spec,
-                progress,
-            )
+            results = measured(results, list(job.fleets()), start, folder, spec, progress)
     rows = [result.to_dict() for result in results]
     title = f"{job.workload.name} on {profile.label}"
     _write(rows, files, title, out)
@@ -216,8 +208,9 @@ def _compare_systems(
         else:
             results = compare_systems(workload, cluster, names, **given, progress=progress)
     said = "" if systems.size else verdict(workload, cluster, results)
-    data = {"workload": workload.name, "slo": judged(workload, cluster, systems.goal(workload)).slo.limits.to_dict(),
-            "systems": [each.to_dict() for each in results], "verdict": said}  # fmt: skip
+    limits = judged(workload, cluster, given["slo"]).slo.limits.to_dict()
+    data = {"workload": workload.name, "slo": limits, "systems": [each.to_dict() for each in results]}
+    data["verdict"] = said
     write_json(data, files.output)
     out.result(data, lambda: [compared_table(results, title, sizes=systems.size), *([said] if said else [])])
 
@@ -257,19 +250,12 @@ def _table(results: list[Result], title: str) -> Table:
     columns = ["solver", *several, "GPUs", "bound", "gap", *heads(measured), "time s", "outcome"]
     rows = []
     for result in results:
-        plan, found = result.plan, result.reference
-        rows.append(
-            [
-                result.solver,
-                *(getattr(result, name) for name in several),
-                plan.n_gpus if plan else "–",
-                f"{plan.lower_bound:g}" if plan and plan.lower_bound is not None else "–",
-                f"{plan.gap:.0%}" if plan and plan.gap is not None else "–",
-                *figures(found, measured),
-                number(plan.runtime_s if plan else None, 2),
-                result.outcome,
-            ]
-        )
+        plan, own = result.plan, [result.solver, *(getattr(result, name) for name in several)]
+        own.append(plan.n_gpus if plan else "–")
+        own.append(f"{plan.lower_bound:g}" if plan and plan.lower_bound is not None else "–")
+        own.append(f"{plan.gap:.0%}" if plan and plan.gap is not None else "–")
+        own += [*figures(result.reference, measured), number(plan.runtime_s if plan else None, 2)]
+        rows.append([*own, result.outcome])
     sources = ", ".join(sorted({r.reference.source for r in results if r.reference}))
     caption = f"tok/s, TTFT, ITL and outcome as simulated or measured by {sources}" if sources else None
     return Table(title, columns, rows, left=(0, len(columns) - 1), caption=caption)

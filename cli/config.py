@@ -149,9 +149,7 @@ def _wrong(words: Sequence[str], rule: str, known: Collection[str] = ()) -> File
 def option_names(command: click.Command) -> dict[str, str]:
     """Option as it is typed, without dashes → parameter of the command; for a group the options of all its commands."""
     if isinstance(command, LazyGroup):
-        return {
-            key: value for name in command.lazy for key, value in option_names(command.load(name)).items()
-        }
+        return {key: each for name in command.lazy for key, each in option_names(command.load(name)).items()}
     return {
         text[2:]: each.name or ""
         for each in every_option(command)

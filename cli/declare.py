@@ -81,10 +81,8 @@ class Pairs(click.Option):
 
     def options(self) -> list[click.Option]:
         """Each name as an option of its own, with the values that a shell may offer."""
-        kinds = {
-            name: read if isinstance(read, click.ParamType) else None for name, read in self.names.items()
-        }
-        return [click.Option([f"--{name}"], type=kind, expose_value=False) for name, kind in kinds.items()]
+        kinds = ((n, read if isinstance(read, click.ParamType) else None) for n, read in self.names.items())
+        return [click.Option([f"--{name}"], type=kind, expose_value=False) for name, kind in kinds]
 
     def spelled(self, args: Sequence[str]) -> list[str]:
         """Arguments in which each `--NAME VALUE` is this option with NAME=VALUE."""
@@ -186,21 +184,16 @@ def values(given: object, *without: str) -> dict[str, Any]:
 
 def command(function: Callable[..., Any]) -> click.Command:
     """A click command from a function whose parameters are bundles; its docstring is the help page."""
-    kinds = {key: kind for key, kind in get_type_hints(function).items() if key != "return"}
+    kinds = [(key, kind) for key, kind in get_type_hints(function).items() if key != "return"]
 
     @wraps(function)
     def call(**values: Any) -> Any:
-        given = {
-            key: kind(**{each.name: values[each.name] for each in fields(kind)})
-            for key, kind in kinds.items()
-        }
+        given = {key: kind(**{each.name: values[each.name] for each in fields(kind)}) for key, kind in kinds}
         with only_results():
             return function(**given)
 
-    declared = [each for kind in kinds.values() for each in parameters(kind)]
-    everywhere = {
-        each.name for kind in kinds.values() for each in fields(kind) if each.metadata.get("everywhere")
-    }
+    declared = [each for _, kind in kinds for each in parameters(kind)]
+    everywhere = {each.name for _, kind in kinds for each in fields(kind) if each.metadata.get("everywhere")}
     params = [each for each in declared if each.name not in everywhere]
     name = function.__name__.strip("_").replace("_", "-")
     made = Command(name, callback=call, params=params, help=inspect.getdoc(function))
@@ -259,13 +252,14 @@ def option_sections() -> dict[str, list[str]]:
 class LazyGroup(click.Group):
     """A group of `commands.toml`, which imports a command when it is called, and suggests the nearest of a wrong name.
 
-    The command `from-log` is `from_log` in the module of the group, or in that of its name in the folder, with an
-    underscore behind it where Python has that name.
+    The command `from-log` is `from_log` in the module of the group, or in the folder in that of its name or the one
+    that `modules` says, with an underscore behind it where Python has that name.
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         found = _groups()[name]
-        page, self.lazy, self.aliases = found["page"], found["commands"], found.get("aliases", {})
+        page, self.lazy = found["page"], found["commands"]
+        self.aliases, self.modules = found.get("aliases", {}), found.get("modules", {})
         self.package = "packer.cli" if name == "packer" else f"packer.cli.{name}"
         super().__init__(name, help=page, **kwargs)
 
@@ -276,7 +270,7 @@ class LazyGroup(click.Group):
         word = name.replace("-", "_")
         module = import_module(self.package)
         if hasattr(module, "__path__"):
-            module = import_module(f"{self.package}.{word}")
+            module = import_module(f"{self.package}.{self.modules.get(name, word)}")
         found: click.Command = getattr(module, word, None) or getattr(module, f"{word}_")
         return found
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, command, flag, option, values
-from packer.cli.options import PlanArgument, Writing, common, complete_registered
+from packer.cli.options import Output, PlanArgument, Writing, common, complete_registered
 from packer.cli.output import Judged, Part, Table, console, figures, heads, note
 from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
@@ -23,6 +23,7 @@ from packer.words import listed, number, plural
 if TYPE_CHECKING:
     from packer.operate.drift import Drift
     from packer.operate.evaluate import PlanEvaluation
+    from packer.operate.watch import Exporter
     from packer.plan import Plan
     from packer.workload import Workload
 
@@ -91,6 +92,17 @@ class MeasuredTraffic:
             return latest_of_metrics(found, metrics.place)
 
         return read
+
+    @contextmanager
+    def exporter(self, out: Output) -> Iterator[Exporter]:
+        """What serves a text to Prometheus in the block, where --listen says."""
+        from packer.operate.watch import Exporter
+
+        exporter = Exporter()
+        with exporter.listen(self.listen) if self.listen else nullcontext(0) as port:
+            if self.listen:
+                out.note(f"serving metrics at http://{self.listen.rpartition(':')[0]}:{port}/metrics")
+            yield exporter
 
 
 @bundle
@@ -169,9 +181,8 @@ def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
 
     refuse_unused("--router", (*_CHANGED, "predictor", "rewrite", "output", "log_path", "url", "export_path"))
     fleet = plan.workload.scaled(changes.rate_factor) if changes.rate_factor != 1.0 else plan.workload
-    run = simulate_cluster(
-        fleet, plan.cluster(), router=changes.router, seed=changes.seed or 0, duration_s=changes.duration_s
-    )
+    seed, duration_s = changes.seed or 0, changes.duration_s
+    run = simulate_cluster(fleet, plan.cluster(), router=changes.router, seed=seed, duration_s=duration_s)
     kept = routed_within(plan, run)
     result = {**figures_of([run]), "holds": kept and not run.starved}
     broken = [] if kept else [f"The plan breaks its latency limits behind this router: {plan.goal}."]
@@ -190,16 +201,12 @@ def _follow(
     """Evaluate at the measured rates, once or again and again."""
 
     from packer.operate.drift import drift
-    from packer.operate.watch import Exporter
     from packer.report.metrics import metrics_text
 
     refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s"))
     if not plan.bins:
         raise IncompatibleError("The plan has no GPUs, so there is nothing to evaluate.")
-    exporter = Exporter()
-    with exporter.listen(traffic.listen) if traffic.listen else nullcontext(0) as port:
-        if traffic.listen:
-            out.note(f"serving metrics at http://{traffic.listen.rpartition(':')[0]}:{port}/metrics")
+    with traffic.exporter(out) as exporter:
         while True:
             try:
                 seen = read()
@@ -208,9 +215,8 @@ def _follow(
                     raise
                 note(str(error))  # the server may be reachable, or the log have requests, the next time
             else:
-                found = drift(
-                    plan, seen, tolerance=traffic.tolerance, predictor=changes.predictor, seed=changes.seed
-                )
+                by, seed = changes.predictor, changes.seed
+                found = drift(plan, seen, tolerance=traffic.tolerance, predictor=by, seed=seed)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
                 if traffic.seen_path is not None:
                     _write_seen(plan, seen, ranks, traffic.seen_path)
@@ -306,15 +312,8 @@ def conclusion(broken: int, gpus: int, unplaced: int) -> str:
 def _drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Part]:
     lines: list[Part] = [_servers(plan, found.evaluation)]
     if found.drifted:
-        rows = [
-            (
-                each.adapter,
-                f"{each.planned:.4g}",
-                f"{each.measured:.4g}",
-                f"{each.measured / each.planned - 1:+.0%}",
-            )
-            for each in found.drifted[:SHOWN]
-        ]
+        rates = ((each.adapter, each.planned, each.measured) for each in found.drifted[:SHOWN])
+        rows = [(name, f"{old:.4g}", f"{new:.4g}", f"{new / old - 1:+.0%}") for name, old, new in rates]
         columns = ("adapter", "planned", "measured", "change")
         lines.append(Table("Rates that drifted most, requests/s", columns, rows))
     hour = "Busiest" if traffic.log_path is not None and traffic.every_s is None else "Last"

@@ -94,16 +94,14 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
         without = counted(len(plan.unplaced), "adapter")
         note(f"the plan is infeasible ({without} without a server): nothing to run")
         return 3
-    files = export_plan(
-        plan, target.format_name, deployment.options(), stack_version=deployment.settings.get("stack_version")
-    )
+    version = deployment.settings.get("stack_version")
+    files = export_plan(plan, target.format_name, deployment.options(), stack_version=version)
     paths = {} if target.output is None else output_paths(list(files), target.output, force=out.force)
     for path in paths:
         check_distinct(path)
     out.note_profiles(*(item.profile for item in plan.bins))
-    split = {
-        i for each in plan.bins for i, share in zip(each.adapters, each.shares, strict=True) if share < 1
-    }
+    shares = [pair for each in plan.bins for pair in zip(each.adapters, each.shares, strict=True)]
+    split = {i for i, share in shares if share < 1}
     if split and FORMATS[target.format_name].by_load:
         out.note(
             f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers "
@@ -112,9 +110,8 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
     if deployment.model is None and target.format_name not in ANY_ENGINE:
         names = sorted({item.profile.model.repository or item.profile.model.name for item in plan.bins})
         if any("/" not in name for name in names):
-            out.note(
-                f"the profile calls the base model {', '.join(names)}; --model gives vLLM its repository"
-            )
+            called = ", ".join(names)
+            out.note(f"the profile calls the base model {called}; --model gives vLLM its repository")
     if out.as_json:
         print_json({"format": target.format_name, "files": files})
     elif target.output is None:

@@ -1,9 +1,9 @@
-"""`packer live follow`: keep a plan true on running servers, or rehearse that on a trace."""
+"""`packer live apply` and `follow`: bring running servers to a plan, and keep it true, or rehearse that on a trace."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import click
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.evaluate import MeasuredTraffic
 from packer.cli.live.calibrate import duration
-from packer.cli.options import PlanArgument, Writing, common
+from packer.cli.options import Output, PlanArgument, Writing, common
 from packer.cli.output import Table, write_json
 from packer.cli.traffic import PrometheusOptions, refuse_unused
 from packer.errors import IncompatibleError
@@ -24,6 +24,66 @@ if TYPE_CHECKING:
     from packer.operate.rehearse import Rehearsal
     from packer.plan import Plan
     from packer.workload import Workload
+
+
+def whole(plan: Plan) -> Plan:
+    """The plan; raises `IncompatibleError` where an adapter has no server."""
+    if not plan.bins or plan.unplaced:
+        raise IncompatibleError("Expected a plan with a server for each adapter, got an infeasible one.")
+    return plan
+
+
+@bundle
+class Applied:
+    """What is changed.
+
+    servers: The servers, the router in front of them, and limits.
+    dry_run: Print the changes and make none.
+    yes: Make them without asking.
+    prune: Unload adapters, too, that the plan does not name.
+    """
+
+    servers: str = option(metavar="FILE.toml", required=True)
+    dry_run: bool = flag()
+    yes: bool = flag()
+    prune: bool = flag()
+
+
+@command
+def apply(file: PlanArgument, given: Applied, out: Output) -> int:
+    """Bring running servers to a plan: load adapters, route, wait until requests have ended, unload.
+
+    Prints the changes first. An adapter leaves a server only after its new servers hold it, answer and are routed to.
+    A step that fails is tried again, then taken back; the state is written after each step, and the same command goes
+    on where the last one stopped. Servers need VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. Exit code 3 means that a step
+    failed: what it was about is served as before.
+
+    \b
+    Example:
+      packer live apply plan.json --servers servers.toml --dry-run
+    """
+    from packer.live.act import Acting, apply, words
+    from packer.live.fleet_file import read_live_fleet
+
+    plan, fleet = whole(file.plan()), read_live_fleet(given.servers)
+    acting = Acting(plan, fleet, out.note)
+    names = [each.name for each in fleet.servers]
+    with acting.held():
+        changes = acting.changes(prune=given.prune)
+        steps = [step for change in changes for step in words(change, names)]
+        listing = [*(f"{k}. {step}" for k, step in enumerate(steps, 1)), counted(len(steps), "step")]
+        if given.dry_run or not steps:
+            out.result({"steps": steps, "failed": []}, lambda: listing)
+            return 0
+        if not given.yes:
+            for line in listing:
+                click.echo(line, err=True)
+            if not click.confirm("Make these changes?", err=True):
+                return 0
+        failed = apply(acting, changes, f"{plan.workload.name}: {plan.goal}")
+    said = [*failed, f"{len(failed)} of {len(steps)} steps failed."]
+    out.result({"steps": steps, "failed": failed}, lambda: said)
+    return 3 if failed else 0
 
 
 @bundle
@@ -88,9 +148,7 @@ def follow(
         refuse_unused("--simulate", ("fleet", "dry_run", "html", "log_path", "listen", "url", "export_path"))
     else:
         refuse_unused("--servers", ("output", "failures", "gpus"))
-    plan = file.plan()
-    if not plan.bins or plan.unplaced:
-        raise IncompatibleError("Expected a plan with a server for each adapter, got an infeasible one.")
+    plan = whole(file.plan())
     out.check(given.output)
     out.check(given.html, what="page", endings=(".html", ".htm"))
     goal = plan.workload.slo.parsed(given.slo) if given.slo else plan.workload.slo
@@ -147,13 +205,11 @@ def _followed(
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet
     from packer.operate.follow import Following, rows_of
-    from packer.operate.watch import Exporter
     from packer.report.metrics import live_metrics, live_page
 
     source = looks.reader(metrics)
     acting = Acting(plan, read_live_fleet(given.servers or ""), out.note)
     following = Following(acting, fleet, looks.every_s or 60.0, source, given.dry_run, span_s=looks.window_s)
-    exporter = Exporter()
 
     def after(made: list[Decision]) -> None:
         rows = rows_of(following)
@@ -168,20 +224,11 @@ def _followed(
 
     path = given.fleet
     again = None if path is None else lambda: read_workload(path)
-    with ExitStack() as stack:
-        if looks.listen:
-            port = stack.enter_context(exporter.listen(looks.listen))
-            out.note(f"serving metrics at http://{looks.listen.rpartition(':')[0]}:{port}/metrics")
-        if not given.dry_run:
-            stack.enter_context(acting.held())
+    with looks.exporter(out) as exporter, nullcontext() if given.dry_run else acting.held():
         following.run(after, again)
     return 0
 
 
 def _said(entry: dict[str, Any], following: Following) -> list[Table | str]:
-    done = "would be done" if following.dry_run else "done"
-    return [
-        f"{entry['why']}: {counted(len(entry['steps']), 'step')} {done}",
-        *entry["steps"],
-        *entry.get("failed", []),
-    ]
+    done = f"{counted(len(entry['steps']), 'step')} {'would be ' * following.dry_run}done"
+    return [f"{entry['why']}: {done}", *entry["steps"], *entry.get("failed", [])]
