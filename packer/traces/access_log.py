@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from packer import checks
 from packer.adapter import MAX_RANK
+from packer.blocks import Blocks
 from packer.errors import FileFormatError, ValidationError, shown
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
@@ -51,14 +53,37 @@ USUAL = Fields()
 
 
 @dataclass(frozen=True, slots=True)
-class _LogRow:
+class LogRow:
+    """A request of a log; fields as those of `RequestRows`. `blocks`: ids of the prompt's full blocks."""
+
     time_s: float
-    model: str | None
-    inputs: int
-    outputs: int
-    rank: int | None
+    input_tokens: int
+    output_tokens: int
+    adapter: str | None = None
+    rank: int | None = None
     session: str = ""
-    cached: int | None = None
+    cached_tokens: int | None = None
+    priority: int = 0
+    blocks: Sequence[int] | None = None
+
+
+def columns_of(requests: Sequence[LogRow], block_tokens: int = 0) -> dict[str, Any]:
+    """Fields of `RequestRows`; what some requests lack is left out, but for sessions and priorities.
+
+    `block_tokens`: tokens of a block of those that have some.
+    """
+    numbers = ("input_tokens", "output_tokens", "cached_tokens", "priority")
+    found: dict[str, Any] = {"time_s": np.array([each.time_s for each in requests], dtype=np.float64)}
+    for name in (*numbers, "adapter", "rank", "session", "blocks"):
+        column = [getattr(each, name) for each in requests]
+        if None not in column and (
+            any(column) if name in ("session", "priority") else column or name in numbers
+        ):
+            found[name] = np.array(column, dtype=np.int64) if name in numbers else column
+    if ids := found.pop("blocks", None):
+        starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+        found["blocks"] = Blocks(starts, np.array(list(chain.from_iterable(ids)), np.int64), block_tokens)
+    return found
 
 
 def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
@@ -70,7 +95,7 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
     Raises `FileFormatError`: a value breaks a rule, or no row is a request; names the row.
     """
     wanted = fields.wanted
-    requests: list[_LogRow] = []
+    requests: list[LogRow] = []
     left_out: Counter[str] = Counter()
     seen: dict[str, None] = {}
     for row in rows:
@@ -82,26 +107,15 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
             left_out[found] += 1
         else:
             requests.append(found)
-    if named := [request for request in requests if request.model is not None]:
+    if named := [request for request in requests if request.adapter is not None]:
         left_out["other"] += len(requests) - len(named)
         requests = named
     elif fields.keys.get("model") or left_out["skipped"]:
         requests = []
     if not requests:
         raise FileFormatError(nothing(seen, left_out["skipped"], fields.skip))
-    columns: dict[str, Any] = {
-        "time_s": np.array([each.time_s for each in requests]),
-        "input_tokens": np.array([each.inputs for each in requests], dtype=np.int64),
-        "output_tokens": np.array([each.outputs for each in requests], dtype=np.int64),
-        "adapter": [each.model for each in requests] if named else None,
-    }
-    ranks = [each.rank for each in requests]
-    columns["rank"] = ranks if named and None not in ranks else None
-    if any(each.session for each in requests):
-        columns["session"] = [each.session for each in requests]
-    if all(each.cached is not None for each in requests):
-        columns["cached_tokens"] = np.array([each.cached for each in requests], dtype=np.int64)
-    return {**columns, "dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
+    more = {"dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
+    return columns_of(requests) | more
 
 
 def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
@@ -126,7 +140,7 @@ def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[st
     return found
 
 
-def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) -> _LogRow | str:
+def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) -> LogRow | str:
     """The request of a row, or why it is left out: "other", "skipped" or "failed"."""
     where = {
         name: next((key for key in keys if not row.is_blank(key)), None) for name, keys in wanted.items()
@@ -150,7 +164,7 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) ->
     rank = None if where["rank"] is None else row.integer(where["rank"], low=0, high=MAX_RANK)
     session = "" if where["session"] is None else str(row.cells[where["session"]]).strip()
     cached = None if where["cached"] is None else row.integer(where["cached"], low=0, high=inputs)
-    return _LogRow(_time(row, where["time"]), model, inputs, outputs, rank, session, cached)
+    return LogRow(_time(row, where["time"]), inputs, outputs, model, rank, session, cached)
 
 
 def _time(row: Row, key: str) -> float:
@@ -170,5 +184,10 @@ def _seconds(text: str) -> float:
     for form in (None, *_TIME_FORMATS):
         with suppress(ValueError, OverflowError):
             parsed = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
-            return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+            return since_1970(parsed)
     return math.nan
+
+
+def since_1970(stamp: datetime) -> float:
+    """A date and time in s; without a zone it is UTC."""
+    return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()

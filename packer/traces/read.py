@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_PRIORITY, MAX_RANK
-from packer.blocks import Blocks
 from packer.errors import FileFormatError, ValidationError, located, reader, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
@@ -25,7 +24,7 @@ from packer.io.frames import pl
 from packer.io.parquet import MAGIC, check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
 from packer.lengths import MAX_TOKENS
-from packer.traces.access_log import USUAL, Fields, nothing, requests_of
+from packer.traces.access_log import USUAL, Fields, LogRow, columns_of, nothing, requests_of, since_1970
 from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import RequestRows, Trace, trace_of_rows
 
@@ -191,46 +190,24 @@ def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float6
 
 def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
     """What `trace_of_rows` takes, cell by cell: an error names the cell."""
-    times: list[float] = []
-    tokens: list[list[int]] = []
-    adapters: list[str] = []
-    ranks: list[int] = []
-    ids: list[list[int]] = []
-    sessions: list[str] = []
-    priority: list[int] = []
+    found: list[LogRow] = []
     for row in rows:
-        times.append(_time(row, kind))
-        sides = (kind.input_tokens, kind.output_tokens)
-        tokens.append([row.integer(name, low=0, high=MAX_TOKENS) for name in sides])
-        if kind.adapter in row.cells:
-            adapters.append(row.name(kind.adapter))
-        if kind.rank in row.cells:
-            ranks.append(row.integer(kind.rank, low=0, high=MAX_RANK))
-        sessions.append("" if row.is_blank(kind.session) else row.text(kind.session))
+        time_s = _time(row, kind)
+        inputs, outputs = (row.integer(name, low=0, high=MAX_TOKENS) for name in kind.required[1:])
+        adapter = row.name(kind.adapter) if kind.adapter in row.cells else None
+        rank = row.integer(kind.rank, low=0, high=MAX_RANK) if kind.rank in row.cells else None
+        session = "" if row.is_blank(kind.session) else row.text(kind.session)
         given = not row.is_blank(kind.priority)
-        priority.append(row.integer(kind.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY) if given else 0)
-        if isinstance(row.cells.get(kind.blocks), list):
-            ids.append(_block_ids(row, kind, tokens[-1][0]))
-        if len(adapters) not in (0, len(times)) or len(ranks) not in (0, len(times)):
+        priority = row.integer(kind.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY) if given else 0
+        ids = _block_ids(row, kind, inputs) if isinstance(row.cells.get(kind.blocks), list) else None
+        found.append(LogRow(time_s, inputs, outputs, adapter, rank, session, None, priority, ids))
+        first = found[0]
+        if (adapter is None, rank is None) != (first.adapter is None, first.rank is None):
             row.fail("adapter", "expected an adapter and rank in every row or in none.")
-    inputs, outputs = np.array(tokens, dtype=np.int64).reshape(-1, 2).T
-    found = {"time_s": np.array(times), "input_tokens": inputs, "output_tokens": outputs}
-    blocks = None
-    if ids and len(ids) == len(times):
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(each) for each in ids])])
-        try:
-            blocks = Blocks(
-                starts, np.array([i for each in ids for i in each], dtype=np.int64), kind.block_tokens
-            )
-        except ValidationError as error:
-            raise FileFormatError(str(error), column=kind.blocks) from None
-    more = {
-        "adapter": adapters or None,
-        "rank": ranks or None,
-        "session": sessions if any(sessions) else None,
-        "priority": np.array(priority, dtype=np.int64) if any(priority) else None,
-    }
-    return {**found, **more, "blocks": blocks}
+    try:
+        return columns_of(found, kind.block_tokens)
+    except ValidationError as error:
+        raise FileFormatError(str(error), column=kind.blocks) from None
 
 
 def _block_ids(row: Row, kind: TraceFormat, input_tokens: int) -> list[int]:
@@ -250,15 +227,11 @@ def _block_ids(row: Row, kind: TraceFormat, input_tokens: int) -> list[int]:
 def _time(row: Row, kind: TraceFormat) -> float:
     """Seconds, from a number in the trace's unit or from a date and time (UTC if it names no zone)."""
     cell: Any = row.cells[kind.time]
+    if isinstance(cell, datetime):
+        return since_1970(cell)
     if isinstance(cell, str):
-        try:
-            stamp = datetime.fromisoformat(cell.strip())
-        except ValueError:
-            pass
-        else:
-            return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
-    elif isinstance(cell, datetime):
-        return (cell if cell.tzinfo else cell.replace(tzinfo=UTC)).timestamp()
+        with suppress(ValueError):
+            return since_1970(datetime.fromisoformat(cell.strip()))
     try:
         return row.real(kind.time, low=-MAX_TIME, high=MAX_TIME) * kind.unit_s
     except FileFormatError:
