@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from packer.errors import FileFormatError, OutputError, ValidationError, reader, shown
@@ -162,32 +162,21 @@ def claimed(folder: Path) -> Iterator[Path]:
 
     Raises `OutputError`: another process holds it, or it can't be written.
     """
-    lock = _lock(folder)
-    try:
-        yield folder
-    finally:
-        os.close(lock)
-
-
-def _lock(folder: Path) -> int:
-    """Descriptor of the locked file in a folder; the lock ends with it, or with the process."""
     import fcntl
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    with ExitStack() as held:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+            held.callback(os.close, lock)  # the lock ends with its descriptor, or with the process
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(lock), os.stat(folder / ".lock")):
                 raise BlockingIOError  # its holder has finished and removed the folder
-        except OSError:
-            os.close(lock)
-            raise
-    except (BlockingIOError, FileNotFoundError):
-        raise OutputError(f"{folder}: another process writes into this folder.") from None
-    except OSError as error:
-        raise OutputError(f"{folder}: can't be written: {error}.") from None
-    return lock
+        except (BlockingIOError, FileNotFoundError):
+            raise OutputError(f"{folder}: another process writes into this folder.") from None
+        except OSError as error:
+            raise OutputError(f"{folder}: can't be written: {error}.") from None
+        yield folder
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, force: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -68,12 +69,6 @@ def _status(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "status", "an optimal plan attains a proven lower bound"
     if plan.bound_proven and plan.lower_bound is None:
         yield "bound_proven", "there is no lower bound"
-    value, bound = next(iter(plan.objective_value), None), plan.lower_bound
-    if (
-        plan.bound_proven
-        and not infeasible
-        and value is not None
-        and bound is not None
-        and value < bound - 1e-6
-    ):
+    value, bound = next(iter(plan.objective_value), math.inf), plan.lower_bound
+    if plan.bound_proven and not infeasible and bound is not None and value < bound - 1e-6:
         yield "lower_bound", f"expected at most {value:g}, the value, got {bound:g}"

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Literal
 
 import numpy as np
@@ -136,11 +136,9 @@ def _labels(bins: Sequence[Bin]) -> dict[Profile, str]:
     labels: dict[Profile, str] = {}
     for item in bins:
         if item.profile not in labels:
-            name, taken = item.profile.name, set(labels.values())
-            label, k = name, 2
-            while label in taken:
-                label, k = f"{name} ({k})", k + 1
-            labels[item.profile] = label
+            name = item.profile.name
+            numbered = (f"{name} ({k})" if k > 1 else name for k in count(1))
+            labels[item.profile] = next(label for label in numbered if label not in labels.values())
     return labels
 
 
@@ -242,11 +240,10 @@ def _adapters(file: PlanFile, n: int) -> AdapterFigures | None:
         name: np.array([math.nan if value is None else value for value in column])
         for name, column in file.adapters.items()
     }
-    if set(columns) != set(AdapterFigures._fields) or any(len(column) != n for column in columns.values()):
-        rule = (
-            f"expected the columns {', '.join(AdapterFigures._fields)} with an entry for each of {n} adapters"
-        )
-        raise FileFormatError(f"{rule}.", key="adapters")
+    names = AdapterFigures._fields
+    if set(columns) != set(names) or any(len(column) != n for column in columns.values()):
+        rule = f"expected the columns {', '.join(names)} with an entry for each of {n} adapters."
+        raise FileFormatError(rule, key="adapters")
     return AdapterFigures(**columns)
 
 

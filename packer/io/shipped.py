@@ -19,10 +19,7 @@ def shipped(*packages: str) -> dict[str, Traversable]:
     for entry in (entry for package in packages for entry in files(package).iterdir()):
         inner = {f"{entry.name}/{item.name}": item for item in entry.iterdir()} if entry.is_dir() else {}
         found |= inner or {entry.name: entry}
-    suffix = ".toml"
-    return {
-        name.removesuffix(suffix): entry for name, entry in sorted(found.items()) if name.endswith(suffix)
-    }
+    return {name[:-5]: entry for name, entry in sorted(found.items()) if name.endswith(".toml")}
 
 
 def read_named(kind: str, name_or_path: str | os.PathLike[str], *packages: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import difflib
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -136,11 +137,7 @@ QUOTE_FORMULAS = "PACKER_QUOTE_FORMULAS"
 
 def unformulated(cell: object) -> object:
     """A cell that a spreadsheet shows as it is."""
-    return (
-        f"'{cell}"
-        if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") and cell
-        else cell
-    )
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]], *, quoted: bool = False) -> str:
@@ -193,18 +190,15 @@ def check_columns(names: Sequence[str], required: Sequence[str], optional: Seque
         if name not in known:
             near = difflib.get_close_matches(name[:80], known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            hint = " (is the header missing?)" if _looks_like_data(names) else hint
+            hint = " (is the header missing?)" if any(map(_is_number, names)) else hint
             raise FileFormatError(f"unknown column{hint}. {tail}", column=name[:80])
     for name in required:
         if name not in names:
             raise FileFormatError(f"this column is missing. {tail}", column=name)
 
 
-def _looks_like_data(names: Sequence[str]) -> bool:
-    for name in names:
-        try:
-            float(name)
-        except ValueError:
-            continue
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
         return True
     return False

@@ -23,6 +23,9 @@ from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPU
 
 SCHEMA = 1
 """Version of the file format."""
+_REQUIRED = ("time_s", "adapter", "input_tokens", "output_tokens")
+_COLUMNS = (*_REQUIRED, "sessions", "priority")
+"""Of a replayed trace."""
 
 
 class LengthsTable(FileTable):
@@ -92,18 +95,17 @@ class ArrivalsTable(FileTable):
 
     def arrivals(self) -> Arrivals:
         """The process."""
-        trace = None
-        columns = (self.adapter, self.input_tokens, self.output_tokens)
-        if self.time_s is not None and all(column is not None for column in columns):
-            adapter, inputs, outputs = (_int64(column or []) for column in columns)
-            time_s = np.array(self.time_s, dtype=np.float64)
-            blocks = None if self.blocks is None else self.blocks.blocks()
-            sessions = None if self.sessions is None else _int64(self.sessions)
-            more: dict[str, Any] = {"blocks": blocks, "end_s": self.end_s, "sessions": sessions}
-            more["priority"] = None if self.priority is None else _int64(self.priority)
-            trace = RequestTrace(time_s, adapter, inputs, outputs, **more)
-        elif any(each is not None for each in (self.time_s, self.end_s, *columns)):
-            raise ValidationError("Expected a trace to have time_s, adapter, input_tokens and output_tokens.")
+        trace, given = None, {name: getattr(self, name) for name in _COLUMNS}
+        if all(given[name] is not None for name in _REQUIRED):
+            time_s, blocks = np.array(given.pop("time_s"), np.float64), None
+            if self.blocks is not None:
+                blocks = self.blocks.blocks()
+            columns: dict[str, Any] = {name: _int64(each) for name, each in given.items() if each is not None}
+            trace = RequestTrace(time_s, **columns, blocks=blocks, end_s=self.end_s)
+        elif self.end_s is not None or any(given[name] is not None for name in _REQUIRED):
+            raise ValidationError(
+                f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
+            )
         common, own = (None if each is None else each.bursts() for each in (self.common, self.own))
         factors = tuple(self.factors)
         return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, common, own)
@@ -213,22 +215,10 @@ def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
     adapters = []
     for k, row in enumerate(file.adapters):
         with located(f"adapters.{k}"):
-            own_inputs, own_outputs = _lengths(row.input_tokens, inputs), _lengths(row.output_tokens, outputs)
-            adapters.append(
-                Adapter(
-                    row.name,
-                    row.rank,
-                    row.rate,
-                    own_inputs,
-                    own_outputs,
-                    row.model,
-                    row.slo_class,
-                    row.shared_prefix_tokens,
-                    None if row.sessions is None else row.sessions.sessions(),
-                    row.priority,
-                    row.acceptance,
-                )
-            )
+            own = {"input_tokens": _lengths(row.input_tokens, inputs)}
+            own["output_tokens"] = _lengths(row.output_tokens, outputs)
+            sessions = row.sessions and row.sessions.sessions()
+            adapters.append(Adapter(**{**dict(row), **own, "sessions": sessions}))
     with located("slo"):
         slo = file.slo.slo()
     with located("fine_tuning"):
@@ -270,18 +260,13 @@ def _goal_to_dict(goal: Goal) -> dict[str, Any]:
 
 def lengths_to_dict(lengths: Lengths) -> dict[str, Any]:
     """A length distribution in the shape of the file."""
-    data: dict[str, Any] = {"kind": lengths.kind}
+    found: dict[str, Any] = {"mean": lengths.mean, "cv": lengths.cv}
     if lengths.kind == "empirical":
-        data["values"] = list(lengths.values)
-    else:
-        data["mean"] = lengths.mean
-        if lengths.kind != "constant" or lengths.cv:
-            data["cv"] = lengths.cv
-    if lengths.low != 1:
-        data["low"] = lengths.low
-    if lengths.high is not None:
-        data["high"] = lengths.high
-    return data
+        found = {"values": list(lengths.values)}
+    elif lengths.kind == "constant" and not lengths.cv:
+        del found["cv"]
+    bounds = {"low": None if lengths.low == 1 else lengths.low, "high": lengths.high}
+    return {"kind": lengths.kind, **found, **{key: each for key, each in bounds.items() if each is not None}}
 
 
 def _given(item: Adapter | FineTuning | Sessions) -> dict[str, Any]:
@@ -301,29 +286,17 @@ def _given(item: Adapter | FineTuning | Sessions) -> dict[str, Any]:
 
 
 def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "kind": arrivals.kind,
-        "cv": arrivals.cv,
-        "period_s": arrivals.period_s,
-        "span": arrivals.span,
-        "factors": list(arrivals.factors),
-    }
-    for key in ("common", "own"):
-        bursts: Bursts | None = getattr(arrivals, key)
+    data: dict[str, Any] = {key: getattr(arrivals, key) for key in ("kind", "cv", "period_s", "span")}
+    data["factors"] = list(arrivals.factors)
+    for key, bursts in (("common", arrivals.common), ("own", arrivals.own)):
         if bursts is not None:
             data[key] = {"cv": bursts.cv, "scales": [list(pair) for pair in bursts.scales]}
-    if arrivals.trace is not None:
-        for key in ("time_s", "adapter", "input_tokens", "output_tokens"):
-            data[key] = getattr(arrivals.trace, key).tolist()
-        if arrivals.trace.end_s is not None:
-            data["end_s"] = arrivals.trace.end_s
-        if (blocks := arrivals.trace.blocks) is not None:
-            starts, ids = blocks.starts.tolist(), blocks.ids.tolist()
-            data["blocks"] = {"starts": starts, "ids": ids, "tokens": blocks.tokens}
-        if arrivals.trace.sessions is not None:
-            data["sessions"] = arrivals.trace.sessions.tolist()
-        if arrivals.trace.priority is not None:
-            data["priority"] = arrivals.trace.priority.tolist()
+    for key in (*_REQUIRED, "end_s", "blocks", "sessions", "priority") if arrivals.trace is not None else ():
+        value = getattr(arrivals.trace, key)
+        if isinstance(value, Blocks):
+            value = {"starts": value.starts.tolist(), "ids": value.ids.tolist(), "tokens": value.tokens}
+        if value is not None:
+            data[key] = value.tolist() if isinstance(value, np.ndarray) else value
     return data
 
 
@@ -337,7 +310,6 @@ def _lengths(value: LengthsTable | float | None, shape: Lengths) -> Lengths | No
 
 def checked_mean(value: float) -> float:
     """A mean length that `Lengths` will take."""
-
     return checks.real("the mean length", value, low=0.0, high=1e9, open_low=True)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from packer import checks
 from packer.adapter import MAX_PRIORITY, MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, reader, shown
-from packer.goal import Slo
+from packer.goal import Goal
 from packer.io.documents import parse_json, parse_yaml
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.frames import pl
@@ -29,6 +31,7 @@ OPTIONAL = (
     "priority", "acceptance",
 )  # fmt: skip
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
+_ENDINGS = f"{', '.join(FORMATS)} (or that and .gz)"
 LOGS = (".jsonl", ".ndjson", ".log")
 """Endings of logs of requests in JSON lines."""
 
@@ -51,9 +54,7 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
     suffix, name = _suffix(path)
     data = read_bytes(path)
     if suffix not in (*FORMATS, *LOGS):
-        raise FileFormatError(
-            f"expected a name that ends in {', '.join(FORMATS)} (or that and .gz), got {suffix!r}."
-        )
+        raise FileFormatError(f"expected a name that ends in {_ENDINGS}, got {suffix!r}.")
     content = read_parquet(data) if suffix == ".parquet" else decode(data)
     if suffix in (".json", ".yaml", ".yml"):
         from packer.io.workload_schema import workload_from_dict
@@ -93,9 +94,8 @@ def _read_shared(row: Row, known: dict[str, tuple[Any, int]]) -> None:
     for column in ("length_correlation", "bursts", "own_bursts"):
         if row.is_blank(column):
             continue
-        value = (
-            row.real(column, low=-1.0, high=1.0) if column == "length_correlation" else _bursts(row, column)
-        )
+        is_bursts = column != "length_correlation"
+        value = _bursts(row, column) if is_bursts else row.real(column, low=-1.0, high=1.0)
         first, number = known.setdefault(column, (value, row.number))
         if first != value:
             rule = f"expected the same value in every row, got {shown(row.text(column))} after another"
@@ -125,18 +125,18 @@ def _adapter(name: str, row: Row) -> Adapter:
     rate = row.real("rate", low=0.0, high=1e6, open_low=True)
     inputs = _mean_and_cv(row, "input_tokens", "input_cv", SHAREGPT_INPUT)
     outputs = _mean_and_cv(row, "output_tokens", "output_cv", SHAREGPT_OUTPUT)
-    model = None if row.is_blank("model") else row.text("model")
-    prefix = "shared_prefix_tokens"
-    shared = 0 if row.is_blank(prefix) else row.integer(prefix, low=0, high=MAX_TOKENS)
+    readers: dict[str, Callable[[str], object]] = {
+        "model": row.text,
+        "slo_class": row.name,
+        "shared_prefix_tokens": partial(row.integer, low=0, high=MAX_TOKENS),
+        "priority": partial(row.integer, low=-MAX_PRIORITY, high=MAX_PRIORITY),
+        "acceptance": partial(row.real, low=0.0, high=1.0),
+    }
+    more: dict[str, Any] = {
+        column: read(column) for column, read in readers.items() if not row.is_blank(column)
+    }
     try:
-        slo_class = None if row.is_blank("slo_class") else row.name("slo_class")
-        priority = (
-            0 if row.is_blank("priority") else row.integer("priority", low=-MAX_PRIORITY, high=MAX_PRIORITY)
-        )
-        acceptance = None if row.is_blank("acceptance") else row.real("acceptance", low=0.0, high=1.0)
-        return Adapter(
-            name, rank, rate, inputs, outputs, model, slo_class, shared, _sessions(row), priority, acceptance
-        )
+        return Adapter(name, rank, rate, inputs, outputs, sessions=_sessions(row), **more)
     except ValidationError as error:
         row.fail("adapter", str(error))
 
@@ -173,21 +173,17 @@ def write_workload(
     Raises `IncompatibleError`: the format can't hold this workload, or the ending is not known.
     """
     suffix, _ = _suffix(path)
-    if suffix == ".json":
-        import json
-
+    if suffix in (".json", ".yaml", ".yml"):
         from packer.io.workload_schema import workload_to_dict
 
-        data = (json.dumps(workload_to_dict(workload), indent=1, ensure_ascii=False) + "\n").encode()
-    elif suffix in (".yaml", ".yml"):
-        import yaml
+        content = workload_to_dict(workload)
+        if suffix == ".json":
+            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        else:
+            import yaml
 
-        from packer.io.workload_schema import workload_to_dict
-
-        data = (
-            _comment_lines(comments).encode()
-            + yaml.safe_dump(workload_to_dict(workload), sort_keys=False, allow_unicode=True).encode()
-        )
+            text = _comment_lines(comments) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        data = text.encode()
     elif suffix == ".csv":
         quoted = any(name.startswith(COMMENT) or "\r" in name for name in workload.names)
         data = (_comment_lines(comments) + csv_text(*table_of(workload), quoted=quoted)).encode()
@@ -196,9 +192,7 @@ def write_workload(
         frame = pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None)
         data = parquet_bytes(frame)
     else:
-        raise IncompatibleError(
-            f"Expected the output's name to end in {', '.join(FORMATS)} (or that and .gz), got {suffix!r}."
-        )
+        raise IncompatibleError(f"Expected the output's name to end in {_ENDINGS}, got {suffix!r}.")
     if os.fspath(path).endswith(".gz"):
         import gzip
 
@@ -211,19 +205,15 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
 
     Raises `IncompatibleError`: a table can't hold its lengths or arrivals.
     """
-    if workload.fine_tuning is not None:
-        raise IncompatibleError("A table can't hold a fine-tuning job: write .json or .yaml instead.")
-    if workload.arrivals.kind not in ("poisson", "bursty"):
-        raise IncompatibleError(
-            f"A table can't hold {workload.arrivals.kind} arrivals: write .json or .yaml instead."
-        )
-    if workload.slo != Slo():
-        raise IncompatibleError("A table can't hold latency limits (slo): write .json or .yaml instead.")
-    for name in (*workload.names, *workload.models):
-        if name != name.strip():
-            raise IncompatibleError(
-                f"A table can't hold a name with blanks around it, got {shown(name)}: write .json instead."
-            )
+    blank = next((name for name in (*workload.names, *workload.models) if name != name.strip()), "")
+    for what, holds in (
+        ("a fine-tuning job", workload.fine_tuning is None),
+        (f"{workload.arrivals.kind} arrivals", workload.arrivals.kind in ("poisson", "bursty")),
+        ("latency limits (slo)", workload.slo == Goal()),
+        (f"a name with blanks around it, got {shown(blank)}", not blank),
+    ):
+        if not holds:
+            raise IncompatibleError(f"A table can't hold {what}: write .json or .yaml instead.")
     inputs = [_cells(a.input_tokens, workload.input_tokens, SHAREGPT_INPUT) for a in workload.adapters]
     outputs = [_cells(a.output_tokens, workload.output_tokens, SHAREGPT_OUTPUT) for a in workload.adapters]
     correlation = workload.length_correlation
@@ -256,18 +246,15 @@ def _cells(own: Lengths | None, default: Lengths, standard: Lengths) -> tuple[fl
     """Mean and cv as cells; None where the reader would assume the same."""
     lengths = own or default
     if lengths.kind not in ("gamma", "constant") or lengths.low != 1 or lengths.high is not None:
-        raise IncompatibleError(
-            f"A table can't hold {lengths.kind} lengths"
-            f"{'' if lengths.high is None else ' with bounds'}: write .json or .yaml instead."
-        )
+        what = f"{lengths.kind} lengths{'' if lengths.high is None else ' with bounds'}"
+        raise IncompatibleError(f"A table can't hold {what}: write .json or .yaml instead.")
     cv = lengths.cv if lengths.kind == "gamma" else 0.0
     return (None if own is None and lengths == standard else lengths.mean, None if cv == standard.cv else cv)
 
 
 def _comment_lines(comments: Sequence[str]) -> str:
-    return "".join(
-        f"# {line}".rstrip() + "\n" for comment in comments for line in comment.splitlines() or [""]
-    )
+    lines = (line for comment in comments for line in comment.splitlines() or [""])
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
 def _suffix(path: str | os.PathLike[str]) -> tuple[str, str]:
