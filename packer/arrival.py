@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -58,28 +58,21 @@ class RequestTrace:
         if n and max(self.input_tokens.max(), self.output_tokens.max()) > MAX_TOKENS:
             raise ValidationError(f"Expected the lengths of a request trace to be <= {MAX_TOKENS:,} tokens.")
         if self.end_s is not None and n and not self.time_s[-1] < self.end_s < math.inf:
-            raise ValidationError(
-                f"Expected a request trace to end after its last request, got {self.end_s}."
-            )
+            rule = "Expected a request trace to end after its last request"
+            raise ValidationError(f"{rule}, got {self.end_s}.")
         self._check_blocks()
-        if self.sessions is not None:
-            if len(self.sessions) != n or (n and int(self.sessions.min()) < 0):
-                raise ValidationError("Expected a session >= 0 for each request of a request trace.")
-            self.sessions.setflags(write=False)
+        if self.sessions is not None and (len(self.sessions) != n or (n and int(self.sessions.min()) < 0)):
+            raise ValidationError("Expected a session >= 0 for each request of a request trace.")
         if self.priority is not None:
-            wrong = np.flatnonzero(np.abs(self.priority) > MAX_PRIORITY)
-            if len(self.priority) != n or len(wrong):
-                got = (
-                    f"{self.priority[wrong[0]]} in request {wrong[0]:,}"
-                    if len(wrong)
-                    else f"{len(self.priority):,}"
-                )
-                raise ValidationError(
-                    f"Expected a priority of at most ± {MAX_PRIORITY:,} for each of {n:,} requests, got {got}."
-                )
-            self.priority.setflags(write=False)
-        for column in (self.time_s, self.adapter, self.input_tokens, self.output_tokens):
-            column.setflags(write=False)
+            high = np.flatnonzero(np.abs(self.priority) > MAX_PRIORITY)[:1].tolist()
+            wrong = [f"{self.priority[k]} in request {k:,}" for k in high]
+            wrong += [f"{len(self.priority):,}"] if len(self.priority) != n else []
+            if wrong:
+                rule = f"Expected a priority of at most ± {MAX_PRIORITY:,} for each of {n:,} requests"
+                raise ValidationError(f"{rule}, got {wrong[0]}.")
+        for each in fields(self):
+            if isinstance(column := getattr(self, each.name), np.ndarray):
+                column.setflags(write=False)
 
     def _check_blocks(self) -> None:
         """Each request has the ids of all full blocks of its prompt, and no more than it has blocks."""

@@ -45,10 +45,8 @@ class Bin:
             raise ValidationError("Expected a bin to hold at least one adapter, each once.")
         kind = self.profile.memory.settings_kind
         if type(self.settings) is not kind:
-            raise ValidationError(
-                f"Expected the settings of {self.profile.name} to be {kind.__name__}, "
-                f"got {shown(self.settings)}."
-            )
+            rule = f"Expected the settings of {self.profile.name} to be {kind.__name__}"
+            raise ValidationError(f"{rule}, got {shown(self.settings)}.")
         if not self.shares:
             object.__setattr__(self, "shares", whole(len(self.adapters)))
         elif self.is_split:
@@ -110,10 +108,6 @@ class Bin:
 
     def renumbered(self, number: Mapping[int, int]) -> Bin | None:
         """The bin with its adapters under other numbers; those without one are left out, None if none is left."""
-        left = [
-            (number[i], share) for i, share in zip(self.adapters, self.shares, strict=True) if i in number
-        ]
-        if not left:
-            return None
-        adapters, shares = zip(*left, strict=True)
-        return replace(self, adapters=adapters, shares=shares)
+        placed = zip(self.adapters, self.shares, strict=True)
+        left = {number[i]: share for i, share in placed if i in number}
+        return replace(self, adapters=tuple(left), shares=tuple(left.values())) if left else None

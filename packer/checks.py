@@ -21,22 +21,19 @@ MOST_COUNT = 10**8
 def name(what: str, value: object) -> str:
     """`value`, if it is text of 1 to 256 characters that any file, terminal and command line can hold."""
     if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_NAME:
-        raise ValidationError(
-            f"Expected {what} to be text of 1 to {LONGEST_NAME} characters, got {shown(value)}."
-        )
+        rule = f"Expected {what} to be text of 1 to {LONGEST_NAME} characters"
+        raise ValidationError(f"{rule}, got {shown(value)}.")
     if not value.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
-        raise ValidationError(
-            f"Expected {what} without control characters and surrogates, got {shown(value)}."
-        )
+        rule = f"Expected {what} without control characters and surrogates"
+        raise ValidationError(f"{rule}, got {shown(value)}.")
     return value
 
 
 def instance(what: str, value: object, kind: type, made_by: str) -> None:
     """Raise unless `value` is a `kind`; `made_by` says how to get one."""
     if not isinstance(value, kind):
-        raise ValidationError(
-            f"Expected {what} to be a {kind.__name__}, as {made_by} gives, got {shown(value)}."
-        )
+        rule = f"Expected {what} to be a {kind.__name__}, as {made_by} gives"
+        raise ValidationError(f"{rule}, got {shown(value)}.")
 
 
 def decimal(text: str) -> float:

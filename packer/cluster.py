@@ -109,18 +109,16 @@ class Cluster:
         if not self.servers:
             raise ValidationError("Expected a cluster to have at least one server, got 0.")
         if self.placement is not None and len(self.placement) != len(self.servers):
-            raise ValidationError(
-                f"Expected one placement per server ({len(self.servers)}), got {len(self.placement)}."
-            )
+            rule = f"Expected one placement per server ({len(self.servers)})"
+            raise ValidationError(f"{rule}, got {len(self.placement)}.")
         for placed in self.placement or ():
             for name, share in placed.items():
                 checks.real(f"the share of {shown(name)}", share, low=0.0, high=1.0, open_low=True)
         object.__setattr__(self, "slo", Goal.only(self.slo).limits.to_dict())
         on_nodes = sum(node.servers for node in self.nodes)
         if self.nodes and on_nodes != len(self.servers):
-            raise ValidationError(
-                f"Expected the nodes to have {len(self.servers)} servers together, got {on_nodes}."
-            )
+            rule = f"Expected the nodes to have {len(self.servers)} servers together"
+            raise ValidationError(f"{rule}, got {on_nodes}.")
         if self.store is None and any(node.host_bytes != math.inf for node in self.nodes):
             raise ValidationError("Expected a store where the host memory of a node is limited, got None.")
         checks.real("network_ms", self.network_ms, low=0.0)

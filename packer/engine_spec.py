@@ -49,13 +49,8 @@ class EngineSpec:
     speculation: SpeculationSpec | None = None
 
     def __post_init__(self) -> None:
-        for key in (
-            "max_model_len",
-            "max_num_seqs",
-            "block_size",
-            "tensor_parallel_size",
-            "data_parallel_size",
-        ):
+        sizes = ("tensor_parallel_size", "data_parallel_size")
+        for key in ("max_model_len", "max_num_seqs", "block_size", *sizes):
             checks.keep_integer(self, f"engine.{key}", low=1)
         checks.keep_integer(self, "engine.max_num_batched_tokens", low=self.max_num_seqs)
         checks.keep_real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
@@ -71,10 +66,8 @@ class EngineSpec:
                 if not isinstance(word, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,64}", word):
                     raise ValidationError(f"Expected engine.{key} as vLLM's names, got {shown(given)}.")
         for key in ("prefix_caching", "async_scheduling"):
-            if getattr(self, key) not in (None, True, False):
-                raise ValidationError(
-                    f"Expected engine.{key} to be true or false, got {shown(getattr(self, key))}."
-                )
+            if (on := getattr(self, key)) not in (None, True, False):
+                raise ValidationError(f"Expected engine.{key} to be true or false, got {shown(on)}.")
 
     @property
     def gpus(self) -> int:

@@ -163,12 +163,8 @@ def raised(error: BaseException) -> str:
     while where is not None and where.tb_next is not None:
         where = where.tb_next
     place = "" if where is None else f" ({where.tb_frame.f_code.co_filename}, line {where.tb_lineno})"
-    what = (
-        "ended the program by sys.exit"
-        if isinstance(error, SystemExit)
-        else f"raised {type(error).__name__}: {error}"
-    )
-    return f"{what}{place}"
+    what = f"raised {type(error).__name__}: {error}"
+    return f"{'ended the program by sys.exit' if isinstance(error, SystemExit) else what}{place}"
 
 
 @contextmanager

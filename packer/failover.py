@@ -49,12 +49,9 @@ def placed(
     unplaced = []
     for i in sorted(adapters, key=lambda i: (-float(workload.offered_tok_s_by_adapter[i]), i)):
         adapter = workload.adapters[i]
-        hosts = [
-            k
-            for k, item in enumerate(found)
-            if item.max_lora_rank >= adapter.rank
-            and (adapter.model is None or serves(item.profile.model, adapter.model))
-        ]
+        large = [k for k, item in enumerate(found) if item.max_lora_rank >= adapter.rank]
+        model = adapter.model
+        hosts = [k for k in large if model is None or serves(found[k].profile.model, model)]
         if not hosts:
             unplaced.append(i)
             continue

@@ -71,13 +71,8 @@ def moved(old: Sequence[Bin], new: Sequence[Bin]) -> list[int]:
     for j, item in enumerate(old):
         for i in item.adapters:
             places.setdefault(i, set()).add(j)
-    gone = {
-        i
-        for k, item in enumerate(new)
-        for i in item.adapters
-        if i in places and becomes.get(k) not in places[i]
-    }
-    return sorted(gone)
+    now = ((becomes.get(k), i) for k, item in enumerate(new) for i in item.adapters)
+    return sorted({i for j, i in now if i in places and j not in places[i]})
 
 
 def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
@@ -114,9 +109,8 @@ class _Order:
     def missing(self) -> list[tuple[int, str]]:
         """Loads that are left; those first that let an adapter leave another server."""
         leaving = {name for _, name in self.doomed}
-        found = [
-            (s, name) for s, placed in enumerate(self.goal) for name in placed if name not in self.held[s]
-        ]
+        wanted = ((s, name) for s, placed in enumerate(self.goal) for name in placed)
+        found = [(s, name) for s, name in wanted if name not in self.held[s]]
         return sorted(found, key=lambda each: (each[1] not in leaving, each))
 
     def add(
@@ -197,19 +191,15 @@ def ordered(
     rooms = list(room) or [None] * len(goal)
     named = {name for placed in goal for name in placed}
     for s, placed in enumerate(goal):
-        kept = set(placed) | ({name for name in now[s] if name not in named} if not prune else set())
+        kept = {*placed, *(name for name in now[s] if not prune and name not in named)}
         limit = rooms[s]
         if limit is not None and len(kept) > limit:
             raise IncompatibleError(
                 f"Expected at most {limit} adapters on server {s}, for which it has room, got {len(kept)}."
             )
     routes = by_adapter((s, {n: share for n, share in own.items() if share}) for s, own in enumerate(now))
-    doomed = {
-        (s, name)
-        for s, placed in enumerate(now)
-        for name in placed
-        if name not in goal[s] and (prune or name in named)
-    }
+    running = ((s, name) for s, placed in enumerate(now) for name in placed)
+    doomed = {(s, name) for s, name in running if name not in goal[s] and (prune or name in named)}
     work = _Order(goal, rooms, [set(placed) for placed in now], routes, doomed)
     while work.step() or (work.missing() and work.make_room()):
         pass

@@ -182,10 +182,8 @@ class Plan:
                 name += "'"
             kinds.setdefault(key, ServerKind(name, *key))
         names = self.workload.names
-        placement = tuple(
-            {names[i]: share for i, share in zip(item.adapters, item.shares, strict=True)}
-            for item in self.bins
-        )
+        placed = (zip(item.adapters, item.shares, strict=True) for item in self.bins)
+        placement = tuple({names[i]: share for i, share in own} for own in placed)
         servers = tuple(kinds[item.profile, item.max_loras, item.max_lora_rank].name for item in self.bins)
         return Cluster(tuple(kinds.values()), servers, placement)
 

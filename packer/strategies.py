@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy.typing as npt
 from numpy import float64
@@ -96,17 +96,9 @@ class Engine(Protocol):
     def name(self) -> str:
         """What a system calls it."""
 
-    @property
-    def cells(self) -> bool:
-        """See above."""
-
-    @property
-    def trains(self) -> bool:
-        """See above."""
-
-    @property
-    def serves_base(self) -> bool:
-        """See above."""
+    cells: ClassVar[bool]
+    trains: ClassVar[bool]
+    serves_base: ClassVar[bool]
 
     @property
     def cv(self) -> float:

@@ -210,10 +210,8 @@ class Workload:
             arrivals = _subset_trace(arrivals, indices, len(self), shares)
         adapters = [self.adapters[i] for i in indices]
         if shares is not None:
-            adapters = [
-                a if share == 1.0 else replace(a, rate=a.rate * share)
-                for a, share in zip(adapters, shares, strict=True)
-            ]
+            pairs = zip(adapters, shares, strict=True)
+            adapters = [a if share == 1.0 else replace(a, rate=a.rate * share) for a, share in pairs]
         return replace(self, adapters=tuple(adapters), arrivals=arrivals)
 
     def scaled(self, rate_factor: float) -> Workload:
@@ -255,9 +253,8 @@ class Workload:
         if not self.shares_prefixes:
             return self
         adapters = []
-        for adapter, own, mean in zip(
-            self.adapters, self.sessions_by_adapter, self.mean_input_tokens.tolist(), strict=True
-        ):
+        means = self.mean_input_tokens.tolist()
+        for adapter, own, mean in zip(self.adapters, self.sessions_by_adapter, means, strict=True):
             first, prefix = adapter.input_tokens or self.input_tokens, adapter.shared_prefix_tokens
             left = mean
             if cached:
@@ -286,9 +283,8 @@ class Workload:
         if unused:
             known = sorted({adapter.slo_class for adapter in self.adapters if adapter.slo_class is not None})
             have = ", ".join(map(shown, known[:10])) or "none"
-            raise ValidationError(
-                f"Expected limits for an slo_class of the fleet ({have}), got {shown(min(unused))}."
-            )
+            rule = f"Expected limits for an slo_class of the fleet ({have})"
+            raise ValidationError(f"{rule}, got {shown(min(unused))}.")
         return replace(self, slo=goal)
 
     def with_arrivals(self, arrivals: Arrivals) -> Workload:
@@ -311,14 +307,13 @@ def _subset_trace(
     position[list(indices)] = np.arange(len(indices))
     local = position[trace.adapter]
     keep = local >= 0
-    if shares is not None:
-        for k, share in enumerate(shares):
-            if share < 1.0:
-                rows = np.flatnonzero(local == k)
-                numbers = np.arange(len(rows))  # of the session that each request belongs to
-                if trace.sessions is not None:
-                    _, first, which = np.unique(trace.sessions[rows], return_index=True, return_inverse=True)
-                    numbers = np.argsort(np.argsort(first))[which]
-                keep[rows[np.floor((numbers + 1) * share) <= np.floor(numbers * share)]] = False
+    for k, share in enumerate(shares or ()):
+        if share < 1.0:
+            rows = np.flatnonzero(local == k)
+            numbers = np.arange(len(rows))  # of the session that each request belongs to
+            if trace.sessions is not None:
+                _, first, which = np.unique(trace.sessions[rows], return_index=True, return_inverse=True)
+                numbers = np.argsort(np.argsort(first))[which]
+            keep[rows[np.floor((numbers + 1) * share) <= np.floor(numbers * share)]] = False
     kept = replace(trace.take(keep), adapter=local[keep], end_s=trace.span_s)
     return replace(arrivals, trace=kept)

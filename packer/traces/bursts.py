@@ -214,7 +214,8 @@ def _fit(lag_s: FloatArray, covariance: FloatArray) -> Bursts | None:
     if variance < MIN_CV**2:
         return None
     cv = min(float(f"{np.sqrt(variance):.4g}"), 100.0)
-    target = _score_correlation(np.maximum(covariance, 0.0), cv)
+    rho, table = _covariances(cv)
+    target = np.interp(np.maximum(covariance, 0.0), table, rho)
     # The last row makes the weights sum to 1.
     rows = np.vstack([decay, np.full(len(scales), 100.0)])
     weights, _ = nnls(rows, np.append(target, 100.0))
@@ -222,13 +223,6 @@ def _fit(lag_s: FloatArray, covariance: FloatArray) -> Bursts | None:
     weights /= weights.sum()
     kept = [(s, round(w, 4)) for s, w in zip(scales.tolist(), weights.tolist(), strict=True) if w > 0]
     return Bursts(cv, tuple(kept))
-
-
-def _score_correlation(covariance: FloatArray, cv: float) -> FloatArray:
-    """Correlation of the normal scores of a gamma factor with this spread that gives each covariance."""
-    rho, table = _covariances(cv)
-    correlation: FloatArray = np.interp(covariance, table, rho)
-    return correlation
 
 
 def _covariances(cv: float) -> tuple[FloatArray, FloatArray]:
@@ -268,6 +262,7 @@ def _filled(time_s: FloatArray, span_s: float, window_s: float) -> tuple[int, In
 
 def _counts(time_s: FloatArray, span_s: float, window_s: float) -> FloatArray:
     """Requests in successive whole windows, float64 (windows,)."""
-    n = int(span_s // window_s)
-    inside = (time_s / window_s).astype(np.int64)
-    return np.bincount(inside[inside < n], minlength=n).astype(np.float64)
+    n, cells, counts = _filled(time_s, span_s, window_s)
+    every = np.zeros(n)
+    every[cells] = counts
+    return every

@@ -36,15 +36,8 @@ class TraceFormat:
     @property
     def known(self) -> tuple[str, ...]:
         """Every column it may have."""
-        return (
-            *self.required,
-            self.adapter,
-            self.rank,
-            self.session,
-            self.priority,
-            *([self.blocks] if self.blocks else []),
-            *self.ignored,
-        )
+        own = (self.adapter, self.rank, self.session, self.priority, self.blocks)
+        return (*self.required, *filter(None, own), *self.ignored)
 
 
 FORMATS = tuple(
@@ -59,10 +52,8 @@ KEYS = {field: tuple(names) for field, names in table("packer.traces", "access_l
 
 def recognise(names: Collection[str]) -> TraceFormat | None:
     """The kind of trace with these columns (lower case) and no others; None where it is not a known one."""
-    for kind in FORMATS:
-        if set(kind.required) <= set(names) <= set(kind.known):
-            return kind
-    return None
+    given = set(names)
+    return next((kind for kind in FORMATS if set(kind.required) <= given <= set(kind.known)), None)
 
 
 def looks_like_trace(names: Collection[str]) -> bool:

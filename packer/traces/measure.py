@@ -73,15 +73,11 @@ def rounded(workload: Workload) -> Workload:
     def cut(own: Lengths | None) -> Lengths | None:
         return own and own.scaled(float(f"{own.mean:.6g}"))
 
-    adapters = (
-        replace(
-            adapter,
-            rate=float(f"{adapter.rate:.6g}"),
-            input_tokens=cut(adapter.input_tokens),
-            output_tokens=cut(adapter.output_tokens),
-        )
-        for adapter in workload.adapters
-    )
+    adapters = []
+    for each in workload.adapters:
+        inputs, outputs = cut(each.input_tokens), cut(each.output_tokens)
+        rate = float(f"{each.rate:.6g}")
+        adapters.append(replace(each, rate=rate, input_tokens=inputs, output_tokens=outputs))
     return replace(workload, adapters=tuple(adapters))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,9 +48,7 @@ class RateTable:
         slots = (self.start_s % DAY_S // self.window_s).astype(np.int64)
         kept = np.unique(slots)
         rates = np.array([self.rates[slots == slot].mean(axis=0) for slot in kept])
-        return RateTable(
-            self.names, rates, self.tokens, kept.astype(np.float64) * self.window_s, self.window_s
-        )
+        return replace(self, rates=rates, start_s=kept.astype(np.float64) * self.window_s)
 
     def day(self) -> dict[str, FloatArray]:
         """The rates of each window of the mean day (UTC), float64 (adapters,), by its start as HH:MM.
@@ -68,11 +66,10 @@ class RateTable:
             )
         mean = self.by_time_of_day()
         found = {clock(start_s): rates for start_s, rates in zip(mean.start_s, mean.rates, strict=True)}
-        for start_s in np.arange(0.0, DAY_S, self.window_s):
-            if clock(start_s) not in found:
-                raise ValidationError(
-                    f"Expected traffic of a whole day, got none of the {self.window_s:g} s from {clock(start_s)} (UTC)."
-                )
+        for start in map(clock, np.arange(0.0, DAY_S, self.window_s)):
+            if start not in found:
+                rule = f"Expected traffic of a whole day, got none of the {self.window_s:g} s from {start} (UTC)."
+                raise ValidationError(rule)
         return found
 
     def loads(self, percentiles: Sequence[float] = (50.0, 95.0)) -> dict[str, FloatArray]:

@@ -25,7 +25,14 @@ from packer.io.files import read_text
 from packer.io.shipped import table
 from packer.io.web import Address, address_of, ask
 from packer.traces.pattern import RateTable
-from packer.traces.vllm_metrics import Series, mean_load_ms, ranks_of, shares_in_flight, shares_resident
+from packer.traces.vllm_metrics import (
+    Series,
+    mean_load_ms,
+    ranks_of,
+    shares_in_flight,
+    shares_resident,
+    total_of,
+)
 
 MAX_ANSWER_BYTES = 128_000_000
 TIMEOUT_S = 60.0
@@ -107,11 +114,8 @@ def queries(source: CounterNames, window_s: float) -> dict[str, str]:
     by = f"sum by ({source.label}) " if source.label else "sum "
     found = {name: f"{by}(increase({getattr(source, name)}[{window}]))" for name in _COUNTED}
     found |= {name: query for name in _GAUGES if (query := getattr(source, name))}
-    found |= {
-        name: f"sum (increase({getattr(source, name)}[{window}]))"
-        for pair in _SHARES.values()
-        for name in pair
-    }
+    counted = (name for pair in _SHARES.values() for name in pair)
+    found |= {name: f"sum (increase({getattr(source, name)}[{window}]))" for name in counted}
     if source.load_seconds:
         for part in ("sum", "count"):
             found[f"load_{part}"] = f"sum (increase({source.load_seconds}_{part}[{window}]))"
@@ -145,14 +149,8 @@ def _get(where: Address, parameters: Mapping[str, object]) -> Any:
     body = urllib.parse.urlencode({key: str(value) for key, value in parameters.items()}).encode()
     at = f"Prometheus at {where.url}"
     try:
-        status, data = ask(
-            where,
-            "/api/v1/query_range",
-            body=body,
-            limit_bytes=MAX_ANSWER_BYTES,
-            total_s=TIMEOUT_S,
-            by_proxy=True,
-        )
+        limits: dict[str, Any] = {"limit_bytes": MAX_ANSWER_BYTES, "total_s": TIMEOUT_S}
+        status, data = ask(where, "/api/v1/query_range", body=body, by_proxy=True, **limits)
     except (OSError, ValueError) as error:
         raise SourceError(f"{at} can't be reached: {error}") from None
     except http.client.HTTPException as error:
@@ -197,9 +195,8 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
         shares = shares_resident(loaded) if loaded and not running else shares_in_flight(running)
     names = sorted(set(found["requests"]) - set(skip))
     counts = np.array([[found["requests"][name].get(t, 0.0) for name in names] for t in times])
-    sums = {
-        kind: np.array([sum(found[kind].get(name, {}).values()) for name in names]) for kind in _COUNTED[1:]
-    }
+    totals = {kind: [sum(found[kind].get(name, {}).values()) for name in names] for kind in _COUNTED[1:]}
+    sums = {kind: np.array(column) for kind, column in totals.items()}
     if shares is not None:
         names = sorted(shares)
         weights = np.array([shares[name] for name in names])
@@ -209,15 +206,7 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
     load_ms = mean_load_ms(_optional(answers, "load_sum"), _optional(answers, "load_count"))
     more: dict[str, Any] = {}
     for field_name, counters in _SHARES.items():
-        part, whole = (
-            sum(
-                value
-                for _, points in _optional(answers, name)
-                for _, value in points
-                if 0.0 < value < math.inf
-            )
-            for name in counters
-        )
+        part, whole = (total_of(_optional(answers, name)) for name in counters)
         if whole:
             more[field_name] = min(1.0, part / whole)
     return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms, **more)
@@ -249,13 +238,8 @@ def _metrics(
         fleet = known / total[kept].sum()
         own = sums[kind][kept] / total[kept]
         means.append(np.where(own >= 1.0, own, max(1.0, fleet)))
-    table = RateTable(
-        tuple(names[k] for k in kept),
-        counts[:, kept] / window_s,
-        means[0] + means[1],
-        times - window_s,
-        window_s,
-    )
+    rates, own_names = counts[:, kept] / window_s, tuple(names[k] for k in kept)
+    table = RateTable(own_names, rates, means[0] + means[1], times - window_s, window_s)
     return Metrics(table, means[0], means[1], estimated)
 
 

@@ -72,19 +72,11 @@ class Trace:
 
     def take(self, rows: IntArray) -> Trace:
         """Some of the requests, in order of time, at least one of each adapter."""
-        kept: dict[str, Any] = {"blocks": None if self.blocks is None else self.blocks.take(rows)}
-        for key in (
-            "time_s",
-            "input_tokens",
-            "output_tokens",
-            "adapter",
-            "sessions",
-            "cached_tokens",
-            "priority",
-        ):
-            column = getattr(self, key)
-            kept[key] = None if column is None else column[rows]
-        return replace(self, **kept)
+        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        kept: dict[str, Any] = {
+            key: column[rows] for key, column in columns.items() if isinstance(column, np.ndarray)
+        }
+        return replace(self, **kept, blocks=None if self.blocks is None else self.blocks.take(rows))
 
     def requests(self) -> RequestTrace:
         """The requests for replay; every one must have its adapter."""
@@ -155,10 +147,8 @@ class RequestRows:
                 return column.take(index)
             return column[index] if isinstance(column, np.ndarray) else [column[k] for k in index.tolist()]
 
-        columns = {each.name: getattr(self, each.name) for each in fields(self)[:9]}
-        return replace(
-            self, **{name: taken(column) for name, column in columns.items() if column is not None}
-        )
+        columns = ((each.name, getattr(self, each.name)) for each in fields(self)[:9])
+        return replace(self, **{name: taken(column) for name, column in columns if column is not None})
 
 
 def trace_of_rows(rows: RequestRows, source: str) -> Trace:

@@ -19,7 +19,9 @@ estimates.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from packer.adapter import MAX_RANK
@@ -88,13 +90,15 @@ def ranks_of(loaded: Series) -> dict[str, int]:
     return found
 
 
+def total_of(series: Series) -> float:
+    """Sum of all points, without those that are no numbers."""
+    return sum(value for _, points in series for _, value in points if 0.0 < value < math.inf)
+
+
 def mean_load_ms(seconds: Series, loads: Series) -> float | None:
     """Mean time to load an adapter, from the sum and the count of `vllm:lora_adapter_load_seconds`."""
-    total, count = (
-        sum(value for _, points in series for _, value in points if math.isfinite(value) and value >= 0)
-        for series in (seconds, loads)
-    )
-    return 1e3 * total / count if count > 0 else None
+    count = total_of(loads)
+    return 1e3 * total_of(seconds) / count if count else None
 
 
 def _server(labels: Mapping[str, Any], own: Iterable[str]) -> tuple[object, ...]:
@@ -104,10 +108,7 @@ def _server(labels: Mapping[str, Any], own: Iterable[str]) -> tuple[object, ...]
 
 def _add(weights: dict[str, float], samples: Sequence[set[str]]) -> None:
     """Add the weight of each adapter on one server, seen in these samples."""
-    seen: dict[str, int] = {}
-    for names in samples:
-        for name in names:
-            seen[name] = seen.get(name, 0) + 1
+    seen = Counter(chain.from_iterable(samples))
     # Half a sample less than always, so that an adapter that is always there gets a finite weight.
     for name, count in seen.items():
         part = min(count, len(samples) - 0.5) / len(samples)
