@@ -146,12 +146,12 @@ class Workload:
         given = self.sessions is not None or any(each.sessions is not None for each in self.adapters)
         return given and self.arrivals.trace is None and any(self.sessions_by_adapter)
 
-    @property
+    @cached_property
     def shares_prefixes(self) -> bool:
         """Whether prompts of an adapter begin alike, by a shared beginning or in sessions; a trace has its blocks."""
         return self.has_sessions or bool(self.shared_prefix_tokens.any())
 
-    @property
+    @cached_property
     def n_loras(self) -> int:
         """Adapters with a rank: all but those that stand for requests to the base model."""
         return int(np.count_nonzero(self.ranks))
@@ -187,12 +187,12 @@ class Workload:
         """Offered load of each adapter, float64 (n,), tok/s."""
         return _frozen(self.rates * self.mean_tokens)
 
-    @property
+    @cached_property
     def offered_tok_s(self) -> float:
         """Offered load: Σ rate × (mean input + mean output tokens), tok/s."""
         return float(self.offered_tok_s_by_adapter.sum())
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """Σ rate, req/s."""
         return float(self.rates.sum())

@@ -14,7 +14,7 @@ from packer.profile import Profile
 from packer.settings import Slots
 from packer.testing.contracts import PredictorContract
 from packer.twin.simulate import simulate
-from packer.twin.until_clear import DURATION_S, evaluate_until_clear
+from packer.twin.until_clear import DURATION_S, EDGE_ERRORS, at_edge, evaluate_until_clear, share_error
 from packer.workload import Workload
 
 
@@ -36,6 +36,20 @@ def test_shortcuts_keep_the_verdict(small: Profile, rate: float, slots: int) -> 
     if abs(share - 0.9) > 0.02:
         assert found.evaluation.starved == (share < 0.9)
     assert found.evaluation.served_share == pytest.approx(share, rel=0.06)
+
+
+def test_other_seeds_run_where_chance_could_decide(small: Profile) -> None:
+    """A server is simulated with further seeds if its share is within three standard errors of what starves, only."""
+    runs = {n: simulate(_fleet(0.6, 12), small, max_loras=4, duration_s=n, seed=1) for n in (60.0, 3600.0)}
+    errors = {n: share_error(run) for n, run in runs.items()}
+    tokens = runs[60.0].raw.requests.input_tokens + runs[60.0].raw.requests.output_tokens
+    assert errors[60.0] == pytest.approx(float(np.sqrt((tokens**2.0).sum()) / tokens.sum()))
+    assert errors[3600.0] < 0.01 < 0.02 < errors[60.0]
+    for n, at in ((60.0, True), (3600.0, False)):
+        vars(runs[n])["served_share"] = 0.9 + 0.035  # as if so much were served
+        assert at_edge(runs[n]) is at
+        vars(runs[n])["served_share"] = 0.9 - 0.9 * EDGE_ERRORS * errors[3600.0]
+        assert at_edge(runs[n])
 
 
 @pytest.mark.parametrize(("rate", "stable"), [(0.2, True), (6.0, False)])
