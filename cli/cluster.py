@@ -124,7 +124,7 @@ def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
         found,
         *_risk_lines(result),
         *trained,
-        *([f"Lengths {assumed_lengths()}."] if first.workload.assumed_lengths else []),
+        *([f"Lengths {assumed_lengths(first.workload)}."] if first.workload.assumed_lengths else []),
         *([] if cluster else [f"{words}." for words in cut_words(first.workload, [first.profile])]),
         *([] if cluster else _thrashing(first)),
         Judged(result["verdict"]["text"], result["verdict"]["holds"]),

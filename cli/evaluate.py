@@ -109,7 +109,8 @@ class MeasuredTraffic:
 class ObservedTraffic(MeasuredTraffic):
     """Observed traffic to evaluate the plan with.
 
-    tolerance: A measured rate that differs by more than this share counts as drifted.
+    tolerance: A measured rate that differs by more than this share counts as drifted; new adapters with more than this
+        share of the load need another plan.
     seen_path: Write the measured workload here each time, for packer solve --from.
     """
 
@@ -134,7 +135,8 @@ def evaluate(
     limits breaks them, also behind --router: packer solve --from makes the next plan.
 
     With --log, --url or --input the rates are those measured, and the advice is "keep" (the plan holds),
-    "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server or a limit breaks, exit code 3).
+    "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server or a limit breaks, or new adapters
+    have much of the load; exit code 3).
 
     \b
     Examples:
@@ -266,13 +268,17 @@ def _servers(plan: Plan, found: PlanEvaluation) -> Table:
         pairs = zip(figures(new, names), figures(found.before[k], names), strict=True)
         cells = [cell for pair in pairs for cell in pair]
         adapters = len(found.plan.bins[k].adapters)
-        rows.append([gpu, adapters, *cells, found.plan.headroom_words[k], result_of(new)])
+        result = "slow" if gpu in found.over_limits else result_of(new)
+        rows.append([gpu, adapters, *cells, found.plan.headroom_words[k], result])
     title = f"{plan.workload.name}: as evaluated now by {found.plan.predictor}; (plan): as planned by {plan.predictor}"
     return Table(title, columns, rows, left=())
 
 
-def _conclusion(found: PlanEvaluation) -> list[Part]:
-    """Whether the plan holds, which server is the first to break, and for which servers that is."""
+def _conclusion(found: PlanEvaluation, new: int = 0) -> list[Part]:
+    """Whether the plan holds, which server is the first to break, and for which servers that is.
+
+    `new`: adapters that were measured and are not in the plan.
+    """
     plan = found.plan
     lines: list[Part] = []
     if found.over_limits:
@@ -287,12 +293,12 @@ def _conclusion(found: PlanEvaluation) -> list[Part]:
         names = listed((plan.workload.names[i] for i in plan.unplaced), SHOWN)
         lines.append(f"No server has slots large enough for: {names}.")
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
-    said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced))
+    said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced) + new)
     if not found.holds and not found.broken and not plan.unplaced:
         said = "The plan breaks its latency limits. packer solve --from makes the next one."
-    elif found.over_limits and found.holds and not plan.limits:
+    elif found.over_limits and found.holds and not (plan.limits or new):
         said = f"The plan holds. It was made for {plan.objective}, not for these limits."
-    lines.append(Judged(said, found.holds))
+    lines.append(Judged(said, found.holds and not new))
     if found.holds:
         lines += [f"{reason}." for reason in plan.reasons]
     return lines
@@ -327,7 +333,7 @@ def _drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Par
         lines.append(f"Without a server: {listed(found.new_adapters, SHOWN)}.")
     if plan.workload.arrivals.trace is not None:
         lines.append("The plan replays a trace: evaluated with Poisson arrivals at the measured rates.")
-    lines += _conclusion(found.evaluation)
+    lines += _conclusion(found.evaluation, len(found.new_adapters))
     advice = {
         "keep": "Keep the plan.",
         "watch": "Keep the plan for now; make a new one when convenient.",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from packer.bin import Bin
     from packer.evaluation import AdapterFigures, Evaluation
     from packer.plan import Plan
+    from packer.workload import Workload
 
 
 def plan_lines(plan: Plan, old: Plan | None = None, *, by_default: bool = False) -> list[Part]:
@@ -276,7 +277,7 @@ def _totals(plan: Plan) -> list[str]:
         lines += _worst(plan, plan.adapters)
         lines += [f"Few         {quiet}" for quiet in [quiet_adapters(plan.workload)] if quiet]
     if plan.workload.assumed_lengths:
-        lines.append(f"Lengths     {assumed_lengths()}")
+        lines.append(f"Lengths     {assumed_lengths(plan.workload)}")
     return [*lines, *_engine(plan)]
 
 
@@ -336,12 +337,17 @@ def _worst(plan: Plan, found: AdapterFigures) -> list[str]:
     ]
 
 
-def assumed_lengths() -> str:
-    """Note for a workload without token lengths, which decide the result."""
-    from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
-
+def assumed_lengths(fleet: Workload) -> str:
+    """Note for a workload without token lengths, or without those of one side: they decide the result."""
+    sides = fleet.assumed_lengths
+    means = [f"{getattr(fleet, side).mean:g}" for side in sides]
+    if len(sides) == 1:
+        what = "prompts" if sides == ("input_tokens",) else "answers"
+        return (
+            f"of {what} not given: as ShareGPT's, {means[0]} tokens on average; column {sides[0]} gives them"
+        )
     return (
-        f"not given: as ShareGPT's, {SHAREGPT_INPUT.mean:g} tokens in and {SHAREGPT_OUTPUT.mean:g} out on average; "
+        f"not given: as ShareGPT's, {means[0]} tokens in and {means[1]} out on average; "
         "columns input_tokens and output_tokens give them"
     )
 

@@ -236,7 +236,7 @@ def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
         f"Tokens per request: {inputs['mean']:,.0f} in (cv {inputs['cv']:.2f}), {outputs['mean']:,.0f} out "
         f"(cv {outputs['cv']:.2f}), correlation {found['length_correlation']:+.2f}.",
         *(_prefixes(fleet, found)),
-        *([f"Lengths {assumed_lengths()}."] if fleet.assumed_lengths else []),
+        *([f"Lengths {assumed_lengths(fleet)}."] if fleet.assumed_lengths else []),
         f"Arrivals: {found['arrivals_description']}.",
     ]
 

@@ -30,7 +30,8 @@ class Drift:
     """What changed since the plan was made.
 
     `evaluation`: the plan's adapters at the measured rates and lengths, on their servers.
-    `advice`: "keep"; "watch": the plan holds, but rates drifted or adapters are new; "replan": it does not hold.
+    `advice`: "keep"; "watch": the plan holds, but rates drifted or adapters are new; "replan": it does not hold, or new
+    adapters have more than the tolerated share of the load.
     `drifted`: adapters whose rate differs by more than the tolerance, the largest difference first.
     `new_adapters`, `silent_adapters`: adapters seen that have no server; adapters of the plan that were not seen.
     `planned_tok_s`, `measured_tok_s`: offered loads.
@@ -74,7 +75,8 @@ def drift(
     seen
         The fleet as measured (`packer.operate.observe`); its ranks do not count.
     tolerance
-        A rate that differs by more than this share of the planned one counts as drifted.
+        A rate that differs by more than this share of the planned one counts as drifted; adapters without a server
+        that have more than this share of the measured load need another plan.
     predictor, seed
         As for `evaluate_plan`, as are the errors raised.
     """
@@ -96,9 +98,11 @@ def drift(
     ]
     rows.sort(key=lambda row: -abs(row.measured - row.planned))
     new = tuple(name for name in seen.names if name not in known)
+    load = dict(zip(seen.names, seen.offered_tok_s_by_adapter.tolist(), strict=True))
+    holds = found.holds and sum(load[name] for name in new) <= tolerance * seen.offered_tok_s
     return Drift(
         found,
-        "replan" if not found.holds else "watch" if rows or new else "keep",
+        "replan" if not holds else "watch" if rows or new else "keep",
         tuple(rows),
         new,
         tuple(sorted(known - measured)),

@@ -224,14 +224,17 @@ class Workload:
         return replace(self, adapters=adapters, arrivals=arrivals)
 
     @property
-    def assumed_lengths(self) -> bool:
-        """Whether some adapter has no token lengths of its own and the fleet's are the default, ShareGPT's."""
+    def assumed_lengths(self) -> tuple[str, ...]:
+        """Which of "input_tokens" and "output_tokens" some adapter has not, where the fleet's are the default,
+        ShareGPT's.
+        """
         if self.arrivals.trace is not None:
-            return False
+            return ()
         sides = (("input_tokens", SHAREGPT_INPUT), ("output_tokens", SHAREGPT_OUTPUT))
-        return any(
-            getattr(self, side) == default and any(getattr(a, side) is None for a in self.adapters)
+        return tuple(
+            side
             for side, default in sides
+            if getattr(self, side) == default and any(getattr(a, side) is None for a in self.adapters)
         )
 
     def slot_rank(self, given: int | None = None) -> int:

@@ -105,8 +105,9 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
         return set()
     within = float((figures.slo_used <= 1.0).mean())
     goals = {_share(share) for share in SHARES if share < slo.adapter_share and within >= share}
-    if (figures.mean_itl_ms > slo.columns(job.workload)[1]).any():
-        return goals
+    others = set(slo.every_key) - {"p95_ttft_ms", "mean_itl_ms"}
+    if others or (figures.mean_itl_ms > slo.columns(job.workload)[1]).any():
+        return goals  # a wider limit of the TTFT, or a later start, would not help
     if not slo.classes and math.isfinite(slo.limits.p95_ttft_ms) and max(kept.used(bins, [hour])) <= LONGER:
         goals.add(f"--slo p95_ttft_ms={LONGER * slo.limits.p95_ttft_ms:g}")
     simulated = kept.simulated.all(bins, hour[0], seed=hour[1])

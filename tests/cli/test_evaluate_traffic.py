@@ -49,7 +49,12 @@ def traffic(seconds: float, factor: float = 1.0) -> str:
 
 @pytest.mark.parametrize(
     ("factor", "extra", "advice", "code"),
-    [(1, (), "keep", 0), (1, ("new",), "watch", 0), (1000, (), "replan", 3)],
+    [
+        (1, (), "keep", 0),
+        (1, ("new",), "watch", 0),
+        (1, ("new", "newer"), "replan", 3),
+        (1000, (), "replan", 3),
+    ],
 )
 def test_traffic_advises(
     plan_path: str,
@@ -60,7 +65,8 @@ def test_traffic_advises(
     advice: str,
     code: int,
 ) -> None:
-    """Traffic as planned is kept, new adapters are reported, and a broken server needs a new plan."""
+    """Traffic as planned is kept, new adapters are reported, and a broken server needs a new plan, as do new adapters
+    with much of the load."""
     window = 100 if factor == 1 else 10
     log, seen = tmp_path / "log.jsonl", tmp_path / "seen.csv"
     others = [line(START + 10 * n, name) for n in range(30) for name in extra]
@@ -128,7 +134,11 @@ def test_measured_traffic_that_breaks_the_limits_needs_another_plan(
     assert run(words) == 3
     out = capsys.readouterr().out
     assert "The plan breaks its latency limits." in out
-    assert "Plan again" in out
+    assert "slow" in out
+    log.write_text("\n".join(line(START + 10 * n, "new") for n in range(30)))
+    assert run(words) == 3
+    out = capsys.readouterr().out
+    assert "The servers hold, but 1 adapter has no server." in out
 
 
 def test_traffic_needs_a_source(plan_path: str, capsys: Capture) -> None:

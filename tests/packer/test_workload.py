@@ -148,7 +148,7 @@ def test_lengths_that_nobody_gave_are_known_as_such() -> None:
     given = Lengths.constant(10)
     assert not Workload([Adapter("a", 8, 0.1)], given, given).assumed_lengths
     assert not Workload([Adapter("a", 8, 0.1, given, given)]).assumed_lengths
-    assert Workload([Adapter("a", 8, 0.1, given)]).assumed_lengths
+    assert Workload([Adapter("a", 8, 0.1, given)]).assumed_lengths == ("output_tokens",)
 
 
 def test_models_are_named_by_all_or_none() -> None:

@@ -71,6 +71,14 @@ def test_a_start_that_decides_is_told_with_what_would_be_enough_without(
     assert version_words(weaker, later) == ""
 
 
+def test_a_wider_ttft_is_no_way_out_of_another_limit(server: Profile) -> None:
+    """Where a limit of whole answers takes a GPU, no goal is named that would drop it and widen the TTFT instead."""
+    fleet = Workload([Adapter("a", 16, 2.8), Adapter("b", 8, 1.5), Adapter("c", 16, 0.4)])
+    found = packer.recommend(fleet, server, slo="p95_e2e_ms=9000")
+    assert found.n_gpus > 1
+    assert all(goal.startswith("--slo adapter_share") for goal in found.details["weaker_goals"])
+
+
 def test_goals_that_one_number_of_gpus_keeps_are_told_together() -> None:
     """Goals are listed by the GPUs that are enough for them; without any nothing is said."""
     assert weaker_words({}) == ""
