@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 """Rows of a range of max_loras."""
+COUNTS, RANKS = (numbers(int, distinct=True, grid=grid) for grid in (SLOT_COUNTS, SLOT_RANKS))
 
 
 @bundle
@@ -28,12 +29,8 @@ class SlotArguments:
     rank_needed: Largest rank of your adapters: shows what larger slots waste. [default: the smallest shown]
     """
 
-    max_loras: tuple[int, ...] = option(
-        type=numbers(int, distinct=True, grid=SLOT_COUNTS), default="1..384", metavar="N..N"
-    )
-    max_lora_rank: tuple[int, ...] = option(
-        type=numbers(int, distinct=True, grid=SLOT_RANKS), default="8..64", metavar="R..R"
-    )
+    max_loras: tuple[int, ...] = option(type=COUNTS, default="1..384", metavar="N..N")
+    max_lora_rank: tuple[int, ...] = option(type=RANKS, default="8..64", metavar="R..R")
     rank_needed: int | None = option(type=click.IntRange(1, SLOT_RANKS[-1]), metavar="R")
     plot: str | None = common("plot", help="Draw the curves (.html, .png or .svg).")
 

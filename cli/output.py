@@ -68,9 +68,7 @@ def _drawn(given: Table, width: int) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    built = RichTable(
-        box=box.SIMPLE_HEAD,
-    )
+    built = RichTable(box=box.SIMPLE_HEAD)
     cells = [[visible(cell) for cell in row] for row in given.rows]
     columns = [[name, *(row[k] for row in cells)] for k, name in enumerate(given.columns)]
     widths = [max(map(cell_len, column)) for column in columns]
@@ -112,15 +110,9 @@ def show(*parts: Part) -> None:
         if isinstance(part, Table):
             with out.capture() as drawn:
                 out.print(_drawn(part, out.width))
-            title, caption = (
-                wrapped(visible(text), width) if text else [] for text in (part.title, part.caption)
-            )
-            lines = [
-                *title,
-                *(line.rstrip() for line in drawn.get().splitlines()),
-                *caption,
-                *([""] if caption else []),
-            ]
+            lines = wrapped(visible(part.title), width) if part.title else []
+            lines += [line.rstrip() for line in drawn.get().splitlines()]
+            lines += [*wrapped(visible(part.caption), width), ""] if part.caption else []
         else:
             text = part if isinstance(part, str) else part.text
             lines = wrapped(visible(text), width)
@@ -140,12 +132,8 @@ def wrapped(text: str, width: int | None) -> list[str]:
         return [text]
     begin = HANGING.match(text)
     indent = " " * (begin.end() if begin else 0)
-    given: dict[str, Any] = {
-        "break_long_words": False,
-        "break_on_hyphens": False,
-        "subsequent_indent": indent,
-    }
-    return textwrap.wrap(text, width, **given)
+    whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, width, subsequent_indent=indent, **whole)
 
 
 def note(message: str, *, quiet: bool = False) -> None:

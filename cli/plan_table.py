@@ -54,16 +54,15 @@ def _kinds(plan: Plan) -> Table:
     """What each kind of server, and their mix, would take."""
     found: Any = plan.details["kinds"]
     models = ["model"] * any(row["model"] for row in found)
-    rows = [
-        [
-            *(row[name] or "–" for name in models),
+    rows = []
+    for row in found:
+        cells = [
             row["kinds"],
             row["gpus"],
             money(row["price_per_hour"]),
             "kept" if row["holds"] else "broken",
         ]
-        for row in found
-    ]
+        rows.append([*(row[name] or "–" for name in models), *cells])
     columns = [*models, "kinds", "GPUs", "price/h", "latency goal"]
     return Table("Kinds of server", columns, rows, left=(0, len(models), len(columns) - 1))
 
@@ -132,21 +131,11 @@ def _gpus(plan: Plan) -> Table:
     rows, headroom = [], plan.headroom_words
     for k, item in enumerate(plan.bins):
         row, split = plan.evaluations[k], sum(share < 1.0 for share in item.shares)
-        rows.append(
-            [
-                k,
-                *(
-                    [item.profile.name.partition("/")[0] if one_model else item.profile.name]
-                    if several
-                    else []
-                ),
-                by_rank(plan.workload.ranks[list(item.adapters)].tolist())
-                + (f" ({split}×shared)" if split else ""),
-                f"{item.max_loras} × {item.max_lora_rank}",
-                *figures(row, shown),
-                headroom[k],
-            ]
-        )
+        kind = item.profile.name.partition("/")[0] if one_model else item.profile.name
+        ranks = by_rank(plan.workload.ranks[list(item.adapters)].tolist())
+        held = f"{ranks} ({split}×shared)" if split else ranks
+        slots = f"{item.max_loras} × {item.max_lora_rank}"
+        rows.append([k, *([kind] * several), held, slots, *figures(row, shown), headroom[k]])
         if columns[-1] == "problem":
             rows[-1].append("" if row.feasible else f"{result_of(row)}, {row.served_share:.0%} served")
     title = f"Plan for {plan.workload.name!r}: {counted(len(plan.workload), 'adapter')}, {counted(plan.n_gpus, 'GPU')}"
@@ -199,14 +188,15 @@ def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
 
 def adapters_frame(plan: Plan) -> pl.DataFrame:
     """One row for each adapter of a plan: class, rank, rate, its servers, and what it gets there."""
+    fleet = plan.workload
     rows = [
         {
-            "adapter": adapter.name,
+            "adapter": row["adapter"],
             "slo_class": adapter.slo_class,
             **row,
             "gpus": " ".join(map(str, row["gpus"])),
         }
-        for adapter, row in zip(plan.workload.adapters, adapter_rows(plan, plan.workload.names), strict=True)
+        for adapter, row in zip(fleet.adapters, adapter_rows(plan, fleet.names), strict=True)
     ]
     return pl.DataFrame(rows, schema_overrides={"slo_class": pl.String}, infer_schema_length=None)
 
@@ -290,6 +280,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return with_energy(plan) | ({} if prefixes is None else {"prefixes": prefixes})
 
 
+OTHER_VERSION = re.compile(r"those of (.+), but for (?:.*\b)?version \S+(?: instead of (\S+?))?(,.*)?")
+
+
 def _engine(plan: Plan) -> list[str]:
     """What the plan assumes of the engine: the version whose rules it follows, and prefixes that requests share."""
     from packer.report.prefixes import prefix_words
@@ -299,10 +292,7 @@ def _engine(plan: Plan) -> list[str]:
     lines = []
     for profile in dict.fromkeys(item.profile for item in plan.bins):
         settings = profile.provenance.get("settings", "")
-        other = re.fullmatch(
-            r"those of (.+), but for (?:.*\b)?version \S+(?: instead of (\S+?))?(,.*)?", settings
-        )
-        if other is not None:
+        if (other := OTHER_VERSION.fullmatch(settings)) is not None:
             measured = f"vLLM {other[2]} ({other[1]})" if other[2] else other[1]
             lines.append(
                 f"Version     rules of vLLM {profile.engine.version}: scheduling, KV cache and slots are its own; "

@@ -58,14 +58,14 @@ def build(kind: OneProfile, given: DatasetOptions, out: Writing) -> None:
 
 
 @bundle
-class DescribeOptions:
+class Dataset:
     """The dataset."""
 
     dataset_path: str = argument("DATASET")
 
 
 @command
-def describe(given: DescribeOptions, out: Output) -> None:
+def describe(given: Dataset, out: Output) -> None:
     """What a dataset holds: profile, scenarios by family, how many starve.
 
     \b
@@ -94,7 +94,7 @@ SHOWN = (
 
 
 @bundle
-class TrainingOptions:
+class TrainingOptions(Dataset):
     """The dataset and what is trained on it.
 
     kind: What to train.
@@ -103,7 +103,6 @@ class TrainingOptions:
     draw: Draw the tree of starvation here: .svg, .png or .pdf (with --kind tree).
     """
 
-    dataset_path: str = argument("DATASET")
     kind: str = option(type=click.Choice(("forest", "boosting", "tree", "svm", "knn")), default="boosting")
     search: bool = flag()
     refine: bool = flag()
@@ -135,9 +134,8 @@ def train(given: TrainingOptions, out: Writing) -> None:
     out.check(given.output, given.draw)
     data = read_dataset(given.dataset_path)
     with out.progress() as progress:
-        model = fit(
-            given.kind, data, **values(given, "dataset_path", "kind", "draw", "output"), progress=progress
-        )
+        how = values(given, "dataset_path", "kind", "draw", "output")
+        model = fit(given.kind, data, **how, progress=progress)
     write_model(model, given.output, force=out.force)
     if given.draw is not None:
         draw_tree(model, STARVED, given.draw, force=out.force)
@@ -154,14 +152,10 @@ def _card(model: Model, *, rules: bool) -> list[Table | str]:
         [name, part["rows"], *(number(part[key], 3 if key.endswith("f1") else 1) for _, key in SHOWN)]
         for name, part in card.items()
     ]
-    lines: list[Table | str] = [
-        Table(
-            f"{model.kind}: scores on held-out scenarios",
-            ["held out", "rows", *(label for label, _ in SHOWN)],
-            rows,
-            caption="SMAPE in percent (0–200 form), F1 of starvation.",
-        )
-    ]
+    columns = ["held out", "rows", *(label for label, _ in SHOWN)]
+    caption = "SMAPE in percent (0–200 form), F1 of starvation."
+    title = f"{model.kind}: scores on held-out scenarios"
+    lines: list[Table | str] = [Table(title, columns, rows, caption=caption)]
     for output in ("starved", "served_share") if rules else ():
         found = rules_of(model, output)
         lines += [f"{output}: {len(found)} rules", *(f"  {rule}" for rule in found)]

@@ -46,10 +46,8 @@ def report(file: PlanArgument, page: ReportPage, out: Writing) -> None:
     comparison = read_comparison(page.comparison_path) if page.comparison_path else ()
     out.note_profiles(*(item.profile for item in plan.bins))
     with out.progress() as progress:
-        given = values(page, "output", "comparison_path")
-        growth = write_report(
-            plan, page.output, comparison=comparison, **given, force=out.force, progress=progress
-        )
+        given = values(page, "output", "comparison_path") | {"force": out.force, "progress": progress}
+        growth = write_report(plan, page.output, comparison=comparison, **given)
     out.note(f"wrote {page.output}")
     size = Path(page.output).stat().st_size
     drawn = [] if growth is None else list(growth.gpus)

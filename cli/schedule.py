@@ -119,14 +119,9 @@ def schedule(
     out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet().held_to(hours.slo)
     rates = hours.rates(fleet)
+    given = values(hours, "rates_path", "trace_path") | {"slo": fleet.slo}
     with out.progress() as progress:
-        found = find(
-            fleet,
-            kinds,
-            rates,
-            **{**values(hours, "rates_path", "trace_path"), "slo": fleet.slo},
-            progress=progress,
-        )
+        found = find(fleet, kinds, rates, **given, progress=progress)
     data = found.to_dict()
     if results.replay:
         data["replay"] = _replayed(found, rates, hours)

@@ -61,22 +61,23 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
 
 def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]]:
     """What changes, for machines and for people."""
-
     from packer.operate.changes import between
 
     moves = between(old, new)
     names, before = new.workload.names, set(old.workload.names)
-    where = [
-        {name: list(held) for name, held in zip(plan.workload.names, places(plan), strict=True)}
-        for plan in (old, new)
-    ]
+    was, now = (dict(zip(plan.workload.names, map(list, places(plan)), strict=True)) for plan in (old, new))
     moved: list[dict[str, Any]] = [
-        {"adapter": names[i], "from": where[0][names[i]], "to": where[1][names[i]]} for i in moves.adapters
+        {"adapter": name, "from": was[name], "to": now[name]} for name in (names[i] for i in moves.adapters)
     ]
+
+    def slots(item: Bin) -> list[int]:
+        return [item.max_loras, item.max_lora_rank]
+
+    pairs = [(k, old.bins[j], new.bins[k]) for k, j in enumerate(moves.servers) if j is not None]
     restarted: list[dict[str, Any]] = [
-        {"server": k, "was": _settings(old.bins[j]), "is": _settings(item)}
-        for k, (j, item) in enumerate(zip(moves.servers, new.bins, strict=True))
-        if j is not None and old.bins[j].settings != item.settings
+        {"server": k, "was": slots(one), "is": slots(other)}
+        for k, one, other in pairs
+        if one.settings != other.settings
     ]
     data: dict[str, Any] = {
         "gpus": [old.n_gpus, new.n_gpus],
@@ -98,16 +99,8 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         for each in restarted
     ]
     if moved:
-        rows = [(each["adapter"], _listed(each["from"]), _listed(each["to"])) for each in moved[:MOST_MOVES]]
-        lines.append(
-            Table("Adapters that move", ("adapter", "from server", "to server"), rows, left=(0, 1, 2))
-        )
+        shown = [([each["adapter"]], each["from"], each["to"]) for each in moved[:MOST_MOVES]]
+        rows = [[", ".join(map(str, cell)) or "none" for cell in row] for row in shown]
+        columns = ("adapter", "from server", "to server")
+        lines.append(Table("Adapters that move", columns, rows, left=(0, 1, 2)))
     return data, lines
-
-
-def _settings(item: Bin) -> list[int]:
-    return [item.max_loras, item.max_lora_rank]
-
-
-def _listed(gpus: list[int]) -> str:
-    return ", ".join(map(str, gpus)) or "none"

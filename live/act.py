@@ -170,9 +170,8 @@ class Acting:
     def adopt(self, placed: Placement, what: str) -> None:
         """The state says what is there; the router gets the routes again, for packer may have been killed."""
         self.state.plan = what
-        self.state.servers = {
-            server.name: dict(held) for server, held in zip(self.servers, placed, strict=True)
-        }
+        names = (server.name for server in self.servers)
+        self.state.servers = {name: dict(held) for name, held in zip(names, placed, strict=True)}
         self.state.doing = ""
         if routes := self.state.routes(self.numbers):
             self._step("route as the state says", lambda: self.router.write(routes, again=self._fresh))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import Adapter
@@ -79,16 +78,15 @@ def sessions(launch: Launch, servers: Sequence[Settings] = SERVERS, *, seed: int
         if launch.step_log:  # every step logs its own batch: bursts need not be kept apart
             probes = [in_a_row("probes", probes, BURST_PAUSE_S)]
         tasks = [*probes, *_mixes(launch, adapters, seed + 10 * k)]
-        planned.append(
-            Session(f"slots-{loras}-rank-{rank}", options_for(launch, adapters, settings), tuple(tasks))
-        )
+        options = options_for(launch, adapters, settings)
+        planned.append(Session(f"slots-{loras}-rank-{rank}", options, tuple(tasks)))
     return planned
 
 
 def in_a_row(key: str, tasks: Sequence[Task], pause_s: float) -> Task:
     """Tasks with traces as one task, each `pause_s` after the last request of the one before."""
     adapters: dict[str, Adapter] = {}
-    columns: list[list[npt.NDArray[Any]]] = [[], [], [], []]
+    parts: list[RequestTrace] = []
     start = 0.0
     for task in tasks:
         trace = task.workload.arrivals.trace
@@ -96,12 +94,9 @@ def in_a_row(key: str, tasks: Sequence[Task], pause_s: float) -> Task:
         for adapter in task.workload.adapters:
             adapters.setdefault(adapter.name, adapter)
         places = np.array([list(adapters).index(a.name) for a in task.workload.adapters], dtype=np.int64)
-        parts = (start + trace.time_s, places[trace.adapter], trace.input_tokens, trace.output_tokens)
-        for column, part in zip(columns, parts, strict=True):
-            column.append(part)
+        parts.append(replace(trace, time_s=start + trace.time_s, adapter=places[trace.adapter]))
         start += float(trace.time_s[-1]) + pause_s
-    whole = RequestTrace(*(np.concatenate(column) for column in columns))
-    return _replay(key, list(adapters.values()), whole, start)
+    return _replay(key, list(adapters.values()), RequestTrace.joined(parts), start)
 
 
 def _bursts(launch: Launch, adapters: Sequence[Adapter], loras: int, rank: int) -> list[Task]:
@@ -198,9 +193,8 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
         if outcome.load is None or not len(outcome.load.done):
             continue
         if outcome.steps is not None:
-            observations.append(
-                from_log.from_steps(outcome.steps, settings, from_log.waiting_at(outcome.steps, outcome.load))
-            )
+            waiting = from_log.waiting_at(outcome.steps, outcome.load)
+            observations.append(from_log.from_steps(outcome.steps, settings, waiting))
             logs.append(outcome.steps)
         else:
             observations.append(from_client(outcome))

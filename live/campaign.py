@@ -53,9 +53,8 @@ class Task:
         cut = prompt + output < drawn.input_tokens + drawn.output_tokens
         if blocks is not None and np.any(cut):
             blocks = blocks.cut(np.where(cut, prompt // blocks.tokens, blocks.counts))
-        return RequestTrace(
-            drawn.time_s, drawn.adapter, prompt, output, blocks=blocks, sessions=drawn.sessions
-        )
+        time_s, adapter = drawn.time_s, drawn.adapter
+        return RequestTrace(time_s, adapter, prompt, output, blocks=blocks, sessions=drawn.sessions)
 
     def replayed(self, max_model_len: int) -> Workload:
         """The workload with exactly the requests that were sent, for the twin."""
@@ -117,15 +116,6 @@ class Endpoint:
         """Whether the server runs; of one that packer did not start only the answers are known."""
         return self.server is None or self.server.alive
 
-    @property
-    def step_log(self) -> Path | None:
-        """The log of its steps, if it writes one."""
-        return self.server.step_log if self.server is not None else None
-
-    def failure(self) -> Failure | None:
-        """Why it died, if it did."""
-        return None if self.server is None or self.server.alive else self.server.failure()
-
 
 class Campaign:
     """Runs sessions one after another and keeps every result on disk.
@@ -170,8 +160,7 @@ class Campaign:
         """One session: what is on disk, then what is missing."""
         missing: list[Task] = []
         for task in session.tasks:
-            known = self.load(session, task)
-            if known is not None:
+            if (known := self.load(session, task)) is not None:
                 yield known
             else:
                 missing.append(task)
@@ -256,12 +245,13 @@ class Campaign:
             progress=lambda s: self.progress(f"{session.key} {task.key} {s:.0f} s", 0, 0),
             authorization=endpoint.authorization,
         )
-        log = endpoint.step_log
+        server = endpoint.server
+        log = None if server is None else server.step_log
         if log is not None and log.exists():
             time.sleep(STEP_LOG_FLUSH_S)
             start = result.started_monotonic_s
             _copy_rows(log, place / "steps.csv", start, start + result.duration_s)
-        failure = endpoint.failure()
+        failure = None if server is None or server.alive else server.failure()
         if failure is None and result.fault is None:
             write_text(place / "done.json", json.dumps(result.summary(), indent=2))
         outcome = self._read(session, task)

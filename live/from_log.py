@@ -52,17 +52,11 @@ class Observations:
 
     def equations(self) -> Equations:
         """One equation a row, weighted by the root of its steps."""
+        names = ("decodes", "prefill_tokens", "adapters", "sum_ranks", "kv_tokens", "waiting")
         features = linear_features(
-            decodes=self.decodes,
-            prefill_tokens=self.prefill_tokens,
-            adapters=self.adapters,
-            sum_ranks=self.sum_ranks,
-            slots=float(self.settings.max_loras),
-            slot_rank=float(self.settings.max_lora_rank),
-            kv_tokens=self.kv_tokens,
-            waiting=self.waiting,
-            graph_max_tokens=GRAPH_MAX_TOKENS,
-        )
+            **{name: getattr(self, name) for name in names}, graph_max_tokens=GRAPH_MAX_TOKENS,
+            slots=float(self.settings.max_loras), slot_rank=float(self.settings.max_lora_rank),
+        )  # fmt: skip
         return Equations(features, self.step_ms, np.sqrt(self.count))
 
 
@@ -88,10 +82,8 @@ def from_steps(steps: Steps, settings: Settings, waiting: FloatArray | None = No
     periods = steps.periods_ms() - steps.host_ms - steps.disk_ms
     keep = np.isfinite(periods) & (periods > 0)
     steps, periods, waiting = steps.where(keep), periods[keep], waiting[keep]
-    some = (steps.adapters > 0).astype(np.int64)
-    kinds = np.column_stack(
-        [_level(steps.decodes), _level(steps.prefill_tokens), _level(steps.adapters), some]
-    )
+    levels = [_level(each) for each in (steps.decodes, steps.prefill_tokens, steps.adapters)]
+    kinds = np.column_stack([*levels, (steps.adapters > 0).astype(np.int64)])
     _, group = np.unique(kinds, axis=0, return_inverse=True)
     group = group.ravel()
     count = np.bincount(group).astype(np.float64)
@@ -102,10 +94,9 @@ def from_steps(steps: Steps, settings: Settings, waiting: FloatArray | None = No
     def mean(values: FloatArray) -> FloatArray:
         return np.bincount(group, weights=values, minlength=n) / count
 
-    return Observations(
-        settings, mean(steps.decodes), mean(steps.prefill_tokens), mean(steps.adapters),
-        mean(steps.sum_ranks), mean(steps.kv_tokens), mean(clipped), count, mean(waiting),
-    )  # fmt: skip
+    names = ("decodes", "prefill_tokens", "adapters", "sum_ranks", "kv_tokens")
+    columns = [*(mean(getattr(steps, name)) for name in names), mean(clipped), count, mean(waiting)]
+    return Observations(settings, *columns)
 
 
 def _level(values: FloatArray) -> IntArray:

@@ -41,9 +41,8 @@ class RouterWriter:
         """The files of these routes, by name; of servers and adapters that have a part."""
         router = self.fleet.router
         assert router is not None
-        options = Options(
-            namespace=router.namespace, adapters_claim=router.adapters_claim, token_secret=router.token_secret
-        )
+        names = ("namespace", "adapters_claim", "token_secret")
+        options = Options(**{name: getattr(router, name) for name in names})
         fleet = self.plan.workload
         base = servers(self.plan, options)
         ranks = dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
@@ -51,21 +50,16 @@ class RouterWriter:
         for s, host in enumerate(self.fleet.servers):
             parts = urlsplit(host.url)
             held = sorted((name, places[s]) for name, places in routes.items() if places.get(s, 0.0) > 0.0)
-            modules = [
-                Module(name, self.fleet.path_of(name, ranks[name]), share)
-                for name, share in held
-                if ranks.get(name)
-            ]
-            plain = [Module(name, "", share) for name, share in held if not ranks.get(name)]
+            own: list[Module] = []
+            plain: list[Module] = []
+            for name, share in held:
+                path = self.fleet.path_of(name, ranks[name]) if ranks.get(name) else ""
+                (own if path else plain).append(Module(name, path, share))
             if held:
-                like = base[s] if s < len(base) else base[-1]
                 port = parts.port or 80
-                found.append(
-                    replace(
-                        like, index=s, name=host.name, port=port, address=f"{parts.hostname}:{port}",
-                        modules=tuple(modules), base=tuple(plain),
-                    )
-                )  # fmt: skip
+                like = replace(base[min(s, len(base) - 1)], index=s, name=host.name, port=port)
+                address = f"{parts.hostname}:{port}"
+                found.append(replace(like, address=address, modules=tuple(own), base=tuple(plain)))
         render = FORMATS[router.format].render
         texts: dict[str, str] = render(tuple(found), options)
         return texts
@@ -94,15 +88,12 @@ class RouterWriter:
                 write_text(path, text)
             self._reload()
         except PackerError as error:
-            self._put_back(old)
+            for path, text in old.items():
+                write_text(path, text)
+            if old:
+                with suppress(LiveError):  # the router runs on with what it has, which is these routes
+                    self._reload()
             raise LiveError(f"The router did not take its new routes: {error}") from None
-
-    def _put_back(self, old: Mapping[Path, str]) -> None:
-        for path, text in old.items():
-            write_text(path, text)
-        if old:
-            with suppress(LiveError):  # the router runs on with what it has, which is these routes
-                self._reload()
 
     def _reload(self) -> None:
         """Let the router read its files."""

@@ -24,8 +24,6 @@ from packer.live.launch import Emulation, Launch, launch_text
 from packer.profile import GpuSpec, ModelSpec
 
 RANKS = (8, 16, 32, 64)
-
-
 TINY = read_model_config(Path(inside.__file__).with_name("tiny-llama") / "config.json")
 """A Llama small enough for one CPU core: steps take 2 to 20 ms, as a large one's on a GPU."""
 

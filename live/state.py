@@ -59,10 +59,8 @@ class LiveState:
         self._write()
 
     def _write(self) -> None:
-        data = {
-            "schema": 1, "plan": self.plan, "servers": self.servers, "doing": self.doing,
-            "history": self.history,
-        }  # fmt: skip
+        names = ("plan", "servers", "doing", "history")
+        data = {"schema": 1, **{name: getattr(self, name) for name in names}}
         write_text(self.path, json_text(data, indent=1) + "\n")
 
 

@@ -266,22 +266,16 @@ class Validation:
 def report_of(index: int, bin_: Bin, outcomes: Sequence[Outcome], launch: Launch) -> BinReport:
     """Predict each outcome's requests with the bin's profile and compare."""
     runs = tuple(_run(bin_, outcome, launch) for outcome in outcomes)
-    report = BinReport(index, bin_, runs)
-    errors = {
-        name: difference(report.mean("predicted", name), report.mean("measured", name)) for name in SMAPE_OF
-    }
-    return BinReport(index, bin_, runs, errors, {name: _repeatability(runs, name) for name in SMAPE_OF})
+    one = BinReport(index, bin_, runs)
+    errors = {name: difference(one.mean("predicted", name), one.mean("measured", name)) for name in SMAPE_OF}
+    return replace(one, errors=errors, repeatability={name: _repeatability(runs, name) for name in SMAPE_OF})
 
 
 def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Repeat:
     duration_s = (outcome.load or outcome.task).duration_s
-    simulation = simulate(
-        outcome.task.replayed(launch.engine.max_model_len),
-        bin_.profile,
-        **asdict(bin_.settings),
-        duration_s=duration_s,
-        timeline_bin_s=max(1.0, duration_s / 60.0),
-    )
+    sent = outcome.task.replayed(launch.engine.max_model_len)
+    given = {**asdict(bin_.settings), "duration_s": duration_s, "timeline_bin_s": max(1.0, duration_s / 60.0)}
+    simulation = simulate(sent, bin_.profile, **given)
     predicted: Figures = {name: _known(getattr(simulation, name)) for name in COMPARED}
     return Repeat(outcome, simulation, measured_figures(outcome), predicted)
 

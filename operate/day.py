@@ -113,12 +113,8 @@ class Schedule:
 
     def starts(self) -> list[tuple[int, int]]:
         """(period, server) of each start in a day."""
-        return [
-            (t, k)
-            for t, each in enumerate(self.periods)
-            for k in each.servers
-            if k not in self.periods[t - 1].servers
-        ]
+        days = self.periods
+        return [(t, k) for t, each in enumerate(days) for k in each.servers if k not in days[t - 1].servers]
 
     def running(self, server: int) -> list[tuple[float, float]]:
         """When a server is needed, (start, end) in s of the day, without its starting time."""
@@ -187,17 +183,14 @@ def with_steady_settings(
         for t, j in rows.items():
             item, ranks = bins[t][j], periods[t].plan.workload.ranks
             least = int(ranks[list(item.adapters)].max())
-            made = [
-                replace(item, settings=item.profile.settings(*pair)) for pair in pairs if pair[1] >= least
-            ]
-            kept = holds(periods[t], made) if len(pairs) > 1 else []
-            options[t] = {own[t]} | {
-                each.settings for each, fits in zip(made, kept, strict=bool(kept)) if fits
-            }
+            tried = [item.profile.settings(*pair) for pair in pairs if pair[1] >= least]
+            made = [replace(item, settings=each) for each in tried]
+            kept = holds(periods[t], made) if len(pairs) > 1 else [False] * len(made)
+            options[t] = {own[t]} | {each for each, fits in zip(tried, kept, strict=True) if fits}
         for t, settings in _chosen(own, options, len(periods)).items():
             bins[t][rows[t]] = replace(bins[t][rows[t]], settings=settings)
     servers = sorted(
-        {key for each, made in zip(periods, bins, strict=True) for key in _keys(each, made)},
+        {key for each, made in zip(periods, bins, strict=True) for key in keys_of(each, made)},
         key=lambda key: (key[0], key[1].max_loras, key[1].max_lora_rank),
     )
     number = {key: k for k, key in enumerate(servers)}
@@ -205,13 +198,14 @@ def with_steady_settings(
         replace(
             each,
             plan=replace(each.plan, bins=tuple(made)),
-            servers=tuple(number[key] for key in _keys(each, made)),
+            servers=tuple(number[key] for key in keys_of(each, made)),
         )
         for each, made in zip(periods, bins, strict=True)
     ]
 
 
-def _keys(each: Period, bins: Sequence[Bin]) -> list[tuple[int, Settings]]:
+def keys_of(each: Period, bins: Sequence[Bin]) -> list[tuple[int, Settings]]:
+    """Place and settings of each server of a period, which has these bins there."""
     return [(place, item.settings) for place, item in zip(each.servers, bins, strict=True)]
 
 

@@ -97,9 +97,8 @@ class Following:
         seen = self.acting.look()
         self.ready = np.array([not isinstance(each, str) for each in seen])
         if not self.traffic.times_s:  # off from the beginning, to be started when they are needed
-            self._resting = {
-                s for s, server in enumerate(self.acting.servers) if server.host.start is not None
-            }
+            servers = enumerate(self.acting.servers)
+            self._resting = {s for s, server in servers if server.host.start is not None}
         self._resting -= set(np.flatnonzero(self.ready).tolist())
         quiet = self._resting | set(self.acting.starting)
         away = [each for s, each in enumerate(seen) if isinstance(each, str) and s not in quiet]
@@ -135,10 +134,9 @@ class Following:
             for name, share in self.traffic.shares(s, here).items():
                 if name in number:
                     load[number[name]] += share * self.traffic.tok_s(s)
-        recent, before = (
-            sum(self.traffic.tok_s(s, SHORT_S, skip_s) for s in range(len(self.held)))
-            for skip_s in (0.0, SHORT_S)
-        )
+        every = range(len(self.held))
+        recent = sum(self.traffic.tok_s(s, SHORT_S) for s in every)
+        before = sum(self.traffic.tok_s(s, SHORT_S, SHORT_S) for s in every)
         # Rates with a gamma prior: the planned ones count as `PRIOR` requests, so that few requests change little.
         prior_s = PRIOR / max(float(self.fleet.rates.sum()), 1e-9)
         span_s = self.traffic.observed_s
@@ -148,9 +146,7 @@ class Following:
             return (given * prior_s + measured * own_s) / (prior_s + own_s)
 
         total = float(planned.sum())
-        samples = {
-            s: self.traffic.sampled(s, self.keeper.requests.same_since_s(s)) for s in range(len(self.held))
-        }
+        samples = {s: self.traffic.sampled(s, self.keeper.requests.same_since_s(s)) for s in every}
         self.uncertainty = 1.0 / math.sqrt(PRIOR + self.traffic.requests())
         return Observation(
             blended(load, planned), blended(recent, total, SHORT_S), blended(before, total, SHORT_S), ready,
@@ -194,24 +190,18 @@ class Following:
         """Adapters of the plan that the fleet no longer has leave their servers."""
 
         left = set(self.acting.plan.workload.names) - set(self.fleet.names)
-        held = self.acting.state.servers
-        names = [each.name for each in self.acting.servers]
-        unload = tuple(
-            (s, n) for s, server in enumerate(names) for n in sorted(left & set(held.get(server, {})))
-        )
+        held = [self.acting.state.servers.get(each.name, {}) for each in self.acting.servers]
+        unload = tuple((s, name) for s, own in enumerate(held) for name in sorted(left & set(own)))
         return [Decision(Change(0.0, unload=unload), "adapters left the fleet")] if unload else []
 
     def _correct(self, seen: Observation) -> None:
         """The measured time per token, beside the predicted one, corrects what servers are taken to hold."""
         pairs = []
         for s in self.keeper.serving:
-            measured = self.traffic.mean_ms(s, "itl")
-            own = self.own_load(s, seen.load_tok_s)
-            predicted = (
-                self.keeper.capacity.expected(s, own).mean_itl_ms if measured is not None and own else 0.0
-            )
-            if measured is not None and predicted > 0.0:
-                pairs.append((predicted, measured))
+            measured, own = self.traffic.mean_ms(s, "itl"), self.own_load(s, seen.load_tok_s)
+            if measured is not None and own:
+                predicted = self.keeper.capacity.expected(s, own).mean_itl_ms
+                pairs += [(predicted, measured)] if predicted > 0.0 else []
         if not pairs:
             return
         predicted, measured = np.exp(np.log(np.array(pairs)).mean(axis=0)).tolist()

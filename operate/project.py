@@ -27,6 +27,10 @@ from packer.workload import Workload
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 """GPUs of one server that are tried where none is given: the first with which it starts is taken."""
+RULES = (
+    "block_size", "prefix_caching", "async_scheduling", "max_num_queued_reqs", "scheduling_policy", "speculation",
+)  # fmt: skip
+"""Settings that an estimate does not depend on."""
 
 
 def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
@@ -40,14 +44,16 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     or not with its whole context.
     """
     if settings.get("tensor_parallel_size") is not None:
-        return _that_starts(_profile(model, gpu, settings))
+        given = _profile(model, gpu, settings)
+        check_starts(given, 8)
+        return given
     refused: IncompatibleError | None = None
     fewer = ""
     for size in TENSOR_PARALLEL_SIZES:
         found = None
         try:
             found = _profile(model, gpu, {**settings, "tensor_parallel_size": size})
-            found = _that_starts(found)
+            check_starts(found, 8)
         except IncompatibleError as error:
             refused = error if refused is None or found is not None else refused
             ways = None if found is None else what_starts(found, found.settings(1, 8))
@@ -78,37 +84,18 @@ def profiles_for(
     return found
 
 
-def _that_starts(found: Profile) -> Profile:
-    """The profile; raises `IncompatibleError`: its server does not start even for one adapter."""
-    check_starts(found, 8)
-    return found
-
-
 def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     sheet, dimensions = datasheet(gpu), model_named(model)
     own = {name: value for name, value in settings.items() if value is not None}
-    plain = own.get("tensor_parallel_size", 1) == own.get("data_parallel_size", 1) == 1 and not own.get(
-        "quantization"
-    )
+    hardware = {"tensor_parallel_size": 1, "data_parallel_size": 1, "quantization": ""}
+    plain = all((own.get(name) or usual) == usual for name, usual in hardware.items())
     for name in profile_names() if plain and dimensions in MODELS.values() else ():
         shipped = load_profile(name)
         if name.partition("/")[0] == sheet.name and shipped.model.repository == dimensions.repository:
-            given = {
-                key: own[key] for key in own if key != "quantization" and not key.endswith("parallel_size")
-            }
-            return with_engine(shipped, **given)
-    later = (
-        "block_size",
-        "prefix_caching",
-        "async_scheduling",
-        "max_num_queued_reqs",
-        "scheduling_policy",
-        "speculation",
-    )
-    rules = {key: own.pop(key) for key in later if key in own}
-    return with_engine(
-        estimate_profile(dimensions, sheet.name, version=own.pop("vllm_version", None), **own), **rules
-    )
+            return with_engine(shipped, **{key: own[key] for key in own if key not in hardware})
+    rules = {key: own.pop(key) for key in RULES if key in own}
+    found = estimate_profile(dimensions, sheet.name, version=own.pop("vllm_version", None), **own)
+    return with_engine(found, **rules)
 
 
 def is_log(path: str | os.PathLike[str]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from packer.adapter import Adapter
 from packer.arrays import FloatArray
 from packer.arrival import Arrivals
 from packer.change import Change, Controller
@@ -219,27 +220,14 @@ def rehearse(
 ) -> Rehearsal:
     """Run a trace through the controller, and through what it is compared with, with the same failures.
 
-    Parameters
-    ----------
-    plan
-        The servers that run at the start; its first profile's kind is started further.
-    fleet
-        The plan's adapters with the trace as its arrivals, and the goal by which requests are counted.
-    servers
-        Most servers at once; None: twice as many as the plan has.
-    failures_per_day
-        Servers that are lost on a day, at random times: as many as the trace's days make, with a last one by chance
-        where that is no whole number. The next look of a controller, or of what restarts servers, is up to
-        `period_s` later.
-    beside
-        Also run fixed servers, a schedule and rules.
-    seed
-        Of failures and routers.
-
-    Raises
-    ------
-    IncompatibleError
-        The fleet replays no trace, or lacks an adapter of the plan.
+    `plan`: the servers that run at the start; its first profile's kind is started further.
+    `fleet`: the plan's adapters with the trace as its arrivals, and the goal by which requests are counted.
+    `servers`: most servers at once; None: twice as many as the plan has.
+    `failures_per_day`: servers that are lost on a day, at random times: as many as the trace's days make, with a last
+    one by chance where that is no whole number. The next look of a controller, or of what restarts servers, is up to
+    `period_s` later.
+    `beside`: also run fixed servers, a schedule and rules. `seed`: of failures and routers.
+    Raises `IncompatibleError`: the fleet replays no trace, or lacks an adapter of the plan.
     """
     trace = fleet.arrivals.trace
     if trace is None:
@@ -253,20 +241,20 @@ def rehearse(
     lost = int(expected) + int(rng.random() < expected % 1.0)
     times = np.sort(rng.uniform(HOUR_S, length_s, lost)).tolist()
     steady = fleet.with_arrivals(Arrivals())
-    given: dict[str, Any] = {"duration_s": length_s, "seed": seed, "timeline_bin_s": 3600.0}
+    given: dict[str, Any] = {
+        "duration_s": length_s,
+        "seed": seed,
+        "timeline_bin_s": 3600.0,
+        "startup_s": startup_s,
+    }
 
     def run(name: str, cluster: Cluster, inside: Controller | None, **more: Any) -> Rehearsed:
         progress(name, 0, 0)
         failing = Failing(times, seed, inside, period_s)
-        found = simulate_cluster(
-            fleet, cluster, controller=failing, **{"startup_s": startup_s, **given, **more}
-        )
+        found = simulate_cluster(fleet, cluster, controller=failing, **given, **more)
         made = _outcome(name, found, failing, more.get("changes", ()))
-        progress(
-            f"{name}: {made.gpu_hours:.0f} GPU-hours, {made.within:.2%} within limits, {made.loads} loads",
-            1,
-            1,
-        )
+        said = f"{made.gpu_hours:.0f} GPU-hours, {made.within:.2%} within limits, {made.loads} loads"
+        progress(f"{name}: {said}", 1, 1)
         return made
 
     known = _as_planned(steady, plan.workload)
@@ -295,17 +283,15 @@ def rehearse(
 
 def _as_planned(fleet: Workload, planned: Workload) -> Workload:
     """The fleet with lengths as the plan has them: what its requests are like is to be learnt."""
-    lengths = {
-        each.name: (each.input_tokens or planned.input_tokens, each.output_tokens or planned.output_tokens)
-        for each in planned.adapters
-    }
-    known = [
-        replace(each, input_tokens=lengths[each.name][0], output_tokens=lengths[each.name][1])
-        if each.name in lengths
-        else each
-        for each in fleet.adapters
-    ]
-    return replace(fleet, adapters=tuple(known))
+    old = {each.name: each for each in planned.adapters}
+
+    def known(each: Adapter) -> Adapter:
+        if (was := old.get(each.name)) is None:
+            return each
+        inputs, outputs = was.input_tokens or planned.input_tokens, was.output_tokens or planned.output_tokens
+        return replace(each, input_tokens=inputs, output_tokens=outputs)
+
+    return replace(fleet, adapters=tuple(map(known, fleet.adapters)))
 
 
 def _beside(
@@ -317,10 +303,8 @@ def _beside(
     count: int,
 ) -> list[Rehearsed]:
     """Fixed servers for the peak, a schedule by the hour, and autoscalers."""
-    peak = rates[int(np.argmax(rates @ fleet.mean_tokens))]
-    static = solve(
-        with_rates(fleet, peak), kind.profile, slo=fleet.slo, max_replicas=MOST_REPLICAS, with_headroom=False
-    )
+    peak = with_rates(fleet, rates[int(np.argmax(rates @ fleet.mean_tokens))])
+    static = solve(peak, kind.profile, slo=fleet.slo, max_replicas=MOST_REPLICAS, with_headroom=False)
     found = [run("static, for the peak", static.cluster(), None, router="plan")] if static.bins else []
     days = len(rates) // 24
     if days:

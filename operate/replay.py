@@ -84,14 +84,9 @@ class Day:
         """JSON-able."""
         ttft_ms = self.ttft_ms
         p95 = float(np.quantile(ttft_ms, 0.95)) if len(ttft_ms) else 0.0
-        return {
-            "gpu_hours": self.gpu_hours,
-            "starts": self.starts,
-            "moves": self.moves,
-            "requests": len(ttft_ms),
-            "p95_ttft_ms": p95 if math.isfinite(p95) else None,
-            "within_slo": self.within,
-        }
+        p95_ms = p95 if math.isfinite(p95) else None
+        found = {"gpu_hours": self.gpu_hours, "starts": self.starts, "moves": self.moves}
+        return {**found, "requests": len(ttft_ms), "p95_ttft_ms": p95_ms, "within_slo": self.within}
 
 
 def requests_of_day(
@@ -110,10 +105,8 @@ def requests_of_day(
 
 def windows_of(schedule: Schedule) -> list[Window]:
     """The servers of a schedule, each routed as its plan says."""
-    return [
-        Window(each.start_s, each.end_s, each.plan.cluster(), numbers=each.servers)
-        for each in schedule.periods
-    ]
+    days = schedule.periods
+    return [Window(each.start_s, each.end_s, each.plan.cluster(), numbers=each.servers) for each in days]
 
 
 def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
@@ -129,19 +122,10 @@ def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
     for window, own in zip(windows, keys, strict=True):
         placement = window.cluster.placement or ({},) * len(own)
         held.append({number[key]: placed for key, placed in zip(own, placement, strict=True)})
-    first: dict[int, Mapping[str, float]] = {}
-    for window_held in held:
-        for server, placed in window_held.items():
-            first.setdefault(server, placed)
-    cluster = replace(
-        windows[0].cluster,
-        kinds=tuple(kinds.values()),
-        servers=tuple(kind for _, kind in number),
-        placement=None
-        if windows[0].cluster.placement is None
-        else tuple(first[k] for k in range(len(number))),
-        nodes=(),
-    )
+    first = {server: placed for own in reversed(held) for server, placed in own.items()}
+    base, servers = windows[0].cluster, tuple(kind for _, kind in number)
+    placed_first = None if base.placement is None else tuple(first[k] for k in range(len(number)))
+    cluster = replace(base, kinds=tuple(kinds.values()), servers=servers, placement=placed_first, nodes=())
     known = {k: set(first[k]) for k in first}
     changes: list[Change] = []
     for window, before, now in zip(windows[1:], held, held[1:], strict=False):
@@ -150,9 +134,8 @@ def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
         load = tuple((k, name) for k, placed in now.items() for name in placed if name not in known[k])
         unload = tuple((k, name) for k, placed in now.items() for name in sorted(known[k] - set(placed)))
         known |= {k: set(placed) for k, placed in now.items()}
-        changes.append(
-            Change(at_s, tuple(comes), tuple(goes), load=load, unload=unload, route=by_adapter(now.items()))
-        )
+        route = by_adapter(now.items())
+        changes.append(Change(at_s, tuple(comes), tuple(goes), load=load, unload=unload, route=route))
     return cluster, changes
 
 
@@ -197,9 +180,8 @@ def replay(
     if run.status != "ok":
         raise ValidationError(f"Expected servers that start, got: {run.status_reason}.")
     held = [window.gpus_of for window in windows]
-    starts = sum(
-        gpus for t, now in enumerate(held) for number, gpus in now.items() if number not in held[t - 1]
-    )
+    pairs = [(held[t - 1], now) for t, now in enumerate(held)]
+    starts = sum(gpus for before, now in pairs for number, gpus in now.items() if number not in before)
     gpu_s = _gpu_s(run, windows) + starts * startup_s
     return Day(run, gpu_s / HOUR_S, starts, moves)
 

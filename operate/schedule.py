@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
-from packer.operate.day import HOUR_S, Period, Schedule, with_steady_settings
+from packer.operate.day import HOUR_S, Period, Schedule, keys_of, with_steady_settings
 from packer.plan import Plan, Status
 from packer.planning.replicas import MOST_REPLICAS, Replicas, fewest_parts, part
 from packer.planning.solve import solve
@@ -138,9 +138,8 @@ def schedule(
         periods.append(day.period([name], static, given))
     # from where the number of GPUs changes, so that midnight alone ends no period
     cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
-    merged = _merged(
-        [*periods[cut:], *periods[:cut]], lambda names: day.period(names, static, given), start_s
-    )
+    turned = [*periods[cut:], *periods[:cut]]
+    merged = _merged(turned, lambda names: day.period(names, static, given), start_s)
     joined = [replace(each, plan=_joined(day.split, each.plan)) for each in merged]
     steady = with_steady_settings(joined, day.holds)
     reported = [replace(each, plan=day.reported(each.names, each.plan)) for each in steady]
@@ -158,21 +157,15 @@ def schedule(
     return result
 
 
+@dataclass(frozen=True, eq=False)
 class _Day:
     """Rates by period, and which plans hold in some of them."""
 
-    def __init__(
-        self,
-        split: Replicas,
-        rates: Mapping[str, FloatArray],
-        within: Goal,
-        period_s: float,
-        evaluator: Evaluator,
-    ) -> None:
-        self.split, self.period_s, self.within, self.evaluator = split, period_s, within, evaluator
-        self.rates = rates
-        self.start_s = {name: k * period_s for k, name in enumerate(rates)}
-        self.tokens = split.workload.mean_tokens
+    split: Replicas
+    rates: Mapping[str, FloatArray]
+    within: Goal
+    period_s: float
+    evaluator: Evaluator
 
     def _goal(self, names: Sequence[str], *, whole: bool) -> AllDay:
         """The rates of these periods, of whole adapters or of their parts."""
@@ -184,7 +177,8 @@ class _Day:
 
     def held(self, names: Sequence[str], kinds: Kinds, **given: Any) -> Plan:
         """A plan of the parts of adapters that holds in these periods, at the rates of the busiest one."""
-        busiest = max((self.rates[name] for name in names), key=lambda vector: float(vector @ self.tokens))
+        tokens = self.split.workload.mean_tokens
+        busiest = max((self.rates[name] for name in names), key=lambda vector: float(vector @ tokens))
         fleet = with_rates(self.split.fleet, self.split.rates_of_parts(busiest))
         return solve(fleet, kinds, self._goal(names, whole=False), **given)
 
@@ -196,7 +190,7 @@ class _Day:
             # a bound for all periods is none for these
             found = static.without_bound(workload=found.workload, status=Status.FEASIBLE)
             places = list(range(len(static.bins)))
-        begin_s = self.start_s[names[0]]
+        begin_s = list(self.rates).index(names[0]) * self.period_s
         return Period(tuple(names), begin_s, begin_s + len(names) * self.period_s, found, tuple(places))
 
     def holds(self, each: Period, bins: Sequence[Bin]) -> list[bool]:
@@ -252,9 +246,8 @@ def _parts(
     if workload.arrivals.trace is not None:
         raise IncompatibleError("A replayed trace says nothing of parts: max_replicas needs random arrivals.")
     offered = serving(workload, profiles)
-    busiest = np.max(
-        [each.workload.offered_tok_s_by_adapter for each in evaluator.scenarios(workload)], axis=0
-    )
+    loads = [each.workload.offered_tok_s_by_adapter for each in evaluator.scenarios(workload)]
+    busiest = np.max(loads, axis=0)
 
     def holds(i: int, parts: int) -> bool:
         alone = [part(workload, each, i, parts) for each in offered[workload.adapters[i].model]]
@@ -270,10 +263,11 @@ def _joined(split: Replicas, plan: Plan) -> Plan:
     """A plan of parts as one of the adapters with their shares; bounds on parts are none on adapters."""
     if not split.parts:
         return plan
-    fleet = with_rates(split.workload, split.rates_of_whole(plan.workload.rates))
-    return plan.without_bound(
-        workload=fleet, bins=split.joined(plan.bins), status=Status.FEASIBLE, moves=None
+    fleet, bins = (
+        with_rates(split.workload, split.rates_of_whole(plan.workload.rates)),
+        split.joined(plan.bins),
     )
+    return plan.without_bound(workload=fleet, bins=bins, status=Status.FEASIBLE, moves=None)
 
 
 def _merged(
@@ -325,10 +319,7 @@ def _gpu_s(each: Period) -> float:
 
 def _change_s(one: Period, other: Period, startup_s: float) -> float:
     """GPU-seconds of a change: servers that start, before or after it, and adapters that move."""
-    before, after = (
-        set(zip(each.servers, (item.settings for item in each.plan.bins), strict=True))
-        for each in (one, other)
-    )
+    before, after = (set(keys_of(each, each.plan.bins)) for each in (one, other))
     return startup_s * len(before ^ after) / 2.0 + MOVE_COST_S * len(_moves(one, other))
 
 

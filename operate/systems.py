@@ -71,17 +71,10 @@ class Trials:
         progress: Callable[[str, int, int], None] = _silent,
     ) -> list[SystemResult]:
         """The result of each system on its own cluster, whose adapters are placed already, over so many seeds."""
+        given = {"workload": workload, "router": self.router, "duration_s": self.duration_s, "slo": self.slo}
+        given["stats_interval_s"] = self.stats_age_s
         runs = [
-            {
-                "workload": workload,
-                "cluster": own,
-                "system": replace(each, placement=None),
-                "router": self.router,
-                "duration_s": self.duration_s,
-                "slo": self.slo,
-                "stats_interval_s": self.stats_age_s,
-                "seed": self.seed + k,
-            }
+            {**given, "cluster": own, "system": replace(each, placement=None), "seed": self.seed + k}
             for each, own in placed_systems
             for k in range(seeds)
         ]

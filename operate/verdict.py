@@ -39,21 +39,16 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
     judged = all(each.figures["slo_attainment"].mean is not None for each in known)
     name = "slo_attainment" if judged else "mean_tpot_ms"
     order = sorted(known, key=lambda each: (each.figures[name].mean or 0.0) * (-1.0 if judged else 1.0))
-    alike = [
-        order[0],
-        *(each for each in order[1:] if not _differs(order[0], each, name, SAME if judged else 0.0)),
-    ]
+    least = SAME if judged else 0.0
+    alike = [order[0], *(each for each in order[1:] if not _differs(order[0], each, name, least))]
     wide = [each for each in alike[1:] if judged and _wide(order[0], each)]
     unsure = [each for each in wide if _behind(order[0], each).min() <= SAME]
     alike = [each for each in alike if each not in wide]
     rest = [each for each in order if each not in alike and each not in unsure]
     if not judged:
         text = f"Lowest TPOT: {listed([each.system for each in alike])} ({_tpot(order[0])})"
-        return (
-            f"{text}, within noise."
-            if len(alike) > 1
-            else f"{text}; next {rest[0].system} ({_tpot(rest[0])})."
-        )
+        after = ", within noise" if len(alike) > 1 else f"; next {rest[0].system} ({_tpot(rest[0])})"
+        return f"{text}{after}."
     kept = f"{order[0].figures[name].mean:.1%} of the requests keep the SLO"
     runs = order[0].figures[name].runs
     points, where = _gap(order[0], rest[0]) if rest else ("", "")

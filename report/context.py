@@ -58,10 +58,8 @@ def starts(plan: Plan) -> list[str]:
 
 def by_load(plan: Plan, item: Bin) -> list[tuple[int, float]]:
     """Adapters of a GPU with their shares, the largest load first."""
-    loads = plan.workload.offered_tok_s_by_adapter
-    return sorted(
-        zip(item.adapters, item.shares, strict=True), key=lambda row: -float(loads[row[0]]) * row[1]
-    )
+    loads, held = plan.workload.offered_tok_s_by_adapter, zip(item.adapters, item.shares, strict=True)
+    return sorted(held, key=lambda row: -float(loads[row[0]]) * row[1])
 
 
 def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
@@ -106,9 +104,8 @@ def resimulated(plan: Plan) -> str:
     if arrivals.trace is not None:
         how = ""
     elif plan.details.get("evaluated"):
-        how = (
-            f" for {given_s:g} s" if given_s else " for an hour" if hours == 1.0 else f" for {hours:g} hours"
-        )
+        for_hours = " for an hour" if hours == 1.0 else f" for {hours:g} hours"
+        how = f" for {given_s:g} s" if given_s else for_hours
     elif plan.objective == "recommend":
         how = " on a fresh hour" if hours == 1.0 else f" on {hours:g} fresh hours"
     return f"re-simulated{how}: {'it holds' if plan.verified else 'it breaks'}"

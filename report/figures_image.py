@@ -13,12 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MARKERS = "osD^Pvx"
-_SETTINGS: dict[Any, Any] = {
-    "svg.hashsalt": "packer",
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-}
+_SETTINGS: dict[Any, Any] = {"svg.hashsalt": "packer", "svg.fonttype": "none"}
+_SETTINGS |= {"font.family": "DejaVu Sans", "font.size": 9}
 
 
 def render_image(figure: Figure, suffix: str) -> bytes:
@@ -34,9 +30,8 @@ def render_image(figure: Figure, suffix: str) -> bytes:
     metadata: dict[str, Any] = {"Date": None} if suffix == ".svg" else {"Software": None}
     with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a glyph that is not in the font is drawn as a box
-        canvas = Canvas(
-            figsize=(width * columns, height * rows + 0.5), layout="constrained", facecolor=LIGHT.ground
-        )
+        size = (width * columns, height * rows + 0.5)
+        canvas = Canvas(figsize=size, layout="constrained", facecolor=LIGHT.ground)
         FigureCanvasAgg(canvas)
         grid = canvas.subplots(rows, columns, squeeze=False).ravel()
         for axes, panel in zip(grid, figure.panels, strict=False):
@@ -65,10 +60,12 @@ def _draw(axes: Axes, panel: Panel) -> None:
                 pass
             case Line():
                 marker = _MARKERS[position % len(_MARKERS)] if series.markers else None
-                style = "--" if series.dashed else "-"
-                axes.plot(
-                    series.x, series.y, color=color, label=label, linestyle=style, marker=marker, markersize=4
-                )
+                style: dict[str, Any] = {
+                    "linestyle": "--" if series.dashed else "-",
+                    "marker": marker,
+                    "markersize": 4,
+                }
+                axes.plot(series.x, series.y, color=color, label=label, **style)
             case Scatter():
                 marker = _MARKERS[position % len(_MARKERS)]
                 axes.scatter(series.x, series.y, color=color, label=label, s=16, marker=marker)
@@ -76,9 +73,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
     _style(axes, panel)
     _draw_marks(axes, panel)
     if any(series.label for series in panel.series):
-        axes.legend(
-            fontsize=8, labelcolor=LIGHT.ink, facecolor=LIGHT.ground, edgecolor=LIGHT.grid, framealpha=0.8
-        )
+        colors: dict[str, Any] = {"labelcolor": LIGHT.ink, "facecolor": LIGHT.ground, "edgecolor": LIGHT.grid}
+        axes.legend(fontsize=8, framealpha=0.8, **colors)
 
 
 def _draw_bars(axes: Axes, panel: Panel) -> None:
@@ -96,13 +92,8 @@ def _draw_bars(axes: Axes, panel: Panel) -> None:
             if failed:
                 bar.set(facecolor="none", edgecolor=color, linestyle="--")
     crowded = len(categories) > 8 or max(map(len, categories), default=0) > 12
-    turn = 60 if crowded else 0
-    axes.set_xticks(
-        range(len(categories)),
-        [_text(name) for name in categories],
-        rotation=turn,
-        ha="right" if turn else "center",
-    )
+    turned: dict[str, Any] = {"rotation": 60, "ha": "right"} if crowded else {"rotation": 0, "ha": "center"}
+    axes.set_xticks(range(len(categories)), [_text(name) for name in categories], **turned)
 
 
 def _style(axes: Axes, panel: Panel) -> None:

@@ -44,9 +44,8 @@ class Curve(NamedTuple):
 def render_page(figure: Figure) -> str:
     """A page of inline SVG; the same figure gives the same bytes."""
     wide, high = figure.panel_size
-    charts = [
-        chart(panel, width=_PAGE_WIDTH, height=round(_PAGE_WIDTH * high / wide)) for panel in figure.panels
-    ]
+    height = round(_PAGE_WIDTH * high / wide)
+    charts = [chart(panel, width=_PAGE_WIDTH, height=height) for panel in figure.panels]
     return render("figure.html", figure=figure, charts=charts, columns=figure.grid[1])
 
 
@@ -104,11 +103,8 @@ def chart(
 
     Colours are the classes `c0` … `c6` and the page's ink.
     """
-    colors = [
-        f"c{(k if series.color is None else series.color) % len(SERIES)}"
-        for k, series in enumerate(panel.series)
-    ]
-    coloured = list(zip(panel.series, colors, strict=True))
+    chosen = (k if series.color is None else series.color for k, series in enumerate(panel.series))
+    coloured = [(each, f"c{k % len(SERIES)}") for each, k in zip(panel.series, chosen, strict=True)]
     bars = [(item, color) for item, color in coloured if isinstance(item, Bars)]
     given: dict[str, Any] = {"panel": panel, "width": width, "short": short_number}
     if bars:

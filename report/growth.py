@@ -55,10 +55,9 @@ class GrowthCurves:
         first = [Mark(FACTORS[min(broken)], "first one breaks")] if broken else []
         starved = Mark(100 * STARVATION_THRESHOLD, f"starved below {STARVATION_THRESHOLD:.0%}", axis="y")
         unnamed = [Mark(mark.at, "") for mark in first]
+        title = "Served share of the offered load"
         return [
-            self._chart(
-                "Served share of the offered load", "%", 100 * self.served[:shown], [*unnamed, starved]
-            ),
+            self._chart(title, "%", 100 * self.served[:shown], [*unnamed, starved]),
             self._chart("Mean TTFT", "ms, logarithmic", self.mean_ttft_ms[:shown], first),
             self._chart("Mean ITL", "ms", self.mean_itl_ms[:shown], first),
         ]
@@ -76,10 +75,8 @@ class GrowthCurves:
         if ends:
             x, y, texts = (list(column) for column in zip(*ends, strict=True))
             series.append(Scatter(x, y, "breaks", color=BREAKS, texts=texts))
-        log = "logarithmic" in unit
-        panel = Panel(
-            series, title=title, x_label="growth of every rate", y_label=unit, y_log=log, marks=marks
-        )
+        log, x_label = "logarithmic" in unit, "growth of every rate"
+        panel = Panel(series, title=title, x_label=x_label, y_label=unit, y_log=log, marks=marks)
         return chart(panel, x_format=_growth, from_zero=unit != "%", many=many)
 
     def rows(self) -> list[tuple[str, ...]]:

@@ -31,15 +31,8 @@ def metrics_text(plan: Plan, drift: Mapping[str, Any], read_at_s: float) -> str:
     def of_servers(figure: str) -> list[tuple[str, float]]:
         return [(label, getattr(row, figure)) for label, row in zip(labels, plan.evaluations, strict=True)]
 
-    headroom = list(zip(labels, plan.headroom, strict=True))
-    return render(
-        "metrics.txt",
-        drift=drift,
-        of_servers=of_servers,
-        headroom=headroom,
-        read_at_s=read_at_s,
-        sample=sample,
-    )
+    given = {"drift": drift, "of_servers": of_servers, "read_at_s": read_at_s, "sample": sample}
+    return render("metrics.txt", headroom=list(zip(labels, plan.headroom, strict=True)), **given)
 
 
 def sample(name: str, labels: str, value: float | None) -> Markup:
@@ -59,9 +52,8 @@ def live_metrics(following: Any, rows: Sequence[Any]) -> str:
     def of_servers(name: str) -> list[tuple[str, float | None]]:
         return [(f'server="{row.name}"', getattr(row, name)) for row in rows]
 
-    plan = (
-        f'plan={json.dumps(visible(following.fleet.name), ensure_ascii=False)},version="{following.version}"'
-    )
+    name = json.dumps(visible(following.fleet.name), ensure_ascii=False)
+    plan = f'plan={name},version="{following.version}"'
     return render("live_metrics.txt", following=following, of_servers=of_servers, sample=sample, plan=plan)
 
 

@@ -24,9 +24,7 @@ def simulation_figure(run: Run, *, title: str) -> Figure:
     timeline = run.timeline
     minutes = (timeline["time_s"] / 60).to_list()
     bin_s = timeline["time_s"][0]
-    width_s = (run.duration_s - timeline["time_s"] + bin_s).clip(
-        upper_bound=bin_s
-    )  # the last bin may be short
+    width_s = (run.duration_s - timeline["time_s"] + bin_s).clip(upper_bound=bin_s)  # the last may be short
     tokens = (timeline["prefill_tokens"] + timeline["decode_tokens"]) / width_s
     offered = Mark(run.offered_tok_s, "offered", axis="y")
 
@@ -55,9 +53,8 @@ def cluster_figure(run: Run, *, title: str) -> Figure:
         group = outstanding.group_by("time_s", maintain_order=True).agg(
             most=pl.col(column).max(), median=pl.col(column).median(), least=pl.col(column).min()
         )
-        lines = [
-            Line(minutes, (factor * group[name]).to_list(), name) for name in ("most", "median", "least")
-        ]
+        names = ("most", "median", "least")
+        lines = [Line(minutes, (factor * group[name]).to_list(), name) for name in names]
         return Panel(lines, title=heading, x_label="minutes", y_label=unit)
 
     requests = [Line(minutes, timeline[name].to_list(), name) for name in ("running", "waiting")]
@@ -85,25 +82,15 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
     """
     others = [axis for axis in AXIS_LABELS if axis != x_axis]
     curves = dict(iter(frame.group_by(others, maintain_order=True)))
-    labels = dict(zip(curves, _labels(others, list(curves)), strict=True))
-    labels = {
-        key: f"{label} (memory error)" if curves[key]["memory_error"].all() else label
-        for key, label in labels.items()
-    }
+    names = _labels(others, list(curves))
     x_label = AXIS_LABELS[x_axis]
     panels = []
     for metric, log in SWEPT.items():
-        series: list[Series] = [
-            Line(
-                part[x_axis].to_list(),
-                part[metric].set(part["memory_error"], math.nan).to_list(),
-                labels[key],
-                color=k % len(SERIES),
-                dashed=k >= len(SERIES),
-                markers=True,
-            )
-            for k, (key, part) in enumerate(curves.items())
-        ]
+        series: list[Series] = []
+        for k, (name, part) in enumerate(zip(names, curves.values(), strict=True)):
+            name += " (memory error)" if part["memory_error"].all() else ""
+            values = part[metric].set(part["memory_error"], math.nan)
+            series.append(_curve(k, part[x_axis].to_list(), values.to_list(), name))
         marks = []
         if metric == "total_token_throughput":
             series += _offered(frame, x_axis)
@@ -114,6 +101,11 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
         label = FIGURES[metric]
         panels.append(Panel(series, label.title, x_label=x_label, y_label=label.unit, y_log=log, marks=marks))
     return Figure(panels, title=title, columns=3)
+
+
+def _curve(k: int, x: Sequence[float], y: Sequence[float], label: str) -> Line:
+    """The k-th curve of a panel: beyond the colours that there are, they come again with dashes."""
+    return Line(x, y, label, color=k % len(SERIES), dashed=k >= len(SERIES), markers=True)
 
 
 def _labels(others: list[str], keys: list[tuple[object, ...]]) -> list[str]:
@@ -137,9 +129,8 @@ def _packs(packs: pl.DataFrame, x_axis: str) -> Scatter:
         f"{row['adapters']} adapters, rate factor {row['rate_factor']:g}, max_loras {row['max_loras']}"
         for row in packs.iter_rows(named=True)
     ]
-    return Scatter(
-        packs[x_axis].to_list(), packs["total_token_throughput"].to_list(), "Max_pack", color=4, texts=texts
-    )
+    x, y = packs[x_axis].to_list(), packs["total_token_throughput"].to_list()
+    return Scatter(x, y, "Max_pack", color=4, texts=texts)
 
 
 MOST_SLOTS = 1024
@@ -158,13 +149,9 @@ def memory_figure(profile: Profile, largest: Mapping[int, int]) -> Figure:
         slots = sorted({1 + round(k * (last - 1) / 96) for k in range(97)}) if last else []
         tokens = [kv_cache_tokens(profile, profile.settings(n, rank)) for n in slots]
         series.append(Line(slots, tokens, f"slot rank {rank}"))
-    panel = Panel(
-        series,
-        title=profile.label,
-        x_label="max_loras",
-        y_label="KV cache, tokens",
-        marks=(Mark(profile.memory.min_kv_tokens, "least to start", axis="y"),),
-    )
+    marks = (Mark(profile.memory.min_kv_tokens, "least to start", axis="y"),)
+    unit = "KV cache, tokens"
+    panel = Panel(series, title=profile.label, x_label="max_loras", y_label=unit, marks=marks)
     return Figure([panel], title="What adapter slots cost", columns=1, panel_size=(8.0, 4.5))
 
 
@@ -185,10 +172,8 @@ def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limi
         return chart(panel, x_format=lambda gpus: f"{gpus:g}" if gpus.is_integer() else "")
 
     ttft = {"p95_ttft_ms": "all requests", "worst_adapter_ttft_ms": "worst adapter"}
-    return [
-        drawn("ms, logarithmic", limits.p95_ttft_ms, ttft),
-        drawn("ms", limits.mean_itl_ms, {"mean_itl_ms": "all requests"}),
-    ]
+    itl = {"mean_itl_ms": "all requests"}
+    return [drawn("ms, logarithmic", limits.p95_ttft_ms, ttft), drawn("ms", limits.mean_itl_ms, itl)]
 
 
 COLUMNS, PANELS = table("packer.report", "comparison.toml").values()
@@ -216,9 +201,8 @@ def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
         caption += f" ✗ {'; '.join(failing)}."
     elif failing:
         caption += " Points called failing: starved, memory error, unplaced adapters or refused."
-    return Figure(
-        [draw(rows, key, *panel) for key, panel in PANELS.items()], title=title, caption=caption.strip()
-    )
+    panels = [draw(rows, key, *panel) for key, panel in PANELS.items()]
+    return Figure(panels, title=title, caption=caption.strip())
 
 
 def labels(rows: Sequence[Row]) -> list[str]:
@@ -242,16 +226,10 @@ def _curves(rows: Sequence[Row], key: str, name: str, unit: str, log: bool) -> P
         part = sorted(part, key=lambda row: row["adapters"])
         x = [row["adapters"] for row in part]
         y = [known(row[key]) for row in part]
-        series.append(Line(x, y, label, color=k % len(SERIES), dashed=k >= len(SERIES), markers=True))
+        series.append(_curve(k, x, y, label))
         bad = [row for row in part if row["outcome"] != "ok" and not math.isnan(known(row[key]))]
         if bad:
-            series.append(
-                Scatter(
-                    [row["adapters"] for row in bad],
-                    [known(row[key]) for row in bad],
-                    f"{label}: failing",
-                    color=k % len(SERIES),
-                    texts=[row["outcome"] for row in bad],
-                )
-            )
+            x, y = [row["adapters"] for row in bad], [known(row[key]) for row in bad]
+            texts, color = [row["outcome"] for row in bad], k % len(SERIES)
+            series.append(Scatter(x, y, f"{label}: failing", color=color, texts=texts))
     return Panel(series, title=name, x_label="adapters", y_label=unit, y_log=log)

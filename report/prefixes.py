@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from packer.plan import Plan
@@ -56,17 +57,10 @@ def prefix_figures(plan: Plan) -> dict[str, Any] | None:
     k = max(caching, key=lambda number: float(plan.evaluations.offered_tok_s[number]))
     item = plan.bins[k]
     own = fleet.subset(item.adapters, item.shares or None)
-    bare, half = (
-        simulate(
-            each, item.profile, seed=plan.seed, max_loras=item.max_loras, max_lora_rank=item.max_lora_rank,
-            duration_s=DURATION_S,
-        )
-        for each in (own, with_hit_rate(own, HIT_RATE))
-    )  # fmt: skip
-    figures = {
-        key: {"assumed": getattr(bare, key), "shared": getattr(half, key)}
-        for key in ("mean_ttft_ms", "mean_itl_ms")
-    }
+    given = {**asdict(item.settings), "seed": plan.seed, "duration_s": DURATION_S}
+    bare, half = (simulate(each, item.profile, **given) for each in (own, with_hit_rate(own, HIT_RATE)))
+    keys = ("mean_ttft_ms", "mean_itl_ms")
+    figures = {key: {"assumed": getattr(bare, key), "shared": getattr(half, key)} for key in keys}
     return {**assumed, "hit_rate": half.prefix_hit_rate, "server": k, **figures}
 
 

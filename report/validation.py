@@ -16,26 +16,19 @@ def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
     """Bars of throughput and latencies per bin, then each bin's gauges over time, twin over server."""
     names = [f"server {report.index}" for report in reports]
     panels = [_bars(reports, names, name) for name in ("total_token_throughput", *LATENCIES)]
-    panels.append(
-        Panel(
-            [
-                Bars(names, [known(r.errors.get(name)) for r in reports], FIGURES[name].title)
-                for name in SMAPE_OF
-            ],
-            title="Error (SMAPE, 0–200 form)",
-            y_label="%",
-        )
-    )
+    titles = {name: FIGURES[name].title for name in SMAPE_OF}
+    errors = [
+        Bars(names, [known(r.errors.get(key)) for r in reports], title) for key, title in titles.items()
+    ]
+    panels.append(Panel(errors, title="Error (SMAPE, 0–200 form)", y_label="%"))
     for report in reports:
         panels += _overlays(report)
     return Figure(panels, title=title)
 
 
 def _bars(reports: Sequence[BinReport], names: Sequence[str], figure: str) -> Panel:
-    series = [
-        Bars(names, [known(report.mean(side, figure)) for report in reports], side)
-        for side in ("measured", "predicted")
-    ]
+    sides = ("measured", "predicted")
+    series = [Bars(names, [known(each.mean(side, figure)) for each in reports], side) for side in sides]
     return Panel(series, title=FIGURES[figure].title, y_label=FIGURES[figure].unit)
 
 
