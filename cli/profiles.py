@@ -37,53 +37,44 @@ def list_(out: Output) -> None:
     from packer.fit.bands import evidence
     from packer.io.profiles import load_profile, profile_names
 
-    found = [load_profile(name) for name in profile_names()]
-    data = [{**summary_of(profile), "kind": "measured"} for profile in found]
-    out.result(lambda: [*data, *evidence()], lambda: [_table(found), _estimates(evidence())])
+    found = [{**summary_of(load_profile(name)), "kind": "measured"} for name in profile_names()]
+    out.result(lambda: [*found, *evidence()], lambda: [_table(found), _estimates(evidence())])
 
 
 def summary_of(profile: Profile) -> dict[str, Any]:
     """What `--json` says of a profile."""
-    return {
-        "name": profile.name,
-        "label": profile.label,
-        "calibrated": profile.calibrated,
+    gpu, engine = profile.gpu, f"{profile.engine.name} {profile.engine.version}"
+    who = {"name": profile.name, "label": profile.label, "calibrated": profile.calibrated}
+    who |= {
         "model": profile.model.name,
-        "gpu": profile.gpu.name,
-        "price_per_hour": profile.gpu.price_per_hour,
-        "engine": f"{profile.engine.name} {profile.engine.version}",
-        "errors": dict(profile.errors),
-        "fingerprint": profile.fingerprint,
+        "gpu": gpu.name,
+        "price_per_hour": gpu.price_per_hour,
+        "engine": engine,
     }
+    return {**who, "errors": dict(profile.errors), "fingerprint": profile.fingerprint}
 
 
 def _estimates(rows: list[dict[str, Any]]) -> Table:
-    def band(row: dict[str, Any], models: str) -> str:
-        half, most = (row[f"{models}_base_tpot_p{q}"] for q in (50, 90))
-        return f"{100 * half:.0f}, {100 * most:.0f}"
-
-    lines = [
-        [
-            row["name"], row["kind"], row["dense_from"], band(row, "dense"), band(row, "experts"),
-            f"{100 * row['dense_adapters_tpot_p90']:.0f}",
+    def cells(row: dict[str, Any]) -> list[str]:
+        pairs = [[row[f"{models}_base_tpot_p{q}"] for q in (50, 90)] for models in ("dense", "experts")]
+        bands = [*pairs, [row["dense_adapters_tpot_p90"]]]
+        return [
+            row["name"],
+            row["kind"],
+            row["dense_from"],
+            *(", ".join(f"{100 * x:.0f}" for x in b) for b in bands),
         ]
-        for row in rows
-    ]  # fmt: skip
+
+    lines = list(map(cells, rows))
     columns = ["GPU", "kind", "from", "dense %: p50, p90", "experts", "adapters: p90"]
     return Table("Estimates (packer profiles estimate, packer solve --gpu)", columns, lines, left=(0, 1, 2))
 
 
-def _table(found: list[Profile]) -> Table:
-    rows = [
-        [
-            profile.label,
-            profile.gpu.name,
-            f"{profile.engine.name} {profile.engine.version}",
-            money(profile.gpu.price_per_hour),
-            *(number(profile.errors.get(f"{key}_smape"), 1) for key in ERRORS),
-        ]
-        for profile in found
-    ]
+def _table(found: list[dict[str, Any]]) -> Table:
+    rows = []
+    for row in found:
+        errors = (number(row["errors"].get(f"{key}_smape"), 1) for key in ERRORS)
+        rows.append([row["label"], row["gpu"], row["engine"], money(row["price_per_hour"]), *errors])
     columns = ["profile", "GPU", "engine", "price/h", "error %: tok/s", "ITL", "TTFT (queued)"]
     return Table(None, columns, rows, left=(0, 1, 2))
 
@@ -266,9 +257,8 @@ def fit(given: Measurements, out: Writing) -> None:
         base = replace(base, loading=replace(base.loading, cold_start=given.cold_start))
     model, path = given.about.get("model", base.model.name), given.runs_path
     profiling = read_profiling(given.profiling_dir, model) if given.profiling_dir else Profiling()
-    client: dict[str, Any] = {
-        "generated_share": given.about.get("generated_share", 1.0),
-        "max_outstanding": given.about.get("max_outstanding"),
+    client = {
+        name: given.about[name] for name in ("generated_share", "max_outstanding") if name in given.about
     }
     runs = read_runs(path, model, **client) if path else []
     if runs and not any(run.ok for run in runs):
@@ -282,10 +272,8 @@ def fit(given: Measurements, out: Writing) -> None:
         measured_by=given.about.get("note", ""),
     )
     result = replace(result, profile=profile)
-    errors = {
-        "errors_micro_benchmarks_only": dict(result.micro_profile.errors),
-        "errors_held_out": dict(profile.errors),
-    }
+    errors = {"errors_micro_benchmarks_only": dict(result.micro_profile.errors)}
+    errors["errors_held_out"] = dict(profile.errors)
     _finish(profile, errors, lambda: _tables(result), given, out)
 
 
@@ -294,9 +282,8 @@ def _improve(base: Profile, given: Measurements, out: Writing) -> None:
     from packer.fit.bench_results import improved, read_bench_results
     from packer.fit.pipeline import with_provenance
 
-    profile = replace(
-        improved(base, read_bench_results(given.bench_paths)), name=given.about.get("name", base.name)
-    )
+    found = improved(base, read_bench_results(given.bench_paths))
+    profile = replace(found, name=given.about.get("name", base.name))
     profile = with_provenance(profile, measured_by=given.about.get("note", ""))
     _finish(profile, {"errors": dict(profile.errors)}, lambda: _laws(profile), given, out)
 
@@ -329,10 +316,8 @@ def _tables(result: Calibration) -> list[Table]:
     profile, before = result.profile, result.micro_profile.errors
     found = _laws(profile)
     if profile.errors:
-        rows = [
-            (key, f"{before[key]:.4g}" if key in before else "–", f"{value:.4g}")
-            for key, value in profile.errors.items()
-        ]
+        known = {key: f"{value:.4g}" for key, value in before.items()}
+        rows = [(key, known.get(key, "–"), f"{value:.4g}") for key, value in profile.errors.items()]
         columns = ("metric", "micro-benchmarks only", "held-out families")
         found.append(Table("Errors on runs (SMAPE in %, 0–200 form)", columns, rows))
     return found

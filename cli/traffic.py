@@ -151,12 +151,8 @@ class PrometheusOptions:
         """Raise errors that don't depend on an answer before the first query."""
         if self.export_path is not None:
             refuse_unused("--input", UNUSED_WITH_INPUT)
-            for name in ("api_key_env", "end"):
-                if name in self.source_names:
-                    typed_as = f"--{name.replace('_', '-')}"
-                    raise IncompatibleError(
-                        f"{typed_as} has no effect with --input: expected one of them, got both."
-                    )
+            for name in (each for each in ("api_key_env", "end") if each in self.source_names):
+                raise _unused(f"--{name.replace('_', '-')}", "--input")
         if (self.url is None) == (self.export_path is None):
             raise ValidationError("Expected exactly one of --url and --input.")
         self.address()
@@ -166,9 +162,8 @@ class PrometheusOptions:
         """The server, with its key; None without one."""
         from packer.io.web import address_of, key_of
 
-        return (
-            None if self.url is None else address_of(self.url, key_of(self.source_names.get("api_key_env")))
-        )
+        key = self.source_names.get("api_key_env")
+        return None if self.url is None else address_of(self.url, key_of(key))
 
     @property
     def place(self) -> str:
@@ -223,4 +218,8 @@ def refuse_unused(given: str, unused: Collection[str]) -> None:
     Raises `IncompatibleError`: one of them is on the command line; a default from a file is passed over.
     """
     for each in typed(unused):
-        raise IncompatibleError(f"{each} has no effect with {given}: expected one of them, got both.")
+        raise _unused(each, given)
+
+
+def _unused(each: str, given: str) -> IncompatibleError:
+    return IncompatibleError(f"{each} has no effect with {given}: expected one of them, got both.")

@@ -57,10 +57,8 @@ class ObservedFiles:
             for name, vector in found.loads.items()
         }
         counts = {"adapters": len(found.fleet), **(facts or {}), "windows": len(rates.rates)}
-        rows = [
-            (name, f"{row['requests_s']:,.3f}", f"{row['offered_tok_s']:,.0f}")
-            for name, row in totals.items()
-        ]
+        cells = ((name, row["requests_s"], row["offered_tok_s"]) for name, row in totals.items())
+        rows = [(name, f"{requests_s:,.3f}", f"{tok_s:,.0f}") for name, requests_s, tok_s in cells]
         title = f"Loads over {len(rates.rates):,} windows of {rates.window_s:g} s"
         out.result(
             {"output": self.output, **counts, "loads": totals},
@@ -151,6 +149,9 @@ def _command(log_path: str, output: str) -> str:
     return " ".join([*words, "-o", Path(output).name])
 
 
+SPAN = click.FloatRange(min=1.0, max=1e9)
+
+
 @bundle
 class Span:
     """What is read of the metrics.
@@ -160,9 +161,7 @@ class Span:
     skip: A model that is no adapter, as the base model; repeatable.
     """
 
-    span_s: float = option(
-        "--span", type=click.FloatRange(min=1.0, max=1e9), default=86_400.0, metavar="SECONDS"
-    )
+    span_s: float = option("--span", type=SPAN, default=86_400.0, metavar="SECONDS")
     save_path: str | None = option("--save", metavar="FILE.json")
     skip: tuple[str, ...] = option(multiple=True, metavar="MODEL")
 
@@ -247,9 +246,8 @@ def _prefixes(fleet: Workload, found: dict[str, Any]) -> list[str]:
 
     lines = []
     if fleet.has_sessions:
-        turns = np.average(
-            [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter], weights=fleet.rates
-        )
+        means = [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter]
+        turns = np.average(means, weights=fleet.rates)
         lines.append(
             f"Sessions: a request is in one of {turns:.3g} turns on average; prompts of all turns have "
             f"{found['mean_prompt_tokens']:,.0f} tokens on average, those above are of first turns."
@@ -258,6 +256,9 @@ def _prefixes(fleet: Workload, found: dict[str, Any]) -> list[str]:
         shared = float(np.average(fleet.shared_prefix_tokens, weights=fleet.rates))
         lines.append(f"Shared prefixes: {shared:,.0f} tokens of a prompt on average.")
     return lines
+
+
+COUNT, SESSION = click.IntRange(min=0), ("turns", "think-s", "turn-tokens")
 
 
 @bundle
@@ -285,12 +286,8 @@ class Made:
     exponent: float = option(type=click.FloatRange(0.0, 20.0), default=1.0)
     input_tokens: float | None = option(type=float, metavar="MEAN")
     output_tokens: float | None = option(type=float, metavar="MEAN")
-    shared_prefix_tokens: int = option(
-        "--shared-prefix", type=click.IntRange(min=0), default=0, metavar="TOKENS"
-    )
-    sessions: dict[str, float] = pairs(
-        "--session", names=dict.fromkeys(("turns", "think-s", "turn-tokens"), float)
-    )
+    shared_prefix_tokens: int = option("--shared-prefix", type=COUNT, default=0, metavar="TOKENS")
+    sessions: dict[str, float] = pairs("--session", names=dict.fromkeys(SESSION, float))
     seed: int = common("seed")
     output: str = common("output", required=True)
 

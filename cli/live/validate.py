@@ -127,9 +127,8 @@ def _beside_bench(file: Subject, runs: Runs, out: Writing) -> None:
     from packer.io.profiles import load_profile
     from packer.operate.bench import beside_bench
 
-    refuse_unused(
-        "--bench", ("launch_path", "duration_s", "repeats", "parallel", "gpus", "trace", "folder", "html")
-    )
+    of_runs = ("launch_path", "duration_s", "repeats", "parallel", "gpus", "trace", "folder", "html")
+    refuse_unused("--bench", of_runs)
     out.check(runs.output)
     fleet = server = None
     if file.plan_path is not None:
@@ -148,17 +147,13 @@ def _beside_bench(file: Subject, runs: Runs, out: Writing) -> None:
     found = beside_bench(file.bench or "", profile, fleet=fleet, server=server, seed=runs.seed)
     data = [each.to_dict() for each in found]
     write_json(data, runs.output)
-    out.result(
-        data, lambda: [line for number, each in enumerate(found) for line in _bench_lines(number, each)]
-    )
+    out.result(data, lambda: [line for k, each in enumerate(found) for line in _bench_lines(k, each)])
 
 
 def _bench_lines(run: int, found: BenchRun) -> list[Table | str]:
     predicted, errors = found.predicted, found.errors
-    rows = [
-        (name, number(predicted[name], 2), number(value, 2), number(errors[name], 1))
-        for name, value in found.measured.items()
-    ]
+    cells = ((name, predicted[name], value, errors[name]) for name, value in found.measured.items())
+    rows = [(name, number(one, 2), number(other, 2), number(error, 1)) for name, one, other, error in cells]
     table = Table(f"Run {run} of the benchmark", ("", "predicted", "measured", "SMAPE %"), rows)
     server = f"Predicted for {found.simulation.profile.label}, max_loras {found.simulation.max_loras}"
     return [table, server, *(f"Assumed: {each}" for each in found.assumed)]
@@ -179,16 +174,10 @@ def _write(job: Validation, plan: Plan, runs: Runs, out: Writing) -> None:
     from packer.report.figures import write_figure
     from packer.report.validation import validation_figure
 
-    data = {
-        "workload": plan.workload.name,
-        "launch": job.launch.name,
-        "calibrated": all(item.profile.calibrated for item in job.bins),
-        "duration": job.spec.duration_s,
-        "repeats": job.spec.repeats,
-        "seed": job.spec.seed,
-        "complete": job.complete,
-        "gpus": [report.to_dict() for report in job.reports],
-    }
+    spec, calibrated = job.spec, all(item.profile.calibrated for item in job.bins)
+    data = {"workload": plan.workload.name, "launch": job.launch.name, "calibrated": calibrated}
+    data |= {"duration": spec.duration_s, "repeats": spec.repeats, "seed": spec.seed}
+    data |= {"complete": job.complete, "gpus": [report.to_dict() for report in job.reports]}
     write_json(data, runs.output)
     if runs.html is not None:
         title = f"Validation of {plan.workload.name}, predicted for {servers(job.bins)}"
@@ -213,16 +202,11 @@ def _lines(job: Validation) -> list[Table | str]:
 def _table(report: BinReport) -> Table:
     from packer.live.validate import COMPARED
 
-    rows = [
-        (
-            name,
-            number(report.mean("predicted", name), 2),
-            number(report.mean("measured", name), 2),
-            number(report.errors.get(name), 1),
-            number(report.repeatability.get(name), 1),
-        )
-        for name in COMPARED
-    ]
+    rows = []
+    for name in COMPARED:
+        sides = (number(report.mean(side, name), 2) for side in ("predicted", "measured"))
+        errors = (number(each.get(name), 1) for each in (report.errors, report.repeatability))
+        rows.append((name, *sides, *errors))
     words = {True: "yes", False: "no", None: "–"}
     for name, pair in (("starved", report.starved), ("memory error", report.memory_error)):
         rows.append((name, words[pair[0]], words[pair[1]], "", ""))
