@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import argument, bundle, command, option, typed
-from packer.cli.options import Output, common, complete_registered, label_of
+from packer.cli.options import Output, common, label_of
 from packer.cli.output import Judged, Part, Table
 from packer.cli.plan_table import assumed_lengths
 from packer.io.shipped import table
@@ -38,7 +38,7 @@ class Behind:
     """
 
     cluster: str | None = option(metavar="FILE")
-    router: str | None = option(metavar="NAME", shell_complete=complete_registered("router"))
+    router: str | None = common("router")
     stats_age_s: float | None = option("--stats-age", type=click.FloatRange(min=0.0), metavar="SECONDS")
     slo: tuple[str, ...] = common("slo")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import bundle, command, flag, option, values
-from packer.cli.options import Output, PlanArgument, Writing, common, complete_registered
+from packer.cli.options import Output, PlanArgument, Writing, common
 from packer.cli.output import Judged, Part, Table, console, figures, heads, note
 from packer.cli.plan_table import result_of, servers
 from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
@@ -55,9 +55,9 @@ class Changes:
     )
     duration_s: float | None = common("duration")
     slo: tuple[str, ...] = common("slo")
-    router: str | None = option(metavar="NAME", shell_complete=complete_registered("router"))
+    router: str | None = common("router")
     rewrite: bool = flag()
-    output: str | None = option("-o", "--output", metavar="FILE")
+    output: str | None = common("output")
 
 
 @bundle

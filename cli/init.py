@@ -138,11 +138,6 @@ def _write_settings(given: ProjectOptions, path: str, *, force: bool) -> None:
 
     from packer.io.files import write_text
 
-    document = tomlkit.document()
-    document.add(tomlkit.comment("Defaults of packer's commands in this folder: docs/how-to/configure.md."))
-    document.add("profile", tomlkit.item("profile.toml"))
-    if given.slo:
-        table = tomlkit.table()
-        table.add("slo", list(given.slo))
-        document.add("solve", table)
-    write_text(path, tomlkit.dumps(document), force=force)
+    said = "# Defaults of packer's commands in this folder: docs/how-to/configure.md.\n"
+    solve = {"solve": {"slo": list(given.slo)}} if given.slo else {}
+    write_text(path, said + tomlkit.dumps({"profile": "profile.toml", **solve}), force=force)

@@ -163,6 +163,10 @@ COMMON: dict[str, dict[str, Any]] = {
         "metavar": "SECONDS",
         "help": "Stop searching after this long and return the best plan so far.",
     },
+    **{
+        name: {"metavar": "NAME", "shell_complete": complete_registered(name)}
+        for name in ("objective", "router", "solver")
+    },
     "tuning": {"metavar": "POLICY", "shell_complete": complete_registered("tuning policy")},
     "window": {"type": click.FloatRange(min=1.0, max=1e8), "default": 3600.0, "metavar": "SECONDS"},
 }

@@ -77,7 +77,7 @@ class Results:
     replay: Simulate a day of requests on the schedule and on the static plan.
     """
 
-    output: str | None = option("-o", "--output", metavar="FILE")
+    output: str | None = common("output")
     files: dict[str, str] = pairs("--write", names=dict.fromkeys(PARTS, str), metavar="NAME=FILE")
     names: dict[str, str] = pairs("--name", names=dict.fromkeys(("prefix", "address", "timezone"), str))
     replay: bool = flag()

@@ -11,15 +11,7 @@ import click
 
 from packer import checks
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import (
-    DEFAULT_PROFILE,
-    FleetFile,
-    ServerSettings,
-    Writing,
-    common,
-    complete_registered,
-    waited_s,
-)
+from packer.cli.options import DEFAULT_PROFILE, FleetFile, ServerSettings, Writing, common, waited_s
 from packer.cli.output import interruptible, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError, OutputError, PackerError
@@ -29,9 +21,11 @@ if TYPE_CHECKING:
 
     from packer.gpu import GpuKind
     from packer.plan import Plan
+    from packer.profile import Profile
     from packer.workload import Workload
 
 DEFAULT_OUTPUT = "plan.json"
+OUTPUT = f"Where to write the plan.  [default: {DEFAULT_OUTPUT}, over an earlier plan; with --json nowhere]"
 DEFAULT_PREDICTOR = "auto"
 
 
@@ -59,56 +53,50 @@ class KindArguments(ServerSettings):
     available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
     def kinds(self) -> list[GpuKind]:
-        """The profiles with the prices and numbers that were given for some of them."""
+        """The servers with the prices and numbers that were given for some of them."""
         from packer.gpu import GpuKind
+
+        by_gpu = bool(self.gpu_names) or self.model is not None
+        names = self.gpu_names if by_gpu else self.profile_names or (DEFAULT_PROFILE,)
+        found = self._of_gpus() if by_gpu else self._of_profiles(names)
+        prices = _by_profile("--price", "PRICE", self.prices, names)
+        counts = _by_profile("--available", "N", self.available, names)
+        priced = all(profile.gpu.price_per_hour is not None for _, profile in found)
+        if by_gpu and len(names) == 1 < len(found) and not (prices or priced):
+            prices = dict.fromkeys(names, 1.0)  # by GPUs
+        kinds = []
+        for name, profile in found:
+            price = prices[name] * (profile.engine.gpus if by_gpu else 1) if name in prices else None
+            kinds.append(GpuKind(profile, price, int(counts[name]) if name in counts else None))
+        return kinds
+
+    def _of_profiles(self, names: Sequence[str]) -> list[tuple[str, Profile]]:
+        """Each profile with its name, as often as settings of it have several values."""
         from packer.io.profiles import load_profile
         from packer.twin.override import variants
 
-        if self.gpu_names or self.model is not None:
-            return self._of_gpus()
         if alone := {"tensor_parallel_size", "data_parallel_size", "quantization"} & set(self.settings):
             raise click.UsageError(f"--{min(alone).replace('_', '-')} goes with --gpu and --model.")
-        names = self.profile_names or (DEFAULT_PROFILE,)
-        prices = _by_profile("--price", "PRICE", self.prices, names)
-        counts = _by_profile("--available", "N", self.available, names)
-        return [
-            GpuKind(profile, prices.get(name), None if (n := counts.get(name)) is None else int(n))
-            for name in names
-            for profile in variants(load_profile(name), **self.settings)
-        ]
+        return [(name, each) for name in names for each in variants(load_profile(name), **self.settings)]
 
-    def _of_gpus(self) -> list[GpuKind]:
-        """Kinds of server from GPUs and a model: calibrated where packer has that, else estimated."""
-        from packer.gpu import GpuKind
+    def _of_gpus(self) -> list[tuple[str, Profile]]:
+        """The same of GPUs and a model: calibrated where packer has that, else estimated."""
         from packer.operate.project import profiles_for
         from packer.twin.override import variants
 
         refuse_unused("--gpu and --model", ("profile_names",))
         if not self.gpu_names or self.model is None:
             raise click.UsageError(f"Missing option '--{'model' if self.gpu_names else 'gpu'}'.")
-        settings = dict(self.settings)
         groups = ("tensor_parallel_size", "data_parallel_size")
-        sizes: dict[str, tuple[int, ...]] = {name: settings.pop(name) for name in groups if name in settings}
-        own = {name: values[0] for name, values in settings.items() if len(values) == 1}
-        several = {name: values for name, values in settings.items() if len(values) > 1}
-        found = [
+        sizes = {name: self.settings[name] for name in groups if name in self.settings}
+        others = {name: values for name, values in self.settings.items() if name not in groups}
+        own = {name: values[0] for name, values in others.items() if len(values) == 1}
+        several = {name: values for name, values in others.items() if len(values) > 1}
+        return [
             (gpu, each)
             for gpu in dict.fromkeys(self.gpu_names)
             for profile in profiles_for(self.model, gpu, sizes, own)
             for each in variants(profile, **several)
-        ]
-        prices = _by_profile("--price", "PRICE", self.prices, self.gpu_names)
-        counts = _by_profile("--available", "N", self.available, self.gpu_names)
-        priced = all(each.gpu.price_per_hour is not None for _, each in found)
-        if len(self.gpu_names) == 1 < len(found) and not (prices or priced):
-            prices = dict.fromkeys(self.gpu_names, 1.0)  # by GPUs
-        return [
-            GpuKind(
-                each,
-                None if gpu not in prices else prices[gpu] * each.engine.gpus,
-                None if gpu not in counts else int(counts[gpu]),
-            )
-            for gpu, each in found
         ]
 
 
@@ -134,9 +122,9 @@ class Planning:
     """
 
     old_path: str | None = option("--from", metavar="PLAN")
-    objective: str | None = option(metavar="NAME", shell_complete=complete_registered("objective"))
+    objective: str | None = common("objective")
     slo: tuple[str, ...] = common("slo")
-    solver: str | None = option(metavar="NAME", shell_complete=complete_registered("solver"))
+    solver: str | None = common("solver")
     predictor: str = common("predictor", default=DEFAULT_PREDICTOR)
     load: str | None = option(metavar="mean|peak|each-peak|pNN")
     loads_path: str | None = option("--loads", metavar="FILE.csv")
@@ -217,12 +205,7 @@ class PlanOutput:
     per_adapter: Write what each adapter gets (TTFT, ITL, share of its requests in its limits): .csv or .parquet.
     """
 
-    output: str | None = option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help=f"Where to write the plan.  [default: {DEFAULT_OUTPUT}, over an earlier plan; with --json nowhere]",
-    )
+    output: str | None = common("output", help=OUTPUT)
     per_adapter: str | None = option(metavar="FILE")
 
     def replacing(self, out: Writing) -> Writing:
