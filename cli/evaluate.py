@@ -23,8 +23,8 @@ from packer.words import listed, number, plural
 if TYPE_CHECKING:
     from packer.operate.drift import Drift
     from packer.operate.evaluate import PlanEvaluation
-    from packer.operate.watch import Exporter
     from packer.plan import Plan
+    from packer.report.metrics import Exporter
     from packer.workload import Workload
 
 SHOWN = 10
@@ -96,7 +96,7 @@ class MeasuredTraffic:
     @contextmanager
     def exporter(self, out: Output) -> Iterator[Exporter]:
         """What serves a text to Prometheus in the block, where --listen says."""
-        from packer.operate.watch import Exporter
+        from packer.report.metrics import Exporter
 
         exporter = Exporter()
         with exporter.listen(self.listen) if self.listen else nullcontext(0) as port:

@@ -17,11 +17,10 @@ from packer.change import Change
 from packer.errors import IncompatibleError, LiveError, OutputError, PackerError, shown
 from packer.gpu import base_model
 from packer.io.files import claimed
-from packer.live.fleet_file import LiveFleet
+from packer.live.fleet_file import LiveFleet, LiveState
 from packer.live.host import Command, Models, Running
 from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
-from packer.live.state import LiveState
 from packer.moves import Placement, ordered
 from packer.plan import Plan
 from packer.words import counted, listed

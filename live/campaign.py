@@ -16,9 +16,8 @@ from packer.errors import FileFormatError, ValidationError, reading
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.io.schema import parse
-from packer.live.job import LoadJob
 from packer.live.launch import Launch
-from packer.live.load import run_job
+from packer.live.load import LoadJob, run_job
 from packer.live.metrics import MetricsSummary, summarise
 from packer.live.results import LoadResult, read_result
 from packer.live.server import Failure, LiveServer, ServerOptions

@@ -26,17 +26,15 @@ from typing import Any
 
 import numpy as np
 
-from packer.errors import MissingDependencyError, shown
+from packer.errors import shown
 from packer.io.web import Address
 from packer.lengths import MAX_TOKENS
 from packer.live import results
-from packer.live.job import LoadJob, Said
+from packer.live.load import KEY, STOPPING, LoadJob, Said, import_aiohttp
 from packer.live.metrics import kept
 from packer.live.results import LoadResult
 from packer.live.server import MAX_PAGE_BYTES
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
-"""Signals that end a run early."""
 ERROR_TEXT = 160
 """Characters of a server's error message that are kept."""
 ERROR_BYTES, ERROR_S = 4096, 2.0
@@ -49,8 +47,6 @@ EXTRA_CHUNKS = 16
 """A stream of so many chunks more than were requested tokens is ended."""
 END_S = 5.0
 """A stream that is open so long after its last token does not end."""
-KEY = "PACKER_AUTHORIZATION"
-"""Environment variable of the client's process with the header that opens the server."""
 
 
 class _Run:
@@ -92,17 +88,6 @@ class _Run:
             np.array(self.owners, dtype=np.int64), duration_s, self.start, self.start_unix,
             dict(self.errors.most_common(20)), self.ended or "complete", tuple(self.metrics),
         )  # fmt: skip
-
-
-def import_aiohttp() -> Any:
-    """The HTTP client, or an error with the install line."""
-    try:
-        import aiohttp
-    except ImportError:
-        raise MissingDependencyError(
-            "Real servers need aiohttp: pip install 'adapter-packer[live]'."
-        ) from None
-    return aiohttp
 
 
 async def run_load(job: LoadJob) -> LoadResult:

@@ -19,8 +19,7 @@ from packer.arrays import BoolArray, FloatArray
 from packer.change import Change
 from packer.cluster import ServerKind
 from packer.live.traffic import Sampled
-from packer.operate.capacity import Capacity, rank_of
-from packer.operate.cold import cache_lost, caches_prefixes
+from packer.operate.capacity import Capacity, cache_lost, caches_prefixes, rank_of
 from packer.operate.measured import Requests
 from packer.operate.schedule import MOVE_COST_S
 from packer.solvers.nearest import Nearest

@@ -186,10 +186,9 @@ def _documents() -> list[Target]:
     from packer.io.clusters import read_cluster
     from packer.io.plans import load_plan, plan_to_dict
     from packer.io.profiles import load_profile
-    from packer.live.fleet_file import read_live_fleet
+    from packer.live.fleet_file import LiveState, read_live_fleet
     from packer.live.launch import launch_text, read_launch
     from packer.live.setup import tiny_launch
-    from packer.live.state import LiveState
     from packer.planning.solve import solve
     from packer.report.page import read_comparison
     from packer.twin.cluster.system import load_system

@@ -9,9 +9,8 @@ from typing import Any
 
 from packer import Adapter, Lengths, Workload
 from packer.engine_spec import EngineSpec
-from packer.live.job import LoadJob
 from packer.live.launch import Launch
-from packer.live.load import run_job
+from packer.live.load import LoadJob, run_job
 from packer.live.server import LiveServer, ServerOptions
 from packer.profile import GpuSpec, ModelSpec
 from packer.settings import Slots

@@ -24,9 +24,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from packer import Adapter, Lengths, Workload
-from packer.live.job import LoadJob
 from packer.live.launch import Launch, read_launch
-from packer.live.load import run_job
+from packer.live.load import LoadJob, run_job
 from packer.live.server import LiveServer, ServerOptions, get
 from packer.settings import Slots
 from packer.twin.arrivals import draw_requests

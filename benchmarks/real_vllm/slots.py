@@ -23,9 +23,8 @@ from scipy.optimize import nnls
 from packer import Adapter, Lengths, Workload, settings
 from packer.arrival import RequestTrace
 from packer.live import inside
-from packer.live.job import LoadJob
 from packer.live.launch import Launch, read_launch
-from packer.live.load import run_job
+from packer.live.load import LoadJob, run_job
 from packer.live.results import LoadResult, read_result
 from packer.live.server import LiveServer, ServerOptions
 from packer.live.step_log import Steps, read_steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packer.live.job import LoadJob
+from packer.live.load import LoadJob
 from packer.live.server import ServerOptions
 from packer.settings import Slots
 from packer.twin.arrivals import draw_requests

@@ -16,8 +16,8 @@ from packer.live.calibration import calibrate, calibrate_url, in_a_row, sessions
 from packer.live.campaign import Campaign, Endpoint, Outcome, Session, Task, check_adapters
 from packer.live.client import run_load
 from packer.live.environment import diagnose_url
-from packer.live.job import LoadJob
 from packer.live.launch import Emulation, Launch
+from packer.live.load import LoadJob
 from packer.live.results import LoadResult, write_result
 from packer.live.server import LiveServer, ServerOptions
 from packer.profile import Profile

@@ -17,9 +17,8 @@ from packer.arrival import RequestTrace
 from packer.errors import FileFormatError
 from packer.live import client, results
 from packer.live.client import run_load
-from packer.live.job import LoadJob
 from packer.live.launch import Launch
-from packer.live.load import run_job
+from packer.live.load import LoadJob, run_job
 from packer.live.metrics import summarise
 from packer.live.results import LoadResult, read_result, write_result
 from packer.live.server import LiveServer

@@ -17,7 +17,7 @@ from packer.cli import run
 from packer.io.profiles import load_profile
 from packer.live import act, client, results
 from packer.live.client import run_load
-from packer.live.job import LoadJob
+from packer.live.load import LoadJob
 from packer.planning.solve import solve
 from packer.workload import Workload
 from tests.live.certificates import UNTRUSTED, untrusted_server

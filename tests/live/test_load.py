@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from packer.live.client import STOPPING
-from packer.live.load import run_job
+from packer.live.load import STOPPING, run_job
 from packer.live.results import read_result
 from packer.live.server import get
 from packer.workload import Workload

@@ -10,8 +10,7 @@ import pytest
 
 import packer
 from packer.live.traffic import Sampled
-from packer.operate.capacity import server_kinds
-from packer.operate.cold import cache_lost, cached_tokens
+from packer.operate.capacity import cache_lost, cached_tokens, server_kinds
 from packer.operate.measured import Requests
 from packer.sessions import Sessions
 from packer.solvers.nearest import Nearest

@@ -20,9 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from packer.errors import OutputError, ValidationError
 from packer.export.formats import export_plan
 from packer.operate.drift import Drift, drift
-from packer.operate.watch import Exporter, parse_address
 from packer.plan import Plan
-from packer.report.metrics import metrics_text
+from packer.report.metrics import Exporter, metrics_text, parse_address
 
 SERVER_METRICS = {
     "packer_server_offered_tok_s": "offered_tok_s",

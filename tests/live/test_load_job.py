@@ -9,7 +9,7 @@ import numpy as np
 
 from packer.arrival import RequestTrace
 from packer.blocks import Blocks
-from packer.live.job import LoadJob, Said
+from packer.live.load import LoadJob, Said
 from packer.live.metrics import summarise
 
 
