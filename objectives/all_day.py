@@ -46,11 +46,8 @@ class AllDay(FewestMoves):
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
         """The fleet at the rates of each period, the busiest first."""
-        found = [
-            Scenario(
-                with_rates(workload, np.array([rates[name] for name in workload.names])),
-                name=f"at {period!r}",
-            )
-            for period, rates in self.rates.items()
-        ]
+        found = []
+        for period, rates in self.rates.items():
+            fleet = with_rates(workload, np.array([rates[name] for name in workload.names]))
+            found.append(Scenario(fleet, name=f"at {period!r}"))
         return sorted(found, key=lambda each: -each.workload.offered_tok_s)

@@ -144,11 +144,9 @@ class Objective:
         return ok
 
     def _not_given(self, name: str) -> str:
-        keys = (
-            ""
-            if self.goal is None or name != "slo_used"
-            else f" for the limits {', '.join(self.goal.every_key)}"
-        )
+        keys = ""
+        if self.goal is not None and name == "slo_used":
+            keys = f" for the limits {', '.join(self.goal.every_key)}"
         return f"The predictor gives no {name}{keys}; take one that does (twin)."
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
@@ -171,10 +169,8 @@ def load_objective(spec: str | Objective) -> Objective:
     objective = _made(spec) if isinstance(spec, str) else spec
     if isinstance(objective, Objective):
         return objective
-    kind = type(objective).__name__
-    raise IncompatibleError(
-        f"Expected an objective to inherit from packer.objectives.base.Objective, got {kind}."
-    )
+    rule = "Expected an objective to inherit from packer.objectives.base.Objective"
+    raise IncompatibleError(f"{rule}, got {type(objective).__name__}.")
 
 
 def _made(spec: str) -> Objective:

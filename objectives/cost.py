@@ -32,7 +32,5 @@ class Cost(Objective):
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(price per hour, GPUs)."""
-        return (
-            sum(bin_.profile.gpu.price_per_hour or 0.0 for bin_ in bins),
-            float(sum(item.gpus for item in bins)),
-        )
+        price = sum(self.weight(item.profile) for item in bins)
+        return (price, float(sum(item.gpus for item in bins)))

@@ -45,13 +45,11 @@ class Headroom(Objective):
         nominal = Scenario(workload)
         if not self.rates:
             return (nominal, Scenario(workload, self.factor, self._times("the rates")))
-        return (
-            nominal,
-            *(
-                Scenario(with_rates(workload, rates), self.factor, self._times(repr(name)))
-                for name, rates in read_rates(self.rates, workload).items()
-            ),
+        loads = (
+            (repr(name), with_rates(workload, each))
+            for name, each in read_rates(self.rates, workload).items()
         )
+        return (nominal, *(Scenario(fleet, self.factor, self._times(name)) for name, fleet in loads))
 
     def _times(self, load: str) -> str:
         return f"at {load}" if self.factor == 1.0 else f"at {self.factor:g} times {load}"
@@ -59,11 +57,9 @@ class Headroom(Objective):
 
 def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
     """The fleet with other rates, float64 (n,), req/s; idle ones keep a rate near 0."""
-    adapters = [
-        replace(adapter, rate=max(rate, _SMALLEST_RATE))
-        for adapter, rate in zip(workload.adapters, rates.tolist(), strict=True)
-    ]
-    return replace(workload, adapters=tuple(adapters))
+    pairs = zip(workload.adapters, rates.tolist(), strict=True)
+    adapters = tuple(replace(adapter, rate=max(rate, _SMALLEST_RATE)) for adapter, rate in pairs)
+    return replace(workload, adapters=adapters)
 
 
 @reader

@@ -60,7 +60,6 @@ def evaluate_server(
     checks.instance("the server", server, Profile, "packer.load_profile(NAME)")
     if isinstance(predictor, str | os.PathLike):
         predictor = load_predictor(predictor, server, seed=seed)
-    item = Bin(
-        tuple(range(len(workload))), server.settings(max_loras, workload.slot_rank(max_lora_rank)), server
-    )
+    settings = server.settings(max_loras, workload.slot_rank(max_lora_rank))
+    item = Bin(tuple(range(len(workload))), settings, server)
     return predictor.evaluate(workload, [item])[0]

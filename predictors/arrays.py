@@ -52,15 +52,11 @@ def _check_trees(arrays: Arrays, features: int, outputs: int) -> None:
     roots = _integers(arrays, "roots", None)
     depths = _integers(arrays, "depths", len(roots))
     starts = _integers(arrays, "starts", outputs + 1)
-    _require(
-        starts[0] == 0 and starts[-1] == len(roots) and bool((np.diff(starts) >= 0).all()),
-        "starts", f"sorted from 0 to {len(roots)}",
-    )  # fmt: skip
+    rising = starts[0] == 0 and starts[-1] == len(roots) and (np.diff(starts) >= 0).all()
+    _require(bool(rising), "starts", f"sorted from 0 to {len(roots)}")
     node = np.arange(n)
     inner = left != node
-    _require(
-        bool((left[inner] > node[inner]).all() and (left[inner] < n - 1).all()), "left", "behind each node"
-    )
+    _require(bool(((left > node) & (left < n - 1))[inner].all()), "left", "behind each node")
     _require(bool((feature[inner] < features).all()), "feature", f"< {features}")
     _require(bool((feature[~inner] == features).all()), "feature", f"{features} in leaves")
     _require(bool((roots < n).all()), "roots", f"< {n}")
@@ -88,9 +84,8 @@ def _shape(arrays: Arrays, name: str, dtype: type, *shape: int | None) -> None:
     if name not in arrays:
         raise ValueError(f"the array {name!r} is missing")
     array = arrays[name]
-    same = array.ndim == len(shape) and all(
-        want in (None, got) for want, got in zip(shape, array.shape, strict=True)
-    )
+    fits = (want in (None, got) for want, got in zip(shape, array.shape, strict=False))
+    same = array.ndim == len(shape) and all(fits)
     _require(array.dtype == dtype and same, name, f"{np.dtype(dtype)} of the shape {shape}")
 
 

@@ -32,14 +32,8 @@ Progress = Callable[[str, int, int], None]
 def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
     """One scenario, simulated."""
     case = scenario(index, profile, seed)
-    found = evaluate_until_clear(
-        case.workload,
-        profile,
-        case.settings,
-        seed=(seed * 1_000_003 + index) % 2**31,
-        max_outstanding=MAX_OUTSTANDING,
-        edge_seeds=1,
-    )
+    own: dict[str, Any] = {"seed": (seed * 1_000_003 + index) % 2**31, "max_outstanding": MAX_OUTSTANDING}
+    found = evaluate_until_clear(case.workload, profile, case.settings, edge_seeds=1, **own)
     row: dict[str, Any] = {"index": index, "family": case.family, "group": case.group}
     row |= dict(zip(NAMES, case.features(profile).tolist(), strict=True))
     row |= {name: float(getattr(found.evaluation, name)) for name in LABELS}
@@ -89,7 +83,7 @@ def build_dataset(
         done = rows - sum(min(PART_ROWS, rows - k * PART_ROWS) for k in missing)
         progress("scenarios", done, rows)
         for number, found in _simulated(missing, spec, profile, jobs, backend):
-            _write_part(parts[number], found)
+            write_frame(pl.DataFrame(found), parts[number])
             done += len(found)
             progress("scenarios", done, rows)
         try:
@@ -155,7 +149,3 @@ def _end_with(parent: int) -> None:
 
     if not any(thread.name == _WATCH for thread in threading.enumerate()):
         threading.Thread(target=watch, name=_WATCH, daemon=True).start()
-
-
-def _write_part(path: Path, rows: list[dict[str, Any]]) -> None:
-    write_frame(pl.DataFrame(rows), path)

@@ -94,22 +94,14 @@ class Dataset:
     @property
     def starved(self) -> npt.NDArray[np.bool_]:
         """Served share below the threshold, bool (n,)."""
-
         return self.labels["served_share"] < STARVATION_THRESHOLD
 
     def summary(self) -> dict[str, Any]:
         """What the dataset holds, JSON-able: profile, scenarios by family, how many starve."""
-        families = {
-            name: {
-                "scenarios": int((self.family == name).sum()),
-                "starved": int(self.starved[self.family == name].sum()),
-            }
-            for name in sorted(set(self.family.tolist()))
-        }
+        own = {name: self.starved[self.family == name] for name in sorted(set(self.family.tolist()))}
+        families = {name: {"scenarios": len(each), "starved": int(each.sum())} for name, each in own.items()}
         return {
-            "profile": self.spec.profile,
-            "fingerprint": self.spec.fingerprint,
-            "seed": self.spec.seed,
+            **{name: getattr(self.spec, name) for name in ("profile", "fingerprint", "seed")},
             "scenarios": len(self),
             "starved_share": float(self.starved.mean()),
             "digest": self.digest,
@@ -167,9 +159,8 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
     if spec.features != NAMES:
         unknown = ", ".join(sorted(set(spec.features) - set(NAMES)))[:200] or "none"
         absent = ", ".join(sorted(set(NAMES) - set(spec.features))) or "none"
-        raise FileFormatError(
-            f"its features are not this version's: unknown {unknown}; missing {absent}: build it again."
-        )
+        rule = f"its features are not this version's: unknown {unknown}; missing {absent}"
+        raise FileFormatError(f"{rule}: build it again.")
     data = dataset_of(frame, spec)
     if data.digest != notes["digest"]:
         raise FileFormatError("the content does not match its hash: it was changed.")

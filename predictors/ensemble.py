@@ -85,10 +85,8 @@ class Ensemble(NamedTuple):
         """The tree from one of its nodes on; the values of inner nodes are not kept."""
         if self.left[at] == at:
             return TreeNode(float(self.threshold[at]))
-        below = int(self.left[at])
-        return TreeNode(
-            0.0, int(self.feature[at]), float(self.threshold[at]), self.node(below), self.node(below + 1)
-        )
+        left, right = (self.node(int(self.left[at]) + k) for k in (0, 1))
+        return TreeNode(0.0, int(self.feature[at]), float(self.threshold[at]), left, right)
 
 
 def _flatten(tree: TreeNode, width: int, nodes: list[tuple[int, float, int]]) -> None:
@@ -122,13 +120,8 @@ def from_sklearn(tree: Any, scale: float = 1.0, output: int = 0) -> TreeNode:
         value = float(tree.value[at, 0, output]) * scale
         if tree.children_left[at] < 0:
             return TreeNode(value)
-        return TreeNode(
-            value,
-            int(tree.feature[at]),
-            float(tree.threshold[at]),
-            node(tree.children_left[at]),
-            node(tree.children_right[at]),
-        )
+        left, right = node(tree.children_left[at]), node(tree.children_right[at])
+        return TreeNode(value, int(tree.feature[at]), float(tree.threshold[at]), left, right)
 
     return node(0)
 
@@ -139,12 +132,8 @@ def from_lightgbm(booster: Any) -> list[TreeNode]:
     def node(raw: dict[str, Any]) -> TreeNode:
         if "leaf_value" in raw:
             return TreeNode(float(raw["leaf_value"]))
-        return TreeNode(
-            float(raw["internal_value"]),
-            int(raw["split_feature"]),
-            float(raw["threshold"]),
-            node(raw["left_child"]),
-            node(raw["right_child"]),
-        )
+        value, feature = float(raw["internal_value"]), int(raw["split_feature"])
+        left, right = node(raw["left_child"]), node(raw["right_child"])
+        return TreeNode(value, feature, float(raw["threshold"]), left, right)
 
     return [node(info["tree_structure"]) for info in booster.dump_model()["tree_info"]]

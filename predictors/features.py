@@ -80,20 +80,11 @@ def fleet_table(workload: Workload) -> FloatArray:
 
 def engine_vector(profile: Profile) -> FloatArray:
     """Engine settings as the kernel takes them, float64 (13,)."""
-    engine, loading = profile.engine, profile.loading
-    return np.array(
-        [
-            engine.server_tokens,
-            engine.server_seqs,
-            engine.block_size,
-            engine.max_cpu_loras if engine.max_cpu_loras is not None else 1e18,
-            loading.host_base_ms,
-            loading.host_per_rank_ms,
-            loading.disk_base_ms,
-            loading.disk_per_rank_ms,
-            *law_settings(profile),
-        ]
-    )
+    engine, load = profile.engine, profile.loading
+    in_host = engine.max_cpu_loras if engine.max_cpu_loras is not None else 1e18
+    limits = (engine.server_tokens, engine.server_seqs, engine.block_size, in_host)
+    load_ms = (load.host_base_ms, load.host_per_rank_ms, load.disk_base_ms, load.disk_per_rank_ms)
+    return np.array([*limits, *load_ms, *law_settings(profile)])
 
 
 class FeatureExtractor:
@@ -102,20 +93,15 @@ class FeatureExtractor:
     def __init__(self, workload: Workload, profile: Profile) -> None:
         self.workload, self.profile = workload, profile
         self._kv = _kv_tokens(profile)
-        self.arrays = FleetArrays(
-            fleet_table(workload),
-            coefficient_vector(profile.latency),
-            profile.latency.form == "paper",
-            engine_vector(profile),
-            workload.offered_tok_s_by_adapter,
-        )
+        law, paper = coefficient_vector(profile.latency), profile.latency.form == "paper"
+        load = workload.offered_tok_s_by_adapter
+        self.arrays = FleetArrays(fleet_table(workload), law, paper, engine_vector(profile), load)
 
     def kv_cache_tokens(self, table: BinTable) -> FloatArray:
         """KV capacity of each bin, float64 (n,), tokens."""
         try:
-            return self._kv[
-                _SLOT_RANK_NUMBER[table.max_lora_rank.astype(np.int64)], table.max_loras.astype(np.int64)
-            ]
+            ranks = _SLOT_RANK_NUMBER[table.max_lora_rank.astype(np.int64)]
+            return self._kv[ranks, table.max_loras.astype(np.int64)]
         except IndexError:  # more slots than are tabulated
             return kv_cache_tokens_many(self.profile, table.max_loras, table.max_lora_rank)
 

@@ -118,10 +118,8 @@ class Svm(ModelKind):
             if (machine := fitted.get(name)) is not None:
                 vectors, weights = machine.support_vectors_, machine.dual_coef_[0]
                 arrays["constants"][k] = machine.gamma, machine.intercept_[0]
-            arrays[f"vectors_{k}"], arrays[f"weights_{k}"] = (
-                vectors.astype(np.float32),
-                weights.astype(np.float32),
-            )
+            arrays[f"vectors_{k}"] = vectors.astype(np.float32)
+            arrays[f"weights_{k}"] = weights.astype(np.float32)
         return arrays
 
 

@@ -65,9 +65,7 @@ class LearnedPredictor:
         self._ranges = (low - slack * np.abs(low), high + slack * np.abs(high))
         trees = self.family if isinstance(self.family, Ensemble) else None
         self._trees = None if trees is None else _tree_model(model, trees, profile, self._ranges)
-        self.extractor: Memo[Workload, FeatureExtractor] = Memo(
-            lambda fleet: FeatureExtractor(fleet, profile)
-        )
+        self.extractor = Memo[Workload, FeatureExtractor](lambda fleet: FeatureExtractor(fleet, profile))
         """Features of a fleet's bins, by workload."""
 
     @property
@@ -117,11 +115,14 @@ class LearnedPredictor:
         Raises `IncompatibleError` for other arrivals than Poisson, and for traffic unlike what it was trained on.
         """
         if workload.n_loras < len(workload):
-            raise IncompatibleError(
-                f"The predictor {self.name!r} was trained without requests to the base model (rank 0): "
-                "take the predictor auto or twin."
-            )
+            raise self._unlike("without requests to the base model (rank 0)")
         return self.evaluate_checked(workload, bins, factors)[0]
+
+    def _unlike(self, trained: str) -> IncompatibleError:
+        """The error for traffic unlike what it was trained on."""
+        return IncompatibleError(
+            f"The predictor {self.name!r} was trained {trained}: take the predictor auto or twin."
+        )
 
     def evaluate_checked(
         self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0
@@ -133,10 +134,7 @@ class LearnedPredictor:
         if not bins:
             return Evaluations.of([]), np.zeros(0, dtype=bool)
         if workload.arrivals.kind != "poisson":
-            raise IncompatibleError(
-                f"The predictor {self.name!r} was trained on Poisson arrivals, got {workload.arrivals.kind!r}: "
-                "take the predictor auto or twin."
-            )
+            raise self._unlike(f"on Poisson arrivals, got {workload.arrivals.kind!r}")
         if trains(workload.fine_tuning):
             raise IncompatibleError(
                 "Trained predictors don't support servers that train beside their requests: take the twin."
@@ -147,10 +145,7 @@ class LearnedPredictor:
                     f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
                 )
         if workload.has_sessions or caches_prefixes(workload, self.profile):
-            what = "sessions" if workload.has_sessions else "shared prefixes"
-            raise IncompatibleError(
-                f"The predictor {self.name!r} was trained without {what}: take the predictor auto or twin."
-            )
+            raise self._unlike(f"without {'sessions' if workload.has_sessions else 'shared prefixes'}")
         table = BinTable.of(bins)
         found, outside = self.evaluate_table(workload, table, factors)
         if workload.n_loras < len(workload):

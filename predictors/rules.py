@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,19 +80,15 @@ def _paths(
     yield from _paths(node.right, (*before, (node.feature, node.threshold, True)))
 
 
-def _conditions(path: tuple[tuple[int, float, bool], ...] | list[tuple[int, float, bool]]) -> tuple[str, ...]:
+def _conditions(path: Sequence[tuple[int, float, bool]]) -> tuple[str, ...]:
     """Bounds of each feature along a path, merged, in order of first use."""
-    low: dict[int, float] = {}
-    high: dict[int, float] = {}
-    for feature, threshold, up in path:
-        if up:
-            low[feature] = max(low.get(feature, -math.inf), threshold)
-        else:
-            high[feature] = min(high.get(feature, math.inf), threshold)
-    return tuple(
-        condition(feature, low.get(feature), high.get(feature))
-        for feature in dict.fromkeys(feature for feature, _, _ in path)
-    )
+    found = []
+    for feature in dict.fromkeys(feature for feature, _, _ in path):
+        low, high = (
+            [at for one, at, up in path if one == feature and up == above] for above in (True, False)
+        )
+        found.append(condition(feature, max(low, default=None), min(high, default=None)))
+    return tuple(found)
 
 
 def condition(feature: int, low: float | None, high: float | None) -> str:

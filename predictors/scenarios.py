@@ -90,15 +90,11 @@ def _from_grid(index: int, rng: np.random.Generator, profile: Profile) -> Measur
     each = np.resize([RATES[k] for k in rates], n)
     rng.shuffle(each)
     jitter = np.exp(rng.normal(0.0, 0.03, 2))
-    workload = Workload(
-        [
-            Adapter(f"a{i}", int(rank), float(rate))
-            for i, (rank, rate) in enumerate(zip(ranks, each, strict=True))
-        ],
-        SHAREGPT_INPUT.scaled(SHAREGPT_INPUT.mean * jitter[0]),
-        SHAREGPT_OUTPUT.scaled(SHAREGPT_OUTPUT.mean * jitter[1]),
-        SHAREGPT_CORRELATION,
-    )
+    rows = enumerate(zip(ranks.tolist(), each.tolist(), strict=True))
+    inputs = SHAREGPT_INPUT.scaled(SHAREGPT_INPUT.mean * jitter[0])
+    outputs = SHAREGPT_OUTPUT.scaled(SHAREGPT_OUTPUT.mean * jitter[1])
+    adapters = [Adapter(f"a{i}", rank, rate) for i, (rank, rate) in rows]
+    workload = Workload(adapters, inputs, outputs, SHAREGPT_CORRELATION)
     group = "grid " + " ".join(map(str, rates)) + " / " + " ".join(map(str, sizes))
     settings = profile.settings(slots, checks.slot_rank_for(int(ranks.max())))
     return MeasuredScenario(index, "grid", group, workload, settings)
@@ -148,13 +144,10 @@ def _mixed(
         correlation = float(1.2 * u[10] - 0.6)
     own: list[tuple[Lengths | None, Lengths | None]] = [(None, None)] * n
     if u[11] > 0.85:  # adapters that differ in their lengths too
-        others = [
-            (
-                _lengths(rng.random(), rng.random(), rng.random()),
-                _lengths(rng.random(), rng.random(), 0.5, 1024.0),
-            )
-            for _ in range(3)
-        ]
+        others = []
+        for _ in range(3):
+            prompts = _lengths(rng.random(), rng.random(), rng.random())
+            others.append((prompts, _lengths(rng.random(), rng.random(), 0.5, 1024.0)))
         own = [others[k] for k in rng.integers(0, 3, n)]
 
     def build(rate: float) -> MeasuredScenario:

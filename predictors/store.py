@@ -123,9 +123,8 @@ def from_bytes(data: bytes, where: str) -> Model:
     magic, _, rest = data.partition(b"\n")
     digest, _, body = rest.partition(b"\n")
     if magic != MAGIC:
-        raise ModelError(
-            f"{where}: it is not a predictor of this version of packer (expected {MAGIC.decode()!r})."
-        )
+        rule = f"it is not a predictor of this version of packer (expected {MAGIC.decode()!r})"
+        raise ModelError(f"{where}: {rule}.")
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise ModelError(f"{where}: the content does not match its hash: it was changed or cut short.")
     text, _, packed = body.partition(b"\n")

@@ -240,24 +240,18 @@ def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str,
         "regime overloaded": share < 0.8,
     }
     card: dict[str, Any] = {}
-    for name, part in parts.items():
-        if not part.any():
-            continue
-        card[name] = {
+    for name, part in ((name, part) for name, part in parts.items() if part.any()):
+        share_pairs = np.column_stack((predicted["served_share"], share))[part]
+        stable_pairs = np.column_stack((outputs[STABLE] > 0, actual[STABLE] > 0.5))[part]
+        own = {
             "rows": int(part.sum()),
-            "throughput_smape": smape(np.column_stack((predicted["served_share"][part], share[part]))),
-            "starvation_macro_f1": macro_f1(np.column_stack((chance[part] >= 0.5, starved[part]))),
-            "stability_macro_f1": macro_f1(
-                np.column_stack((outputs[STABLE][part] > 0, actual[STABLE][part] > 0.5))
-            ),
+            "throughput_smape": smape(share_pairs),
+            "starvation_macro_f1": macro_f1(np.column_stack((chance >= 0.5, starved))[part]),
+            "stability_macro_f1": macro_f1(stable_pairs),
             "starvation_brier": float(np.mean((chance[part] - starved[part]) ** 2)),
         }
         for latency in LATENCIES:
             known = part & np.isfinite(actual[latency])
-            card[name][f"{latency}_smape"] = smape(
-                np.column_stack((predicted[latency][known], actual[latency][known]))
-            )
-    return {
-        name: {k: round(v, 4) if np.isfinite(v) else None for k, v in part.items()}
-        for name, part in card.items()
-    }
+            own[f"{latency}_smape"] = smape(np.column_stack((predicted[latency], actual[latency]))[known])
+        card[name] = {k: round(v, 4) if np.isfinite(v) else None for k, v in own.items()}
+    return card

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -36,21 +37,16 @@ def refined(
     part, figures = x[some], y[some]
     folds = list(GroupKFold(FOLDS).split(part, groups=groups[some]))
     smooth = [_teacher(part[learn], figures[learn], seed) for learn, _ in folds]
-    best: tuple[float, int, int, bool] | None = None
-    for least in MIN_LEAVES:
-        for taught in (False, True):
-            for rules in sizes:
-                errors = []
-                for (learn, held), teacher in zip(folds, smooth, strict=True):
-                    predicted = teacher if taught else figures[learn]
-                    tree = _grown(part[learn], predicted, rules, least, seed)
-                    errors.append(_error(tree.predict(part[held]), figures[held], classify))
-                penalised = float(np.mean(errors)) * (1.0 + PENALTY * rules)
-                candidate = (penalised, rules, least, taught)
-                if best is None or candidate < best:
-                    best = candidate
-    assert best is not None
-    _, rules, least, taught = best
+
+    def penalised(least: int, taught: bool, rules: int) -> float:
+        errors = []
+        for (learn, held), teacher in zip(folds, smooth, strict=True):
+            tree = _grown(part[learn], teacher if taught else figures[learn], rules, least, seed)
+            errors.append(_error(tree.predict(part[held]), figures[held], classify))
+        return float(np.mean(errors)) * (1.0 + PENALTY * rules)
+
+    tried = product(MIN_LEAVES, (False, True), sizes)
+    _, rules, least, taught = min((penalised(*each), each[2], each[0], each[1]) for each in tried)
     return _grown(x, _teacher(x, y, seed) if taught else y, rules, least, seed)
 
 

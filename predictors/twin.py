@@ -57,10 +57,6 @@ class TwinPredictor:
 
     def _one(self, workload: Workload, item: Bin, factor: float, workers: int) -> Evaluation:
         own = item.workload(workload)
-        return evaluate_until_clear(
-            own if factor == 1.0 else own.scaled(factor),
-            item.profile,
-            item.settings,
-            seed=self.seed,
-            workers=workers,
-        ).evaluation
+        own = own if factor == 1.0 else own.scaled(factor)
+        found = evaluate_until_clear(own, item.profile, item.settings, seed=self.seed, workers=workers)
+        return found.evaluation

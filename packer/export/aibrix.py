@@ -27,10 +27,8 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
     sources = {item.name: item.source for server in servers for item in server.modules}
     table = {name: places for name, places in routes(servers).items() if name in sources}
     if pair := quoting.alike(table, quoting.dns_name):
-        raise ValidationError(
-            f"Expected adapters whose Kubernetes names differ, got {shown(pair[0])} and {shown(pair[1])}, both "
-            f"{quoting.dns_name(pair[0])!r}: rename one."
-        )
+        rule = f"Expected adapters whose Kubernetes names differ, got {shown(pair[0])} and {shown(pair[1])}"
+        raise ValidationError(f"{rule}, both {quoting.dns_name(pair[0])!r}: rename one.")
     adapters = []
     for name, places in table.items():
         annotations = {"packer/adapter": name}

@@ -44,15 +44,10 @@ class Versions:
             raise ValidationError(
                 f"Expected a version of {self.stack} as {self.first}, got {shown(version)}."
             )
-        given, first = _parts(version), _parts(self.first)
-        fits = given[: len(first)] >= first
-        if self.last is not None:
-            last = _parts(self.last)
-            fits = fits and given[: len(last)] <= last
-        if not fits:
-            raise IncompatibleError(
-                f"Expected {self}, which this format was checked against, got {self.stack} {version}."
-            )
+        given, first, last = (_parts(each or version) for each in (version, self.first, self.last))
+        if given[: len(first)] < first or given[: len(last)] > last:
+            rule = f"Expected {self}, which this format was checked against"
+            raise IncompatibleError(f"{rule}, got {self.stack} {version}.")
 
 
 def _parts(version: str) -> tuple[int, ...]:
@@ -141,9 +136,8 @@ def export_plan(
 
 def _marked(name: str, text: str, estimates: Iterable[str]) -> str:
     """The file with a comment for each of these profiles, in ASCII so that it stays one line; JSON holds none."""
-    comments = "".join(
-        f"# Planned with the profile {ascii(label)[1:-1]}: expect large errors.\n" for label in estimates
-    )
+    names = (ascii(label)[1:-1] for label in estimates)
+    comments = "".join(f"# Planned with the profile {name}: expect large errors.\n" for name in names)
     first, newline, rest = text.partition("\n")
     if name.endswith(".json") or not comments:
         return text
@@ -160,14 +154,13 @@ def start_commands(plan: Plan) -> list[str]:
     from packer.export.hosts import sglang_command
     from packer.export.servers import ExportedServer, Options, servers
 
-    command = {"vllm": ExportedServer.command, "sglang": sglang_command}
-    options = Options()
-    found = []
+    commands = {"vllm": ExportedServer.command, "sglang": sglang_command}
+    options, found = Options(), []
     for server in servers(plan, options):
         engine = server.bin.profile.engine.name.lower()
-        if engine not in command:
-            raise UnknownNameError("engine", engine, command)
-        found.append(join(command[engine](server, options.port)))
+        if engine not in commands:
+            raise UnknownNameError("engine", engine, commands)
+        found.append(join(commands[engine](server, options.port)))
     return found
 
 
@@ -186,9 +179,8 @@ def _check_engine(plan: Plan, format_name: str) -> None:
             )
         engine = item.profile.engine.name.lower()
         if engine != wanted:
-            fitting = [
-                name for name, each in FORMATS.items() if each.engine == engine and name not in ANY_ENGINE
-            ]
+            starting = (name for name in FORMATS if name not in ANY_ENGINE)
+            fitting = [name for name in starting if FORMATS[name].engine == engine]
             remedy = f"Use --format {' or '.join(fitting)}" if fitting else "Only routing can be exported"
             raise IncompatibleError(
                 f"Expected a plan for {wanted}, which --format {format_name} starts, got one whose profile "
@@ -227,10 +219,8 @@ def _file_meant(names: Sequence[str], target: Path) -> str | None:
         return alike[0]
     if _FILE_SUFFIX.fullmatch(suffix):
         known = ", ".join(sorted({Path(name).suffix for name in names}))
-        raise OutputError(
-            f"{target}: expected a folder or a file that ends in {known}, got the ending {suffix!r}; "
-            "a slash at the end makes it a folder."
-        )
+        rule = f"expected a folder or a file that ends in {known}, got the ending {suffix!r}"
+        raise OutputError(f"{target}: {rule}; a slash at the end makes it a folder.")
     return None
 
 

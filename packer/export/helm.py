@@ -37,11 +37,8 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
 
 def _joined(key: str, value: object) -> list[str]:
     """The words of a flag: in one, but for a flag with several values."""
-    return (
-        words({key: value})
-        if isinstance(value, list)
-        else [f"--{key}" if value is True else f"--{key}={value}"]
-    )
+    several = isinstance(value, list) or value is True
+    return words({key: value}) if several else [f"--{key}={value}"]
 
 
 def _adapter_source(item: Module) -> dict[str, str]:

@@ -75,14 +75,7 @@ def _scripts(
     for server, port, gpus in on_one_host(servers, options):
         devices, line = ",".join(gpus), command(server, port)
         cases.append((server, port, devices, shlex.join(line)))
-        arguments.append(
-            {
-                "server": server.name,
-                "profile": server.bin.profile.label,
-                "port": port,
-                "env": {"CUDA_VISIBLE_DEVICES": devices},
-                "command": line,
-            }
-        )
+        known = {"server": server.name, "profile": server.bin.profile.label, "port": port}
+        arguments.append({**known, "env": {"CUDA_VISIBLE_DEVICES": devices}, "command": line})
     script = templates.render("start.sh", servers=cases)
     return {"start.sh": script, "args.json": quoting.json_text(arguments, indent=2) + "\n"}

@@ -35,13 +35,12 @@ def scaled_objects(
             f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
         )
     early_s = math.ceil(startup_s / _MINUTE_S) * _MINUTE_S
-    scaled = {}
-    for name, spans in running.items():
-        joined = _round_midnight(spans)
-        if joined != [(0.0, DAY_S)]:
-            scaled[name] = [
-                (_cron((start_s - early_s) % DAY_S), _cron(end_s % DAY_S)) for start_s, end_s in joined
-            ]
+    joined = {name: _round_midnight(spans) for name, spans in running.items()}
+    scaled = {
+        name: [(_cron((start_s - early_s) % DAY_S), _cron(end_s % DAY_S)) for start_s, end_s in spans]
+        for name, spans in joined.items()
+        if spans != [(0.0, DAY_S)]
+    }
     if not scaled:
         return NOTHING
     return templates.render("keda.yaml", scaled=scaled, timezone=timezone, namespace=namespace)

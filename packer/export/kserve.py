@@ -40,10 +40,8 @@ def _model_uri(model: str) -> str:
         return f"hf://{rest}"
     if kind == "s3" or model.startswith(("pvc://", "oci://")):
         return model
-    raise IncompatibleError(
-        f"Expected the base model to be what KServe loads, a Hugging Face repository, s3:// or pvc://, got "
-        f"{shown(model)}: give --model."
-    )
+    rule = "Expected the base model to be what KServe loads, a Hugging Face repository, s3:// or pvc://"
+    raise IncompatibleError(f"{rule}, got {shown(model)}: give --model.")
 
 
 def _adapter_uri(item: Module, options: Options) -> str:

@@ -44,9 +44,8 @@ def dns_name(name: str) -> str:
 def alike(names: Iterable[str], key: Callable[[str], str]) -> tuple[str, str] | None:
     """The first two of different names that have the same key: what is named so would replace one another."""
     owner: dict[str, str] = {}
-    return next(
-        ((first, name) for name in names if (first := owner.setdefault(key(name), name)) != name), None
-    )
+    pairs = ((owner.setdefault(key(name), name), name) for name in names)
+    return next((pair for pair in pairs if pair[0] != pair[1]), None)
 
 
 def label_value(name: str) -> str:

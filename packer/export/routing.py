@@ -55,10 +55,8 @@ def nginx(servers: Servers, options: Options) -> dict[str, str]:
             splits.append((target, [*parts[:-1], ("*", parts[-1][1])]))
         rows.append((quoting.nginx_map_key(key, exact_case=folded[key.lower()] > 1), target))
     # Both tables must hold the longest key; nginx rounds the bucket up to the cache line itself.
-    bucket, most = (
-        1 << max(6, (max(map(len, table)) + 64).bit_length()),
-        1 << max(11, (4 * len(table)).bit_length()),
-    )
+    bucket = 1 << max(6, (max(map(len, table)) + 64).bit_length())
+    most = 1 << max(11, (4 * len(table)).bit_length())
     text = templates.render("nginx.conf", servers=servers, splits=splits, rows=rows, bucket=bucket, most=most)
     return {"nginx.conf": text}
 
@@ -69,9 +67,8 @@ def envoy(servers: Servers, options: Options) -> dict[str, str]:
     A `RouteConfiguration` with the `clusters` it names (envoy.config.route.v3, envoy.config.cluster.v3): a route for
     each adapter, with weighted clusters for replicated ones.
     """
-    found = {
-        key: {server.name: weight for server, weight in places} for key, places in _weighted(servers).items()
-    }
+    table = _weighted(servers).items()
+    found = {key: {server.name: weight for server, weight in places} for key, places in table}
     return {"envoy.yaml": templates.render("envoy.yaml", routes=found, servers=servers)}
 
 

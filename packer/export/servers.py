@@ -22,7 +22,9 @@ from packer.words import counted, listed
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 _VERSION = re.compile(r"v?(\d+\.\d+)(\.\d+(\.post\d+)?)?", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:\d{1,5}", re.ASCII)
-_DEFAULT_BLOCK = 16
+_ALWAYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "dtype")
+_NOT_DEFAULT = {"tensor_parallel_size": 1, "data_parallel_size": 1, "block_size": 16}
+"""Settings of the engine that are flags in every case, and where they are not vLLM's default."""
 _LAST_PORT = 65_535
 
 
@@ -59,24 +61,19 @@ class Options:
 
     def __post_init__(self) -> None:
         checks.integer("the port", self.port, low=1, high=_LAST_PORT)
-        for what, name in (
-            ("the prefix", self.prefix),
-            ("the namespace", self.namespace),
-            ("the claim", self.adapters_claim),
-            ("the secret", self.token_secret),
-        ):
+        names = {"prefix": self.prefix, "namespace": self.namespace}
+        names |= {"claim": self.adapters_claim, "secret": self.token_secret}
+        for what, name in names.items():
             if name is not None and (quoting.dns_name(name) != name or len(name) > 40):
-                raise ValidationError(
-                    f"Expected {what} to be up to 40 small letters, digits and '-', got {shown(name)}."
-                )
+                rule = f"Expected the {what} to be up to 40 small letters, digits and '-'"
+                raise ValidationError(f"{rule}, got {shown(name)}.")
         if not self.prefix[0].isalpha():  # RFC 1035, required for the names of Services
             raise ValidationError(
                 f"Expected the prefix to start with a small letter, got {shown(self.prefix)}."
             )
         if self.image is not None and not _IMAGE.fullmatch(self.image):
-            raise ValidationError(
-                f"Expected a container image like vllm/vllm-openai:v0.10.0, got {shown(self.image)}."
-            )
+            rule = "Expected a container image like vllm/vllm-openai:v0.10.0"
+            raise ValidationError(f"{rule}, got {shown(self.image)}.")
         if not self.adapters_dir.startswith("/") or not self.adapters_dir.isprintable():
             raise ValidationError(f"Expected an absolute folder of adapters, got {shown(self.adapters_dir)}.")
 
@@ -123,36 +120,22 @@ class ExportedServer:
     @property
     def labels(self) -> dict[str, str]:
         """Labels of its Kubernetes resources; unique to it among the plan's servers."""
-        return {
-            "app.kubernetes.io/name": "vllm",
-            "app.kubernetes.io/managed-by": "packer",
-            "app.kubernetes.io/instance": self.name,
-        }
+        labels = {"name": "vllm", "managed-by": "packer", "instance": self.name}
+        return {f"app.kubernetes.io/{key}": value for key, value in labels.items()}
 
     def settings(self) -> dict[str, object]:
         """vLLM's flags without the adapters, by name."""
         engine = self.bin.profile.engine
-        flags: dict[str, object] = {
-            "max-model-len": engine.max_model_len,
-            "max-num-batched-tokens": engine.max_num_batched_tokens,
-            "max-num-seqs": engine.max_num_seqs,
-            "gpu-memory-utilization": engine.gpu_memory_utilization,
-            "dtype": engine.dtype,
-        }
-        for name in ("tensor_parallel_size", "data_parallel_size"):
-            if (size := getattr(engine, name)) > 1:
+        flags: dict[str, object] = {name.replace("_", "-"): getattr(engine, name) for name in _ALWAYS}
+        for name, default in _NOT_DEFAULT.items():
+            if (size := getattr(engine, name)) != default:
                 flags[name.replace("_", "-")] = size
-        if engine.block_size != _DEFAULT_BLOCK:
-            flags["block-size"] = engine.block_size
         flags |= {name if on else f"no-{name}": True for name, on in engine.switches.items()}
-        flags |= {
-            name: value for name, value in engine.arguments.items() if self.modules or "lora" not in name
-        }
+        given = engine.arguments.items()
+        flags |= {name: value for name, value in given if self.modules or "lora" not in name}
         if self.modules:
-            flags["enable-lora"] = True
-            flags["max-loras"] = self.bin.max_loras
-            flags["max-lora-rank"] = self.bin.max_lora_rank
-            flags["max-cpu-loras"] = self.max_cpu_loras
+            flags |= {"enable-lora": True, "max-loras": self.bin.max_loras}
+            flags |= {"max-lora-rank": self.bin.max_lora_rank, "max-cpu-loras": self.max_cpu_loras}
         return flags
 
     @property
@@ -166,15 +149,14 @@ class ExportedServer:
 
         Raises `IncompatibleError`: vLLM can't read the source of an adapter.
         """
-        return [
-            quoting.json_text({"name": item.name, "path": vllm_path(item.name, item.source)})
-            for item in self.modules
-        ]
+        paths = {item.name: vllm_path(item.name, item.source) for item in self.modules}
+        return [quoting.json_text({"name": name, "path": path}) for name, path in paths.items()]
 
     def command(self, port: int) -> list[str]:
         """The whole command line."""
         start = ["vllm", "serve", self.model, "--port", str(port), *words(self.served_names)]
-        return [*start, *self.flags(), *(["--lora-modules", *self.lora_modules()] if self.modules else [])]
+        modules = ["--lora-modules", *self.lora_modules()] if self.modules else []
+        return [*start, *self.flags(), *modules]
 
     def flags(self) -> list[str]:
         """`settings` as words of a command line."""
@@ -199,14 +181,12 @@ def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) 
     """
     if not plan.bins or plan.unplaced:
         why = f" {plan.reasons[0]}" if plan.reasons else ""
-        raise IncompatibleError(
-            f"The plan is infeasible ({counted(len(plan.unplaced), 'adapter')} without a server): nothing to run.{why}"
-        )
+        left = f"{counted(len(plan.unplaced), 'adapter')} without a server"
+        raise IncompatibleError(f"The plan is infeasible ({left}): nothing to run.{why}")
     models = sorted({item.profile.model.name for item in plan.bins})
     if options.model is not None and len(models) > 1:
-        raise IncompatibleError(
-            f"Expected no --model for a plan of several base models ({', '.join(models)}): their profiles name them."
-        )
+        rule = f"Expected no --model for a plan of several base models ({', '.join(models)})"
+        raise IncompatibleError(f"{rule}: their profiles name them.")
     paths = _sources(plan, options)
     placed = zip(plan.bins, numbers or range(len(plan.bins)), strict=True)
     return tuple(_server(plan, item, index, options, paths) for item, index in placed)
@@ -220,10 +200,8 @@ def _sources(plan: Plan, options: Options) -> dict[str, str]:
         return {name: f"{folder}/{quoting.file_name(name)}" for name in used}
     missing = [name for name in used if name not in options.sources]
     if missing:
-        names = listed(map(shown, missing), 5)
-        raise ValidationError(
-            f"Expected a source for each of the {len(used)} adapters, got none for {len(missing)}: {names}."
-        )
+        rule = f"Expected a source for each of the {len(used)} adapters, got none for {len(missing)}"
+        raise ValidationError(f"{rule}: {listed(map(shown, missing), 5)}.")
     return {name: options.sources[name] for name in used}
 
 
@@ -277,21 +255,19 @@ def _address(index: int, options: Options) -> str:
         address = address.replace("{port}", str(host_port(index, options)))
     address = address.replace("{name}", f"{options.prefix}-{index}").replace("{index}", str(index))
     if not _ADDRESS.fullmatch(address) or not 1 <= int(address.rpartition(":")[2]) <= _LAST_PORT:
-        raise ValidationError(
-            f"Expected an address like {{name}}:8000 or 127.0.0.1:{{port}}, got {shown(options.address)}."
-        )
+        rule = "Expected an address like {name}:8000 or 127.0.0.1:{port}"
+        raise ValidationError(f"{rule}, got {shown(options.address)}.")
     return address
 
 
 def base_by_its_name(all_servers: tuple[ExportedServer, ...], stack: str) -> None:
     """Raises `IncompatibleError`: the base model is requested under a further name, for which a stack has no route."""
-    for server in all_servers:
-        for item in server.base:
-            if item.name != server.model:
-                raise IncompatibleError(
-                    f"Expected requests without an adapter under the base model's name {shown(server.model)}, by which "
-                    f"{stack} routes them, got {shown(item.name)}: rename it in the fleet."
-                )
+    for server, item in ((each, item) for each in all_servers for item in each.base):
+        if item.name != server.model:
+            raise IncompatibleError(
+                f"Expected requests without an adapter under the base model's name {shown(server.model)}, by which "
+                f"{stack} routes them, got {shown(item.name)}: rename it in the fleet."
+            )
 
 
 def routes(all_servers: tuple[ExportedServer, ...]) -> dict[str, list[tuple[ExportedServer, float]]]:

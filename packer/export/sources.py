@@ -38,10 +38,8 @@ def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
 
 def _source(name: str, source: object, row: int | None) -> str:
     if not isinstance(source, str) or not source.strip() or not source.isprintable():
-        raise FileFormatError(
-            f"expected the source of adapter {shown(name)} to be a path or repository, got {shown(source)}.",
-            row=row,
-        )
+        rule = f"expected the source of adapter {shown(name)} to be a path or repository"
+        raise FileFormatError(f"{rule}, got {shown(source)}.", row=row)
     return source.strip()
 
 
@@ -49,12 +47,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.ASCII | re.DOTALL)
 _KINDS = {kind: kind for kind in ("huggingface", "s3", "gcs", "tos", "http")}
 _KINDS |= {"file": "path", "hf": "huggingface", "gs": "gcs", "https": "http"}
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-_ELSEWHERE = {
-    "s3": ", or use --format aibrix or --format helm",
-    "gcs": ", or use --format aibrix",
-    "tos": ", or use --format aibrix",
-    "http": ", or use --format helm",
-}
+_ELSEWHERE = dict.fromkeys(("gcs", "tos"), ", or use --format aibrix")
+_ELSEWHERE |= {"s3": ", or use --format aibrix or --format helm", "http": ", or use --format helm"}
 """Formats that read what others can't."""
 
 
