@@ -56,15 +56,16 @@ def band_errors(kind: Kind, models: str = "dense") -> dict[str, float]:
 
 def bands_in_words(profile: Profile) -> str:
     """The bands of an estimate, for people; empty for a profile without them."""
-    half, most, adapters = (
-        profile.errors.get(key) for key in ("base_tpot_p50", "base_tpot_p90", "adapters_tpot_p90")
+    keys, improved = (
+        ("base_tpot_p50", "base_tpot_p90", "adapters_tpot_p90"),
+        profile.provenance.get("improved"),
     )
-    if half is None or most is None or adapters is None:
+    if not profile.errors.keys() >= {*keys}:
         return ""
+    half, most, adapters = (f"{100 * profile.errors[key]:.0f} %" for key in keys)
     return (
-        f"time per output token of the base model within {100 * half:.0f} % on half of the rows measured of such "
-        f"estimates, within {100 * most:.0f} % on nine of ten; with adapters within {100 * adapters:.0f} %"
-        + (f"; {improved}" if (improved := profile.provenance.get("improved")) else "")
+        f"time per output token of the base model within {half} on half of the rows measured of such estimates, "
+        f"within {most} on nine of ten; with adapters within {adapters}{f'; {improved}' if improved else ''}"
     )
 
 
@@ -81,9 +82,8 @@ def evidence() -> list[dict[str, str | float]]:
             servers = BANDS["measured"][models]["servers"].get(sheet.name, ())
             row["kind"] = "anchored" if servers or row["kind"] == "anchored" else "estimated"
             row[f"{models}_from"] = kind
-            row |= {
-                f"{models}_{key}": value for key, value in band_errors(kind, models).items() if "tpot" in key
-            }
+            errors = band_errors(kind, models).items()
+            row |= {f"{models}_{key}": value for key, value in errors if "tpot" in key}
         found.append(row)
     return sorted(found, key=lambda row: (row["kind"], row["dense_base_tpot_p90"], row["name"]))
 

@@ -96,33 +96,23 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
         attended=starts * prompt**2 / 2.0, expert_share=law.expert_share,
     )  # fmt: skip
     # what is not linear in the tokens, by the steps that have a prompt and those that have none
-    alone, beside = (
-        np.maximum(0.0, tokens - (law.ridge_tokens or np.inf)) for tokens in (batch, batch + prompt)
-    )
+    ridge = law.ridge_tokens or np.inf
+    alone, beside = (np.maximum(0.0, tokens - ridge) for tokens in (batch, batch + prompt))
     features[:, AT.per_token_beyond_ridge_ms] = alone + starts * (beside - alone)
     features[:, AT.experts_ms] = 1.0 - (1.0 - law.expert_share) ** batch
     features[:, AT.prefill_step_ms] = np.minimum(1.0, starts)
     factor = float(np.exp(-np.mean(np.log(features @ coefficient_vector(law) / itl_ms))))
     adapters = {term.name for term in LINEAR if term.part == "lora"}
-    coefficients = {
-        term: value if term in adapters else float(f"{value * factor:.6g}")
-        for term, value in law.coefficients.items()
-    }
-    bands = {
-        key: min(value, estimate.errors.get(key, value))
-        for key, value in SHARES["after_runs"].items()
-        if key != "provenance"
-    }
+    scaled = {term: float(f"{value * factor:.6g}") for term, value in law.coefficients.items()}
+    coefficients = scaled | {term: value for term, value in law.coefficients.items() if term in adapters}
+    after = ((key, value) for key, value in SHARES["after_runs"].items() if key != "provenance")
+    bands = {key: min(value, estimate.errors.get(key, value)) for key, value in after}
     note = f"steps of the base model times {factor:.4g}, from {len(light)} of {len(runs)} runs of it"
     band = estimate.errors.get("base_tpot_p90", 1.0)
     if not 1.0 - band <= factor <= 1.0 / (1.0 - min(band, 0.99)):
         note += f", beyond the {100 * band:.0f} % of the estimate: was it this model on this GPU?"
-    return replace(
-        estimate,
-        latency=replace(law, coefficients=coefficients),
-        errors={**estimate.errors, **bands},
-        provenance={**estimate.provenance, "improved": note},
-    )
+    errors, notes = {**estimate.errors, **bands}, {**estimate.provenance, "improved": note}
+    return replace(estimate, latency=replace(law, coefficients=coefficients), errors=errors, provenance=notes)
 
 
 def read_bench_results(paths: Sequence[Path]) -> Measured:
@@ -164,16 +154,10 @@ def _scraped(text: str) -> dict[str, float]:
     output, itl_s = mean("request_generation_tokens"), mean(*_GAPS)
     steps = totals.get("iteration_tokens_total_count") or math.nan
     # the first token of a request comes from its prefill
-    running = (
-        totals.get("generation_tokens_total", math.nan) * (1.0 - 1.0 / output) / steps if output else math.nan
-    )
+    later = totals.get("generation_tokens_total", math.nan) * (1.0 - 1.0 / output) if output else math.nan
     stay_s = (output - 1.0) * itl_s
-    return {
-        "rate": running / stay_s if stay_s else math.nan,
-        "prompt": mean("request_prompt_tokens"),
-        "output": output,
-        "itl_ms": 1e3 * itl_s,
-    }
+    rate, prompt = later / steps / stay_s if stay_s else math.nan, mean("request_prompt_tokens")
+    return {"rate": rate, "prompt": prompt, "output": output, "itl_ms": 1e3 * itl_s}
 
 
 def _runs(text: str) -> Iterator[dict[str, float]]:
@@ -182,12 +166,7 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
         if isinstance(document, dict) and isinstance(runs := document.get("benchmarks"), list) and runs:
             for each in runs:
                 metrics = each.get("metrics") if isinstance(each, dict) else None
-                yield {
-                    "rate": _mean(metrics, "requests_per_second"),
-                    "prompt": _mean(metrics, "prompt_token_count"),
-                    "output": _mean(metrics, "output_token_count"),
-                    "itl_ms": _mean(metrics, "inter_token_latency_ms"),
-                }
+                yield {key: _mean(metrics, name) for key, name in _GUIDELLM.items()}
         elif isinstance(document, dict) and "request_throughput" in document:
             for key, what in _UNSTEADY.items():
                 if document.get(key) is not None:
@@ -252,6 +231,12 @@ _NAMES = {
     "prompt": "the mean input tokens",
     "output": "the mean output tokens",
     "itl_ms": "the mean time between tokens (tpot or itl in --percentile-metrics)",
+}
+_GUIDELLM = {
+    "rate": "requests_per_second",
+    "prompt": "prompt_token_count",
+    "output": "output_token_count",
+    "itl_ms": "inter_token_latency_ms",
 }
 _UNSTEADY = {
     "ramp_up_strategy": "one whose rate rises",

@@ -138,9 +138,8 @@ class ModelDimensions:
         if self.kind in NORMED_HEADS:
             norms += 2 * self.head_dim
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return float(
-            self.layers * norms + self.expert_layers * self.hidden * self.experts + embeddings + self.hidden
-        )
+        routers = self.expert_layers * self.hidden * self.experts
+        return float(self.layers * norms + routers + embeddings + self.hidden)
 
     @property
     def weights_bytes(self) -> float:
@@ -203,9 +202,8 @@ class ModelDimensions:
 
         Of a mixture of experts only attention has LoRA.
         """
-        parts = {
-            name: slices * inputs + outputs for name, (inputs, outputs, slices) in self.lora_shapes.items()
-        }
+        shapes = self.lora_shapes.items()
+        parts = {name: slices * inputs + outputs for name, (inputs, outputs, slices) in shapes}
         if self.lora_modules:
             return float(BYTES * self.layers * sum(parts[name] for name in self.lora_modules))
         attention, mlp = parts["qkv_proj"] + parts["o_proj"], parts["gate_up_proj"] + parts["down_proj"]
@@ -215,10 +213,8 @@ class ModelDimensions:
             into = self.hidden + queries + 2 * self.query_rank
             attention = into + 2 * (self.hidden + self.kv_rank) + self.rope_dim + each + out
         mlp = 0 if self.experts else mlp
-        state = 2 * self.hidden + self.state_in + self.state_out
-        return float(
-            BYTES * (self.attention_layers * attention + self.state_layers * state + self.layers * mlp)
-        )
+        state = self.state_layers * (2 * self.hidden + self.state_in + self.state_out)
+        return float(BYTES * (self.attention_layers * attention + state + self.layers * mlp))
 
     @property
     def slot_bytes_per_rank(self) -> float:

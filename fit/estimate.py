@@ -125,32 +125,31 @@ def estimate_profile(
     )
     rules_of(engine := _with_batch(engine, sheet, max_num_batched_tokens, max_num_seqs))
     _check_ranks(sizes, engine)
-    known, priced = load_profile(reference), price_per_hour is not None
-    price = _price(price_per_hour, sheet, engine.gpus)
-    gpus = GpuSpec(sheet.title, engine.gpus * sheet.memory_bytes, price)
-    found = _estimated(sizes, sheet, engine, gpus, known)
-    kind = kind_of(sizes, sheet, engine.data_parallel_size)
-    sources = _provenance(kind, sheet, known, priced=priced) | _other_weights(own, sizes, engine)
-    errors = band_errors(kind, "experts" if sizes.experts else "dense")
-    return replace(found, name=name or found.name, errors=errors, provenance=sources)
-
-
-def _estimated(
-    sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec, gpus: GpuSpec, known: Profile
-) -> Profile:
-    """The profile without its errors and sources."""
-    cache_bytes = KV_CACHE_DTYPES[engine.kv_cache_dtype or "auto"]
+    known, kind = load_profile(reference), kind_of(sizes, sheet, engine.data_parallel_size)
+    sources = {
+        "method": f"estimated: roofline of {sheet.title} with measured shares of its peaks ({kind}); "
+        f"terms of adapters scaled from {known.name}"
+    }
+    price = price_per_hour
+    if price is not None:
+        checks.real("the price per hour", price, low=0.0)
+    elif sheet.price_per_hour is not None:
+        price = engine.gpus * sheet.price_per_hour
+        sources |= {"price": sheet.price_source} if sheet.price_source else {}
+    cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
     taken = takes(sizes, sheet, engine, cache_bytes or BYTES)
     bytes_of = sizes.weights_bytes, taken.kv_bytes_per_token, sizes.lora_bytes_per_rank
     return Profile(
-        name=_name(sizes, sheet, engine),
+        name=name or _name(sizes, sheet, engine),
         model=ModelSpec(sizes.name, *bytes_of, sizes.repository),
-        gpu=gpus,
+        gpu=GpuSpec(sheet.title, engine.gpus * sheet.memory_bytes, price),
         engine=engine,
         memory=_memory(sizes, taken, engine),
         latency=_latency(sizes, sheet, engine, known, cache_bytes),
         loading=_loading(sizes, known, spares_batch=engine.name == "sglang"),
         frontend=replace(known.frontend, scrape_interval_s=None),
+        errors=band_errors(kind, "experts" if sizes.experts else "dense"),
+        provenance=sources | _other_weights(own, sizes, engine),
     )
 
 
@@ -172,9 +171,10 @@ def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_
         raise UnknownNameError("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     n = checks.integer("tensor_parallel_size", gpus, low=1, high=64)
     if sizes.heads % n:
-        raise IncompatibleError(
-            f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}, got {n}."
+        rule = (
+            f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}"
         )
+        raise IncompatibleError(f"{rule}, got {n}.")
     return n
 
 
@@ -189,17 +189,10 @@ def _check_ranks(sizes: ModelDimensions, engine: EngineSpec) -> None:
             "them as servers: packer counts and places these itself."
         )
     if engine.name != "vllm" or engine.release < _RANKS_SINCE:
+        rule = f"vLLM serves LoRA with experts on data-parallel ranks since {since}"
         raise IncompatibleError(
-            f"vLLM serves LoRA with experts on data-parallel ranks since {since}, got data_parallel_size {ranks} with "
-            f"{engine.name} {engine.version}."
+            f"{rule}, got data_parallel_size {ranks} with {engine.name} {engine.version}."
         )
-
-
-def _price(given: float | None, sheet: Datasheet, n: int) -> float | None:
-    """The price of a server: the one that is given, or the sum of its GPUs'."""
-    if given is not None:
-        return checks.real("the price per hour", given, low=0.0)
-    return None if sheet.price_per_hour is None else n * sheet.price_per_hour
 
 
 def _check_settings(
@@ -230,34 +223,18 @@ def _with_modules(sizes: ModelDimensions, modules: Sequence[str]) -> ModelDimens
     unknown = [name for name in modules if name not in own]
     if sizes.kv_rank or sizes.state_layers or unknown:
         known = "none" if sizes.kv_rank or sizes.state_layers else ", ".join(own)
-        raise IncompatibleError(
-            f"Expected lora_target_modules of {sizes.name} among {known}, got {shown(', '.join(map(str, modules)))}."
-        )
+        rule = f"Expected lora_target_modules of {sizes.name} among {known}"
+        raise IncompatibleError(f"{rule}, got {shown(', '.join(map(str, modules)))}.")
     return replace(sizes, lora_modules=() if chosen == own else chosen)
 
 
 def _name(sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> str:
     """GPU, how many, and the model with its quantisation, unless its name says that."""
     n, ranks = engine.gpus, engine.data_parallel_size
-    stored = sizes.quantization
-    said = (
-        f"-{stored.partition('-')[0]}"
-        if stored and stored.partition("-")[0] not in sizes.name and stored not in ("mxfp4", "int4-experts")
-        else ""
-    )
+    stored, kind = sizes.quantization, (sizes.quantization or "").partition("-")[0]
+    said = "" if kind in sizes.name or stored in ("mxfp4", "int4-experts") else f"-{kind}"
     groups = f"-x{n}" if n > 1 else ""
     return f"{sheet.name}{groups}{f'-dp{ranks}' if ranks > 1 else ''}/{sizes.name}{said}"
-
-
-def _provenance(kind: str, sheet: Datasheet, known: Profile, *, priced: bool) -> dict[str, str]:
-    """Where the law comes from, and the price unless one was given."""
-    found = {
-        "method": f"estimated: roofline of {sheet.title} with measured shares of its peaks ({kind}); "
-        f"terms of adapters scaled from {known.name}"
-    }
-    if sheet.price_source and sheet.price_per_hour is not None and not priced:
-        found["price"] = sheet.price_source
-    return found
 
 
 def _other_weights(own: ModelDimensions, sizes: ModelDimensions, engine: EngineSpec) -> dict[str, str]:
@@ -272,17 +249,11 @@ def _memory(sizes: ModelDimensions, taken: Takes, engine: EngineSpec) -> MemoryS
 
     Each data-parallel rank has all slots, and starts only if its own KV cache holds `max_model_len`.
     """
-    copies, least = _copies(engine), engine.least_tokens
+    copies, budget = copies_of(engine.tensor_parallel_size) * engine.data_parallel_size, taken.budget_bytes
+    each, per_rank = sizes.slot_bytes, sizes.slot_bytes_per_rank
     if engine.name == "sglang":
-        return MemorySpec(taken.budget_bytes, 0.0, sizes.lora_bytes_per_rank * copies, least)
-    return MemorySpec(
-        taken.budget_bytes, sizes.slot_bytes * copies, sizes.slot_bytes_per_rank * copies, least
-    )
-
-
-def _copies(engine: EngineSpec) -> float:
-    """Copies of an adapter on all GPUs of a server."""
-    return copies_of(engine.tensor_parallel_size) * engine.data_parallel_size
+        each, per_rank = 0.0, sizes.lora_bytes_per_rank
+    return MemorySpec(budget, each * copies, per_rank * copies, engine.least_tokens)
 
 
 def copies_of(n: int) -> float:
@@ -316,9 +287,9 @@ def scaled_law(
     if isinstance(model, ModelDimensions):
         # Thread blocks of a layer's kernels run side by side on the SMs: layers over SMs and clock.
         slower = known.sms * known.clock_mhz / (sheet.sms * sheet.clock_mhz)
-        launches = (
-            model.layers / model_named(reference.model.repository or reference.model.name).layers * slower
-        ) * (len(model.lora_modules or LORA_MODULES) / len(LORA_MODULES))
+        layers = model_named(reference.model.repository or reference.model.name).layers
+        modules = len(model.lora_modules or LORA_MODULES) / len(LORA_MODULES)
+        launches = (model.layers / layers * slower) * modules
     scale = {
         "host": 1.0,
         "compute": weights / reference.model.weights_bytes * known.bf16_flops / sheet.bf16_flops / n,
@@ -326,11 +297,8 @@ def scaled_law(
         "adapters": adapters * bandwidth,
     }
     coefficients = reference.latency.coefficients
-    scaled = {
-        term.name: coefficients.get(term.name, 0.0)
-        * (launches if term.name in LAUNCHED else scale[term.bound])
-        for term in LINEAR
-    }
+    factors = {term.name: launches if term.name in LAUNCHED else scale[term.bound] for term in LINEAR}
+    scaled = {name: coefficients.get(name, 0.0) * factor for name, factor in factors.items()}
     # base_ms is host work but for the reading of weights, which is taken out before scaling.
     host_ms = scaled["base_ms"] - 1e3 * reference.model.weights_bytes / known.bandwidth_bytes_s
     scaled["base_ms"] = max(0.0, host_ms) + 1e3 * model.weights_bytes / sheet.bandwidth_bytes_s / n

@@ -21,9 +21,8 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         prompt = positive(row, "actual_prompt_len")
         if row["phase"] == "decode":
             batch, output = positive(row, "set_batch_size"), positive(row, "set_output_length")
-            states.append(
-                (batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, batch * (prompt + output / 2), 0.0, 0.0)
-            )
+            context = batch * (prompt + output / 2)
+            states.append((batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, context, 0.0, 0.0))
             times.append(positive(row, "itl_mean_ms"))
         else:
             seconds = positive(row, "duration_s") / (positive(row, "completed") * prompt)
@@ -39,10 +38,8 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         if np.isnan(distinct):  # expected where requests choose uniformly
             distinct = n * (1.0 - (1.0 - 1.0 / n) ** batch) if n > 0 else 0.0
         slots = number(row, "max_loras") if n > 0 else 0.0
-        context = batch * (prompt + output / 2)
-        states.append(
-            (batch, prompt * batch / output, distinct, distinct * rank, slots, rank, context, 0.0, n)
-        )
+        context, prefills = batch * (prompt + output / 2), prompt * batch / output
+        states.append((batch, prefills, distinct, distinct * rank, slots, rank, context, 0.0, n))
         times.append(positive(row, "itl_mean_ms"))
     return _equations(states, times, graph_max_tokens)
 

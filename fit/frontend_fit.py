@@ -55,9 +55,7 @@ def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
     spec = replace(spec, **_scrape_costs(simulated(early, spec), [run.metrics["scrape_s"] for run in chosen]))
     if not light:
         return spec
-    median, mean = (
-        np.array([run.metrics[f"ttft_{name}_ms"] for run in light]) for name in ("median", "mean")
-    )
+    median, mean = (np.array([run.metrics[f"ttft_{key}_ms"] for run in light]) for key in ("median", "mean"))
 
     def tried(frontend: FrontEndSpec) -> tuple[float, FrontEndSpec]:
         """Error of mean and median TTFT with the work per request that suits the medians; and that front end."""
@@ -66,9 +64,8 @@ def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
         means = np.array([sim.mean_ttft_ms for sim in sims])
         request_ms = max(frontend.request_ms + float(np.median(median - medians)), 0.0)
         more_ms = request_ms - frontend.request_ms
-        error = smape(zip(means + more_ms, mean, strict=True)) + smape(
-            zip(medians + more_ms, median, strict=True)
-        )
+        pairs = ((means + more_ms, mean), (medians + more_ms, median))
+        error = sum(smape(zip(*pair, strict=True)) for pair in pairs)
         return error, replace(frontend, request_ms=round(request_ms, 2))
 
     for name, values in (*TRIED, TRIED[0]):

@@ -126,16 +126,11 @@ def with_lora_kernels(profile: Profile, times: Times) -> Profile:
     )  # fmt: skip
     law = profile.latency
     own = {name: law.coefficients[name] for name in KERNEL_TERMS if law.coefficients.get(name)}
-    found = solve(
-        Equations(features, sums[known], np.ones(known.sum())), tuple(own), Prior(own, profile.name)
-    )
+    equations = Equations(features, sums[known], np.ones(known.sum()))
+    found = solve(equations, tuple(own), Prior(own, profile.name))
     fitted = {name: float(f"{value:.6g}") for name, value in found.items()}
     note = f"from LoRA kernels at {known.sum()} numbers of tokens, adapters and rank"
-    return replace(
-        profile,
-        latency=replace(law, coefficients={**law.coefficients, **fitted}),
-        provenance={**profile.provenance, "adapters": note},
-    )
+    return replace(profile.with_coefficients(**fitted), provenance={**profile.provenance, "adapters": note})
 
 
 def _modules(model: ModelDimensions, chosen: Iterable[str], n: int) -> list[tuple[float, float, int]]:
@@ -144,10 +139,8 @@ def _modules(model: ModelDimensions, chosen: Iterable[str], n: int) -> list[tupl
     found = []
     for name in own:
         inputs, outputs, slices = model.lora_shapes[name]
-        split_inputs = name in ("o_proj", "down_proj")
-        found.append(
-            (inputs / n if split_inputs else inputs, outputs / slices / (1 if split_inputs else n), slices)
-        )
+        split_inputs, split_outputs = (n, 1) if name in ("o_proj", "down_proj") else (1, n)
+        found.append((inputs / split_inputs, outputs / slices / split_outputs, slices))
     return found
 
 

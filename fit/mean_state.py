@@ -124,9 +124,8 @@ def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, floa
     coefficients = solve(equations, terms)
     for _ in range(REWEIGHTINGS):
         error = np.maximum(np.abs(residuals(equations, coefficients)), ROBUST_SCALE)
-        coefficients = solve(
-            replace(equations, weights=equations.weights * np.sqrt(ROBUST_SCALE / error)), terms
-        )
+        weights = equations.weights * np.sqrt(ROBUST_SCALE / error)
+        coefficients = solve(replace(equations, weights=weights), terms)
     return coefficients
 
 
@@ -152,7 +151,6 @@ def fit_mean_state(
         share = 1.0 if k == 0 else 0.6  # later rounds are damped: a queue's length reacts to its step time
         old = profile.latency.coefficients
         mixed = {term: (1 - share) * old.get(term, 0.0) + share * found[term] for term in terms}
-        profile = replace(
-            profile, latency=replace(profile.latency, coefficients={t: v for t, v in mixed.items() if v > 0})
-        )
+        above = {term: value for term, value in mixed.items() if value > 0}
+        profile = replace(profile, latency=replace(profile.latency, coefficients=above))
     return profile

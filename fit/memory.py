@@ -65,10 +65,8 @@ def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes
 
 def _left(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, gpus: int) -> bool:
     """Whether so many GPUs leave memory for a KV cache."""
-    return (
-        not model.heads % gpus
-        and _budget_bytes(model, sheet, replace(engine, tensor_parallel_size=gpus)) > 0.0
-    )
+    split = replace(engine, tensor_parallel_size=gpus)
+    return not model.heads % gpus and _budget_bytes(model, sheet, split) > 0.0
 
 
 def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
@@ -88,10 +86,8 @@ def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) 
         peak: float = BYTES * tokens * 3 * inner + BYTES_PER_LOGIT * seqs * model.vocabulary
         return n * (share - peak - RUNTIME_BYTES) - weights
     rotary = BYTES * model.max_model_len * (model.rope_dim or model.head_dim)
-    sampler = SAMPLER_BYTES_PER_LOGIT * seqs * model.vocabulary
-    peak = max(
-        sampler + BYTES_PER_ACTIVATION * tokens * model.hidden, _forward_bytes(model, tokens * ranks, n)
-    )
+    sampler = SAMPLER_BYTES_PER_LOGIT * seqs * model.vocabulary + BYTES_PER_ACTIVATION * tokens * model.hidden
+    peak = max(sampler, _forward_bytes(model, tokens * ranks, n))
     linked = sheet.link_bytes_s > 1e11
     outside = OUTSIDE_BYTES if linked or sheet.memory_bytes > 40 * GIB else OUTSIDE_CONSUMER_BYTES
     outside += LINK_BYTES[1 if n == 1 else 2 if n == 2 else 4]

@@ -104,10 +104,8 @@ def _kind(config: dict[str, Any], path: str | os.PathLike[str]) -> str:
     if isinstance(kind, str) and kind in REFUSED:
         raise IncompatibleError(f"{os.fspath(path)}: a {kind} model cannot be estimated: {REFUSED[kind]}.")
     if kind not in (known := (*DENSE_TYPES, *MOE_TYPES)):
-        listed = ", ".join(sorted(known))
-        raise IncompatibleError(
-            f"{os.fspath(path)}: expected model_type to be one of {listed}, got {shown(kind)}."
-        )
+        rule = f"expected model_type to be one of {', '.join(sorted(known))}"
+        raise IncompatibleError(f"{os.fspath(path)}: {rule}, got {shown(kind)}.")
     return str(kind)
 
 
@@ -176,9 +174,7 @@ def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, head
 
 
 def _size(config: dict[str, Any], key: str, *, default: int | None = None, low: int = 1) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
+    value = default if config.get(key) is None else config[key]
     if value is None:
         raise FileFormatError("this key is missing.", key=key)
     try:

@@ -20,9 +20,8 @@ def _models() -> dict[str, ModelDimensions]:
     found = {}
     for repository, row in rows.items():
         sizes = rows.get(row.get("like"), {}) | {key: value for key, value in row.items() if key != "like"}
-        found[repository] = ModelDimensions(
-            repository.rpartition("/")[2].lower(), repository=repository, **sizes
-        )
+        name = repository.rpartition("/")[2].lower()
+        found[repository] = ModelDimensions(name, repository=repository, **sizes)
     return found
 
 

@@ -61,10 +61,9 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
 
     Terms that they leave open are held near the terms of another model's profile (`packer.fit.prior`).
     """
-    memory = (
-        fit_memory(profiling.kv_capacity, base.model, base.engine) if profiling.kv_capacity else base.memory
-    )
-    loading = base.loading
+    memory, loading = base.memory, base.loading
+    if profiling.kv_capacity:
+        memory = fit_memory(profiling.kv_capacity, base.model, base.engine)
     if profiling.loading:
         loading = replace(fit_loading(profiling.loading), cold_start=base.loading.cold_start)
     equations = from_tables.micro_equations(profiling, base.engine, base.latency.graph_max_tokens)
@@ -151,13 +150,9 @@ def calibrate(
         left = [run for run in runs if run.family in fold]
         held_out += score.score_runs(left, unseen, done=step("scoring"))
     micro = score.score_runs(runs, alone, done=step("scoring"))
-    return Calibration(
-        replace(profile, errors=score.summary(held_out)),
-        replace(alone, errors=score.summary(micro)),
-        tuple(micro),
-        tuple(held_out),
-        others,
-    )
+    profile = replace(profile, errors=score.summary(held_out))
+    alone = replace(alone, errors=score.summary(micro))
+    return Calibration(profile, alone, tuple(micro), tuple(held_out), others)
 
 
 def with_provenance(profile: Profile, **notes: str) -> Profile:

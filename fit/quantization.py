@@ -46,16 +46,14 @@ def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
         if said == plain or (said, plain) in (("gptq", "int4"), ("nvfp4", "mxfp4")):
             return model  # data sheets call 4-bit floats so, whatever their blocks
         if plain == "mxfp4":
-            raise IncompatibleError(
-                f"Expected mxfp4 for {model.name}, whose experts are published so, got {shown(name)}."
-            )
+            rule = f"Expected mxfp4 for {model.name}, whose experts are published so"
+            raise IncompatibleError(f"{rule}, got {shown(name)}.")
         if said == "nvfp4":  # NVIDIA's checkpoints, too, leave all but the experts in bf16
             return replace(model, weight_bits=WEIGHT_BITS[said], quantization="nvfp4-experts")
     own = [each for each in (*WEIGHT_BITS, *_SAME) if re.search(rf"\b{each}\b", model.name)]
     if own and model.quantization and said != model.quantization:
-        raise IncompatibleError(
-            f"Expected {model.quantization} for {model.name}, whose weights are published so, got {shown(name)}."
-        )
+        rule = f"Expected {model.quantization} for {model.name}, whose weights are published so"
+        raise IncompatibleError(f"{rule}, got {shown(name)}.")
     if said in EXPERTS_ONLY and not model.experts:
         raise IncompatibleError(f"vLLM stores experts as {said}, and {model.name} has none.")
     bits = WEIGHT_BITS[said]
@@ -85,10 +83,8 @@ def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, 
     if whole:
         return WEIGHT_BITS[whole], whole
     if bits not in (4, 8) or method not in ("gptq", "awq", "bitsandbytes", "compressed-tensors"):
-        raise IncompatibleError(
-            f"{os.fspath(path)}: expected quantization_config of fp8, mxfp4, gptq, awq, bitsandbytes, modelopt or "
-            f"compressed-tensors with 4 or 8 bits, got {shown(given)}."
-        )
+        rule = "expected quantization_config of fp8, mxfp4, gptq, awq, bitsandbytes, modelopt or compressed-tensors"
+        raise IncompatibleError(f"{os.fspath(path)}: {rule} with 4 or 8 bits, got {shown(given)}.")
     size = said.get("group_size", _first_group(said).get("group_size", GROUP))
     scales = 16.0 / (size if isinstance(size, int) and size > 0 else GROUP)
     return float(bits) + (scales if bits == 4 else 0.0), "int8" if (bits, name) == (8, "gptq") else name

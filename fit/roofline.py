@@ -95,9 +95,8 @@ class Roofline:
         kind, bits = self._expert_kernel()
         stored = model.weight_bits if model.quantization else 8.0 * BYTES
         each = model.expert_weights / (self.gpus * self.ranks)
-        read_ms = (
-            1e3 * touched * each * stored / 8.0 / (self.sheet.bandwidth_bytes_s * shares[f"read_{kind}"])
-        )
+        bandwidth = self.sheet.bandwidth_bytes_s * shares[f"read_{kind}"]
+        read_ms = 1e3 * touched * each * stored / 8.0 / bandwidth
         flops = 2e3 * tokens * model.experts_per_token * each
         multiply_ms = flops / (self._peak(bits) * shares[f"multiply_{kind}"])
         return read_ms + multiply_ms + shares["expert_layer_ms"]
@@ -214,10 +213,8 @@ def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:
     wanted = roofline.tokens_ms(GRID)
     share = model.experts_per_token / model.experts if model.experts else 0.0
     shares_of_token = share * _ALIKE if share else np.zeros(1)
-    ridges, of_token = (
-        each.ravel()
-        for each in np.meshgrid(GRID[(GRID >= 16) & (GRID <= 4096)], shares_of_token, indexing="ij")
-    )
+    pairs = np.meshgrid(GRID[(GRID >= 16) & (GRID <= 4096)], shares_of_token, indexing="ij")
+    ridges, of_token = (each.ravel() for each in pairs)
     bent = np.maximum(0.0, GRID - ridges[:, None])
     touched = 1.0 - (1.0 - of_token[:, None]) ** GRID
     columns = np.stack([np.ones_like(bent), GRID + 0.0 * bent, bent, touched][: 4 if share else 3], axis=-1)

@@ -17,16 +17,11 @@ from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 def fleet_of(run: MeasuredRun) -> Workload:
     """The workload of a run from rates, ranks and mean lengths, which operators have; shapes are ShareGPT's."""
-    adapters = [
-        Adapter(f"a{i}", rank=int(rank), rate=float(rate))
-        for i, (rank, rate) in enumerate(zip(run.ranks, run.rates, strict=True))
-    ]
-    return Workload(
-        adapters,
-        input_tokens=Lengths.gamma(run.mean_input_tokens, SHAREGPT_INPUT.cv),
-        output_tokens=Lengths.gamma(run.mean_output_tokens, SHAREGPT_OUTPUT.cv),
-        length_correlation=run.length_correlation,
-    )
+    rows = enumerate(zip(run.ranks.tolist(), run.rates.tolist(), strict=True))
+    adapters = [Adapter(f"a{i}", rank, rate) for i, (rank, rate) in rows]
+    inputs = Lengths.gamma(run.mean_input_tokens, SHAREGPT_INPUT.cv)
+    outputs = Lengths.gamma(run.mean_output_tokens, SHAREGPT_OUTPUT.cv)
+    return Workload(adapters, inputs, outputs, run.length_correlation)
 
 
 def simulate_run(run: MeasuredRun, profile: Profile, *, seed: int = 0, mean_state: bool = False) -> Run:
@@ -44,10 +39,8 @@ def stratified(runs: Sequence[MeasuredRun], limit: int, seed: int) -> list[Measu
     for run in runs:
         if run.ok:
             groups.setdefault((run.family, run.regime), []).append(run)
-    queues = []
-    for key in sorted(groups):
-        members = groups[key]
-        queues.append([members[i] for i in rng.permutation(len(members))])
+    members = (groups[key] for key in sorted(groups))
+    queues = [[own[i] for i in rng.permutation(len(own))] for own in members]
     chosen: list[MeasuredRun] = []
     while queues and len(chosen) < limit:
         for queue in queues:

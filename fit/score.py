@@ -57,11 +57,8 @@ def score_runs(
 
 def regime_errors(scored: Sequence[ScoredRun], regime: str) -> dict[str, float]:
     """SMAPE of each metric over the runs of a regime ("queueing+starved" joins two), and their number `n`."""
-    chosen = [
-        j
-        for j in scored
-        if j.predicted and j.run.ok and (regime == "all" or j.run.regime in regime.split("+"))
-    ]
+    started = (j for j in scored if j.predicted and j.run.ok)
+    chosen = [j for j in started if regime == "all" or j.run.regime in regime.split("+")]
     errors: dict[str, float] = {"n": len(chosen)}
     for name, (column, _) in METRICS.items():
         pairs = [(j.predicted[name], j.run.metrics[column]) for j in chosen if column in j.run.metrics]
@@ -90,11 +87,8 @@ def summary(scored: Sequence[ScoredRun]) -> dict[str, float]:
 
 def capacity_margins(scored: Sequence[ScoredRun]) -> dict[str, float]:
     """Quantiles of how much the twin overestimates the throughput of starved (saturated) runs; {} below 10 runs."""
-    over = [
-        j.predicted["throughput"] / j.run.metrics["total_tok_s"] - 1.0
-        for j in scored
-        if j.predicted and j.run.ok and j.run.starved and j.starved
-    ]
+    both = (j for j in scored if j.predicted and j.run.ok and j.run.starved and j.starved)
+    over = [j.predicted["throughput"] / j.run.metrics["total_tok_s"] - 1.0 for j in both]
     if len(over) < 10:
         return {}
     return {error_key(q): float(np.quantile(over, q)) for q in QUANTILES}

@@ -42,11 +42,8 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[Row
     found, rows = csv_rows(read_text(path))
     missing = [name for name in required if name not in found]
     if missing:
-        raise FileFormatError(
-            f"expected the columns {', '.join(required)}; missing: {', '.join(missing)}; found: "
-            f"{', '.join(found)[:200]}.",
-            row=1,
-        )
+        rule = f"expected the columns {', '.join(required)}; missing: {', '.join(missing)}"
+        raise FileFormatError(f"{rule}; found: {', '.join(found)[:200]}.", row=1)
     return [_Cells(row.cells, path, row.number) for row in rows]
 
 
@@ -169,12 +166,8 @@ REQUIRED = ("model", "max_loras", "n_adapters", "max_lora_rank", "rate_counts", 
 
 @reader
 def read_runs(
-    path: str | os.PathLike[str],
-    model: str,
-    *,
-    generated_share: float = 1.0,
-    max_outstanding: int | None = None,
-) -> list[MeasuredRun]:
+    path: str | os.PathLike[str], model: str, *, generated_share: float = 1.0, max_outstanding: int | None = None,
+) -> list[MeasuredRun]:  # fmt: skip
     """Runs of a model from runs.csv; beside it adapters.csv(.gz), if there, has the rate of every adapter.
 
     `generated_share`: generated / requested output tokens. `max_outstanding`: the client's ceiling. Ranks are known by
@@ -191,29 +184,22 @@ def read_runs(
         if rates is None:
             rates = _expand(row, "rate_counts")
             np.random.default_rng(1).shuffle(rates)
-        ranks = _expand(row, "size_counts").astype(np.int64)
-        ranks = np.resize(ranks, len(rates))
+        ranks = np.resize(_expand(row, "size_counts").astype(np.int64), len(rates))
         np.random.default_rng(0).shuffle(ranks)
         status = (row.get("status") or "ok").strip()
-        metrics = {name: number(row, name) for name in METRICS}
-        if status == "ok" and math.isnan(metrics["total_tok_s"]):
+        metrics = {name: value for name in METRICS if not math.isnan(value := number(row, name))}
+        if status == "ok" and "total_tok_s" not in metrics:
             _fail(row, "total_tok_s", "expected the throughput of a run that is ok")
+        slots, slot_rank = whole(row, "max_loras"), whole(row, "max_lora_rank")
+        duration_s = number(row, "total_time_s", default=3600.0)
+        inputs = number(row, "pool_mean_input_tokens", default=223.0)
+        outputs = number(row, "pool_mean_output_tokens", default=196.0) * generated_share
         runs.append(
             MeasuredRun(
-                run_id,
-                row.get("family") or "all",
-                rates,
-                ranks,
-                whole(row, "max_loras"),
-                whole(row, "max_lora_rank"),
-                number(row, "total_time_s", default=3600.0),
-                number(row, "pool_mean_input_tokens", default=223.0),
-                number(row, "pool_mean_output_tokens", default=196.0) * generated_share,
-                status,
-                {name: value for name, value in metrics.items() if not math.isnan(value)},
-                max_outstanding=max_outstanding,
+                run_id, row.get("family") or "all", rates, ranks, slots, slot_rank, duration_s, inputs, outputs,
+                status, metrics, max_outstanding=max_outstanding,
             )
-        )
+        )  # fmt: skip
     if not runs:
         raise FileFormatError(f"expected runs of model {model!r}, found none.")
     return runs
