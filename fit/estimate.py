@@ -58,24 +58,13 @@ LAUNCHED = (
 
 
 def estimate_profile(
-    model: str | ModelDimensions,
-    gpu: str,
-    *,
-    tensor_parallel_size: int = 1,
-    data_parallel_size: int = 1,
-    quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
-    lora_target_modules: Sequence[str] = (),
-    version: str | None = None,
-    max_model_len: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    gpu_memory_utilization: float = 0.9,
-    price_per_hour: float | None = None,
-    name: str | None = None,
-    engine_name: str = "vllm",
+    model: str | ModelDimensions, gpu: str, *, tensor_parallel_size: int = 1, data_parallel_size: int = 1,
+    quantization: str | None = None, kv_cache_dtype: str = "auto", lora_target_modules: Sequence[str] = (),
+    version: str | None = None, max_model_len: int | None = None, max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None, gpu_memory_utilization: float = 0.9,
+    price_per_hour: float | None = None, name: str | None = None, engine_name: str = "vllm",
     reference: str = REFERENCE,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """An estimated profile of a base model on GPUs of one kind.
 
     `model`: a repository that packer or Hugging Face's cache on this machine knows, or the path of a config.json.

@@ -74,7 +74,6 @@ def read_lora_kernels(text: str) -> Times:
 def _add(
     found: dict[Kernel, dict[int, float]], columns: list[str], cells: list[str], unit_ms: float, line: int
 ) -> None:
-    """Add the times of one row."""
     try:
         sizes = parse_json(cells[0])
         tokens, adapters, k, n, slices = (int(sizes[name]) for name in _SIZES)

@@ -130,14 +130,9 @@ def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, floa
 
 
 def fit_mean_state(
-    profile: Profile,
-    runs: Sequence[MeasuredRun],
-    micro: Equations,
-    terms: Sequence[str],
-    *,
-    seed: int,
+    profile: Profile, runs: Sequence[MeasuredRun], micro: Equations, terms: Sequence[str], *, seed: int,
     done: Callable[[], None] = lambda: None,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """The profile with the coefficients of `terms` fitted to the runs, `ROUNDS` times over.
 
     `done` is called after each simulation.

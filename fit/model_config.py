@@ -110,7 +110,6 @@ def _kind(config: dict[str, Any], path: str | os.PathLike[str]) -> str:
 
 
 def _mlp(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
-    """Sizes of the MLP or of the experts."""
     key = next((key for key in _EXPERTS if config.get(key)), None)
     if key is None:
         return {"intermediate": _size(config, "intermediate_size")}
@@ -135,7 +134,6 @@ def _mlp(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
 
 
 def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, heads: int) -> dict[str, Any]:
-    """Heads, windows, compressed keys and layers without attention."""
     found: dict[str, Any] = {"head_dim": _size(config, "head_dim", default=max(1, hidden // heads))}
     if config.get("kv_lora_rank"):
         rope = _size(config, "qk_rope_head_dim")

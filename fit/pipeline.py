@@ -78,12 +78,8 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
 
 
 def fit_runs(
-    start: Profile,
-    profiling: Profiling,
-    runs: Sequence[MeasuredRun],
-    *,
-    done: Callable[[], None] = lambda: None,
-) -> Profile:
+    start: Profile, profiling: Profiling, runs: Sequence[MeasuredRun], *, done: Callable[[], None] = lambda: None,
+) -> Profile:  # fmt: skip
     """The step law fitted to micro-benchmarks and runs."""
     graph = start.latency.graph_max_tokens
     micro = from_tables.micro_equations(profiling, start.engine, graph)

@@ -14,7 +14,7 @@ from packer import registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.evaluation import FIGURES, STARVATION_THRESHOLD, Evaluations
-from packer.goal import OF_MANY, OF_REQUESTS, Goal, assignments, is_key
+from packer.goal import KEYS, OF_MANY, OF_REQUESTS, SPELLINGS, Goal, assignments
 from packer.profile import Profile
 from packer.workload import Workload
 
@@ -174,13 +174,12 @@ def load_objective(spec: str | Objective) -> Objective:
 
 
 def _made(spec: str) -> Objective:
-    """The objective of a text."""
     name, _, text = spec.partition(":")
     parts = text.split(",") if text else []
     kind = registry.load("objective", name)
     known = [item.name for item in fields(kind) if item.init] if is_dataclass(kind) else []
     keys = {part: part.partition("=")[0].strip() for part in parts if "=" in part}
-    limits = [part for part, key in keys.items() if is_key(key) and key not in known]
+    limits = [part for part, key in keys.items() if key in (*KEYS, *SPELLINGS) and key not in known]
     others = [part for part in parts if part not in limits]
     for part in others:
         key, equals, _ = part.partition("=")

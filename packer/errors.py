@@ -59,14 +59,9 @@ class FileFormatError(InputError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        path: str | os.PathLike[str] | None = None,
-        row: int | None = None,
-        column: str | None = None,
-        key: str | None = None,
-    ) -> None:
+        self, message: str, *, path: str | os.PathLike[str] | None = None, row: int | None = None,
+        column: str | None = None, key: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.path, self.row, self.column, self.key = path and os.fspath(path), row, column, key
 

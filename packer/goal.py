@@ -36,13 +36,8 @@ OF_MANY = tuple(f"{statistic}_{metric}_ms" for metric in METRICS for statistic i
 KEYS = (*OF_MANY, *OF_REQUESTS, *(f"server.{key}" for key in OF_MANY))
 """Every key of a goal."""
 SPELLINGS = {"latency_ms": "e2e_ms"}
-"""Keys of earlier versions, which cluster files may still have."""
+"""Other names of keys, which cluster files have."""
 SHARES = ("adapter_share", "request_share")
-
-
-def is_key(key: str) -> bool:
-    """Whether a text is a key of a goal, or an earlier spelling of one."""
-    return key in KEYS or key in SPELLINGS
 
 
 def level(key: str) -> Level:
@@ -110,9 +105,8 @@ class Limits:
         return {key: value for key, value in self.to_dict().items() if level(key) == where}
 
     def __str__(self) -> str:
-        return " and ".join(
-            f"{words_of(key)} <= {time_words(key, value)}" for key, value in self.to_dict().items()
-        )
+        limits = self.to_dict().items()
+        return " and ".join(f"{words_of(key)} <= {time_words(key, value)}" for key, value in limits)
 
 
 def _ordered(keys: Iterable[str]) -> list[str]:
@@ -228,8 +222,7 @@ class Goal:
         """Raise `ValidationError` where an adapter is of a class without limits."""
         known = dict(self.classes)
         for adapter in workload.adapters:
-            if adapter.slo_class is not None and adapter.slo_class not in known:
-                name = adapter.slo_class
+            if (name := adapter.slo_class) is not None and name not in known:
                 raise ValidationError(
                     f"Expected limits for the slo_class {shown(name)} of adapter {shown(adapter.name)}: give them "
                     f"with --slo {name}:p95_ttft_ms=500,mean_itl_ms=50, or slo = […] in packer.toml."
@@ -288,7 +281,7 @@ class Goal:
 
     def __str__(self) -> str:
         told = []
-        if mine := {k: v for k, v in self.limits.to_dict().items() if level(k) == "adapter"}:
+        if mine := self.limits.at("adapter"):
             every = self.adapter_share == 1.0
             who = "every adapter" if every else f"{100 * self.adapter_share:g} % of the adapters"
             told.append(f"{Limits.only(mine)} for {who}")

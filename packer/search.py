@@ -6,13 +6,9 @@ from collections.abc import Callable
 
 
 def reach(
-    holds: Callable[[int], bool],
-    low: int,
-    high: int,
-    start: int | None = None,
-    step: int = 1,
+    holds: Callable[[int], bool], low: int, high: int, start: int | None = None, step: int = 1,
     stop: Callable[[], bool] = lambda: False,
-) -> tuple[int, int]:
+) -> tuple[int, int]:  # fmt: skip
     """The largest number known to hold and the smallest known not to, from `low` to `high`: neighbours, unless `stop`
     ended the search after the first; low - 1 if none holds, high + 1 if all do.
 

@@ -65,17 +65,11 @@ class Workload:
     sessions: Sessions | None = None
 
     def __init__(
-        self,
-        adapters: Iterable[Adapter],
-        input_tokens: Lengths = SHAREGPT_INPUT,
-        output_tokens: Lengths = SHAREGPT_OUTPUT,
-        length_correlation: float = SHAREGPT_CORRELATION,
-        arrivals: Arrivals | None = None,
-        name: str = "workload",
-        slo: Goal | None = None,
-        fine_tuning: FineTuning | None = None,
-        sessions: Sessions | None = None,
-    ) -> None:
+        self, adapters: Iterable[Adapter], input_tokens: Lengths = SHAREGPT_INPUT,
+        output_tokens: Lengths = SHAREGPT_OUTPUT, length_correlation: float = SHAREGPT_CORRELATION,
+        arrivals: Arrivals | None = None, name: str = "workload", slo: Goal | None = None,
+        fine_tuning: FineTuning | None = None, sessions: Sessions | None = None,
+    ) -> None:  # fmt: skip
         correlation = checks.real("length_correlation", length_correlation, low=-1.0, high=1.0)
         arrivals, slo = arrivals if arrivals is not None else Arrivals(), slo if slo is not None else Goal()
         given = (

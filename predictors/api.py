@@ -36,14 +36,9 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
 
 
 def evaluate_server(
-    workload: Workload,
-    server: Profile,
-    *,
-    max_loras: int,
-    max_lora_rank: int | None = None,
-    predictor: str | os.PathLike[str] | Predictor = "auto",
-    seed: int = 0,
-) -> Evaluation:
+    workload: Workload, server: Profile, *, max_loras: int, max_lora_rank: int | None = None,
+    predictor: str | os.PathLike[str] | Predictor = "auto", seed: int = 0,
+) -> Evaluation:  # fmt: skip
     """What a predictor says of one server that serves the whole fleet.
 
     `workload`: the fleet.

@@ -40,15 +40,9 @@ class AutoPredictor:
     name = "auto"
 
     def __init__(
-        self,
-        learned: LearnedPredictor | None,
-        twin: TwinPredictor,
-        *,
-        low: float = UNCERTAIN[0],
-        high: float = UNCERTAIN[1],
-        guesses_bursty: bool = False,
-        guide: LearnedPredictor | None = None,
-    ) -> None:
+        self, learned: LearnedPredictor | None, twin: TwinPredictor, *, low: float = UNCERTAIN[0],
+        high: float = UNCERTAIN[1], guesses_bursty: bool = False, guide: LearnedPredictor | None = None,
+    ) -> None:  # fmt: skip
         self.learned, self.twin = learned, twin
         self.guide = guide
         self.imitates_twin = learned is not None or guide is not None

@@ -52,16 +52,9 @@ def part_of(number: int, spec: Spec, profile: Profile, parent: int | None = None
 
 
 def build_dataset(
-    profile: Profile,
-    path: str | os.PathLike[str],
-    *,
-    rows: int,
-    seed: int = 0,
-    jobs: int = -1,
-    backend: Backend = "processes",
-    force: bool = False,
-    progress: Progress = lambda _what, _done, _total: None,
-) -> Spec:
+    profile: Profile, path: str | os.PathLike[str], *, rows: int, seed: int = 0, jobs: int = -1,
+    backend: Backend = "processes", force: bool = False, progress: Progress = lambda _what, _done, _total: None,
+) -> Spec:  # fmt: skip
     """Simulate `rows` scenarios and write them as Parquet. An interrupted build goes on where it stopped.
 
     `profile`: the server.

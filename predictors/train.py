@@ -64,14 +64,9 @@ class TrainingTable:
 
 
 def train(
-    kind_name: str,
-    data: Dataset,
-    *,
-    seed: int = 0,
-    search: bool = False,
-    refine: bool = False,
+    kind_name: str, data: Dataset, *, seed: int = 0, search: bool = False, refine: bool = False,
     progress: Progress = lambda _what, _done, _total: None,
-) -> Model:
+) -> Model:  # fmt: skip
     """A trained predictor with its model card (`header["scores"]`, on rows held out by groups).
 
     `kind_name`: "forest", "boosting", "svm", "knn" or "tree".

@@ -225,7 +225,6 @@ def _file_meant(names: Sequence[str], target: Path) -> str | None:
 
 
 def _check_new_folder(target: Path) -> None:
-    """Raise `OutputError` if the folder could not be made."""
     nearest = next((path for path in (target, *target.parents) if os.path.lexists(path)), target)
     if not nearest.is_dir():
         raise OutputError(f"{target}: the folder can't be made: {str(nearest)!r} is a file.")

@@ -42,7 +42,6 @@ def _joined(key: str, value: object) -> list[str]:
 
 
 def _adapter_source(item: Module) -> dict[str, str]:
-    """Where the operator finds an adapter."""
     kind, rest = parsed(item.source)
     if kind not in _TYPES:
         expected = "a path, a Hugging Face repository, s3:// or https:// (a LoraAdapter takes nothing else)"

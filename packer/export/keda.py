@@ -14,13 +14,9 @@ NOTHING = "# Every server runs all day: nothing is scaled.\n"
 
 
 def scaled_objects(
-    running: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    day_s: float = DAY_S,
-    startup_s: float = 0.0,
-    timezone: str = "UTC",
-    namespace: str | None = None,
-) -> str:
+    running: Mapping[str, Sequence[tuple[float, float]]], *, day_s: float = DAY_S, startup_s: float = 0.0,
+    timezone: str = "UTC", namespace: str | None = None,
+) -> str:  # fmt: skip
     """YAML for `kubectl apply -f`, beside the Deployments of the static plan (`packer export --format k8s`).
 
     `running`: when each Deployment is needed, (start, end) in s of the day, in whole minutes; one that runs all day

@@ -26,12 +26,9 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
 
 
 def manifests(
-    servers: tuple[ExportedServer, ...],
-    options: Options,
-    extra_labels: Callable[[ExportedServer], dict[str, str]] = lambda _server: {},
-    *,
-    with_adapters: bool = True,
-) -> str:
+    servers: tuple[ExportedServer, ...], options: Options,
+    extra_labels: Callable[[ExportedServer], dict[str, str]] = lambda _server: {}, *, with_adapters: bool = True,
+) -> str:  # fmt: skip
     """ConfigMap, Deployment and Service of every server; `extra_labels`: further labels of its pod."""
     found = []
     for server in servers:

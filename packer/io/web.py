@@ -116,15 +116,9 @@ def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> s
 
 
 def ask(
-    where: Address,
-    path: str,
-    *,
-    body: bytes | None = None,
-    limit_bytes: int,
-    total_s: float,
-    by_proxy: bool = False,
-    content_type: str = "application/x-www-form-urlencoded",
-) -> tuple[int, bytes]:
+    where: Address, path: str, *, body: bytes | None = None, limit_bytes: int, total_s: float,
+    by_proxy: bool = False, content_type: str = "application/x-www-form-urlencoded",
+) -> tuple[int, bytes]:  # fmt: skip
     """Status and content of an answer to GET, or to POST with a `body`. Redirects are answers, too.
 
     `content_type`: of the body. `by_proxy`: through the proxy that the environment names, if any.

@@ -247,8 +247,6 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
 
 
 def _goal_to_dict(goal: Goal) -> dict[str, Any]:
-    """A goal in the shape of the file."""
-
     def table(limits: Limits) -> dict[str, Any]:
         return {"p95_ttft_ms": "none", "mean_itl_ms": "none"} | limits.to_dict()
 

@@ -79,14 +79,9 @@ def _evaluation(offered: float, capacity: float, kv_tokens: float, memory_error:
 
 
 def closed_form(
-    offered_tok_s: float,
-    throughput_tok_s: float,
-    ttft_ms: float,
-    itl_ms: float,
-    kv_cache_tokens: float,
-    starved: bool,
-    memory_error: bool,
-) -> Evaluation:
+    offered_tok_s: float, throughput_tok_s: float, ttft_ms: float, itl_ms: float, kv_cache_tokens: float,
+    starved: bool, memory_error: bool,
+) -> Evaluation:  # fmt: skip
     """Figures of a server by a formula: medians are means, 99th percentiles three times as much."""
     return Evaluation(
         offered_tok_s=offered_tok_s,

@@ -45,13 +45,9 @@ def draw_ranks(n: int, ranks: Sequence[int], rng: np.random.Generator) -> tuple[
 
 
 def assign_adapters(
-    trace: Trace,
-    n_adapters: int,
-    *,
-    ranks: Sequence[int] | None = None,
-    exponent: float = DEFAULT_EXPONENT,
+    trace: Trace, n_adapters: int, *, ranks: Sequence[int] | None = None, exponent: float = DEFAULT_EXPONENT,
     seed: int = 0,
-) -> Trace:
+) -> Trace:  # fmt: skip
     """The trace with each request given to one of `n_adapters` at random by a power law of popularity.
 
     Requests of a session, or whose prompts begin alike beyond what most prompts share, go to one adapter together.

@@ -151,7 +151,6 @@ def _own_bursts(
 
 
 def _row_cells(cells: int, cell_s: float, window_s: float) -> int:
-    """Cells of a whole window."""
     return min(max(int(window_s / cell_s), 1), max(cells, 1))
 
 

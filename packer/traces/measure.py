@@ -21,12 +21,8 @@ OWN_CV_FROM = 100
 
 
 def measure_workload(
-    trace: Trace,
-    *,
-    replay: bool = False,
-    window_s: float | None = None,
-    name: str | None = None,
-) -> Workload:
+    trace: Trace, *, replay: bool = False, window_s: float | None = None, name: str | None = None,
+) -> Workload:  # fmt: skip
     """The workload that a trace shows.
 
     Each adapter's rate is its requests / span and its mean lengths are those of its requests, so the offered
@@ -82,7 +78,6 @@ def rounded(workload: Workload) -> Workload:
 
 
 def _lengths(adapter: IntArray, tokens: IntArray, counts: IntArray) -> list[Lengths]:
-    """Length distribution of each adapter."""
     means = np.bincount(adapter, tokens, minlength=len(counts)) / counts
     squares = np.bincount(adapter, (tokens / means[adapter] - 1.0) ** 2, minlength=len(counts))
     freedom = len(tokens) - len(counts)

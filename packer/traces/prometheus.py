@@ -145,7 +145,6 @@ def fetch(
 
 
 def _get(where: Address, parameters: Mapping[str, object]) -> Any:
-    """The JSON of an answer to a query."""
     body = urllib.parse.urlencode({key: str(value) for key, value in parameters.items()}).encode()
     at = f"Prometheus at {where.url}"
     try:
@@ -218,14 +217,9 @@ def _optional(answers: Mapping[str, Any], name: str) -> Series:
 
 
 def _metrics(
-    names: Sequence[str],
-    counts: FloatArray,
-    sums: Mapping[str, FloatArray],
-    times: FloatArray,
-    window_s: float,
-    *,
-    estimated: bool,
-) -> Metrics:
+    names: Sequence[str], counts: FloatArray, sums: Mapping[str, FloatArray], times: FloatArray, window_s: float,
+    *, estimated: bool,
+) -> Metrics:  # fmt: skip
     total = counts.sum(axis=0)
     kept = [k for k in range(len(names)) if total[k] > 0 and names[k]]
     if not kept:

@@ -26,16 +26,10 @@ class PowerLaw(NamedTuple):
 
 
 def generate_workload(
-    n_adapters: int,
-    *,
-    ranks: Sequence[int],
-    rates: Sequence[float] | PowerLaw,
-    input_tokens: Lengths = SHAREGPT_INPUT,
-    output_tokens: Lengths = SHAREGPT_OUTPUT,
-    shared_prefix_tokens: int = 0,
-    sessions: Sessions | None = None,
-    seed: int = 0,
-) -> Workload:
+    n_adapters: int, *, ranks: Sequence[int], rates: Sequence[float] | PowerLaw,
+    input_tokens: Lengths = SHAREGPT_INPUT, output_tokens: Lengths = SHAREGPT_OUTPUT,
+    shared_prefix_tokens: int = 0, sessions: Sessions | None = None, seed: int = 0,
+) -> Workload:  # fmt: skip
     """A workload of `n_adapters`.
 
     `rates`: a set of which each value comes equally often (as in arXiv 2602.24044), or a power law. Each of `ranks`
