@@ -122,7 +122,7 @@ def train(given: TrainingOptions, out: Writing) -> None:
       packer solve fleet.csv --predictor ./boosting.packer
     """
     from packer.predictors.dataset import read_dataset
-    from packer.predictors.drawing import draw_tree
+    from packer.predictors.rules import draw_tree
     from packer.predictors.store import write_model
     from packer.predictors.targets import STARVED
     from packer.predictors.train import train as fit

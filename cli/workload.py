@@ -305,7 +305,7 @@ def generate(made: Made, out: Writing) -> None:
     from packer.io.workloads import write_workload
     from packer.operate.summary import summary_of
     from packer.sessions import Sessions
-    from packer.traces.synthetic import PowerLaw, generate_workload
+    from packer.traces.assign import PowerLaw, generate_workload
     from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
 
     if made.rates is not None and made.total_rate is not None:

@@ -16,8 +16,7 @@ import numpy as np
 from packer.errors import FileFormatError, IncompatibleError, ModelError
 from packer.fit.dimensions import LORA_MODULES, ModelDimensions
 from packer.fit.models import model_named
-from packer.fit.prior import Prior
-from packer.fit.step_law import Equations, solve
+from packer.fit.step_law import Equations, Prior, solve
 from packer.io.documents import parse_json
 from packer.profile import Profile
 from packer.terms import LINEAR

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from packer.errors import ModelError
-from packer.fit import from_tables, score, step_law
+from packer.fit import score, step_law
 from packer.fit.frontend_fit import fit_frontend
 from packer.fit.lengths_fit import fit_correlation
 from packer.fit.mean_state import ROUNDS, fit_mean_state
 from packer.fit.memory_fit import fit_loading, fit_memory
-from packer.fit.prior import prior_of
 from packer.fit.score import ScoredRun
+from packer.fit.step_law import prior_of
 from packer.fit.tables import MeasuredRun, Profiling
 from packer.profile import LatencySpec, Profile
 
@@ -59,14 +59,14 @@ def _rounded(profile: Profile) -> Profile:
 def micro_profile(base: Profile, profiling: Profiling) -> Profile:
     """The profile that micro-benchmarks alone give; parts without a table stay as in `base`.
 
-    Terms that they leave open are held near the terms of another model's profile (`packer.fit.prior`).
+    Terms that they leave open are held near the terms of another model's profile (`packer.fit.step_law`).
     """
     memory, loading = base.memory, base.loading
     if profiling.kv_capacity:
         memory = fit_memory(profiling.kv_capacity, base.model, base.engine)
     if profiling.loading:
         loading = replace(fit_loading(profiling.loading), cold_start=base.loading.cold_start)
-    equations = from_tables.micro_equations(profiling, base.engine, base.latency.graph_max_tokens)
+    equations = step_law.micro_equations(profiling, base.engine, base.latency.graph_max_tokens)
     latency, note = base.latency, ""
     if len(equations.step_ms):
         prior = prior_of(base)
@@ -82,8 +82,8 @@ def fit_runs(
 ) -> Profile:  # fmt: skip
     """The step law fitted to micro-benchmarks and runs."""
     graph = start.latency.graph_max_tokens
-    micro = from_tables.micro_equations(profiling, start.engine, graph)
-    first = step_law.solve(micro + from_tables.run_equations(runs, graph), TERMS)
+    micro = step_law.micro_equations(profiling, start.engine, graph)
+    first = step_law.solve(micro + step_law.run_equations(runs, graph), TERMS)
     first = {term: value for term, value in first.items() if value > 0}
     begun = replace(with_provenance(start, prior=""), latency=LatencySpec("linear", first, graph))
     return _rounded(fit_mean_state(begun, runs, micro, TERMS, seed=SEED, done=done))

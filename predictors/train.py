@@ -16,10 +16,9 @@ from packer.evaluation import STARVATION_THRESHOLD
 from packer.predictors.dataset import Dataset
 from packer.predictors.families import family_of, squash
 from packer.predictors.features import NAMES
-from packer.predictors.kinds import Arrays, ModelKind, kind_of
+from packer.predictors.kinds import Arrays, ModelKind, kind_of, refined
 from packer.predictors.store import Model
 from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS, decoded, probability
-from packer.predictors.tree import refined
 from packer.twin.scores import macro_f1, smape
 
 Progress = Callable[[str, int, int], None]
@@ -74,7 +73,7 @@ def train(
     `seed`: of the splits and of the model: the same gives the same bytes.
     `search`: choose hyperparameters by successive halving with five grouped folds instead of the defaults: over the
     grid of the kind, `MOST_CANDIDATES` random points of it if it has more, on at most `SEARCH_ROWS` rows.
-    `refine`: trees only: search the smallest trees that keep the accuracy (`packer.predictors.tree.refined`).
+    `refine`: trees only: search the smallest trees that keep the accuracy (`packer.predictors.kinds.refined`).
     Raises `ValidationError`: the dataset is too small, or holds only starved (or only served) servers.
     """
     kind = kind_of(kind_name)

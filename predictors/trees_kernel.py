@@ -12,9 +12,8 @@ import numpy as np
 from numba import njit
 
 from packer.arrays import BoolArray, Float32Array, FloatArray, IntArray
-from packer.predictors.ensemble import Ensemble, UintArray
+from packer.predictors.ensemble import Ensemble, UintArray, walk_one
 from packer.predictors.features_kernel import LOAD, SUMS, FleetArrays, fill
-from packer.predictors.kernels import walk_one
 from packer.twin.compile_ahead import Tiered
 from packer.twin.flags import ENGINE_FLAGS
 

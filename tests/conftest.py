@@ -154,7 +154,7 @@ def whole_hours() -> Iterator[None]:
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees are refined with fewer candidates, forests and folds: the procedure is what is tested."""
     for name, value in (("TEACHERS", 30), ("MIN_LEAVES", (5,)), ("FOLDS", 2)):
-        monkeypatch.setattr(f"packer.predictors.tree.{name}", value)
+        monkeypatch.setattr(f"packer.predictors.kinds.{name}", value)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ import numpy as np
 from h100 import DATA, MAX_OUTSTANDING, MODELS, tables
 from trials import clipped, measured_profile
 
-from packer.fit import from_tables, score, step_law
+from packer.fit import score, step_law
 from packer.fit.lengths_fit import fit_correlation
 from packer.fit.mean_state import (
     CLIENT_LAGS_REQ_S,
@@ -110,7 +110,7 @@ def laws(
     model: str, profile: Profile, found: step_law.Equations, kept: Sequence[MeasuredRun]
 ) -> tuple[dict[str, Profile], np.ndarray]:
     """The profile for each family, fitted on the others; relative errors of the steps of runs left out."""
-    micro = from_tables.micro_equations(tables(model)[0], profile.engine, profile.latency.graph_max_tokens)
+    micro = step_law.micro_equations(tables(model)[0], profile.engine, profile.latency.graph_max_tokens)
     families = np.array([run.family for run in kept])
     others, errors = {}, np.zeros(len(kept))
     for family in np.unique(families):

@@ -22,7 +22,7 @@ from scipy.optimize import brentq, fsolve
 from scipy.special import gammainc, gammaincc
 
 from packer.adapter import Adapter
-from packer.fit import from_tables, score, step_law
+from packer.fit import score, step_law
 from packer.fit.lengths_fit import held_tokens
 from packer.fit.mean_state import simulated_equations, solve_robustly
 from packer.fit.pipeline import SEED, TERMS
@@ -72,7 +72,7 @@ def left_out_error(model: str, terms_of: Callable[[], tuple[str, ...]], cache: d
         started = [run for run in runs if run.ok]
         profile = measured_profile(model)
         equations, kept = simulated_equations(profile, started, seed=SEED)
-        micro = from_tables.micro_equations(profiling, profile.engine, profile.latency.graph_max_tokens)
+        micro = step_law.micro_equations(profiling, profile.engine, profile.latency.graph_max_tokens)
         cache[model] = (equations, micro, np.array([run.family for run in kept]))
     equations, micro, families = cache[model]
     errors = np.zeros(len(families))

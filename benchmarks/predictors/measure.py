@@ -29,10 +29,9 @@ from packer.lengths import Lengths
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.bin_table import BinTable
 from packer.predictors.build import MAX_OUTSTANDING
-from packer.predictors.ensemble import Ensemble
+from packer.predictors.ensemble import Ensemble, walk_one
 from packer.predictors.families import family_of
 from packer.predictors.features import FeatureExtractor
-from packer.predictors.kernels import walk_one
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.scenarios import scenario
 from packer.predictors.store import KINDS, shipped_model

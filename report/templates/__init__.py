@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from packer.io.templates import Templates
+from packer.io.shipped import Templates
 from packer.report.figures import DARK, LIGHT, SERIES
 
 _templates = Templates("packer.report.templates", {"colors": SERIES, "light": LIGHT, "dark": DARK})

@@ -16,12 +16,11 @@ from packer.operate.predict import influences
 from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.dataset import Dataset
-from packer.predictors.drawing import draw_tree
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN
 from packer.predictors.learned import LearnedPredictor
-from packer.predictors.rules import fired, rules_of, trees_of
+from packer.predictors.rules import draw_tree, fired, rules_of, trees_of
 from packer.predictors.store import Model, to_bytes, write_model
 from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS
 from packer.predictors.train import train

@@ -8,7 +8,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from packer.export.quoting import yaml_value
-from packer.io.templates import Templates
+from packer.io.shipped import Templates
 
 _templates = Templates(
     "packer.export.templates",

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from packer.fit.pipeline import TERMS, micro_profile
-from packer.fit.prior import Prior, prior_of
-from packer.fit.step_law import Equations, residuals, solve
+from packer.fit.step_law import Equations, Prior, prior_of, residuals, solve
 from packer.fit.tables import Profiling
 from packer.io.profiles import load_profile
 from packer.profile import GpuSpec, Profile

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer.errors import ValidationError
-from packer.traces.synthetic import PowerLaw, generate_workload
+from packer.traces.assign import PowerLaw, generate_workload
 
 
 @given(n=st.integers(1, 60), seed=st.integers(0, 1000))

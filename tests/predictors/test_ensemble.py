@@ -7,8 +7,14 @@ import pytest
 from naive_predictors import walk
 from numba import njit
 
-from packer.predictors.ensemble import Ensemble, TreeNode, float32_below, from_lightgbm, from_sklearn
-from packer.predictors.kernels import walk_one
+from packer.predictors.ensemble import (
+    Ensemble,
+    TreeNode,
+    float32_below,
+    from_lightgbm,
+    from_sklearn,
+    walk_one,
+)
 
 WIDTH = 5
 
