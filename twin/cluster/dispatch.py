@@ -29,9 +29,12 @@ from packer.twin.cluster.transit import Transit
 from packer.twin.cluster.view import ClusterView
 from packer.twin.engine.content import Content
 from packer.twin.engine.state import NO_LIMIT
+from packer.twin.threads import in_threads
 from packer.workload import Workload
 
 Ticking = TickingPolicy | TickingRouter
+MANY = 20_000
+"""Requests from which on servers that do not wait for each other run in threads."""
 ASSIGNED_S = 3600.0
 """For so long a static router assigns requests at a time where a controller may change the servers."""
 
@@ -118,12 +121,13 @@ class Dispatch:
     def adapter_rows(self, adapter: IntArray, assigned: IntArray | None) -> int:
         """Adapters that a server needs rows for: exactly, if it is known where each request goes.
 
-        Otherwise as many as its even share of the requests, and more when these are used: operating systems give large
-        arrays pages of 2 MB, so that rows which are never used take memory, too.
+        Otherwise a little more than what it sees of requests that go anywhere, and more when these are used: operating
+        systems give large arrays pages of 2 MB, so that rows which are never used take memory, too.
         """
         m, count = len(self.workload), len(self.cluster)
         if assigned is None:
-            return min(m, len(adapter) // count + 64)
+            elsewhere = np.power(1.0 - 1.0 / count, np.bincount(adapter, minlength=m))
+            return min(m, len(adapter) // count + 64, int(1.1 * (m - elsewhere.sum())) + 64)
         seen = np.unique(assigned * m + adapter) // m
         return max(1, int(np.bincount(seen, minlength=1).max(initial=1)))
 
@@ -138,15 +142,21 @@ class Dispatch:
         ticks = [each for each in acting if isinstance(each, TickingPolicy | TickingRouter)]
         plain = self.way is None and self.max_outstanding is None and self.serving is None
         plain &= self.concurrency is None
-        if assigned is not None and not ticks and plain:
+        apart = assigned is not None and not ticks and plain
+        if apart:
             events.deal(servers, assigned, 0)
         else:
             servers = self._routed(servers, engines, assigned, ticks, content)
         before_end_s = math.nextafter(self.duration_s, 0.0)
         while self.way is not None and not self.loop.pass_on(servers, self.way, before_end_s, engines):
             servers = with_more_rows(servers)
-        for s in range(len(self.cluster)):
+
+        def finish(s: int) -> None:
             self.loop.run_until(servers, s, self.duration_s, engines)
+
+        side_by_side = apart and engines is None and len(servers.server) >= MANY
+        for _ in in_threads(finish, range(len(self.cluster)), jobs=-1 if side_by_side else 1):
+            pass
         return servers
 
     def _routed(

@@ -15,7 +15,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.twin.cluster.client import first_free_s, is_closed, see_ends, take_place
 from packer.twin.cluster.routers.base import HOLD
 from packer.twin.cluster.state import (
-    REFUSED, Engines, Servers, give, outstanding, run_until,
+    BLOCK, REFUSED, Engines, Servers, give, outstanding, run_until,
 )  # fmt: skip
 from packer.twin.cluster.transit import Transit, next_s, receive, send
 from packer.twin.engine.state import NO_LIMIT
@@ -37,14 +37,15 @@ def deal(c: Servers, assigned: IntArray, first: int) -> int:
 @njit(**ENGINE_FLAGS)
 def run_all_until(c: Servers, until_s: float, engines: Engines) -> None:
     """Every server executes the steps that start before `until_s`."""
-    s, count = 0, c.wake_s.size
-    while True:
-        while s < count and c.wake_s[s] > until_s:  # a loop of its own: few servers have something to do
-            s += 1
-        if s == count:
-            return
-        run_until(c, s, until_s, engines)
-        s += 1
+    for block in range(c.soonest.size):
+        if c.soonest[block] > until_s:  # few servers have something to do
+            continue
+        soonest = math.inf
+        for s in range(block * BLOCK, min((block + 1) * BLOCK, c.wake_s.size)):
+            if c.wake_s[s] <= until_s:
+                run_until(c, s, until_s, engines)
+            soonest = min(soonest, c.wake_s[s])
+        c.soonest[block] = soonest
 
 
 @njit(**ENGINE_FLAGS)
@@ -140,21 +141,22 @@ def choose(c: Servers, p: FloatArray, group: IntArray, start: IntArray, server: 
     """The candidate with the smallest score, the next in turn among equal ones; HOLD if all are infinite."""
     g = group[c.adapter[r]]
     first, last = start[g], start[g + 1]
-    for j in range(first, last):
-        s = server[j]
-        if c.touched[s] == 1:
-            note(c, p, s)
-            c.touched[s] = 0
+    for word in range(c.touched_words.size):
+        if c.touched_words[word] != 0:
+            for s in range(8 * word, min(8 * word + 8, c.wake_s.size)):
+                if c.touched[s] == 1:
+                    note(c, p, s)
+            c.touched_words[word] = 0
     survey(c, p, server, first, last, r)
     best, lowest = HOLD, math.inf
-    j = first + r % (last - first)
-    for _ in range(last - first):
-        s = server[j]
-        if worth(c, p, s, r, lowest):
-            value = score(c, p, s, r)
-            if value < lowest:
-                best, lowest = s, value
-        j = j + 1 if j + 1 < last else first
+    turn = first + r % (last - first)
+    for part in range(2):
+        for j in range(turn if part == 0 else first, last if part == 0 else turn):
+            s = server[j]
+            if worth(c, p, s, r, lowest):
+                value = score(c, p, s, r)
+                if value < lowest:
+                    best, lowest = s, value
     return best
 
 

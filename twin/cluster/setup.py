@@ -21,7 +21,7 @@ from packer.twin.cluster.ahead import idle_ahead
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.client import new_client
 from packer.strategies import Engine
-from packer.twin.cluster.state import EngineKernels, Engines, Servers, whole_of
+from packer.twin.cluster.state import BLOCK, EngineKernels, Engines, Servers, pair_places, whole_of
 from packer.twin.cluster.system import System
 from packer.twin.engine import state as rows
 from packer.twin.law.kernels import with_kernel
@@ -181,7 +181,8 @@ def idle_servers(
     records["ring"], records["sentinel"] = ring, n + ring * np.arange(count)
     # A policy may keep adapters on servers that no request has brought there.
     kept = count * len(ranks) if any(isinstance(setup.policy, TickingPolicy) for setup in own) else 0
-    pairs = 1 << max(4, (2 * min(n + kept, count * len(ranks))).bit_length())
+    pairs = pair_places(min(n + kept, count * min(rows_each, len(ranks))))
+    touched = np.ones(-(-count // 8) * 8, dtype=np.int8)
     # Servers that may serve the same adapters share one list of them.
     lists = {id(setup.served): (setup.served, state) for setup, state in zip(own, states, strict=True)}
     ends = dict(zip(lists, np.cumsum([len(served) for served, _ in lists.values()]).tolist(), strict=True))
@@ -193,9 +194,9 @@ def idle_servers(
     servers = Servers(
         servers=records,
         whole=whole_of(records),
-        requests=np.zeros(n, dtype=rows.REQUEST),
+        requests=rows.zeros((n,), rows.REQUEST),
         links=rows.new_links(n, ring, count),
-        adapters=np.zeros((count, rows_each + 1), dtype=rows.ADAPTER),  # untouched rows take no memory
+        adapters=rows.zeros((count, rows_each + 1), rows.ADAPTER),  # untouched rows take no memory
         heaps=np.zeros((count, 2, rows_each), dtype=rows.PLACED),
         sets=np.zeros((count, 2, places), dtype=np.int64),
         members=np.zeros((count, places), dtype=rows.MEMBER),
@@ -231,7 +232,9 @@ def idle_servers(
         pair_key=np.zeros(pairs, dtype=np.int64),
         pair_row=np.zeros(pairs, dtype=np.int32),
         wake_s=np.full(count, np.inf),
-        touched=np.ones(count, dtype=np.int64),
+        soonest=np.full(-(-count // BLOCK), np.inf),
+        touched=touched,
+        touched_words=touched.view(np.int64),
         on_way=np.zeros(count, dtype=np.int64),
         tuning=no_tuning(count) if tuning is None else tuning,
         client=new_client(work.concurrency or 0, count, np.require(time_s, np.float64, ["C", "W"])),

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.arrays import FloatArray, IntArray, Record
+from packer.arrays import ByteArray, FloatArray, IntArray, Record
 from packer.twin.cluster.ahead import ahead_of, each_of
 from packer.twin.cluster.caching import FIXED
 from packer.twin.cluster.client import Client
@@ -23,7 +23,7 @@ from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.each_step import advance_each
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
-from packer.twin.engine.state import ADAPTER, PLACED, ServerState
+from packer.twin.engine.state import ADAPTER, PLACED, ServerState, zeros
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.law.law import Law
 from packer.twin.tuning.state import Tuning
@@ -43,8 +43,10 @@ class Servers(NamedTuple):
     in `served` the numbers of the adapters stand that a server may serve, ascending; words, beside `served` (…, 3):
     their `hash` and `words`. seen (S,): adapters that a
     server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
-    `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle. touched (S,): 1 for servers
-    that a router with `note` (`routers.base.ScoringRouter`) has not looked at since they changed.
+    `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle; soonest (blocks,): for each
+    `BLOCK` servers a time before which none of them has. touched int8 (S, up to a multiple of 8): 1 for servers that a
+    router with `note` (`routers.base.ScoringRouter`) has not looked at since they changed; touched_words: the same
+    memory, eight servers a number.
     on_way (S,): requests that left the router and did not reach the server yet. tuning: what the servers train,
     registers with a leading axis. ahead: `cluster.ahead.Ahead` of
     those that schedule ahead or cache prefixes; None if none does. others: what each of the other engines has
@@ -85,7 +87,9 @@ class Servers(NamedTuple):
     pair_key: IntArray
     pair_row: npt.NDArray[np.int32]
     wake_s: FloatArray
-    touched: IntArray
+    soonest: FloatArray
+    touched: ByteArray
+    touched_words: IntArray
     on_way: IntArray
     tuning: Tuning
     ahead: Any
@@ -93,6 +97,8 @@ class Servers(NamedTuple):
     client: Client
 
 
+BLOCK = 16
+"""Servers whose next steps are looked for together."""
 REFUSED = -2
 """In `server`: the client could not send the request."""
 Engines = IntArray | None
@@ -126,14 +132,25 @@ def whole_of(servers: Record) -> IntArray:
     return whole
 
 
+def pair_places(pairs: int) -> int:
+    """Places of a hash table for so many pairs of a server and an adapter: it is never more than half full."""
+    return 1 << max(4, (2 * pairs).bit_length())
+
+
 def with_more_rows(servers: Servers) -> Servers:
     """The same servers with room for twice as many adapters each; untouched rows take no memory."""
     count, old = servers.adapters.shape
-    adapters = np.zeros((count, 2 * old - 1), dtype=ADAPTER)
+    adapters = zeros((count, 2 * old - 1), ADAPTER)
     heaps = np.zeros((count, 2, 2 * old - 2), dtype=PLACED)
     adapters[:, :old], heaps[:, :, : old - 1] = servers.adapters, servers.heaps
     others = tuple(own.with_rows(2 * old - 2) for own in servers.others)
-    return servers._replace(adapters=adapters, heaps=heaps, others=others)
+    grown = servers._replace(adapters=adapters, heaps=heaps, others=others)
+    places = pair_places(count * (2 * old - 2))
+    if places > len(servers.pair_key):
+        key, row = np.zeros(places, dtype=np.int64), np.zeros(places, dtype=np.int32)
+        grown = grown._replace(pair_key=key, pair_row=row)
+        _pair_again(grown, servers.pair_key, servers.pair_row)
+    return grown
 
 
 @njit(inline="always", **ENGINE_FLAGS)
@@ -165,6 +182,15 @@ def pair_slot(c: Servers, s: int, a: int) -> int:
     while c.pair_key[k] != 0 and c.pair_key[k] != key:
         k = (k + step) & mask
     return k
+
+
+@njit(**ENGINE_FLAGS)
+def _pair_again(c: Servers, keys: IntArray, rows: npt.NDArray[np.int32]) -> None:
+    """Put all pairs of another hash table into this one."""
+    for i in range(keys.size):
+        if keys[i] != 0:
+            k = pair_slot(c, (keys[i] - 1) // c.ranks.size, (keys[i] - 1) % c.ranks.size)
+            c.pair_key[k], c.pair_row[k] = keys[i], rows[i]
 
 
 @njit(**ENGINE_FLAGS)
@@ -231,8 +257,15 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
     c.touched[s] = 1
     offer(state_of(c, s), r)
     if c.servers[s].in_flight == 0 and at_s < c.wake_s[s]:
-        c.wake_s[s] = at_s
+        wakes(c, s, at_s)
     return True
+
+
+@njit(**ENGINE_FLAGS)
+def wakes(c: Servers, s: int, at_s: float) -> None:
+    """Server `s` next has something to do at `at_s`, which may be earlier than it was."""
+    c.wake_s[s] = at_s
+    c.soonest[s // BLOCK] = min(c.soonest[s // BLOCK], at_s)
 
 
 @njit(**ENGINE_FLAGS)

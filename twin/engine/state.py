@@ -7,7 +7,8 @@ and adapter `a` has row a + 1, so that 0 is "none". Switches are whole numbers, 
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+import math
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -34,6 +35,9 @@ def numbers(first: int, end: int) -> list[int]:
 """What an adapter's requests do, as the front end knows."""
 (IN_SLOT, ON_HOST) = numbers(0, 2)
 """The two caches of adapters."""
+
+LINE = 64
+"""Bytes of a cache line."""
 
 LINK = record(
     ("before", "i4"),  # row before this one in the ring; of the ring's head: the last row
@@ -154,57 +158,57 @@ SERVER = record(
     ("load_s", "f8"),
     ("stall_s", "f8"),  # time of loads, for each running request
 )
-REQUEST = record(
-    ("owner", "i8"),  # its adapter
-    ("prompt", "i8"),  # prompt tokens
-    ("output", "i8"),  # output tokens
-    ("generated", "i8"),  # tokens that came out before its last preemption
-    ("start", "i8"),  # step in which its last prefill ended
-    ("context", "i8"),  # tokens of that prefill; where requests are counted one by one, its priority
+REQUEST = record(  # 96 bytes: a run keeps millions
+    ("owner", "i4"),  # its adapter
+    ("prompt", "i4"),  # prompt tokens
+    ("output", "i4"),  # output tokens
+    ("generated", "i4"),  # tokens that came out before its last preemption
+    ("start", "i4"),  # step in which its last prefill ended
+    ("context", "i4"),  # tokens of that prefill; where requests are counted one by one, its priority
+    ("next", "i4"),  # the next one in whatever list it is in
+    ("status", "i1"),  # ACCEPTED, FINISHED, GIVEN_UP or 0
     ("key", "i8"),  # place in the order of waiting requests
-    ("next", "i8"),  # the next one in whatever list it is in
     ("sent_s", "f8"),
     ("reached_s", "f8"),  # got by the engine
     ("first_s", "f8"),  # first token, NaN before
-    ("finish_s", "f8"),  # last token, NaN before
-    ("last_s", "f8"),  # last token before a preemption
     ("first_seen_s", "f8"),  # first token as the client sees it
-    ("finish_seen_s", "f8"),  # and the last one
-    ("status", "i8"),  # ACCEPTED, FINISHED, GIVEN_UP or 0
+    ("finish_s", "f8"),  # last token, NaN before
+    ("finish_seen_s", "f8"),  # last token as the client sees it
+    ("last_s", "f8"),  # last token before a preemption
 )
 RINGS = record(
     ("batch", LINK),  # running requests by admission
     ("due", LINK),  # requests that finish in the same step
 )
-ADAPTER = record(
+ADAPTER = record(  # 128 bytes: two cache lines
     # The batch.
-    ("in_batch", "i8"),  # running requests
-    ("resident", "i8"),  # whether it is in a slot
-    ("on_host", "i8"),  # whether it is in host memory
-    ("last_use", "i8"),  # step of the last use, + 2
-    ("joined", "i8"),  # step in which it joined the batch, + 1
-    ("walked", "i8", (2,)),  # place in each of the two sets of the walk
-    # The queue.
-    ("first_key", "i8"),  # key of its first waiting request
-    ("heap", "i8"),  # the heap that it is in, + 1
-    ("place", "i8"),  # its place there
-    ("head", "i8"),  # its first waiting request
-    ("tail", "i8"),  # and the last one
+    ("in_batch", "i4"),  # running requests
+    ("last_use", "i4"),  # step of the last use, + 2
+    ("joined", "i4"),  # step in which it joined the batch, + 1
+    ("walked", "i4", (2,)),  # place in each of the two sets of the walk
+    ("resident", "i1"),  # whether it is in a slot
+    ("on_host", "i1"),  # whether it is in host memory
+    ("entered", "i1"),  # whether it is in the list by entry
+    ("heap", "i1"),  # the heap that it is in, + 1
     # What it is.
-    ("rank", "i8"),
-    ("blocks", "i8"),  # KV blocks while it is in a slot, 0 unless memory is unified
-    ("rank_class", "i8"),  # row of `classes`
     ("hash", "i8"),  # hash of its name
-    ("words", "i8", (2,)),  # random words for the hash of the sets of running and of waiting adapters
+    ("rank", "i4"),
+    ("rank_class", "i4"),  # row of `classes`
     # Rings, by last use of adapters outside the batch.
     ("idle", LINK),  # in slots
-    ("host", LINK),  # in host memory alone
-    ("named", LINK),  # those that the next series names, where that is a list
+    # The queue.
+    ("place", "i8"),  # its place in its heap
+    ("first_key", "i8"),  # key of its first waiting request
+    ("head", "i4"),  # its first waiting request
+    ("tail", "i4"),  # and the last one
     # Seldom used.
-    ("known_requests", "i8", (2,)),  # its requests that run and that wait as the front end counts them
-    ("known", "i8"),  # whether it was ever used
-    ("entered", "i8"),  # whether it is in the list by entry
-    ("refused", "i8"),  # requests refused
+    ("host", LINK),  # ring of those in host memory alone
+    ("named", LINK),  # ring of those that the next series names, where that is a list
+    ("words", "i8", (2,)),  # random words for the hash of the sets of running and of waiting adapters
+    ("known_requests", "i4", (2,)),  # its requests that run and that wait as the front end counts them
+    ("blocks", "i4"),  # KV blocks while it is in a slot, 0 unless memory is unified
+    ("refused", "i4"),  # requests refused
+    ("known", "i1"),  # whether it was ever used
 )
 WHAT_IT_IS = ("rank", "blocks", "rank_class", "hash", "words")
 """Fields of an adapter that never change."""
@@ -275,7 +279,7 @@ def adapters_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[Recor
     m = len(ranks)
     distinct, number = np.unique(ranks, return_inverse=True)
     rng = np.random.default_rng((seed, 0x77616C6B))
-    adapters = np.zeros(m + 1, dtype=ADAPTER)
+    adapters = zeros((m + 1,), ADAPTER)
     adapters["rank"][1:], adapters["blocks"][1:] = ranks, blocks
     adapters["rank_class"][1:] = number.ravel() + 1
     adapters["hash"][1:] = rng.integers(0, 2**61 - 1, size=m)
@@ -295,6 +299,14 @@ def mark_base(adapters: Record) -> None:
     base = np.flatnonzero(adapters["rank"] == 0)
     for field in ("in_batch", "resident", "known", "known_requests"):
         adapters[field][base] = 1
+
+
+def zeros(shape: tuple[int, ...], dtype: Any) -> Record:
+    """Zeros that begin at a cache line. Memory that is never touched is never taken."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.zeros(size + LINE, dtype=np.uint8)
+    first = -room.ctypes.data % LINE
+    return room[first : first + size].view(dtype).reshape(shape)
 
 
 def set_places(members: int) -> int:
@@ -348,7 +360,7 @@ def new_state(
     return ServerState(
         server=server,
         stream_s=np.zeros(0),
-        requests=np.zeros(n, dtype=REQUEST),
+        requests=zeros((n,), REQUEST),
         links=new_links(n, int(server.ring)),
         adapters=adapters,
         classes=classes,

@@ -227,6 +227,20 @@ def test_room_for_adapters_grows(case: Callable[..., Any], monkeypatch: pytest.M
     assert grown.state is not None
     assert grown.state.heaps.shape[2] > 1
     assert grown.requests.equals(enough.requests)
+    assert len(grown.state.pair_key) >= 2 * np.count_nonzero(grown.state.pair_key)
+
+
+def test_servers_of_a_static_router_run_in_threads(
+    case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers whose requests are all known beforehand run side by side with the same result as one after another."""
+    found = case(7)
+    runs = []
+    for many in (2**40, 0):
+        monkeypatch.setattr("packer.twin.cluster.dispatch.MANY", many)
+        runs.append(simulate_cluster(found.workload, found.cluster, router="random", duration_s=1.0))
+    assert runs[0].requests.equals(runs[1].requests)
+    np.testing.assert_array_equal(runs[0].raw.histogram, runs[1].raw.histogram)
 
 
 def test_servers_of_a_cluster_have_room_to_walk_over_their_own_batches() -> None:
