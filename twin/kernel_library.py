@@ -15,11 +15,14 @@ from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from llvmlite import ir
+from numba.core import event
 from numba.core.codegen import CPUCodegen, JITCodeLibrary
 from numba.core.compiler import Compiler
+from numba.core.cpu import CPUContext
 from numba.core.runtime.nrt import rtsys
 from numba.core.targetconfig import ConfigStack
 from numba.core.types.functions import BaseFunction
+from numba.core.types.npytypes import Record
 
 from packer.twin.kernel_cache import stamp
 
@@ -30,8 +33,8 @@ MARK = "numba.dynamic.globals.kernels"
 no kernel that it calls by symbol."""
 TYPE_ERROR = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
 """What Python finds instead of a kernel that only kernels may call."""
-SKIPPED = ("NopythonRewrites", "InlineClosureLikes")
-"""Numba's passes for what kernels do not have: array expressions and closures."""
+SKIPPED = ("NopythonRewrites", "InlineClosureLikes", "AnnotateTypes")
+"""Numba's passes for what kernels do not have, array expressions and closures, and for listings that no one reads."""
 
 
 class KernelLibrary(JITCodeLibrary):
@@ -152,16 +155,53 @@ def _call_type(function: Any, context: Any, arguments: tuple[Any, ...], named: d
     return _TYPES[key]
 
 
+_REPRS: dict[int, tuple[Any, str]] = {}
+_REPR: Any = Record.__repr__
+
+
+def _repr(record: Any) -> str:
+    """`Record.__repr__`, stored: Numba writes out all fields in each pass, and where it finds no code at first."""
+    if id(record) not in _REPRS:
+        _REPRS[id(record)] = record, _REPR(record)
+    return _REPRS[id(record)][1]
+
+
+_LOADED: dict[int, Any] = {}
+_LOAD: Any = CPUContext.load_additional_registries
+
+
+def _load_once(context: Any) -> None:
+    """`CPUContext.load_additional_registries`, once: Numba does so for each kernel, and where it finds no code."""
+    if id(context) not in _LOADED:
+        _LOAD(context)
+        _LOADED[id(context)] = context
+
+
+FASTER: tuple[tuple[Any, str, Any], ...] = (
+    (BaseFunction, "get_call_type", _call_type),
+    (Record, "__repr__", _repr),
+    (CPUContext, "load_additional_registries", _load_once),
+    (
+        event,
+        "broadcast",
+        lambda _event: None,
+    ),  # times of each call of LLVM, to a listener for each kernel under way
+)
+"""What stands in the place of parts of Numba while a kernel is compiled."""
+
+
 class KernelCompiler(Compiler):
     """Numba's compiler, with these libraries."""
 
     def _compile_core(self) -> Any:
-        before = BaseFunction.get_call_type
-        BaseFunction.get_call_type = _call_type  # type: ignore[method-assign, assignment]
+        before = [getattr(owner, name) for owner, name, _ in FASTER]
+        for owner, name, faster in FASTER:
+            setattr(owner, name, faster)
         try:
             return super()._compile_core()
         finally:
-            BaseFunction.get_call_type = before  # type: ignore[method-assign]
+            for (owner, name, _), numbas in zip(FASTER, before, strict=True):
+                setattr(owner, name, numbas)
 
     def define_pipelines(self) -> list[Any]:
         """The passes; symbols are named by stamps, thus the same in every process."""
