@@ -18,6 +18,7 @@ from packer.plan import Plan
 from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
 from packer.planning.overload import Overload
+from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_spare_slots
 from packer.planning.solve import solve
@@ -140,6 +141,7 @@ class Frontier(Conditions):
             self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
             wide = len(self.workload) > WIDE * n_gpus
             best: list[Bin] = []
+            tried: list[Sequence[Bin]] = []
             first, costs, worst = self.kept.hours[:1], math.inf, 1.0  # the hour that breaks most
             for bins in self._proposals(n_gpus):
                 if following is not None and not wide:
@@ -158,6 +160,9 @@ class Frontier(Conditions):
                     )  # to break limits is better than to starve
                 if holds or self.over():
                     break
+                tried.append(made)
+            else:
+                best = self.mended(tried) or best
             self._points[n_gpus] = self.point_of(best)
         return self._points[n_gpus]
 
@@ -169,6 +174,13 @@ class Frontier(Conditions):
             overload = Overload(self, self._placed)
             point = self.put(overload.most_within([point.plan.bins, *others], n_gpus))
         return point
+
+    def mended(self, plans: Sequence[Sequence[Bin]], further: Sequence[Hour] = ()) -> list[Bin] | None:
+        """One of the plans with other adapters on the servers that break the limits of all hours so far, or of further
+        ones (`packer.planning.redeal`); None where none is found."""
+        hours = [*self.kept.hours, self.kept.given, *further]
+        fits = not self.spare and not self.replayed and self._all_count
+        return dealt_anew(self.kept, plans, hours, self.over) if fits else None
 
     @property
     def _all_count(self) -> bool:

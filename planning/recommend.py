@@ -188,11 +188,14 @@ class Deployment:
         return replace(plan, verified=not job.broken)
 
     def repair(self, plan: Plan, _number: int) -> Plan | None:
-        """The fewest GPUs that keep the goal in the worst of the hours that broke the plan, too."""
+        """The plan with other adapters on the servers that broke the goal, or else the fewest GPUs that keep it in the
+        worst of the hours that broke the plan, too."""
         job, low = self.job, self.first
         assert low is not None
         job.keep(max(job.broken, key=lambda hour: max(job.kept.used(plan.bins, [hour]))))
         self.least = low
+        if (mended := job.mended([plan.bins], job.broken)) is not None:
+            return self._put(mended)
         return self._plan(None if job.hopeless else job.first(low, job.most(self.max_gpus)))
 
     def look_around(self, _plan: Plan | None = None) -> None:

@@ -1,0 +1,81 @@
+"""Servers that break the goal by chance get other adapters, and all adapters keep a place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.planning.kept import Hour, KeptHours
+from packer.planning.redeal import NEAR, dealt_anew
+from packer.profile import Profile
+from packer.twin.hours import Hours
+from packer.workload import Workload
+
+
+class _Unlucky(KeptHours):
+    """Hours in which a server breaks its limits if it holds both adapters of one of the pairs."""
+
+    pairs: Sequence[set[int]] = ()
+    by = 1.1
+
+    def used(self, bins: Sequence[Bin], *_: object, **__: object) -> list[float]:
+        return [self.by if any(pair <= {*item.adapters} for pair in self.pairs) else 0.8 for item in bins]
+
+
+def _plan(server: Profile, n: int, each: int) -> tuple[Workload, list[Bin]]:
+    rates = np.random.default_rng(n).lognormal(-3.0, 1.0, n * each)
+    fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates.tolist())])
+    parts = [tuple(range(k * each, (k + 1) * each)) for k in range(n)]
+    return fleet, [Bin(part, server.settings(each, 8), server) for part in parts]
+
+
+def _hours(fleet: Workload, *pairs: set[int]) -> _Unlucky:
+    kept = _Unlucky(fleet, fleet, 1, Hours())
+    kept.pairs = pairs
+    return kept
+
+
+def test_a_server_that_breaks_its_limits_deals_with_another_one(server: Profile) -> None:
+    """All adapters keep a place, with a slot each where they had one; the two servers get equal loads, others stay."""
+    fleet, bins = _plan(server, 6, 40)
+    kept = _hours(fleet, {3, 7})
+    hours: list[Hour] = [(fleet, 1)]
+    made = dealt_anew(kept, [bins], hours, lambda: False)
+    assert made is not None
+    assert max(kept.used(made)) <= 1.0
+    assert sorted(i for item in made for i in item.adapters) == list(range(len(fleet)))
+    new = [item for item in made if item not in bins]
+    loads = [item.offered_tok_s(fleet) for item in new]
+    assert len(new) == 2
+    assert max(loads) < 1.2 * min(loads)
+    assert all(item.max_loras == len(item.adapters) for item in made)
+    assert dealt_anew(kept, [bins], hours, lambda: False) == made
+
+
+def test_the_plan_with_the_fewest_such_servers_is_dealt_anew(server: Profile) -> None:
+    """A plan with none is taken as it is."""
+    fleet, bins = _plan(server, 6, 40)
+    other = bins[::-1]
+    kept = _hours(fleet, {3, 7})
+    mixed = dealt_anew(kept, [bins], [(fleet, 1)], lambda: False)
+    assert mixed is not None
+    assert dealt_anew(kept, [other, mixed], [(fleet, 1)], lambda: False) == mixed
+
+
+@pytest.mark.parametrize(("broken", "by"), [(3, 1.1), (1, NEAR)])
+def test_servers_that_carry_too_much_are_not_dealt_anew(server: Profile, broken: int, by: float) -> None:
+    """Where many servers break their limits, or one by much, there are too few of them."""
+    fleet, bins = _plan(server, 6, 40)
+    kept = _hours(fleet, *({40 * k, 40 * k + 1} for k in range(broken)))
+    kept.by = by
+    assert dealt_anew(kept, [bins], [(fleet, 1)], lambda: False) is None
+
+
+def test_no_deal_is_made_once_the_time_is_over(server: Profile) -> None:
+    """The plans stay as they are."""
+    fleet, bins = _plan(server, 6, 40)
+    assert dealt_anew(_hours(fleet, {3, 7}), [bins], [(fleet, 1)], lambda: True) is None
