@@ -210,7 +210,9 @@ class Output:
                 self.note(f"the profile {profile.label}: {said}.")
             if "fewer GPUs" in profile.provenance:
                 gpus = counted(profile.engine.gpus, "GPU")
-                self.note(f"each server has {gpus}; {profile.provenance['fewer GPUs']}.")
+                self.note(
+                    f"each server of {profile.gpu.name} has {gpus}; {profile.provenance['fewer GPUs']}."
+                )
 
     def progress(self) -> AbstractContextManager[Progress]:
         """A progress bar on a terminal, unless quiet."""

@@ -254,7 +254,7 @@ def _prefixes(fleet: Workload, found: dict[str, Any]) -> list[str]:
         )
     if fleet.shared_prefix_tokens.any():
         shared = float(np.average(fleet.shared_prefix_tokens, weights=fleet.rates))
-        lines.append(f"Shared prefixes: {shared:,.0f} tokens of a prompt on average.")
+        lines.append(f"Shared prefixes: {shared:,.0f} tokens on average, or the whole of a shorter prompt.")
     return lines
 
 

@@ -23,6 +23,7 @@ from packer.traces.prefixes import with_hit_rate
 from packer.traces.prometheus import Metrics
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
+from packer.words import listed
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 Loads = Mapping[str, npt.NDArray[np.float64]]
@@ -169,6 +170,8 @@ def observe_log(
         notes.append(said)
     if trace.step_s:
         notes.append(stepped(trace.step_s))
+    if absent := sorted(name for name, rank in ranks.table.items() if rank and name not in set(trace.names)):
+        notes.append(f"no requests to {listed(absent, 10)}, left out though the table of ranks has them")
     if trace.dropped or trace.other:
         notes.append(f"left out {trace.dropped} requests without tokens and {trace.other} other lines")
     return Observed(fleet, table, loads, tuple(notes), trace.span_s)
@@ -180,7 +183,8 @@ def shared_words(fleet: Workload) -> str:
     means = [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter]
     turns = float(np.average(means, weights=fleet.rates))
     said = [f"requests come in sessions of {turns:.3g} turns on average"] if fleet.has_sessions else []
-    said += [f"prompts of an adapter share {share:,.0f} tokens on average"] if share >= 0.5 else []
+    if share >= 0.5:
+        said.append(f"prompts of an adapter share {share:,.0f} tokens on average, shorter ones all of theirs")
     return ", and ".join(said)
 
 

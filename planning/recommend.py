@@ -30,7 +30,7 @@ from packer.twin.memory.starts import starting
 from packer.workload import Workload
 
 UNCONFIRMED = (
-    "The time ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
+    "The search ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
 )
 ROUNDS = 6
 """How often fresh hours are simulated, each time others."""

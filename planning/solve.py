@@ -46,7 +46,7 @@ GOAL_S = 4.0
 SEARCHED = 0.7
 """Share of a time limit for the search; the rest is for its verification and what is said of the plan."""
 
-UNVERIFIED = "The time ended before a fresh hour was simulated: a longer --time-limit."
+UNVERIFIED = "The search ended before a fresh hour was simulated: a longer --time-limit."
 
 
 def solve(

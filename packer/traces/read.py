@@ -87,8 +87,13 @@ def _without_skipped(rows: RequestRows, fields: Fields) -> RequestRows:
 
 
 def _kind(names: Iterable[str], fields: Fields) -> TraceFormat | None:
-    """The kind of trace with these columns, unless names of columns were given."""
-    return None if fields.keys else recognise(set(names))
+    """The kind of trace with these columns and those given; None where others are given than a trace may lack."""
+    columns, optional = set(names), {"model": "adapter", "rank": "rank", "session": "session"}
+    own: dict[str, Any] = {optional.get(name, ""): key.lower() for name, key in fields.keys.items()}
+    kind = recognise(columns - set(own.values()))
+    if kind is None or not own:
+        return kind
+    return replace(kind, **own) if "" not in own and columns >= set(own.values()) else None
 
 
 def _read_csv(text: str, fields: Fields) -> tuple[TraceFormat | None, dict[str, Any]]:

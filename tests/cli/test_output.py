@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
 import sys
 
 import numpy as np
@@ -94,6 +95,15 @@ def test_lines_break_between_words(width: int) -> None:
     assert all(len(line) <= width for line in lines)
     assert all(line.startswith(12 * " ") for line in lines[1:])
     assert output.wrapped(text, None) == [text]
+
+
+def test_a_note_comes_after_the_table_above_it() -> None:
+    """Where output and messages go to one file, what was printed first stands first."""
+    code = "from packer.cli import output; print('table'); output.note('wrote it')"
+    both = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    assert both.stdout.splitlines() == ["table", "packer: wrote it"]
 
 
 def test_only_verdicts_have_colours(monkeypatch: pytest.MonkeyPatch) -> None:

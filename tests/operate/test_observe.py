@@ -70,6 +70,16 @@ def test_a_log_is_replayed_as_it_was(tmp_path: Path) -> None:
     assert found.arrivals.trace.time_s.tolist() == list(range(10))
 
 
+def test_an_adapter_without_requests_is_not_left_out_unsaid(tmp_path: Path) -> None:
+    """A plan for a log has no server for an adapter that only the table of ranks names: that is said."""
+    path = tmp_path / "log.jsonl"
+    usage = '"usage": {"prompt_tokens": 100, "completion_tokens": 50}'
+    path.write_text("\n".join(f'{{"timestamp": {k}, "model": "a", {usage}}}' for k in range(10)), "utf-8")
+    found = observe_log(read_trace(path), Ranks({"a": 8, "idle": 16, "base": 0}))
+    assert found.fleet.names == ("a",)
+    assert [note for note in found.notes if "idle" in note and "base" not in note]
+
+
 def test_the_busiest_window_of_a_log(tmp_path: Path) -> None:
     """A log that ends quietly is seen at its busiest hour, and in its last one where that is asked for."""
     path = tmp_path / "log.jsonl"

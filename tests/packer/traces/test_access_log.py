@@ -68,6 +68,22 @@ def test_own_keys_and_gzip(tmp_path: Path) -> None:
     assert log.names == ("x",)
 
 
+def test_a_known_trace_takes_the_column_of_its_adapters(tmp_path: Path) -> None:
+    """A trace that is known by its columns keeps them where a key says which column has the adapters."""
+    path = tmp_path / "burst.csv"
+    head, own = (
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        "1,chat,5,6,11,API log",
+    )
+    path.write_text(f"{head}\n{own}\n")
+    assert read_trace(path).names == ()
+    assert read_trace(path, Fields(keys={"model": "Model"})).names == ("chat",)
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens,Lora\n1,5,6,sql\n")
+    assert read_trace(path, Fields(keys={"model": "Lora"})).names == ("sql",)
+    with pytest.raises(FileFormatError, match="Found: timestamp, contexttokens"):
+        read_trace(path, Fields(keys={"model": "adapter"}))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
