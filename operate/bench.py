@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from packer.adapter import Adapter
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import IntArray
 from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, reading, shown
@@ -139,10 +139,8 @@ def _requests(document: dict[str, Any], adapters: int, seed: int) -> tuple[Reque
     if not len(inputs):
         raise FileFormatError("expected a run with at least one answered request, got none.")
     time_s, n = np.zeros(len(inputs)), len(inputs)
-    rate = (
-        math.inf if document.get("request_rate") in (None, "inf") else _number(document, "request_rate", 1e-9)
-    )
-    if math.isfinite(rate):
+    if document.get("request_rate") not in (None, "inf"):
+        rate = _number(document, "request_rate", 1e-9)
         # The client's gaps are gamma with this shape, 1: Poisson (`get_request`).
         shape = _number(document, "burstiness", 1e-3) if "burstiness" in document else 1.0
         time_s = np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), size=n))
@@ -157,8 +155,7 @@ def _lengths(document: dict[str, Any], key: str) -> IntArray | None:
     given = document.get(key)
     if not isinstance(given, list) or not all(isinstance(each, int) for each in given):
         return None
-    found: FloatArray | IntArray = np.array(given, dtype=np.int64)
-    return found.astype(np.int64)
+    return np.array(given, dtype=np.int64)
 
 
 def _number(document: dict[str, Any], key: str, low: float = -math.inf) -> float:

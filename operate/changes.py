@@ -51,9 +51,8 @@ def changed_plan(
     bins, numbers, lost = _surviving(plan, lose)
     workload, kept = changed_fleet(fleet, rate_factor=rate_factor, add=add, remove=remove)
     position = {old: new for new, old in enumerate(kept)}
-    kept_bins = [
-        (gpu, left) for gpu, item in enumerate(bins) if (left := item.renumbered(position)) is not None
-    ]
+    left = [(gpu, item.renumbered(position)) for gpu, item in enumerate(bins)]
+    kept_bins = [(gpu, item) for gpu, item in left if item is not None]
     newcomers = range(len(kept), len(workload))
     found, unplaced = placed(workload, [item for _, item in kept_bins], newcomers)
     names = (*(fleet.names[i] for i in lost if i in position), *(workload.names[i] for i in unplaced))

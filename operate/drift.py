@@ -12,6 +12,7 @@ from packer.plan import Plan
 from packer.strategies import Predictor
 from packer.workload import Workload
 
+Advice = Literal["keep", "watch", "replan"]
 SILENT_RATE = 1e-6
 """Rate of an adapter without a request, req/s: a rate is positive."""
 
@@ -38,7 +39,7 @@ class Drift:
     """
 
     evaluation: PlanEvaluation
-    advice: Literal["keep", "watch", "replan"]
+    advice: Advice
     drifted: tuple[Drifted, ...]
     new_adapters: tuple[str, ...]
     silent_adapters: tuple[str, ...]
@@ -100,15 +101,9 @@ def drift(
     new = tuple(name for name in seen.names if name not in known)
     load = dict(zip(seen.names, seen.offered_tok_s_by_adapter.tolist(), strict=True))
     holds = found.holds and sum(load[name] for name in new) <= tolerance * seen.offered_tok_s
-    return Drift(
-        found,
-        "replan" if not holds else "watch" if rows or new else "keep",
-        tuple(rows),
-        new,
-        tuple(sorted(known - measured)),
-        planned.offered_tok_s,
-        seen.offered_tok_s,
-    )
+    advice: Advice = "replan" if not holds else "watch" if rows or new else "keep"
+    silent, loads = tuple(sorted(known - measured)), (planned.offered_tok_s, seen.offered_tok_s)
+    return Drift(found, advice, tuple(rows), new, silent, *loads)
 
 
 def unreplayed(fleet: Workload) -> Workload:

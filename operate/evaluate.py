@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -232,11 +232,6 @@ def _limits_kept(
 
 
 def _simulated(workload: Workload, bins: Sequence[Bin], seed: int, duration_s: float) -> Evaluations:
-    runs = (
-        simulate(
-            item.workload(workload), item.profile, max_loras=item.max_loras, max_lora_rank=item.max_lora_rank,
-            duration_s=duration_s, seed=seed, timeline_bin_s=duration_s,
-        )
-        for item in bins
-    )  # fmt: skip
+    given: dict[str, Any] = {"duration_s": duration_s, "seed": seed, "timeline_bin_s": duration_s}
+    runs = (simulate(b.workload(workload), b.profile, **asdict(b.settings), **given) for b in bins)
     return Evaluations.of([evaluation_of([run]) for run in runs])

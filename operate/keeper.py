@@ -130,9 +130,8 @@ class Keeper:
         span_s = now_s - SHORT_S - start_s
         same_s = np.array([max(since_s, self.requests.same_since_s(s)) for s in range(len(self.kinds))])
         columns = np.array(view.sampled_since(same_s, now_s)).T.tolist()
-        samples = {
-            s: Sampled(n, prompt / n, output / n) for s, (n, prompt, output) in enumerate(columns) if n
-        }
+        each = enumerate(columns)
+        samples = {s: Sampled(n, prompt / n, output / n) for s, (n, prompt, output) in each if n}
         was = before / span_s if span_s > 0 else recent
         seen = Observation(load, recent, was, view.on.copy(), None, samples)
         return [each.change for each in self.decide(now_s, seen)]
@@ -314,10 +313,8 @@ class Keeper:
         if not math.isfinite(usual) or usual <= 0.0:
             usual = max(total, 1.0)
         at_hand = float(caps.sum()) + usual * len(self.starting)
-        needed = max(
-            1 if not serving and not self.starting else 0, math.ceil((total / FULL - at_hand) / usual)
-        )
-        self.missing = max(0, needed)
+        least = 0 if serving or self.starting else 1
+        needed = self.missing = max(least, math.ceil((total / FULL - at_hand) / usual))
         if needed > 0:
             self._spare_since_s = math.inf
             off = [s for s in range(len(self.kinds)) if not self.on[s]]

@@ -28,15 +28,9 @@ class MemoryTable:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        rows = [
-            {
-                "max_loras": slots,
-                "max_lora_rank": rank,
-                "kv_cache_tokens": tokens or 0,
-                "memory_error": self.errors[slots, rank],
-            }
-            for (slots, rank), tokens in self.tokens.items()
-        ]
+        names = ("max_loras", "max_lora_rank", "kv_cache_tokens", "memory_error")
+        cells = ((*at, tokens or 0, self.errors[at]) for at, tokens in self.tokens.items())
+        rows = [dict(zip(names, row, strict=True)) for row in cells]
         about = {"profile": self.profile.name, "calibrated": self.profile.calibrated}
         return {**about, "rows": rows, "largest_max_loras": self.largest}
 

@@ -84,9 +84,8 @@ class Observed:
     @property
     def times_mean(self) -> float:
         """Offered load at the rates of the fleet over that at the mean rates."""
-        return float(
-            next(iter(self.loads.values())) @ self.table.tokens / (self.loads["mean"] @ self.table.tokens)
-        )
+        planned, tokens = next(iter(self.loads.values())), self.table.tokens
+        return float(planned @ tokens / (self.loads["mean"] @ tokens))
 
     @property
     def span(self) -> str:
@@ -106,9 +105,7 @@ class Observed:
             if start_s < SINCE_1970_S:
                 when = f"{clock(start_s)} after its start"
             else:
-                day = (
-                    f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " if len(self.table.rates) > 24 else ""
-                )
+                day = f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " * (len(self.table.rates) > 24)
                 when = f"{day}{clock(start_s)} (UTC)"
         if at == "mean" or len(self.table.rates) == 1:
             return "the mean"
@@ -219,9 +216,8 @@ def seen_in_log(path: str | os.PathLike[str], window_s: float, *, busiest: bool 
     """The fleet in the last window of a log, which may still grow, or in its busiest one; its ranks are 1."""
     log = read_trace(path, growing=True)
     if log.adapter is None:
-        raise FileFormatError(
-            "the log names no adapters, so that no plan can be compared with it.", path=path
-        )
+        said = "the log names no adapters, so that no plan can be compared with it."
+        raise FileFormatError(said, path=path)
     trace = replace(log, ranks=(1,) * len(log.names))
     rates = rates_of(trace, window_s).loads(())["peak"] if busiest else latest_rates(trace, window_s)
     fleet = measure_workload(trace, window_s=window_s)

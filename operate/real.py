@@ -35,11 +35,8 @@ def measured(
     """
     found = list(results)
     for fleet in fleets:
-        plans = {
-            str(k): result.plan
-            for k, result in enumerate(results)
-            if result.adapters == len(fleet) and result.plan is not None and result.plan.bins
-        }
+        own = [(k, each.plan) for k, each in enumerate(results) if each.adapters == len(fleet)]
+        plans = {str(k): plan for k, plan in own if plan is not None and plan.bins}
         place = folder / str(len(fleet))
         for k, reports in measure_plans(plans, fleet, launch, place, spec, progress).items():
             figures, failures = figures_of(reports)
@@ -58,16 +55,16 @@ def figures_of(reports: Sequence[BinReport]) -> tuple[PlanFigures, tuple[str, ..
         return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan
 
     lacking = [report.memory_error[1] for report in reports]
+    started = [report for report, failed in zip(reports, lacking, strict=True) if not failed]
     figures = PlanFigures(
         "vllm",
         sum(report.mean("measured", "total_token_throughput") or 0.0 for report in reports),
         mean("mean_ttft_ms"),
         mean("mean_itl_ms"),
-        sum(bool(report.starved[1]) and not failed for report, failed in zip(reports, lacking, strict=True)),
+        sum(bool(report.starved[1]) for report in started),
         sum(lacking),
     )
-    why = (report.failure for report, failed in zip(reports, lacking, strict=True) if not failed)
-    return figures, tuple(failure for failure in why if failure is not None)
+    return figures, tuple(report.failure for report in started if report.failure is not None)
 
 
 def _key(fleet: Workload, bin_: Bin) -> str:

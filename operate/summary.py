@@ -12,29 +12,21 @@ from packer.workload import Workload
 
 def summary_of(fleet: Workload) -> dict[str, Any]:
     """Figures of a workload, JSON-able; means and spreads of lengths are over requests."""
-    ranks = [
-        {
-            "rank": int(rank),
-            "adapters": int((fleet.ranks == rank).sum()),
-            "rate": float(fleet.rates[fleet.ranks == rank].sum()),
-            "offered_tok_s": float(fleet.offered_tok_s_by_adapter[fleet.ranks == rank].sum()),
-        }
-        for rank in np.unique(fleet.ranks)
-    ]
-    busiest = np.sort(fleet.rates)[::-1]
+    ranks = []
+    for rank in np.unique(fleet.ranks).tolist():
+        own, load = fleet.ranks == rank, fleet.offered_tok_s_by_adapter
+        sums = {"rate": float(fleet.rates[own].sum()), "offered_tok_s": float(load[own].sum())}
+        ranks.append({"rank": rank, "adapters": int(own.sum()), **sums})
+    busiest = np.sort(fleet.rates)[::-1].tolist()
     return {
         "name": fleet.name,
         "adapters": len(fleet),
         "rate": fleet.rate,
         "offered_tok_s": fleet.offered_tok_s,
         "ranks": ranks,
-        "adapter_rate": {
-            "min": float(busiest[-1]),
-            "median": float(np.median(busiest)),
-            "max": float(busiest[0]),
-        },
-        "share_of_top_5_percent": _top_share(busiest.tolist(), 0.05),
-        "share_of_top_20_percent": _top_share(busiest.tolist(), 0.2),
+        "adapter_rate": {"min": busiest[-1], "median": float(np.median(busiest)), "max": busiest[0]},
+        "share_of_top_5_percent": _top_share(busiest, 0.05),
+        "share_of_top_20_percent": _top_share(busiest, 0.2),
         "input_tokens": _mixture(fleet, "input_tokens"),
         "output_tokens": _mixture(fleet, "output_tokens"),
         "length_correlation": fleet.length_correlation,

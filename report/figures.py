@@ -19,8 +19,6 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from packer.errors import ValidationError, shown
-
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7b6bd0", "#a87000", "#808080")
 """Okabe and Ito's palette, with its too light hues darkened."""
 
@@ -45,21 +43,10 @@ Values = Sequence[float] | npt.NDArray[Any]
 """Numbers of a series; kept as a tuple of floats."""
 
 
-def _check_columns(series: Series, names: Sequence[str], *others: Sequence[object]) -> None:
-    """Turn columns into tuples of floats; they and the `others` must be equally long."""
-    lengths = [len(column) for column in others]
-    for name in reversed(names):
-        try:
-            column = tuple(float(value) for value in getattr(series, name))
-        except (TypeError, ValueError) as error:
-            raise ValidationError(f"Expected {name} of a series to be numbers: {error}.") from None
-        object.__setattr__(series, name, column)
-        lengths.insert(0, len(column))
-    if len(set(lengths)) != 1:
-        sizes = ", ".join(map(str, lengths))
-        raise ValidationError(
-            f"Expected the columns of series {shown(series.label)} to be equally long, got {sizes}."
-        )
+def _floats(series: Series, *names: str) -> None:
+    """Turn columns of a series into tuples of floats."""
+    for name in names:
+        object.__setattr__(series, name, tuple(map(float, getattr(series, name))))
 
 
 def known(value: float | None) -> float:
@@ -79,7 +66,7 @@ class Line:
     markers: bool = False
 
     def __post_init__(self) -> None:
-        _check_columns(self, ("x", "y"))
+        _floats(self, "x", "y")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +80,7 @@ class Scatter:
     texts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        _check_columns(self, ("x", "y"), *([self.texts] if self.texts else []))
+        _floats(self, "x", "y")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +94,7 @@ class Bars:
     failed: Sequence[bool] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "categories", tuple(str(name) for name in self.categories))
-        _check_columns(self, ("y",), self.categories, *([self.failed] if self.failed else []))
+        _floats(self, "y")
 
 
 Series = Line | Scatter | Bars
@@ -122,10 +108,6 @@ class Mark:
     label: str = ""
     axis: Axis = "x"
 
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.at):
-            raise ValidationError(f"Expected a mark at a finite value, got {shown(self.at)}.")
-
 
 @dataclass(frozen=True, slots=True)
 class Panel:
@@ -138,13 +120,6 @@ class Panel:
     x_log: bool = False
     y_log: bool = False
     marks: Sequence[Mark] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("series", "marks"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        kinds = {isinstance(item, Bars) for item in self.series}
-        if len(kinds) > 1:
-            raise ValidationError("Expected a panel to hold bars only, or none.")
 
     def color(self, position: int) -> str:
         """Colour of the series at a position."""
@@ -161,13 +136,6 @@ class Figure:
     caption: str = ""
     columns: int = 2
     panel_size: tuple[float, float] = field(default=(5.2, 3.4))
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "panels", tuple(self.panels))
-        if not self.panels:
-            raise ValidationError("Expected a figure to have at least one panel, got 0.")
-        if self.columns < 1:
-            raise ValidationError(f"Expected a figure to have at least 1 column, got {shown(self.columns)}.")
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def test_max_pack_is_marked(frame: pl.DataFrame) -> None:
 def test_no_max_pack_no_mark(frame: pl.DataFrame) -> None:
     """Where nothing is feasible there is nothing to mark."""
     panel = sweep_figure(frame, frame.clear(), "adapters", title="t").panels[0]
-    assert panel.marks == ()
+    assert not panel.marks
     assert not any(isinstance(series, Scatter) for series in panel.series)
 
 
