@@ -59,7 +59,7 @@ class SweepFiles:
     """What is written."""
 
     output: str | None = common("output", help="Write the rows here: .csv or .parquet.")
-    plot: str | None = common("plot", help="Draw the curves (.html, .png or .svg).")
+    plot: str | None = common("plot", help="Draw the curves (.html or .svg).")
 
 
 @command

@@ -93,7 +93,7 @@ def test_interrupt_keeps_what_is_done(
         (["--max-loras", ""], "whole numbers"),
         (["--max-lora-rank", "12"], "max_lora_rank"),
         (["--output", "rows.txt"], ".csv, .parquet"),
-        (["--plot", "curve.pdf"], ".html, .png, .svg"),
+        (["--plot", "curve.pdf"], ".html, .svg"),
         (["--output", "no/such/folder/rows.csv"], "no directory"),
     ],
 )
