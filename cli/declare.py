@@ -245,8 +245,19 @@ class Command(click.Command):
 @cache
 def option_sections() -> dict[str, list[str]]:
     """Sections of help pages, in their order: title → options without dashes, in their order."""
-    text = Path(__file__).with_name("options.toml").read_text("utf-8")
-    return {title: row["options"].split() for title, row in tomllib.loads(text).items()}
+    return {title: text.split() for title, text in _options()["sections"].items()}
+
+
+@cache
+def shared_help() -> dict[str, str]:
+    """Help of options that several commands share, by their names."""
+    texts = {name: " ".join(text.split()) for name, text in _options()["help"].items()}
+    return {name: text.replace(" [default:", "  [default:") for name, text in texts.items()}
+
+
+@cache
+def _options() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
 
 
 class LazyGroup(click.Group):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from packer.cli.declare import Readers, argument, bundle, flag, option, pairs
+from packer.cli.declare import Readers, argument, bundle, flag, option, pairs, shared_help
 from packer.cli.output import Part, Progress, check_distinct, note, print_json, progress_bar, show
 from packer.errors import shown
 from packer.words import counted
@@ -26,6 +26,7 @@ DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
 LENGTH = click.FloatRange(min=1.0, max=1e7)
 """A simulated or measured time, s."""
 LONGEST_RANGE = 10_000
+REGISTERED = ("objective", "router", "solver")
 
 
 def numbers(
@@ -88,94 +89,39 @@ def once(_context: click.Context, parameter: click.Parameter, given: tuple[str, 
     return given[0]
 
 
-USUAL_GOAL = "p95_ttft_ms=2000,mean_itl_ms=100"
+HOURS, GPUS = click.FloatRange(min=1.0, max=1e8), complete("packer.twin.datasheets:GPUS")
 COMMON: dict[str, dict[str, Any]] = {
-    "at": {
-        "default": "peak",
-        "metavar": "peak|mean|each-peak|pNN",
-        "help": "Rates of the workload: the busiest window's, the mean, each adapter's own busiest window's, or the "
-        "window's at a percentile of the load.",
-    },
+    "at": {"default": "peak", "metavar": "peak|mean|each-peak|pNN"},
     "duration": {"type": LENGTH, "metavar": "SECONDS"},
-    "gpu": {
-        "metavar": "NAME",
-        "multiple": True,
-        "callback": once,
-        "shell_complete": complete("packer.twin.datasheets:GPUS"),
-    },
-    "gpus": {
-        "type": click.IntRange(min=1, max=1_000_000),
-        "metavar": "N",
-        "help": "GPUs at hand: a limit, or with a spreading objective their exact number.",
-    },
-    "margin": {
-        "type": click.FloatRange(min=0.0, max=10.0),
-        "metavar": "X",
-        "help": "Raise the rates that servers must serve by this share: 0.05 is 5 %, 0 none.  [default: as the "
-        "profile's error requires at 95 % confidence]",
-    },
-    "max-lora-rank": {
-        "type": int,
-        "metavar": "RANK",
-        "help": "Rank of every slot (vLLM's --max-lora-rank).  [default: that of the largest adapter]",
-    },
-    "max-replicas": {
-        "type": click.IntRange(min=1, max=10_000),
-        "metavar": "N",
-        "help": "Split an adapter that is too hot for one GPU over up to so many.  [default: without an objective as "
-        "many as it needs, else 1]",
-    },
+    "gpu": {"metavar": "NAME", "multiple": True, "callback": once, "shell_complete": GPUS},
+    "gpus": {"type": click.IntRange(min=1, max=1_000_000), "metavar": "N"},
+    "margin": {"type": click.FloatRange(min=0.0, max=10.0), "metavar": "X"},
+    "max-lora-rank": {"type": int, "metavar": "RANK"},
+    "max-replicas": {"type": click.IntRange(min=1, max=10_000), "metavar": "N"},
     "model": {"metavar": "NAME|PATH", "shell_complete": complete("packer.fit.models:MODELS")},
+    **{name: {"metavar": "NAME", "shell_complete": complete_registered(name)} for name in REGISTERED},
     "output": {"flags": ("-o", "--output"), "metavar": "FILE"},
     "plot": {"metavar": "FILE"},
     "predictor": {
         "metavar": "NAME|PATH",
         "shell_complete": complete_registered("predictor"),
         "default": "twin",
-        "help": "What predicts a server: the twin, a learned predictor, or the path of a saved one.",
     },
-    "profile": {
-        "metavar": "NAME|FILE.toml",
-        "shell_complete": complete("packer.io.profiles:profile_names"),
-        "help": "The server: a shipped profile (packer profiles list) or a profile file.",
-    },
-    "rate-factor": {
-        "type": float,
-        "default": 1.0,
-        "metavar": "X",
-        "help": "Multiply every request rate by this.",
-    },
-    "seed": {
-        "type": click.IntRange(min=0, max=2**32 - 1),
-        "default": 0,
-        "help": "Seed of everything random: the same seed gives the same output.",
-    },
-    "slo": {
-        "multiple": True,
-        "metavar": "[CLASS:]KEY=MS,…",
-        "help": "Latency goal: mean_, median_, p90_, p95_ or p99_ of ttft_ms, itl_ms, tpot_ms, e2e_ms of every "
-        "adapter (server.p99_ttft_ms: of every server; ttft_ms: of each request), or of an slo_class; "
-        "adapter_share, request_share: the shares that must keep it; none: no limits; repeatable.  "
-        f"[default: the workload's, else {USUAL_GOAL}]",
-    },
-    "time-limit": {
-        "type": click.FloatRange(min=0.0, min_open=True),
-        "metavar": "SECONDS",
-        "help": "Stop searching after this long and return the best plan so far.",
-    },
-    **{
-        name: {"metavar": "NAME", "shell_complete": complete_registered(name)}
-        for name in ("objective", "router", "solver")
-    },
+    "profile": {"metavar": "NAME|FILE.toml", "shell_complete": complete("packer.io.profiles:profile_names")},
+    "rate-factor": {"type": float, "default": 1.0, "metavar": "X"},
+    "seed": {"type": click.IntRange(min=0, max=2**32 - 1), "default": 0},
+    "slo": {"multiple": True, "metavar": "[CLASS:]KEY=MS,…"},
+    "time-limit": {"type": click.FloatRange(min=0.0, min_open=True), "metavar": "SECONDS"},
     "tuning": {"metavar": "POLICY", "shell_complete": complete_registered("tuning policy")},
-    "window": {"type": click.FloatRange(min=1.0, max=1e8), "default": 3600.0, "metavar": "SECONDS"},
+    "window": {"type": HOURS, "default": 3600.0, "metavar": "SECONDS"},
 }
-"""Options of several commands: what `option` takes for each."""
+"""Options of several commands: what `option` takes for each, besides the help of `options.toml`."""
 
 
 def common(name: str, **attributes: Any) -> Any:
     """One of `COMMON`, with these attributes in place of its own."""
-    given = {"flags": (f"--{name}",), **COMMON[name], **attributes}
+    text = {"help": shared_help()[name]} if name in shared_help() else {}
+    given = {"flags": (f"--{name}",), **text, **COMMON[name], **attributes}
     return option(*given.pop("flags"), **given)
 
 
@@ -326,15 +272,11 @@ SERVER_SETTINGS: Readers = {
 
 @bundle
 class EngineSettings:
-    """Settings of one server in place of its profile's.
+    """Settings of one server in place of its profile's."""
 
-    settings: An engine setting in place of the profile's: max-num-seqs, max-model-len, gpu-memory-utilization,
-        vllm-version (whose rules are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs,
-        scheduling-policy, speculation (eagle3:num_speculative_tokens=3,acceptance=0.6);
-        --max-num-seqs 64 is the same; repeatable.
-    """
-
-    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=ENGINE_SETTINGS, refused=NO_LAW)
+    settings: dict[str, tuple[Any, ...]] = pairs(
+        "--set", names=ENGINE_SETTINGS, refused=NO_LAW, help=shared_help()["set"]
+    )
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -347,18 +289,11 @@ class EngineSettings:
 
 @bundle
 class ServerSettings(EngineSettings):
-    """Settings of a server that --gpu and --model name.
+    """Settings of a server that --gpu and --model name."""
 
-    settings: A setting of the server: max-num-seqs, max-model-len, gpu-memory-utilization, vllm-version (whose rules
-        are simulated), block-size, prefix-caching, async-scheduling, max-num-queued-reqs, scheduling-policy,
-        speculation (eagle3:num_speculative_tokens=3,acceptance=0.6); with --gpu also
-        tensor-parallel-size (GPUs of one server; as few as it starts on), data-parallel-size (ranks of a server whose
-        experts are divided among all GPUs, 1) and quantization (fp8, int8, awq, gptq, nvfp4;
-        as the model's config says); of several values (max-num-seqs=64,256) packer solve takes the best;
-        --max-num-seqs 64 is the same; repeatable.
-    """
-
-    settings: dict[str, tuple[Any, ...]] = pairs("--set", names=SERVER_SETTINGS, refused=NO_LAW)
+    settings: dict[str, tuple[Any, ...]] = pairs(
+        "--set", names=SERVER_SETTINGS, refused=NO_LAW, help=shared_help()["set-of-gpu"]
+    )
 
 
 def label_of(profile: Profile) -> str:
