@@ -73,14 +73,12 @@ def title_of(first: Run) -> str:
 
 def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) -> Table:
     """One row per system, within 80 columns; its number of servers too where `sizes`."""
-    rows = []
+    rows, shown = [], METRICS["systems"]
     for result in results:
-        cells = [
-            number(result.figures[name].mean, digits) for name, (_, digits) in METRICS["systems"].items()
-        ]
+        cells = [number(result.figures[name].mean, digits) for name, (_, digits) in shown.items()]
         routed = result.system if result.router == result.system else f"{result.system}: {result.router}"
         rows.append([routed, *([result.servers] * sizes), *cells])
-    columns = ["system: router", *(["servers"] * sizes), *(name for name, _ in METRICS["systems"].values())]
+    columns = ["system: router", *(["servers"] * sizes), *(name for name, _ in shown.values())]
     caption = (
         "Means over seeds, the same requests for every system. SLO: share of the requests that keep it; "
         "hits: admissions with the adapter on the GPU. --json has intervals and more figures."

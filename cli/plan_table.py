@@ -56,12 +56,8 @@ def _kinds(plan: Plan) -> Table:
     models = ["model"] * any(row["model"] for row in found)
     rows = []
     for row in found:
-        cells = [
-            row["kinds"],
-            row["gpus"],
-            money(row["price_per_hour"]),
-            "kept" if row["holds"] else "broken",
-        ]
+        goal = "kept" if row["holds"] else "broken"
+        cells = [row["kinds"], row["gpus"], money(row["price_per_hour"]), goal]
         rows.append([*(row[name] or "–" for name in models), *cells])
     columns = [*models, "kinds", "GPUs", "price/h", "latency goal"]
     return Table("Kinds of server", columns, rows, left=(0, len(models), len(columns) - 1))

@@ -43,14 +43,9 @@ def list_(out: Output) -> None:
 
 def summary_of(profile: Profile) -> dict[str, Any]:
     """What `--json` says of a profile."""
-    gpu, engine = profile.gpu, f"{profile.engine.name} {profile.engine.version}"
+    gpu, engine, model = profile.gpu, f"{profile.engine.name} {profile.engine.version}", profile.model.name
     who = {"name": profile.name, "label": profile.label, "calibrated": profile.calibrated}
-    who |= {
-        "model": profile.model.name,
-        "gpu": gpu.name,
-        "price_per_hour": gpu.price_per_hour,
-        "engine": engine,
-    }
+    who |= {"model": model, "gpu": gpu.name, "price_per_hour": gpu.price_per_hour, "engine": engine}
     return {**who, "errors": dict(profile.errors), "fingerprint": profile.fingerprint}
 
 
@@ -58,12 +53,8 @@ def _estimates(rows: list[dict[str, Any]]) -> Table:
     def cells(row: dict[str, Any]) -> list[str]:
         pairs = [[row[f"{models}_base_tpot_p{q}"] for q in (50, 90)] for models in ("dense", "experts")]
         bands = [*pairs, [row["dense_adapters_tpot_p90"]]]
-        return [
-            row["name"],
-            row["kind"],
-            row["dense_from"],
-            *(", ".join(f"{100 * x:.0f}" for x in b) for b in bands),
-        ]
+        shown = (", ".join(f"{100 * error:.0f}" for error in band) for band in bands)
+        return [row["name"], row["kind"], row["dense_from"], *shown]
 
     lines = list(map(cells, rows))
     columns = ["GPU", "kind", "from", "dense %: p50, p90", "experts", "adapters: p90"]
@@ -257,9 +248,8 @@ def fit(given: Measurements, out: Writing) -> None:
         base = replace(base, loading=replace(base.loading, cold_start=given.cold_start))
     model, path = given.about.get("model", base.model.name), given.runs_path
     profiling = read_profiling(given.profiling_dir, model) if given.profiling_dir else Profiling()
-    client = {
-        name: given.about[name] for name in ("generated_share", "max_outstanding") if name in given.about
-    }
+    of_client = {"generated_share", "max_outstanding"} & given.about.keys()
+    client = {name: given.about[name] for name in of_client}
     runs = read_runs(path, model, **client) if path else []
     if runs and not any(run.ok for run in runs):
         raise IncompatibleError(f"{path}: none of the {len(runs)} runs of {model} started.")

@@ -83,11 +83,9 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         "gpus": [old.n_gpus, new.n_gpus],
         "continues": list(moves.servers),
         "moved": moved,
-        "new": sorted(set(names) - before),
-        "gone": sorted(before - set(names)),
-        "restarted": restarted,
-        "goals": [old.goal, new.goal],
     }
+    data |= {"new": sorted(set(names) - before), "gone": sorted(before - set(names))}
+    data |= {"restarted": restarted, "goals": [old.goal, new.goal]}
     lines: list[Table | str] = [
         f"GPUs        {old.n_gpus} → {new.n_gpus}",
         f"Made for    {old.goal}" + (f" → {new.goal}" if new.goal != old.goal else ""),

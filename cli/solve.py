@@ -184,18 +184,15 @@ class Planning:
             given |= {"margin": margin, "max_replicas": self.max_replicas, "spare": self.spare}
             return recommend(fleet, kinds, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
-        return run(
-            fleet,
-            kinds,
-            self.objective or ("gpus" if old is None else objective_of(old)),
-            slo=fleet.slo if self.slo or follows else None,
-            solver=self.solver or (None if old is None else "replan"),
-            predictor=self.predictor,
-            max_replicas=self.max_replicas or 1,
-            confidence=self.confidence,
-            margin=self.margin,
-            **given,
-        )
+        objective = self.objective or ("gpus" if old is None else objective_of(old))
+        solver = self.solver or (None if old is None else "replan")
+        given |= {
+            "max_replicas": self.max_replicas or 1,
+            "confidence": self.confidence,
+            "margin": self.margin,
+        }
+        slo = fleet.slo if self.slo or follows else None
+        return run(fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given)
 
 
 @bundle

@@ -94,21 +94,12 @@ def sweep(
     if files.plot is not None:
         _draw(plan, frame, packs, files.plot)
     head = {"workload": workload.name, "profile": profile.name, "calibrated": profile.calibrated}
-    head["slo"] = workload.slo.limits.to_dict()
+    head |= {"slo": workload.slo.limits.to_dict(), "seed": axes.seed}
+    frames = {"rows": frame, "max_pack": packs, "max_pack_within_goal": within}
+    title = f"{workload.name} on one {label_of(profile)}: Max_pack of each curve"
     out.result(
-        lambda: {
-            **head,
-            "seed": axes.seed,
-            "rows": frame.to_dicts(),
-            "max_pack": packs.to_dicts(),
-            "max_pack_within_goal": within.to_dicts(),
-        },
-        lambda: [
-            _table(
-                frame, packs, within, f"{workload.name} on one {label_of(profile)}: Max_pack of each curve"
-            ),
-            f"Within the goal: {workload.slo}.",
-        ],
+        lambda: {**head, **{name: each.to_dicts() for name, each in frames.items()}},
+        lambda: [_table(frame, packs, within, title), f"Within the goal: {workload.slo}."],
     )
 
 
@@ -127,29 +118,24 @@ def _tune(
         )  # fmt: skip
     plain = [{name: value for name, value in row.items() if name != "tried"} for row in rows]
     write_frame(pl.DataFrame(plain, infer_schema_length=None) if files.output else None, files.output)
-    out.result(
-        {
-            "workload": workload.name,
-            "profile": profile.name,
-            "slo": workload.slo.limits.to_dict(),
-            "rows": rows,
-        },
-        lambda: [_tuned_table(plain, f"{workload.name}: most training beside the requests")],
-    )
+    data = {
+        "workload": workload.name,
+        "profile": profile.name,
+        "slo": workload.slo.limits.to_dict(),
+        "rows": rows,
+    }
+    title = f"{workload.name}: most training beside the requests"
+    out.result(data, lambda: [_tuned_table(plain, title)])
 
 
 def _tuned_table(rows: list[dict[str, Any]], title: str) -> Table:
     columns = (("rate", 2), ("samples_s", 2), ("tuning_tok_s", 0), ("p99_ttft_ms", 0), ("p99_tpot_ms", 1))
     heads = ["policy", "with", "max_loras", "req/s", "samples/s", "tok/s", "p99 TTFT ms", "p99 TPOT ms"]
-    cells = [
-        [
-            row["policy"],
-            "limits not kept" if row["best"] is None else row["best"].partition(":")[2],
-            row["max_loras"],
-            *(number(row.get(name), digits) for name, digits in columns),
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        best = "limits not kept" if row["best"] is None else row["best"].partition(":")[2]
+        shown = (number(row.get(name), digits) for name, digits in columns)
+        cells.append([row["policy"], best, row["max_loras"], *shown])
     return Table(title, heads, cells, left=(0, 1))
 
 
@@ -189,10 +175,10 @@ def _table(frame: pl.DataFrame, packs: pl.DataFrame, within: pl.DataFrame, title
 
     axis = x_axis(frame)
     others = [name for name in AXES if name != axis]
-    best, kept = (
-        {tuple(row[name] for name in others): row for row in each.iter_rows(named=True)}
-        for each in (packs, within)
+    found = (
+        {tuple(row[name] for name in others): row for row in each.to_dicts()} for each in (packs, within)
     )
+    best, kept = found
     cells = []
     for key, part in frame.group_by(others, maintain_order=True):
         names = [f"{value:g}" for value in key]
@@ -208,14 +194,6 @@ def _table(frame: pl.DataFrame, packs: pl.DataFrame, within: pl.DataFrame, title
         shown = [number(row[name], digits) for name, digits in _SHOWN.items()]
         most = f"{row[axis]:g}" + (" (end of the grid)" if last else "")
         cells.append([*names, most, inside, *limited, *shown])
-    columns = [
-        *others,
-        f"Max_pack ({axis})",
-        "within the goal",
-        "limited by",
-        "offered tok/s",
-        "tok/s",
-        "TTFT ms",
-        "ITL ms",
-    ]
+    columns = [*others, f"Max_pack ({axis})", "within the goal", "limited by"]
+    columns += ["offered tok/s", "tok/s", "TTFT ms", "ITL ms"]
     return Table(title, columns, cells, left=())

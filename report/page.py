@@ -43,31 +43,21 @@ def render_report(
     """
     script = read("report.js")
     shown = _compared_keys(comparison)
+    fleet, servers = plan.workload, list(zip(plan.bins, plan.evaluations, strict=True))
+    digest = hashlib.sha256(script.encode()).digest()
     return render(
-        "report.html",
-        plan=plan,
-        title=words.visible(plan.workload.name),
-        kept=context.in_limits(plan),
-        few=quiet_adapters(plan.workload),
-        resimulated=context.resimulated(plan),
-        decision=plan.details.get("decision", ""),
-        frontier=_frontier(plan),
+        "report.html", **_HELPERS, plan=plan, growth=growth, servers=servers, frontier=_frontier(plan),
+        title=words.visible(fleet.name), few=quiet_adapters(fleet), limits=str(fleet.slo),
+        kept=context.in_limits(plan), resimulated=context.resimulated(plan), starts=context.starts(plan),
+        decision=plan.details.get("decision", ""), headroom=plan.headroom_words, rooms=room_rows(plan.rooms),
         reasons=[words.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],
-        unplaced=[words.visible(plan.workload.names[i]) for i in plan.unplaced],
-        **_HELPERS,
-        servers=list(zip(plan.bins, plan.evaluations, strict=True)),
+        unplaced=[words.visible(fleet.names[i]) for i in plan.unplaced],
         most=max((row.offered_tok_s for row in plan.evaluations), default=0.0) or 1.0,
-        headroom=plan.headroom_words,
-        starts=context.starts(plan),
-        rooms=room_rows(plan.rooms),
-        growth=growth,
-        limits=str(plan.workload.slo),
         columns=[COLUMNS.get(key, words.visible(key)) for key in shown],
         comparison=[[_cell(row[key]) for key in shown] for row in comparison],
         profiles=list(dict.fromkeys(item.profile for item in plan.bins)),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
+        script=Markup(script), script_hash=base64.b64encode(digest).decode(),
+    )  # fmt: skip
 
 
 def _frontier(plan: Plan) -> list[Chart]:

@@ -104,13 +104,8 @@ def calibrate(given: CalibrationInput, out: Writing) -> None:
     profile, outcomes, late = found
     write_profile(profile, given.output, force=out.force)
     failures = {o.session.key: o.failure.message for o in outcomes if o.failure is not None}
-    data = {
-        "profile": profile_to_dict(profile),
-        "output": given.output,
-        "budget_spent": late,
-        "measurements": len(outcomes),
-        "failures": failures,
-    }
+    data = {"profile": profile_to_dict(profile), "output": given.output, "budget_spent": late}
+    data |= {"measurements": len(outcomes), "failures": failures}
     out.result(data, lambda: _tables(profile))
     if out.as_json:
         return
