@@ -78,9 +78,8 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
     """
     law = estimate.latency
     if estimate.calibrated or law.form != "linear":
-        raise IncompatibleError(
-            f"Expected an estimate of `packer profiles estimate` to improve, got {estimate.label!r}."
-        )
+        rule = f"Expected an estimate of `packer profiles estimate` to improve, got {estimate.label!r}."
+        raise IncompatibleError(rule)
     budget = _MOST_OF_BUDGET * estimate.engine.server_tokens
     light = [run for run in runs if run.step_tokens <= budget]
     if not light:
@@ -141,9 +140,8 @@ def _scraped(text: str) -> dict[str, float]:
     totals: dict[str, float] = {}
     for name, labels, value in re.findall(r"^vllm:(\w+)(\{.*\})? +([-+.\w]+)", text, re.MULTILINE):
         if re.search('(running|waiting)_lora_adapters="[^"]', labels):
-            raise FileFormatError(
-                "expected the base model's steps alone, got adapters in vllm:lora_requests_info."
-            )
+            rule = "expected the base model's steps alone, got adapters in vllm:lora_requests_info."
+            raise FileFormatError(rule)
         with suppress(ValueError):
             totals[name] = totals.get(name, 0.0) + float(value)
 

@@ -179,9 +179,8 @@ def _check_ranks(sizes: ModelDimensions, engine: EngineSpec) -> None:
         )
     if engine.name != "vllm" or engine.release < _RANKS_SINCE:
         rule = f"vLLM serves LoRA with experts on data-parallel ranks since {since}"
-        raise IncompatibleError(
-            f"{rule}, got data_parallel_size {ranks} with {engine.name} {engine.version}."
-        )
+        rule = f"{rule}, got data_parallel_size {ranks} with {engine.name} {engine.version}."
+        raise IncompatibleError(rule)
 
 
 def _check_settings(

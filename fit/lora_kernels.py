@@ -64,9 +64,8 @@ def read_lora_kernels(text: str) -> Times:
             elif not cells[0]:
                 columns = cells
     if rows or not found:
-        raise FileFormatError(
-            "expected tables of LORA_SHRINK and LORA_EXPAND that end with their unit of time."
-        )
+        rule = "expected tables of LORA_SHRINK and LORA_EXPAND that end with their unit of time."
+        raise FileFormatError(rule)
     return found
 
 
@@ -101,9 +100,8 @@ def with_lora_kernels(profile: Profile, times: Times) -> Profile:
     number of tokens, adapters and rank has the kernels of all modules.
     """
     if profile.calibrated or profile.latency.form != "linear":
-        raise IncompatibleError(
-            f"Expected an estimate of `packer profiles estimate` to improve, got {profile.label!r}."
-        )
+        rule = f"Expected an estimate of `packer profiles estimate` to improve, got {profile.label!r}."
+        raise IncompatibleError(rule)
     model = model_named(profile.model.repository or profile.model.name)
     if model.kv_rank or model.state_layers:
         raise IncompatibleError(f"LoRA's modules of {model.name} are not those that the benchmark measures.")

@@ -42,9 +42,8 @@ class MostTuning(Objective):
         fleet = super().fleet(workload)
         fleet = fleet.tuned_by(self.policy or (workload.fine_tuning or FineTuning()).policy)
         if not trains(fleet.fine_tuning):
-            raise IncompatibleError(
-                "The objective 'tuning' needs a job with samples, and a policy other than 'none'."
-            )
+            rule = "The objective 'tuning' needs a job with samples, and a policy other than 'none'."
+            raise IncompatibleError(rule)
         return fleet
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:

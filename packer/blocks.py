@@ -56,9 +56,8 @@ class Blocks:
             object.__setattr__(self, key, column)
         starts = self.starts
         if not len(starts) or starts[0] != 0 or starts[-1] != len(self.ids) or np.any(np.diff(starts) < 0):
-            raise ValidationError(
-                f"Expected starts of blocks to rise from 0 to the number of ids ({len(self.ids):,})."
-            )
+            rule = f"Expected starts of blocks to rise from 0 to the number of ids ({len(self.ids):,})."
+            raise ValidationError(rule)
         if len(self.ids):
             self._check_chain()
 
@@ -103,9 +102,10 @@ class Blocks:
         ids = self.ids
         if ids.min() < 0:
             place = int(np.argmax(ids < 0))
-            raise ValidationError(
+            rule = (
                 f"Expected ids of blocks to be >= 0, got {ids[place]} in request {self._request_of(place):,}."
             )
+            raise ValidationError(rule)
         before = np.empty_like(ids)
         before[1:] = ids[:-1]
         before[self.starts[:-1][self.counts > 0]] = FIRST_BLOCK

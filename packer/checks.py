@@ -83,9 +83,8 @@ def _finite(value: object) -> float:
 def choice(name: str, value: object, known: Iterable[object]) -> None:
     """`value` is one of the known ones."""
     if value not in (listed := list(known)):
-        raise ValidationError(
-            f"Expected {name} to be one of {', '.join(map(str, listed))}, got {shown(value)}."
-        )
+        rule = f"Expected {name} to be one of {', '.join(map(str, listed))}, got {shown(value)}."
+        raise ValidationError(rule)
 
 
 def slot_rank(name: str, value: object) -> int:

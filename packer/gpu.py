@@ -57,9 +57,8 @@ def stock_of(kinds: Iterable[GpuKind]) -> dict[str, int]:
     for kind in kinds:
         name = kind.profile.gpu.name
         if kind.available is not None and stock.setdefault(name, kind.available) != kind.available:
-            raise ValidationError(
-                f"Expected one number of GPUs at hand for {name}, got {stock[name]} and {kind.available}."
-            )
+            rule = f"Expected one number of GPUs at hand for {name}, got {stock[name]} and {kind.available}."
+            raise ValidationError(rule)
     return stock
 
 
@@ -93,7 +92,6 @@ def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None,
     for model in workload.models:
         found[model] = tuple(each for each in profiles if serves(each.model, model))
         if not found[model]:
-            raise IncompatibleError(
-                f"Expected a profile that serves the base model {model!r}, got profiles of {', '.join(offered)}."
-            )
+            rule = f"Expected a profile that serves the base model {model!r}, got profiles of {', '.join(offered)}."
+            raise IncompatibleError(rule)
     return found

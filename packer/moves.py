@@ -194,9 +194,8 @@ def ordered(
         kept = {*placed, *(name for name in now[s] if not prune and name not in named)}
         limit = rooms[s]
         if limit is not None and len(kept) > limit:
-            raise IncompatibleError(
-                f"Expected at most {limit} adapters on server {s}, for which it has room, got {len(kept)}."
-            )
+            rule = f"Expected at most {limit} adapters on server {s}, for which it has room, got {len(kept)}."
+            raise IncompatibleError(rule)
     routes = by_adapter((s, {n: share for n, share in own.items() if share}) for s, own in enumerate(now))
     running = ((s, name) for s, placed in enumerate(now) for name in placed)
     doomed = {(s, name) for s, name in running if name not in goal[s] and (prune or name in named)}

@@ -32,9 +32,8 @@ def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[
                 f"got {bin_.max_lora_rank}."
             )
         if rank and not bin_.max_loras:
-            raise ValidationError(
-                f"Expected max_loras of server {k} >= 1, because it serves adapters, got 0."
-            )
+            rule = f"Expected max_loras of server {k} >= 1, because it serves adapters, got 0."
+            raise ValidationError(rule)
         for i in bin_.adapters if workload.models else ():
             model = workload.adapters[i].model
             if model is not None and not serves(bin_.profile.model, model):
@@ -49,6 +48,5 @@ def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[
     expected[list(unplaced)] = 0.0
     for i in np.flatnonzero(np.abs(placed - expected) > SHARE_TOLERANCE).tolist():
         want = "unplaced" if expected[i] == 0 else "placed once (its shares sum to 1)"
-        raise ValidationError(
-            f"Expected adapter {workload.names[i]!r} to be {want}, got shares that sum to {placed[i]:g}."
-        )
+        rule = f"Expected adapter {workload.names[i]!r} to be {want}, got shares that sum to {placed[i]:g}."
+        raise ValidationError(rule)

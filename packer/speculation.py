@@ -50,9 +50,8 @@ class SpeculationSpec:
             high = 1.0 if item.name in ("acceptance", "match_rate") else 1e15
             checks.keep_real(self, f"engine.speculation.{item.name}", low=0.0, high=high)
         if not self.looks_up and (self.match_rate < 1.0 or self.prompt_lookup_min or self.prompt_lookup_max):
-            raise ValidationError(
-                f"Expected match_rate and prompt_lookup_… with the method ngram alone, got {shown(self.method)}."
-            )
+            rule = f"Expected match_rate and prompt_lookup_… with the method ngram alone, got {shown(self.method)}."
+            raise ValidationError(rule)
 
     @property
     def looks_up(self) -> bool:

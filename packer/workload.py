@@ -93,14 +93,14 @@ class Workload:
             seen.add(adapter.name)
         without = [adapter.name for adapter in self.adapters if adapter.model is None]
         if without and len(without) < len(self.adapters):
-            raise ValidationError(
-                f"Expected every adapter to name its base model, or none, got {shown(without[0])} without one."
-            )
+            rule = f"Expected every adapter to name its base model, or none, got {shown(without[0])} without one."
+            raise ValidationError(rule)
         trace = self.arrivals.trace
         if trace is not None and len(trace) and int(trace.adapter.max()) >= len(self.adapters):
-            raise ValidationError(
+            rule = (
                 f"Expected the trace's adapters to be < {len(self.adapters)}, got {int(trace.adapter.max())}."
             )
+            raise ValidationError(rule)
 
     def __len__(self) -> int:
         return len(self.adapters)

@@ -94,9 +94,8 @@ def _check_note(folder: Path, spec: Spec) -> None:
     note = folder / "spec.json"
     if not note.exists():
         if any(not item.name.startswith(".") for item in folder.iterdir()):  # dots: left by a killed write
-            raise IncompatibleError(
-                f"{folder}: expected parts of a data set, got other files: move them away."
-            )
+            rule = f"{folder}: expected parts of a data set, got other files: move them away."
+            raise IncompatibleError(rule)
         write_text(note, spec.text())
     elif read_text(note) != spec.text():
         raise IncompatibleError(

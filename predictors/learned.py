@@ -136,14 +136,12 @@ class LearnedPredictor:
         if workload.arrivals.kind != "poisson":
             raise self._unlike(f"on Poisson arrivals, got {workload.arrivals.kind!r}")
         if trains(workload.fine_tuning):
-            raise IncompatibleError(
-                "Trained predictors don't support servers that train beside their requests: take the twin."
-            )
+            rule = "Trained predictors don't support servers that train beside their requests: take the twin."
+            raise IncompatibleError(rule)
         for profile in (bins.profile,) if isinstance(bins, BinTable) else (item.profile for item in bins):
             if profile is not self.profile and profile.fingerprint != self.profile.fingerprint:
-                raise ModelError(
-                    f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
-                )
+                rule = f"A bin is of the profile {profile.name}, but the predictor was trained for {self.profile.name}."
+                raise ModelError(rule)
         if workload.has_sessions or caches_prefixes(workload, self.profile):
             raise self._unlike(f"without {'sessions' if workload.has_sessions else 'shared prefixes'}")
         table = BinTable.of(bins)

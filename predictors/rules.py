@@ -39,9 +39,8 @@ def trees_of(model: Model) -> dict[str, TreeNode]:
     ensemble = family_of(model)
     single = isinstance(ensemble, Ensemble) and bool(np.all(np.diff(ensemble.starts) <= 1))
     if not single or not isinstance(ensemble, Ensemble):
-        raise IncompatibleError(
-            f"A predictor of the kind {model.kind!r} is not a single tree, so it has no rules; 'tree' has."
-        )
+        rule = f"A predictor of the kind {model.kind!r} is not a single tree, so it has no rules; 'tree' has."
+        raise IncompatibleError(rule)
     return {name: ensemble.node(int(ensemble.roots[ensemble.starts[k]])) for k, name in enumerate(OUTPUTS)}
 
 

@@ -136,9 +136,8 @@ def from_bytes(data: bytes, where: str) -> Model:
     _check_features(header, where)
     try:
         if kind_of(header.kind).family != header.family:
-            raise ValueError(
-                f"a predictor of the kind {header.kind!r} is not of the family {header.family!r}"
-            )
+            rule = f"a predictor of the kind {header.kind!r} is not of the family {header.family!r}"
+            raise ValueError(rule)
         arrays = _arrays(header.arrays, packed)
         check_arrays(header.family, arrays, len(NAMES), len(OUTPUTS))
     except (ValueError, EOFError, lzma.LZMAError) as error:

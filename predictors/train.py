@@ -101,9 +101,8 @@ def _check(data: Dataset) -> None:
     if len(data) < LEAST_ROWS:
         raise ValidationError(f"Expected a dataset of at least {LEAST_ROWS} scenarios, got {len(data)}.")
     if not 0.0 < data.starved.mean() < 1.0:
-        raise ValidationError(
-            "Expected a dataset with both starved and served servers, got only one of them."
-        )
+        rule = "Expected a dataset with both starved and served servers, got only one of them."
+        raise ValidationError(rule)
 
 
 def _split(data: Dataset, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:

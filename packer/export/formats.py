@@ -41,9 +41,8 @@ class Versions:
         Raises `ValidationError`: it is no version; `IncompatibleError`: it is not one of these.
         """
         if not _VERSION.fullmatch(version):
-            raise ValidationError(
-                f"Expected a version of {self.stack} as {self.first}, got {shown(version)}."
-            )
+            rule = f"Expected a version of {self.stack} as {self.first}, got {shown(version)}."
+            raise ValidationError(rule)
         given, first, last = (_parts(each or version) for each in (version, self.first, self.last))
         if given[: len(first)] < first or given[: len(last)] > last:
             rule = f"Expected {self}, which this format was checked against"
@@ -120,9 +119,8 @@ def export_plan(
     chosen, kind = options or Options(), FORMATS[format_name]
     if stack_version is not None:
         if kind.fits is None:
-            raise IncompatibleError(
-                f"The format {format_name} is for no stack with versions: leave out --stack-version."
-            )
+            rule = f"The format {format_name} is for no stack with versions: leave out --stack-version."
+            raise IncompatibleError(rule)
         kind.fits.check(stack_version)
     found = servers(plan, chosen, numbers)
     if format_name not in ANY_ENGINE:

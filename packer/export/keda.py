@@ -27,9 +27,8 @@ def scaled_objects(
     Raises `ValidationError`: the schedule is not one of a day of 24 h.
     """
     if day_s != DAY_S:
-        raise ValidationError(
-            f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
-        )
+        rule = f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
+        raise ValidationError(rule)
     early_s = math.ceil(startup_s / _MINUTE_S) * _MINUTE_S
     joined = {name: _round_midnight(spans) for name, spans in running.items()}
     scaled = {

@@ -68,9 +68,8 @@ class Options:
                 rule = f"Expected the {what} to be up to 40 small letters, digits and '-'"
                 raise ValidationError(f"{rule}, got {shown(name)}.")
         if not self.prefix[0].isalpha():  # RFC 1035, required for the names of Services
-            raise ValidationError(
-                f"Expected the prefix to start with a small letter, got {shown(self.prefix)}."
-            )
+            rule = f"Expected the prefix to start with a small letter, got {shown(self.prefix)}."
+            raise ValidationError(rule)
         if self.image is not None and not _IMAGE.fullmatch(self.image):
             rule = "Expected a container image like vllm/vllm-openai:v0.10.0"
             raise ValidationError(f"{rule}, got {shown(self.image)}.")
@@ -209,9 +208,8 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
     profile = item.profile
     model = options.model or profile.model.repository or profile.model.name
     if options.model is None and (wanted := profile.provenance.get(WEIGHTS)):
-        raise IncompatibleError(
-            f"The plan is for weights in {wanted}: --model names the repository that has them."
-        )
+        rule = f"The plan is for weights in {wanted}: --model names the repository that has them."
+        raise IncompatibleError(rule)
     if not model.strip() or model.startswith("-") or not model.isprintable():
         raise ValidationError(f"Expected the base model to be a path or repository, got {shown(model)}.")
     names = plan.workload.names

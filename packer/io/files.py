@@ -80,18 +80,16 @@ def decode(data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         row = data.count(b"\n", 0, error.start) + 1
-        raise FileFormatError(
-            f"expected UTF-8 text, got the byte 0x{data[error.start]:02x} at offset {error.start}.", row=row
-        ) from None
+        rule = f"expected UTF-8 text, got the byte 0x{data[error.start]:02x} at offset {error.start}."
+        raise FileFormatError(rule, row=row) from None
 
 
 def check_ending(path: str | os.PathLike[str], what: str, endings: Sequence[str]) -> str:
     """The ending of a path, lower case; raises `ValidationError` if it is none of these."""
     ending = Path(path).suffix.lower()
     if ending not in endings:
-        raise ValidationError(
-            f"Expected a {what}'s file to end in {', '.join(endings)}, got {shown(os.fspath(path))}."
-        )
+        rule = f"Expected a {what}'s file to end in {', '.join(endings)}, got {shown(os.fspath(path))}."
+        raise ValidationError(rule)
     return ending
 
 

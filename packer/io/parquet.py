@@ -90,9 +90,8 @@ def check_plain(frame: pl.DataFrame) -> None:
     """Raise `FileFormatError` unless every column holds text, numbers, truth values or times."""
     for name, kind in frame.schema.items():
         if kind.is_nested() or kind in (pl.Binary, pl.Object):
-            raise FileFormatError(
-                f"expected text, numbers or times, got a column of {kind}.", column=name[:80]
-            )
+            rule = f"expected text, numbers or times, got a column of {kind}."
+            raise FileFormatError(rule, column=name[:80])
 
 
 def parquet_bytes(frame: pl.DataFrame, metadata: Mapping[str, str] | None = None) -> bytes:

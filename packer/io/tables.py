@@ -123,9 +123,8 @@ def csv_rows(text: str) -> tuple[list[str], Iterator[Row]]:
     def rows() -> Iterator[Row]:
         for number, cells in lines:
             if len(cells) < len(names) or any(map(str.strip, cells[len(names) :])):
-                raise FileFormatError(
-                    f"expected {len(names)} cells as in the header, got {len(cells)}.", row=number
-                )
+                rule = f"expected {len(names)} cells as in the header, got {len(cells)}."
+                raise FileFormatError(rule, row=number)
             yield Row(number, dict(zip(names, cells, strict=False)))
 
     return names, rows()

@@ -67,9 +67,8 @@ def address_of(text: str, key: str = "") -> Address:
     if not good:
         raise ValidationError(f"Expected an address like http://host:8000, got {shown(bare(text))}.")
     if parts.query or parts.fragment:
-        raise ValidationError(
-            f"Expected an address without ? and #, got {shown(masked(text.split('#')[0]))}."
-        )
+        rule = f"Expected an address without ? and #, got {shown(masked(text.split('#')[0]))}."
+        raise ValidationError(rule)
     login, _, host = parts.netloc.rpartition("@")
     url = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
     return Address(url, _authorization(key or unquote(login)))
@@ -101,9 +100,8 @@ def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> s
                 key = file.read(MAX_KEY + 2).strip()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is not a text"
-            raise ValidationError(
-                f"Expected a file with a key, {shown(source[1:])} can't be read: {reason}."
-            ) from None
+            rule = f"Expected a file with a key, {shown(source[1:])} can't be read: {reason}."
+            raise ValidationError(rule) from None
     elif source in environment:
         key = environment[source].strip()
     else:

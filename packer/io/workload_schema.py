@@ -103,9 +103,8 @@ class ArrivalsTable(FileTable):
             columns: dict[str, Any] = {name: _int64(each) for name, each in given.items() if each is not None}
             trace = RequestTrace(time_s, **columns, blocks=blocks, end_s=self.end_s)
         elif self.end_s is not None or any(given[name] is not None for name in _REQUIRED):
-            raise ValidationError(
-                f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
-            )
+            rule = f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
+            raise ValidationError(rule)
         common, own = (None if each is None else each.bursts() for each in (self.common, self.own))
         factors = tuple(self.factors)
         return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, common, own)

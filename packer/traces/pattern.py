@@ -57,9 +57,8 @@ class RateTable:
         their length, or a part of the day has none.
         """
         if self.window_s % 60.0 or DAY_S % self.window_s:
-            raise ValidationError(
-                f"Expected windows of whole minutes that divide a day, got {self.window_s:g} s."
-            )
+            rule = f"Expected windows of whole minutes that divide a day, got {self.window_s:g} s."
+            raise ValidationError(rule)
         if (self.start_s % self.window_s).any():
             raise ValidationError(
                 f"Expected windows that start at multiples of {self.window_s:g} s, got one at {clock(self.start_s[0])}."
@@ -111,9 +110,10 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     window = ((trace.time_s + offset) // window_s).astype(np.int64)
     count = int(window[-1]) + 1
     if count > MAX_WINDOWS or count * len(trace.names) > 50 * MAX_WINDOWS:
-        raise ValidationError(
+        rule = (
             f"Expected fewer windows than {count:,} for {len(trace.names):,} adapters: take a longer window."
         )
+        raise ValidationError(rule)
     begins = window_s * np.arange(count, dtype=np.float64)
     covered_s = np.minimum(begins + window_s, offset + trace.span_s + gap_s / 2)
     covered_s -= np.maximum(begins, offset - gap_s / 2)

@@ -83,9 +83,8 @@ def source_named(gateway: str, **names: str | None) -> CounterNames:
     if known is not None:
         return replace(known, **given)
     if len(given) < 4:
-        raise ValidationError(
-            "Expected --requests-metric, --input-tokens-metric, --output-tokens-metric and --label."
-        )
+        rule = "Expected --requests-metric, --input-tokens-metric, --output-tokens-metric and --label."
+        raise ValidationError(rule)
     return CounterNames(**given)
 
 
@@ -264,6 +263,5 @@ def _result(answer: Any, name: str) -> list[tuple[Mapping[str, Any], list[tuple[
             raise ValueError
         return series
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise FileFormatError(
-            f"expected an answer of Prometheus's query_range (a matrix), got {shown(answer)}.", column=name
-        ) from None
+        rule = f"expected an answer of Prometheus's query_range (a matrix), got {shown(answer)}."
+        raise FileFormatError(rule, column=name) from None
