@@ -125,6 +125,9 @@ def estimate_profile(
     elif sheet.price_per_hour is not None:
         price = engine.gpus * sheet.price_per_hour
         sources |= {"price": sheet.price_source} if sheet.price_source else {}
+    if not (sizes.quantization == own.quantization or engine.quantization or own.repository is None):
+        # vLLM does not quantise the weights itself: a server needs another repository than the model's
+        sources[WEIGHTS] = f"{sizes.quantization or 'bf16'}, not those of {own.repository}"
     cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
     taken = takes(sizes, sheet, engine, cache_bytes or BYTES)
     bytes_of = sizes.weights_bytes, taken.kv_bytes_per_token, sizes.lora_bytes_per_rank
@@ -138,7 +141,7 @@ def estimate_profile(
         loading=_loading(sizes, known, spares_batch=engine.name == "sglang"),
         frontend=replace(known.frontend, scrape_interval_s=None),
         errors=band_errors(kind, "experts" if sizes.experts else "dense"),
-        provenance=sources | _other_weights(own, sizes, engine),
+        provenance=sources,
     )
 
 
@@ -223,13 +226,6 @@ def _name(sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> str:
     said = "" if kind in sizes.name or stored in ("mxfp4", "int4-experts") else f"-{kind}"
     groups = f"-x{n}" if n > 1 else ""
     return f"{sheet.name}{groups}{f'-dp{ranks}' if ranks > 1 else ''}/{sizes.name}{said}"
-
-
-def _other_weights(own: ModelDimensions, sizes: ModelDimensions, engine: EngineSpec) -> dict[str, str]:
-    """That a server needs another repository than the model's, where vLLM does not quantise the weights itself."""
-    if sizes.quantization == own.quantization or engine.quantization or own.repository is None:
-        return {}
-    return {WEIGHTS: f"{sizes.quantization or 'bf16'}, not those of {own.repository}"}
 
 
 def _memory(sizes: ModelDimensions, taken: Takes, engine: EngineSpec) -> MemorySpec:

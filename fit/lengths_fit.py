@@ -50,8 +50,6 @@ def fit_correlation(runs: Sequence[MeasuredRun], profile: Profile) -> float | No
     low, high = -0.95, 0.95
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        if held_tokens(workload, middle, profile.engine.block_size) > measured:
-            high = middle
-        else:
-            low = middle
+        above = held_tokens(workload, middle, profile.engine.block_size) > measured
+        low, high = (low, middle) if above else (middle, high)
     return round(0.5 * (low + high), 3)

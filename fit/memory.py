@@ -53,7 +53,9 @@ def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes
     copies = n if model.kv_rank else max(1.0, n / model.kv_heads)
     budget = _budget_bytes(model, sheet, engine)
     if budget <= 0:
-        more = next((k for k in (2, 4, 8, 16) if k > n and _left(model, sheet, engine, k)), None)
+        larger = [k for k in (2, 4, 8, 16) if k > n and not model.heads % k]
+        split = {k: replace(engine, tensor_parallel_size=k) for k in larger}
+        more = next((k for k in larger if _budget_bytes(model, sheet, split[k]) > 0.0), None)
         raise IncompatibleError(
             f"{model.name} needs {model.weights_bytes / 1e9:.1f} GB for its weights: "
             f"{f'{engine.gpus} x ' if engine.gpus > 1 else ''}{sheet.title} leaves no memory for a KV cache."
@@ -61,12 +63,6 @@ def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes
         )
     token = model.kv_bytes(engine.max_model_len, engine.max_num_batched_tokens, kv_bytes_each)
     return Takes(budget / copies, token)
-
-
-def _left(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, gpus: int) -> bool:
-    """Whether so many GPUs leave memory for a KV cache."""
-    split = replace(engine, tensor_parallel_size=gpus)
-    return not model.heads % gpus and _budget_bytes(model, sheet, split) > 0.0
 
 
 def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
@@ -87,14 +83,10 @@ def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) 
         return n * (share - peak - RUNTIME_BYTES) - weights
     rotary = BYTES * model.max_model_len * (model.rope_dim or model.head_dim)
     sampler = SAMPLER_BYTES_PER_LOGIT * seqs * model.vocabulary + BYTES_PER_ACTIVATION * tokens * model.hidden
-    peak = max(sampler, _forward_bytes(model, tokens * ranks, n))
+    # inputs and outputs of an MLP and of each token's experts, at the largest batch of all ranks
+    wide = max(model.intermediate * max(1, model.experts_per_token), model.dense_intermediate)
+    peak = max(sampler, BYTES * (tokens * ranks) * (3.0 * wide / n + 2.0 * model.hidden))
     linked = sheet.link_bytes_s > 1e11
     outside = OUTSIDE_BYTES if linked or sheet.memory_bytes > 40 * GIB else OUTSIDE_CONSUMER_BYTES
     outside += LINK_BYTES[1 if n == 1 else 2 if n == 2 else 4]
     return n * (share - peak - outside - min(rotary, 0.1 * GIB)) - weights
-
-
-def _forward_bytes(model: ModelDimensions, tokens: int, n: int) -> float:
-    """Of the layers at the largest batch of all ranks: inputs and outputs of an MLP and of each token's experts."""
-    wide = max(model.intermediate * max(1, model.experts_per_token), model.dense_intermediate)
-    return BYTES * tokens * (3.0 * wide / n + 2.0 * model.hidden)

@@ -6,6 +6,7 @@ built anywhere, in any order, again and again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,12 +163,16 @@ def _mixed(
     one = build(1.0)
     if memory_error(profile, one.settings) is not None:
         return one
-    scaled = _Scaled(one, profile)
-    full = 1.0 / scaled.feature(1.0, "load_factor")
+    table, extractor = BinTable.of([one.bin(profile)]), FeatureExtractor(one.workload, profile)
+
+    def feature(factor: float, name: str) -> float:
+        return float(extractor.matrix(table, factor)[0, COLUMN[name]])
+
+    full = 1.0 / feature(1.0, "load_factor")
     if family == "mixed" or (large and u[13] > 0.8):
         return build(full * _log_between(u[12], 0.05, 6.0))
     if n > slots and u[13] < 0.6:
-        return build(scaled.rate_with_slot_wait(full, _log_between(u[12], 30.0, 4000.0)))
+        return build(_rate_with_slot_wait(feature, full, _log_between(u[12], 30.0, 4000.0)))
     return build(full * _log_between(u[12], 0.7, 1.35))
 
 
@@ -178,26 +183,16 @@ def _most_slots(limit: float, slot_rank: int, profile: Profile) -> int:
     return max(1, int(np.sum(fits)))
 
 
-class _Scaled:
-    """Features of a scenario with all rates multiplied, without building it anew."""
-
-    def __init__(self, one: MeasuredScenario, profile: Profile) -> None:
-        self.table = BinTable.of([one.bin(profile)])
-        self.extractor = FeatureExtractor(one.workload, profile)
-
-    def feature(self, factor: float, name: str) -> float:
-        return float(self.extractor.matrix(self.table, factor)[0, COLUMN[name]])
-
-    def rate_with_slot_wait(self, full: float, wait_s: float) -> float:
-        """The rate at which adapters wait about so long for a slot, at most 1.5 times the capacity."""
-        low, high = 0.01 * full, 1.5 * full
-        for _ in range(8):
-            middle = (low * high) ** 0.5
-            if self.feature(middle, "slot_wait") > wait_s:
-                high = middle
-            else:
-                low = middle
-        return float((low * high) ** 0.5)
+def _rate_with_slot_wait(feature: Callable[[float, str], float], full: float, wait_s: float) -> float:
+    """The rate at which adapters wait about so long for a slot, at most 1.5 times the capacity."""
+    low, high = 0.01 * full, 1.5 * full
+    for _ in range(8):
+        middle = (low * high) ** 0.5
+        if feature(middle, "slot_wait") > wait_s:
+            high = middle
+        else:
+            low = middle
+    return float((low * high) ** 0.5)
 
 
 def _weights(n: int, shape: float, spread: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:

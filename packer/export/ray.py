@@ -17,6 +17,10 @@ _SCHEMES = ("s3", "gcs")
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`serve.yaml`, for `serve deploy`; `models.json`: adapter → the names under which it is served, with shares."""
+
+    def requested(server: ExportedServer, name: str) -> str:
+        return server.name if any(item.name == name for item in server.base) else f"{server.name}:{name}"
+
     found = []
     for server in servers:
         switches = server.bin.profile.engine.switches
@@ -31,7 +35,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
     names = {
         "profiles": {server.name: server.bin.profile.label for server in servers},
         "adapters": {
-            name: [{"model": _requested(server, name), "share": round(share, 9)} for server, share in places]
+            name: [{"model": requested(server, name), "share": round(share, 9)} for server, share in places]
             for name, places in routes(servers).items()
         },
     }
@@ -39,11 +43,6 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         "serve.yaml": templates.render("ray.yaml", servers=found, options=options),
         "models.json": quoting.json_text(names, indent=2) + "\n",
     }
-
-
-def _requested(server: ExportedServer, name: str) -> str:
-    """What a client requests: the server's adapter, or for the base model the server."""
-    return server.name if any(item.name == name for item in server.base) else f"{server.name}:{name}"
 
 
 def _folder(server: ExportedServer) -> str:

@@ -170,13 +170,6 @@ def _polynomials(place: IntArray, size: int, degree: int) -> Iterator[FloatArray
         yield (x**2 - second) / np.sqrt(n * (second * (3.0 * n**2 - 7.0) / 20.0 - second**2))
 
 
-def _detrended(rows: FloatArray, degree: int) -> FloatArray:
-    """Rows, float64 (rows, cells), less the polynomial of this degree in time that fits each best; 0: the mean."""
-    basis, _ = np.linalg.qr(np.vander(np.linspace(-1.0, 1.0, rows.shape[1]), degree + 1))
-    left: FloatArray = rows - (rows @ basis) @ basis.T
-    return left
-
-
 def _pooled(
     parts: Iterable[FloatArray], n: int, cell_s: float, degree: int
 ) -> tuple[FloatArray, FloatArray, float]:
@@ -188,12 +181,14 @@ def _pooled(
     edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
     bands = list(pairwise(edges.tolist()))
     lag_s = np.array([cell_s * (a + b - 1) / 2 for a, b in bands])
-    squares, lagged = 0.0, np.zeros(n)
+    squares, lagged, most = 0.0, np.zeros(n), max(1, MAX_CELLS // n)
+    basis, _ = np.linalg.qr(np.vander(np.linspace(-1.0, 1.0, n), degree + 1))
     for part in parts:
         rows = part[part.any(axis=1)]
         squares += float((rows.mean(axis=1) ** 2).sum())
-        for begin in range(0, len(rows), max(1, MAX_CELLS // n)):  # in parts, which bounds the memory
-            spectrum = np.fft.rfft(_detrended(rows[begin : begin + max(1, MAX_CELLS // n)], degree), 2 * n)
+        for begin in range(0, len(rows), most):  # in parts, which bounds the memory
+            some = rows[begin : begin + most]
+            spectrum = np.fft.rfft(some - (some @ basis) @ basis.T, 2 * n)
             lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0))[:n]
     lagged /= n - np.arange(n)
     cov = np.array([lagged[a:b].mean() for a, b in bands])

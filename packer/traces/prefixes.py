@@ -60,12 +60,10 @@ def conversations(trace: Trace) -> tuple[IntArray, IntArray]:
     place = np.arange(len(blocks.ids)) - blocks.starts[:-1][of]
     owner = np.zeros(n, dtype=np.int64) if trace.adapter is None else trace.adapter
     order = np.lexsort((of, blocks.ids, owner[of]))
-    same = np.zeros(len(order), dtype=bool)
-    same[1:] = (blocks.ids[order[1:]] == blocks.ids[order[:-1]]) & (
-        owner[of[order[1:]]] == owner[of[order[:-1]]]
-    )
+    later, earlier = order[1:], order[:-1]
+    same = (blocks.ids[later] == blocks.ids[earlier]) & (owner[of[later]] == owner[of[earlier]])
     before = np.full(len(order), -1)  # the latest request before that has the block, too
-    before[order[1:]] = np.where(same[1:], of[order[:-1]], -1)
+    before[later] = np.where(same, of[earlier], -1)
     hits = np.bincount(of[before >= 0], minlength=n)
     full = trace.input_tokens // size
     popular = _popular(blocks, of, place)
