@@ -100,13 +100,11 @@ class TrainingOptions(Dataset):
     kind: What to train.
     search: Choose hyperparameters by successive halving over the paper's grid, with five grouped folds (slow).
     refine: Search the smallest trees that keep the accuracy, and print them as rules (with --kind tree).
-    draw: Draw the tree of starvation here: .svg, .png or .pdf (with --kind tree).
     """
 
     kind: str = option(type=click.Choice(("forest", "boosting", "tree", "svm", "knn")), default="boosting")
     search: bool = flag()
     refine: bool = flag()
-    draw: str | None = option(metavar="FILE")
     seed: int = common("seed")
     output: str = common("output", help="Where to write the predictor, as in forest.packer.", required=True)
 
@@ -118,27 +116,22 @@ def train(given: TrainingOptions, out: Writing) -> None:
     \b
     Example:
       packer predictor train data.parquet --kind boosting -o boosting.packer
-      packer predictor train data.parquet --kind tree --refine --draw starved.svg -o tree.packer
+      packer predictor train data.parquet --kind tree --refine -o tree.packer
       packer solve fleet.csv --predictor ./boosting.packer
     """
     from packer.predictors.dataset import read_dataset
-    from packer.predictors.rules import draw_tree
     from packer.predictors.store import write_model
-    from packer.predictors.targets import STARVED
     from packer.predictors.train import train as fit
 
-    if (given.refine or given.draw) and given.kind != "tree":
-        raise IncompatibleError(f"--refine and --draw need --kind tree, got --kind {given.kind}.")
+    if given.refine and given.kind != "tree":
+        raise IncompatibleError(f"--refine needs --kind tree, got --kind {given.kind}.")
     if given.refine and given.search:
         raise IncompatibleError("--refine includes a search: leave out --search.")
-    out.check(given.output, given.draw)
+    out.check(given.output)
     data = read_dataset(given.dataset_path)
     with out.progress() as progress:
-        how = values(given, "dataset_path", "kind", "draw", "output")
-        model = fit(given.kind, data, **how, progress=progress)
+        model = fit(given.kind, data, **values(given, "dataset_path", "kind", "output"), progress=progress)
     write_model(model, given.output, force=out.force)
-    if given.draw is not None:
-        draw_tree(model, STARVED, given.draw, force=out.force)
     out.result(dict(model.header), lambda: _card(model, rules=given.refine))
     used = model.header["rows_used"]
     out.note(f"{given.output}: {given.kind} for {data.spec.profile}, trained on {used} rows")
