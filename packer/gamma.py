@@ -44,6 +44,26 @@ def unit_gamma(shapes: FloatArray, z: FloatArray) -> FloatArray:
     return out
 
 
+def gamma_covariances(cv: float) -> tuple[FloatArray, FloatArray]:
+    """Correlations of normal scores, 0 to 1, and the covariance of a gamma factor with this spread at each of them.
+
+    Cov(rho) = Σ c_n² rho^n with c_n the coefficients of the gamma quantile in Hermite polynomials (Mehler).
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    weights = weights / weights.sum()
+    within = np.clip(nodes, -8.0, 8.0)  # beyond, the normal distribution is at 1
+    values = unit_gamma(np.array([cv**-2.0]), within)[0]
+    previous, current = np.zeros_like(nodes), np.ones_like(nodes)
+    squares = []
+    for n in range(1, 40):
+        previous, current = current, (nodes * current - np.sqrt(n - 1) * previous) / np.sqrt(n)
+        squares.append(float((weights * values * current).sum()) ** 2)
+    rho = np.linspace(0.0, 1.0, 201)
+    powers = rho[:, np.newaxis] ** np.arange(1, 40)
+    table = powers @ np.array(squares)
+    return rho, table * (cv**2 / table[-1])
+
+
 def normal_tail(z: FloatArray) -> FloatArray:
     """The chance that a standard-normal number is above each of these, float64 (n,)."""
     return np.array([0.5 * math.erfc(each) for each in (z / math.sqrt(2.0)).tolist()])

@@ -188,19 +188,16 @@ class LearnedPredictor:
         failed = kv_tokens < self.profile.memory.min_kv_tokens
 
         # Learned apart from each other, figures could contradict: a 99th percentile is the largest of its kind.
-        p99_ttft = np.maximum(figures["p99_ttft_ms"], figures["mean_ttft_ms"])
-        p99_itl = np.maximum(figures["p99_itl_ms"], figures["mean_itl_ms"])
-        figures |= {"p99_ttft_ms": p99_ttft, "p99_itl_ms": p99_itl}
-        figures["median_ttft_ms"] = np.minimum(figures["median_ttft_ms"], p99_ttft)
-
+        for name in ("ttft", "itl"):
+            figures[f"p99_{name}_ms"] = np.maximum(figures[f"p99_{name}_ms"], figures[f"mean_{name}_ms"])
+        figures["median_ttft_ms"] = np.minimum(figures["median_ttft_ms"], figures["p99_ttft_ms"])
+        latencies = {name: np.where(failed, np.nan, each) for name, each in figures.items() if "_ms" in name}
         return Evaluations(
             offered_tok_s=offered_tok_s,
             total_token_throughput=np.where(failed, 0.0, figures["served_share"] * offered_tok_s),
             starved=failed | (chance >= 0.5),
             memory_error=failed,
-            **{
-                name: np.where(failed, np.nan, each) for name, each in figures.items() if name.endswith("_ms")
-            },
+            **latencies,
             kv_cache_tokens=kv_tokens,
             starvation_probability=np.where(failed, 1.0, chance),
             stable=~failed & (outputs[STABLE] > 0),

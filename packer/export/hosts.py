@@ -8,10 +8,10 @@ pool in pages of ranks is proposed (sgl-project/sglang, pull request 31305) and 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from packer.export import quoting, templates
-from packer.export.servers import ExportedServer, Options, on_one_host, words
+from packer.export.servers import ExportedServer, Options, host_port, words
 from packer.export.sources import vllm_path
 
 Servers = tuple[ExportedServer, ...]
@@ -34,6 +34,14 @@ def compose(servers: Servers, options: Options) -> dict[str, str]:
     """
     text = templates.render("compose.yaml", servers=list(on_one_host(servers, options)), options=options)
     return {"compose.yaml": text}
+
+
+def on_one_host(servers: Servers, options: Options) -> Iterator[tuple[ExportedServer, int, list[str]]]:
+    """Each server with its port and its GPUs on a host that all of them share."""
+    first = 0
+    for server in servers:
+        yield server, host_port(server.index, options), [str(first + k) for k in range(server.bin.gpus)]
+        first += server.bin.gpus
 
 
 def sglang_command(server: ExportedServer, port: int) -> list[str]:

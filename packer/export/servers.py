@@ -6,7 +6,7 @@ The flags are vLLM's; `packer.export.hosts` has SGLang's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packer import checks
@@ -235,16 +235,6 @@ def host_port(index: int, options: Options) -> int:
             f"got {options.port} + {index}: give a smaller port."
         )
     return port
-
-
-def on_one_host(
-    all_servers: tuple[ExportedServer, ...], options: Options
-) -> Iterator[tuple[ExportedServer, int, list[str]]]:
-    """Each server with its port and its GPUs on a host that all of them share."""
-    first = 0
-    for server in all_servers:
-        yield server, host_port(server.index, options), [str(first + k) for k in range(server.bin.gpus)]
-        first += server.bin.gpus
 
 
 def _address(index: int, options: Options) -> str:

@@ -95,13 +95,11 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     if count > MOST_SERVERS:
         rule = f"expected at most {MOST_SERVERS:,} servers, got {count:,}."
         raise FileFormatError(rule, key="nodes")
-    servers = tuple(name for node in file.nodes for _ in range(node.count) for name in node.servers)
+    each = [node for node in file.nodes for _ in range(node.count)]
+    servers = tuple(name for node in each for name in node.servers)
     try:
-        nodes = tuple(
-            Node(len(node.servers), math.inf if node.host_gb is None else node.host_gb * 1e9)
-            for node in file.nodes
-            for _ in range(node.count)
-        )
+        host_bytes = (math.inf if node.host_gb is None else node.host_gb * 1e9 for node in each)
+        nodes = tuple(Node(len(node.servers), most) for node, most in zip(each, host_bytes, strict=True))
         store = None
         if file.store is not None:
             store = Store(file.store.bandwidth_gb_s * 1e9, file.store.latency_ms, file.store.concurrent)

@@ -38,13 +38,14 @@ from packer.twin.run import Run
 from packer.workload import Workload
 
 SIZES = (1, 7, 40)
+Evaluated = tuple[Workload, list[Bin], Evaluations]
 
 
 class ObjectiveContract:
     """Rules of an objective; give the fixture `objective`."""
 
     @pytest.fixture
-    def evaluated(self) -> tuple[Workload, list[Bin], Evaluations]:
+    def evaluated(self) -> Evaluated:
         """Four small bins; the last two starve or do not start."""
         fleet = random_fleet(24, seed=1, rates=(0.2, 0.1))
         profile = small_profile(price_per_hour=3.5)
@@ -61,27 +62,21 @@ class ObjectiveContract:
         assert objective.name
         assert objective.minimises
 
-    def test_refuses_starved_and_failing_bins(
-        self, objective: Objective, evaluated: tuple[Workload, list[Bin], Evaluations]
-    ) -> None:
+    def test_refuses_starved_and_failing_bins(self, objective: Objective, evaluated: Evaluated) -> None:
         """No objective admits a server that starves or does not start."""
         holds = objective.holds(evaluated[2])
         assert holds.shape == (4,)
         assert holds.dtype == np.bool_
         assert not holds[2:].any()
 
-    def test_key_is_numbers_and_repeatable(
-        self, objective: Objective, evaluated: tuple[Workload, list[Bin], Evaluations]
-    ) -> None:
+    def test_key_is_numbers_and_repeatable(self, objective: Objective, evaluated: Evaluated) -> None:
         """The key of a plan is a tuple of floats, the same every time."""
         fleet, bins, found = evaluated
         key = objective.key(fleet, bins, found)
         assert key == objective.key(fleet, bins, found) != ()
         assert all(isinstance(value, float) for value in key)
 
-    def test_weights_add_up_to_the_key(
-        self, objective: Objective, evaluated: tuple[Workload, list[Bin], Evaluations]
-    ) -> None:
+    def test_weights_add_up_to_the_key(self, objective: Objective, evaluated: Evaluated) -> None:
         """Where the first entry of the key counts GPUs or adds prices, bounds rely on `weight` for each server."""
         fleet, bins, found = evaluated
         if objective.minimises in ("gpus", "price"):

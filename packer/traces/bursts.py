@@ -15,7 +15,7 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, Bursts
-from packer.gamma import unit_gamma
+from packer.gamma import gamma_covariances
 from packer.traces.trace import Trace
 
 WINDOWS_S = (0.1, 1.0, 10.0, 60.0, 300.0)
@@ -65,7 +65,7 @@ def bursts_within(arrivals: Arrivals, window_s: float) -> Arrivals:
 
     A factor F of slow and fast time scales has, given the slow ones, the mean M: Var F = Var M + E Var(F | M), and the
     factor relative to M has the variance (1 + Var F) / (1 + Var M) − 1. Var M is the covariance of the gamma factor
-    at the correlation that the slow scales have (Mehler, as in `_covariances`).
+    at the correlation that the slow scales have (Mehler, as in `gamma_covariances`).
     """
     if arrivals.kind != "bursty":
         return arrivals
@@ -83,7 +83,7 @@ def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:
     kept = sum(weight for _, weight in fast)
     if len(fast) == len(bursts.scales):
         return bursts
-    rho, covariance = _covariances(bursts.cv)
+    rho, covariance = gamma_covariances(bursts.cv)
     slow = float(np.interp(1.0 - kept, rho, covariance))
     variance = (1.0 + bursts.cv**2) / (1.0 + slow) - 1.0
     if not fast or variance < MIN_CV**2:
@@ -208,7 +208,7 @@ def _fit(lag_s: FloatArray, covariance: FloatArray) -> Bursts | None:
     if variance < MIN_CV**2:
         return None
     cv = min(float(f"{np.sqrt(variance):.4g}"), 100.0)
-    rho, table = _covariances(cv)
+    rho, table = gamma_covariances(cv)
     target = np.interp(np.maximum(covariance, 0.0), table, rho)
     # The last row makes the weights sum to 1.
     rows = np.vstack([decay, np.full(len(scales), 100.0)])
@@ -217,26 +217,6 @@ def _fit(lag_s: FloatArray, covariance: FloatArray) -> Bursts | None:
     weights /= weights.sum()
     kept = [(s, round(w, 4)) for s, w in zip(scales.tolist(), weights.tolist(), strict=True) if w > 0]
     return Bursts(cv, tuple(kept))
-
-
-def _covariances(cv: float) -> tuple[FloatArray, FloatArray]:
-    """Correlations of normal scores, 0 to 1, and the covariance of a gamma factor with this spread at each of them.
-
-    Cov(rho) = Σ c_n² rho^n with c_n the coefficients of the gamma quantile in Hermite polynomials (Mehler).
-    """
-    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
-    weights = weights / weights.sum()
-    within = np.clip(nodes, -8.0, 8.0)  # beyond, the normal distribution is at 1
-    values = unit_gamma(np.array([cv**-2.0]), within)[0]
-    previous, current = np.zeros_like(nodes), np.ones_like(nodes)
-    squares = []
-    for n in range(1, 40):
-        previous, current = current, (nodes * current - np.sqrt(n - 1) * previous) / np.sqrt(n)
-        squares.append(float((weights * values * current).sum()) ** 2)
-    rho = np.linspace(0.0, 1.0, 201)
-    powers = rho[:, np.newaxis] ** np.arange(1, 40)
-    table = powers @ np.array(squares)
-    return rho, table * (cv**2 / table[-1])
 
 
 def _cell_s(time_s: FloatArray, span_s: float) -> float:

@@ -24,15 +24,9 @@ from packer.io.documents import parse_json
 from packer.io.files import read_text
 from packer.io.shipped import table
 from packer.io.web import Address, address_of, ask
+from packer.traces import vllm_metrics
 from packer.traces.pattern import RateTable
-from packer.traces.vllm_metrics import (
-    Series,
-    mean_load_ms,
-    ranks_of,
-    shares_in_flight,
-    shares_resident,
-    total_of,
-)
+from packer.traces.vllm_metrics import Series, ranks_of, shares_in_flight, shares_resident, total_of
 
 MAX_ANSWER_BYTES = 128_000_000
 TIMEOUT_S = 60.0
@@ -100,7 +94,7 @@ class Metrics:
     table: RateTable
     mean_input: FloatArray
     mean_output: FloatArray
-    estimated: bool
+    estimated: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)
     load_ms: float | None = None
     hit_rate: float | None = None
@@ -200,8 +194,8 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
         weights = np.array([shares[name] for name in names])
         counts = counts.sum(axis=1, keepdims=True) * weights
         sums = {kind: total.sum() * weights for kind, total in sums.items()}
-    metrics = _metrics(names, counts, sums, np.array(times), float(window_s), estimated=shares is not None)
-    load_ms = mean_load_ms(_optional(answers, "load_sum"), _optional(answers, "load_count"))
+    metrics = replace(_metrics(names, counts, sums, times, window_s), estimated=shares is not None)
+    load_ms = vllm_metrics.mean_load_ms(*(_optional(answers, f"load_{part}") for part in ("sum", "count")))
     more: dict[str, Any] = {}
     for field_name, counters in _SHARES.items():
         part, whole = (total_of(_optional(answers, name)) for name in counters)
@@ -216,9 +210,12 @@ def _optional(answers: Mapping[str, Any], name: str) -> Series:
 
 
 def _metrics(
-    names: Sequence[str], counts: FloatArray, sums: Mapping[str, FloatArray], times: FloatArray, window_s: float,
-    *, estimated: bool,
-) -> Metrics:  # fmt: skip
+    names: Sequence[str],
+    counts: FloatArray,
+    sums: Mapping[str, FloatArray],
+    times: Sequence[float],
+    window_s: float,
+) -> Metrics:
     total = counts.sum(axis=0)
     kept = [k for k in range(len(names)) if total[k] > 0 and names[k]]
     if not kept:
@@ -232,8 +229,8 @@ def _metrics(
         own = sums[kind][kept] / total[kept]
         means.append(np.where(own >= 1.0, own, max(1.0, fleet)))
     rates, own_names = counts[:, kept] / window_s, tuple(names[k] for k in kept)
-    table = RateTable(own_names, rates, means[0] + means[1], times - window_s, window_s)
-    return Metrics(table, means[0], means[1], estimated)
+    table = RateTable(own_names, rates, means[0] + means[1], np.array(times) - window_s, float(window_s))
+    return Metrics(table, means[0], means[1])
 
 
 def _series(answer: Any, label: str, name: str) -> dict[str, dict[float, float]]:
