@@ -8,8 +8,8 @@ the planned share, and where shares must hold, route with one of the routing for
 
 from __future__ import annotations
 
-from packer.export import templates
-from packer.export.servers import ExportedServer, Module, Options, words
+from packer.export import quoting, templates
+from packer.export.servers import ExportedServer, Module, Options
 from packer.export.sources import parsed, refused
 
 _TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http"}
@@ -26,7 +26,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
             repository, tag = server.image, "latest"
         settings = {key: value for key, value in server.settings().items() if key not in _BY_OTHER_KEYS}
         flags = [word for key, value in settings.items() for word in _joined(key, value)]
-        flags += words(server.served_names)
+        flags += quoting.words(server.served_names)
         specs.append((server, repository, tag, flags))
     adapters = [(server, item, _adapter_source(item)) for server in servers for item in server.modules]
     return {
@@ -38,7 +38,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
 def _joined(key: str, value: object) -> list[str]:
     """The words of a flag: in one, but for a flag with several values."""
     several = isinstance(value, list) or value is True
-    return words({key: value}) if several else [f"--{key}={value}"]
+    return quoting.words({key: value}) if several else [f"--{key}={value}"]
 
 
 def _adapter_source(item: Module) -> dict[str, str]:

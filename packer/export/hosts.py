@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterator
 
 from packer.export import quoting, templates
-from packer.export.servers import ExportedServer, Options, host_port, words
+from packer.export.servers import ExportedServer, Options, host_port
 from packer.export.sources import vllm_path
 
 Servers = tuple[ExportedServer, ...]
@@ -72,7 +72,7 @@ def sglang_command(server: ExportedServer, port: int) -> list[str]:
         paths = {item.name: vllm_path(item.name, item.source) for item in server.modules}
         modules = ({"lora_name": name, "lora_path": path, "pinned": False} for name, path in paths.items())
         flags["lora-paths"] = [quoting.json_text(module) for module in modules]
-    return ["python3", "-m", "sglang.launch_server", *words(flags)]
+    return ["python3", "-m", "sglang.launch_server", *quoting.words(flags)]
 
 
 def _scripts(

@@ -13,7 +13,7 @@ import shlex
 
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
-from packer.export.servers import ExportedServer, Module, Options, base_by_its_name, words
+from packer.export.servers import ExportedServer, Module, Options, base_by_its_name
 from packer.export.sources import address, parsed
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", re.ASCII)
@@ -27,7 +27,9 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
     for server in servers:
         _check_names(server)
         uris = {item.name: _adapter_uri(item, options) for item in server.modules}
-        flags = words({name: value for name, value in server.settings().items() if name not in _LORA_FLAGS})
+        flags = quoting.words(
+            {name: value for name, value in server.settings().items() if name not in _LORA_FLAGS}
+        )
         limit = server.bin.profile.engine.max_cpu_loras
         host = max(server.bin.max_loras, 2 * (len(server.modules) if limit is None else limit))
         found.append((server, _model_uri(server.model), uris, host, shlex.join(flags)))

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 _PLAIN_YAML = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*", re.ASCII)
 _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"}
@@ -21,6 +21,15 @@ DNS_LENGTH = 63
 def json_text(value: object, *, indent: int | None = None) -> str:
     """JSON in ASCII; never NaN."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, indent=indent)
+
+
+def words(flags: Mapping[str, object]) -> list[str]:
+    """Flags as words of a command line; a True is a flag without value, a list several values."""
+    found = []
+    for name, value in flags.items():
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        found += [f"--{name}", *map(str, values)]
+    return found
 
 
 def yaml_value(value: object) -> str:

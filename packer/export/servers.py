@@ -130,8 +130,7 @@ class ExportedServer:
             if (size := getattr(engine, name)) != default:
                 flags[name.replace("_", "-")] = size
         flags |= {name if on else f"no-{name}": True for name, on in engine.switches.items()}
-        given = engine.arguments.items()
-        flags |= {name: value for name, value in given if self.modules or "lora" not in name}
+        flags |= {name: each for name, each in engine.arguments.items() if self.modules or "lora" not in name}
         if self.modules:
             flags |= {"enable-lora": True, "max-loras": self.bin.max_loras}
             flags |= {"max-lora-rank": self.bin.max_lora_rank, "max-cpu-loras": self.max_cpu_loras}
@@ -153,22 +152,13 @@ class ExportedServer:
 
     def command(self, port: int) -> list[str]:
         """The whole command line."""
-        start = ["vllm", "serve", self.model, "--port", str(port), *words(self.served_names)]
+        start = ["vllm", "serve", self.model, "--port", str(port), *quoting.words(self.served_names)]
         modules = ["--lora-modules", *self.lora_modules()] if self.modules else []
         return [*start, *self.flags(), *modules]
 
     def flags(self) -> list[str]:
         """`settings` as words of a command line."""
-        return words(self.settings())
-
-
-def words(flags: Mapping[str, object]) -> list[str]:
-    """Flags as words of a command line; a True is a flag without value, a list several values."""
-    found = []
-    for name, value in flags.items():
-        values = value if isinstance(value, list) else [] if value is True else [value]
-        found += [f"--{name}", *map(str, values)]
-    return found
+        return quoting.words(self.settings())
 
 
 def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) -> tuple[ExportedServer, ...]:

@@ -55,11 +55,8 @@ class CounterNames:
 SOURCES = {name: CounterNames(**row) for name, row in table("packer.traces", "prometheus.toml").items()}
 """Gateways whose counters are known."""
 
-_COUNTED = ("requests", "input_tokens", "output_tokens")
-"""Names of the counters; fields of `CounterNames`."""
-
-_GAUGES = ("running", "loaded")
-"""Names of what is sampled finely; fields of `CounterNames`."""
+_COUNTED, _GAUGES = ("requests", "input_tokens", "output_tokens"), ("running", "loaded")
+"""Names of the counters, and of what is sampled finely; fields of `CounterNames`."""
 
 MOST_COUNT = 1e15
 _SHARES = {"hit_rate": ("prefix_hits", "prefix_queries"), "acceptance": ("drafts_kept", "drafts")}
@@ -196,11 +193,8 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
         sums = {kind: total.sum() * weights for kind, total in sums.items()}
     metrics = replace(_metrics(names, counts, sums, times, window_s), estimated=shares is not None)
     load_ms = vllm_metrics.mean_load_ms(*(_optional(answers, f"load_{part}") for part in ("sum", "count")))
-    more: dict[str, Any] = {}
-    for field_name, counters in _SHARES.items():
-        part, whole = (total_of(_optional(answers, name)) for name in counters)
-        if whole:
-            more[field_name] = min(1.0, part / whole)
+    counted = {name: [total_of(_optional(answers, each)) for each in pair] for name, pair in _SHARES.items()}
+    more: dict[str, Any] = {name: min(1.0, part / whole) for name, (part, whole) in counted.items() if whole}
     return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms, **more)
 
 
