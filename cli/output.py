@@ -11,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from operator import gt
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -45,6 +46,19 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else results()
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     return Patient(file=stream, width=width, highlight=False, soft_wrap=False, no_color=stderr or None)
+
+
+def import_meanwhile(*modules: str) -> threading.Thread:
+    """Import in a thread what a command needs at its end: simulations leave the interpreter to others."""
+
+    def load() -> None:
+        with suppress(ImportError):  # raised again where it is needed
+            for name in modules:
+                import_module(name)
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    return thread
 
 
 LONGEST_WORD = 16

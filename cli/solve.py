@@ -12,7 +12,7 @@ import click
 from packer import checks
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import DEFAULT_PROFILE, FleetFile, ServerSettings, Writing, common, waited_s
-from packer.cli.output import interruptible, write_frame
+from packer.cli.output import import_meanwhile, interruptible, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError, OutputError, PackerError
 
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 DEFAULT_OUTPUT = "plan.json"
 OUTPUT = f"Where to write the plan.  [default: {DEFAULT_OUTPUT}, over an earlier plan; with --json nowhere]"
 DEFAULT_PREDICTOR = "auto"
+TO_PRINT = (
+    "packer.report.context",
+    "packer.report.energy",
+    "packer.report.prefixes",
+    "rich.console",
+    "rich.table",
+)
+"""Modules that a plan is printed with."""
 
 
 @bundle
@@ -271,6 +279,8 @@ def solve(
     slo = fleet.slo if old is None or fleet.slo != Goal() else old.workload.slo
     fleet = planning.changed(replace(fleet, slo=slo).held_to(planning.slo))
     with interruptible() as stop, out.progress() as progress:
+        if not (out.as_json or out.quiet):
+            import_meanwhile(*TO_PRINT)
         plan = planning.planned(fleet, kinds, old, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE

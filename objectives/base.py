@@ -15,6 +15,7 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.evaluation import FIGURES, STARVATION_THRESHOLD, Evaluations
 from packer.goal import KEYS, OF_MANY, OF_REQUESTS, SPELLINGS, Goal, assignments
+from packer.memo import Memo
 from packer.profile import Profile
 from packer.workload import Workload
 
@@ -60,7 +61,7 @@ class Objective:
     @property
     def limits(self) -> Mapping[str, float]:
         """Largest value that each figure of `Evaluations` may have for a bin, by name: the goal's limits."""
-        return {} if self.goal is None else limits_of(self.goal)
+        return {} if self.goal is None else _limits_of(self.goal)
 
     @property
     def required(self) -> set[str]:
@@ -206,6 +207,9 @@ def limits_of(goal: Goal) -> dict[str, float]:
     if goal.keys("adapter") or goal.keys("request") or len(goal.keys("server")) > len(found):
         found["slo_used"] = 1.0
     return found
+
+
+_limits_of = Memo(limits_of)  # searches ask for those of the same goal again and again
 
 
 def needs_requests(goal: Goal) -> bool:

@@ -37,6 +37,10 @@ _KINDS = (
 )
 
 
+_WITHOUT_RATES = ("names", "ranks", "mean_input_tokens", "mean_output_tokens", "mean_tokens")
+"""Columns of a fleet that stay as they are at other rates."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """Adapters, their lengths and arrivals. Never changes; columns come as arrays.
@@ -205,17 +209,19 @@ class Workload:
         adapters = [self.adapters[i] for i in indices]
         if shares is not None:
             pairs = zip(adapters, shares, strict=True)
-            adapters = [a if share == 1.0 else replace(a, rate=a.rate * share) for a, share in pairs]
+            adapters = [a if share == 1.0 else a.at_rate(a.rate * share) for a, share in pairs]
         return replace(self, adapters=tuple(adapters), arrivals=arrivals)
 
     def scaled(self, rate_factor: float) -> Workload:
         """The same fleet with every rate multiplied; a trace is replayed in less time, or more."""
         checks.real("rate_factor", rate_factor, low=0.0, open_low=True)
-        adapters = tuple(replace(a, rate=a.rate * rate_factor) for a in self.adapters)
+        adapters = tuple(a.at_rate(a.rate * rate_factor) for a in self.adapters)
         arrivals, trace = self.arrivals, self.arrivals.trace
         if trace is not None:
             arrivals = replace(arrivals, trace=trace.faster(rate_factor))
-        return replace(self, adapters=adapters, arrivals=arrivals)
+        made = replace(self, adapters=adapters, arrivals=arrivals)
+        vars(made).update({name: vars(self)[name] for name in _WITHOUT_RATES if name in vars(self)})
+        return made
 
     @property
     def assumed_lengths(self) -> tuple[str, ...]:

@@ -243,8 +243,11 @@ class Growth:
     def reach(self, mark: int | None, near: float | None) -> float | None:
         """The highest factor that holds, which may be `near` another one; None: no factor does."""
         start, stop = 0 if near is None else LEVELS.index(near) + 1, self.hours.stop
+        # The searches of other marks, which are monotone, too, have looked at some levels.
+        good = max((level for level in self._found if self.holds(mark, level)), default=-1)
+        bad = min((level for level in self._found if level > good), default=len(LEVELS))
         late = stop() and not self._found
-        low = -1 if late else reach(partial(self.holds, mark), 0, len(LEVELS) - 1, start, stop=stop)[0]
+        low = -1 if late else reach(partial(self.holds, mark), good + 1, bad - 1, start, stop=stop)[0]
         return LEVELS[low] if low >= 0 else None
 
     def room(self, like: Room | None) -> Room:

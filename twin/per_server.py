@@ -32,6 +32,18 @@ def quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
     return tuple(np.quantile(values, shares).tolist()) if len(values) else (math.nan,) * len(shares)
 
 
+def quantiles_of_sorted(values: FloatArray, *shares: float) -> tuple[float, ...]:
+    """Those of rising values, as `numpy.quantile` interpolates them, without its search for their places."""
+    found = []
+    for share in shares if len(values) else ():
+        place = (len(values) - 1) * share
+        below = math.floor(place)
+        low, high = float(values[below]), float(values[min(below + 1, len(values) - 1)])
+        part = place - below
+        found.append(low + (high - low) * part if part < 0.5 else high - (high - low) * (1.0 - part))
+    return tuple(found) or (math.nan,) * len(shares)
+
+
 def tokens(run: Run, side: str) -> float:
     """Input or output tokens of completed requests."""
     return float(getattr(run.raw.requests, side)[run.raw.finished].sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -139,3 +140,11 @@ def test_number_lists() -> None:
     for text in ("", "1,", "1;2", "x"):
         with pytest.raises(Exception, match="8,16,32"):
             numbers(float)(text)
+
+
+def test_what_prints_is_imported_meanwhile() -> None:
+    """Modules are imported in a thread; one that is not there is left to whoever needs it."""
+    sys.modules.pop("this", None)
+    with contextlib.redirect_stdout(io.StringIO()):
+        output.import_meanwhile("this", "packer.no_such_module").join()
+    assert "this" in sys.modules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,20 @@ def test_a_trace_must_fit_its_fleet() -> None:
     """A trace that names an adapter the fleet hasn't is refused."""
     with pytest.raises(ValidationError, match="< 2"):
         fleet([1.0, 1.0]).with_arrivals(replayed().arrivals)
+
+
+def test_a_fleet_at_other_rates_is_the_fleet_made_anew() -> None:
+    """A scaled fleet is one made of adapters of these rates, with the same columns; rates out of range are refused."""
+    whole = fleet([0.5, 2.0, 0.25])
+    known = whole.names, whole.ranks, whole.mean_tokens
+    scaled = whole.scaled(1.5)
+    made = replace(whole, adapters=tuple(replace(each, rate=each.rate * 1.5) for each in whole.adapters))
+    assert scaled == made
+    assert scaled.fingerprint == made.fingerprint
+    np.testing.assert_array_equal(scaled.offered_tok_s_by_adapter, made.offered_tok_s_by_adapter)
+    assert (whole.names, whole.ranks, whole.mean_tokens) == known
+    with pytest.raises(ValidationError, match="the rate of adapter 'a0'"):
+        whole.scaled(1e7)
 
 
 def test_a_trace_scaled_comes_faster() -> None:

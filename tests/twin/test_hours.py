@@ -11,6 +11,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.profile import LatencySpec, Profile
+from packer.room import LEVELS
 from packer.twin import hours as stored
 from packer.twin.hours import Hours, ServerHour
 from packer.twin.threads import Workers
@@ -116,3 +117,26 @@ def test_an_error_leaves_nothing_to_begin(
     hold.set()
     assert hours._workers.begin(lambda: True).result(10.0)
     assert len(begun) <= 2
+
+
+@pytest.mark.parametrize("near", [None, *LEVELS[::3]])
+def test_marks_of_a_server_are_found_in_few_levels(
+    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, near: float | None
+) -> None:
+    """Marks are the levels at which they cease to hold, wherever the search begins, and no level is looked at twice
+    or on the known side of another mark."""
+    ends, asked = (4, 9, 12), list[float]()
+
+    def run(_item: Bin, fleet: Workload, _seed: int) -> int:
+        asked.append(fleet.rate)
+        return LEVELS.index(round(fleet.rate, 4))
+
+    monkeypatch.setattr(stored, "_run", run)
+    monkeypatch.setattr(Hours, "holds", lambda _self, level: tuple(level <= end for end in ends))
+    profile = make_profile()
+    growth = Hours().growth(Bin((0,), profile.settings(1, 8), profile), Workload([Adapter("a", 8, 1.0)]))
+    found = [growth.reach(mark, near) for mark in range(3)]
+    assert found == [LEVELS[end] for end in ends]
+    assert len(asked) == len(set(asked)) <= 13
+    assert growth.reach(None, near) == LEVELS[ends[0]]
+    assert len(asked) == len(set(asked))

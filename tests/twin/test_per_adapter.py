@@ -24,6 +24,7 @@ from packer.twin.per_adapter import (
     few_used,
     quiet_adapters,
 )
+from packer.twin.per_server import quantiles_of_sorted
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -255,3 +256,12 @@ def test_limits_of_servers_and_of_requests_count(make_profile: MakeProfile) -> N
     assert few.slo_used == pytest.approx((1.0 - few.slo_attainment) / 0.01)
     given = {"ttft_ms": limit_ms, "request_share": 0.9}
     assert simulate(fleet, make_profile(), max_loras=2, duration_s=100.0, slo=given).slo_used < 1.0
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 19, 20, 21, 1000, 20001])
+def test_quantiles_of_sorted_values_are_numpys(n: int) -> None:
+    """Quantiles of values in order are those of `numpy.quantile`, to the bit."""
+    values = np.sort(np.random.default_rng(n).lognormal(3.0, 1.0, n))
+    shares = (0.0, 0.05, 0.5, 0.95, 0.99, 1.0)
+    found = quantiles_of_sorted(values, *shares)
+    np.testing.assert_array_equal(found, np.quantile(values, shares) if n else np.full(6, np.nan))
