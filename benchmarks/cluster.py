@@ -22,8 +22,13 @@ from speed import cluster_s
 ROOT = Path(__file__).resolve().parent.parent
 FLEET, CLUSTER = "examples/workloads/azure-conv-2023.csv", "examples/clusters/four-h100.toml"
 SYSTEMS = ("packer", "affinity", "llm-d", "vllm", "round-robin", "hrw")
-SLOTS = (8, 16, 24, 32, 48, 64)
-AFFINITY = ("affinity:slack=4", "affinity:slack=16")
+SLOTS = (4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96)
+ROUTERS = {
+    "affinity": ("affinity:slack=4", "affinity:slack=16"),
+    "llm-d": ("gateway", "gateway:lora=4"),
+}
+"""Systems with a setting besides slots: weights of llm-d are its default, or LoRA affinity as the queue and the KV
+cache together."""
 TUNING_SEEDS, SEEDS = range(1000, 1002), 6
 """Settings of every system but the plan, which chooses its own, are tuned on seeds that are not shown."""
 COLUMNS = (
@@ -44,14 +49,13 @@ def tuned(
 ) -> tuple[System, packer.Cluster, str]:
     """The settings with the highest SLO attainment on the tuning seeds, then the lowest TPOT, and what they are.
 
-    Every system gets six tries: as many numbers of slots, or half as many with two kinds of affinity.
+    Every system gets twelve tries: as many numbers of slots, or half as many with two settings of its router.
     """
     given = load_system(system)
     if given.placement is not None:
         return given, cluster, "its own"
-    tries = [(slots, given.router) for slots in SLOTS]
-    if system == "affinity":
-        tries = [(slots, router) for slots in SLOTS[1::2] for router in AFFINITY]
+    routers = ROUTERS.get(system, (given.router,))
+    tries = [(slots, router) for slots in SLOTS[len(routers) - 1 :: len(routers)] for router in routers]
     scores = []
     for slots, router in tries:
         kinds = tuple(replace(kind, max_loras=slots) for kind in cluster.kinds)

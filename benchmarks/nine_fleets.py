@@ -65,9 +65,9 @@ FLEETS: dict[str, tuple[str, Callable[[], packer.Workload]]] = {
 HEAD = """# The decision of `packer solve` beside other systems, on nine kinds of fleet
 
 Share of the requests with TTFT ≤ 2 s and TPOT ≤ 100 ms (mean TPOT, ms): means of six half hours that no tuning saw. The
-plan is the decision with its own number of servers; each other system has as many servers, with slots (and slack)
-tuned by six tries on other hours. A system is better than the plan if the difference, seed by seed, is above a
-thousandth and beyond its 95 % interval. Written by `benchmarks/nine_fleets.py --write`.
+plan is the decision with its own number of servers; each other system has as many servers, with slots (and slack, and
+weights) tuned by twelve tries on other hours. A system is better than the plan if the difference, seed by seed, is
+above a thousandth and beyond its 95 % interval. Written by `benchmarks/nine_fleets.py --write`.
 
 """
 

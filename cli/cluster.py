@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,13 +46,16 @@ class Behind:
         """The goal that was given; None: the cluster's, or the fleet's."""
         return fleet.held_to(self.slo).slo if self.slo else None
 
-    def read(self) -> Cluster:
-        """The cluster in the file."""
+    def read(self, engine: Mapping[str, Any]) -> Cluster:
+        """The cluster in the file; `engine`: settings of all servers in place of their profiles'."""
         from packer.io.clusters import read_cluster
         from packer.io.plans import load_plan
+        from packer.twin.override import with_engine
 
         path = self.cluster or ""
-        return load_plan(path).cluster() if path.endswith(".json") else read_cluster(path)
+        cluster = load_plan(path).cluster() if path.endswith(".json") else read_cluster(path)
+        kinds = tuple(replace(kind, profile=with_engine(kind.profile, **engine)) for kind in cluster.kinds)
+        return replace(cluster, kinds=kinds)
 
 
 def refuse_without_cluster(names: Collection[str]) -> None:

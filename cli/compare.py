@@ -140,7 +140,7 @@ def compare(
     from packer.planning.compare import Comparison
 
     if systems.cluster is not None:
-        _compare_systems(file.fleet(), compared.seed, systems, files, out)
+        _compare_systems(file.fleet(), compared.seed, kind.engine, systems, files, out)
         return
     of_clusters = ("router", "stats_age_s", "slo", "systems", "seeds", "duration_s", "size", "share")
     refuse_without_cluster(of_clusters)
@@ -173,16 +173,21 @@ def compare(
 
 
 def _compare_systems(
-    workload: Workload, seed: int, systems: Systems, files: ComparisonFiles, out: Writing
+    workload: Workload,
+    seed: int,
+    engine: dict[str, Any],
+    systems: Systems,
+    files: ComparisonFiles,
+    out: Writing,
 ) -> None:
     from packer.operate.systems import Trials, compare_systems, servers_needed, serves_plans
     from packer.operate.verdict import verdict
     from packer.twin.cluster.system import judged, load_system
 
     of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "real", "plot", "profile_name")
-    refuse_unused("--cluster", (*of_plans, "settings"))
+    refuse_unused("--cluster", of_plans)
     out.check_tables(files.output, endings=(".json",))
-    cluster = systems.read()
+    cluster = systems.read(engine)
     out.note_profiles(*(each.profile for each in cluster.kinds))
     names = split_names(systems.systems)
     if cluster.placement is not None:

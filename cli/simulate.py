@@ -181,9 +181,8 @@ def _simulated(
             return repeated(
                 lambda seed: simulate_one(workload, profile, **how, seed=seed), **given, progress=progress
             )
-        of_one = ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s", "settings")
-        refuse_unused("--cluster", of_one)
-        cluster = system.read()
+        refuse_unused("--cluster", ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s"))
+        cluster = system.read(kind.engine)
         out.note_profiles(*(each.profile for each in cluster.kinds))
         named = load_system(system.system)
         if cluster.placement is not None:

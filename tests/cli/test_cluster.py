@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import polars as pl
 import pytest
@@ -66,6 +67,22 @@ def test_metrics_are_those_of_the_library(
     found.pop("verdict")
     assert found == json.loads(json.dumps(again.to_dict()))
     assert found["servers"] == 2
+
+
+def test_engine_settings_hold_for_all_servers(
+    tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--set` changes every server of a cluster: with prefix caching the second prompt finds the first one's."""
+    path = tmp_path / "alike.csv"
+    path.write_text(
+        "adapter,rank,rate,input_tokens,output_tokens,shared_prefix_tokens\na,8,2,200,20,160\nb,8,2,200,20,160\n"
+    )
+    words = [str(path), "--cluster", cluster, "--duration", "60", "--set"]
+    cached, computed = (_json(["simulate", *words, f"prefix-caching={how}"], capsys) for how in ("on", "off"))
+    assert float(str(cached["mean_ttft_ms"])) < float(str(computed["mean_ttft_ms"]))
+    compared = ["compare", "--systems", "vllm", "--seeds", "1", *words, "prefix-caching=on"]
+    (row,) = cast("list[dict[str, Any]]", _json(compared, capsys)["systems"])
+    assert row["figures"]["mean_ttft_ms"]["mean"] == cached["mean_ttft_ms"]
 
 
 def test_a_closed_loop_over_a_cluster(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from naive_index import PerServer, Shared
 
 from packer.adapter import Adapter
 from packer.cluster import Cluster
+from packer.errors import IncompatibleError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.twin.cluster.routers.base import AnyCluster, Request
@@ -120,25 +121,17 @@ class PrefixCache:
         """0 for each server that may be chosen, else 1."""
         self.hashes = _hashes(self.fleet, request, request.number)
         match = self.index.match(self.hashes)
+        percent = [100 * 16 * blocks // request.input_tokens for blocks in match]
         counts = [int(outstanding(c, s)) for s in servers]
         ready = [
             s for s in servers if max(counts) - min(counts) <= self.imbalance or counts[s] == min(counts)
         ]
         limit = statistics.mean(counts) + statistics.stdev(counts)
-        fit = [
-            (-(100 * match[s] // len(self.hashes)), counts[s])
-            for s in ready
-            if match[s] and counts[s] <= limit
-        ]
+        fit = [(-percent[s], counts[s]) for s in ready if match[s] and counts[s] <= limit]
         if not fit:
             return [float(counts[s] != min(counts)) for s in servers]
         return [
-            float(
-                not (
-                    s in ready and match[s] and (-(100 * match[s] // len(self.hashes)), counts[s]) == min(fit)
-                )
-            )
-            for s in servers
+            float(not (s in ready and match[s] and (-percent[s], counts[s]) == min(fit))) for s in servers
         ]
 
     def sent(self, s: int) -> None:
@@ -275,3 +268,15 @@ def test_stale_counts_are_the_systems_or_the_callers() -> None:
     )
     assert own.equals(same)
     assert not own.equals(fresh)
+
+
+def test_aibrix_least_latency_draws_a_server_for_requests_of_adapters() -> None:
+    """vLLM's latencies bear the base model's name, so that AIBrix knows none of an adapter and draws a server."""
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(12)])
+    cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 4, max_loras=12, max_lora_rank=8)
+    run = simulate_cluster(fleet, cluster, system="aibrix-least-latency", duration_s=120.0)
+    other = simulate_cluster(fleet, cluster, router="random", duration_s=120.0)
+    assert run.requests.equals(other.requests)
+    base = Workload([*fleet.adapters, Adapter("base", 0, 1.0)])
+    with pytest.raises(IncompatibleError, match="requests to the base model"):
+        simulate_cluster(base, cluster, system="aibrix-least-latency", duration_s=10.0)

@@ -67,7 +67,7 @@ def _score(c: Servers, p: Known, s: int, r: int) -> float:
     """The longest match first, then the fewest requests, then a random one; without a match one of the most idle."""
     requests, match = p.requests[s], p.prompts.match[s]
     if match > 0.0 and requests <= p.limit[0]:
-        percent = match * 100.0 // p.prompts.total[0]
+        percent = match * p.prompts.size * 100.0 // c.prompt[r]
         return float(-percent + (requests + drawn(r, s) / SPREAD) * 1e-9)
     return float(NO_MATCH + drawn(r, s) / SPREAD) if requests == p.least[0] else math.inf
 
@@ -86,8 +86,8 @@ class AibrixPrefixCache(VllmServers, ScoringRouter):
     pkg/utils/prefixcacheindexer/hash.go, with their defaults. Too many are more than the mean and `deviations` standard
     deviations; where the most are more than `imbalance` above the fewest, only the servers with the fewest are looked
     at. The index holds `blocks` blocks of four characters for all servers together, and forgets what was not used for
-    20 minutes. Here a token is four characters, and 16 tokens are one block of 16 times the weight. Matches are whole
-    percents of the prompt.
+    20 minutes. Here a token is four characters; the index holds blocks of 16 tokens, by which it is known how prompts
+    begin. Matches are whole percents of the prompt's tokens.
     """
 
     name = "aibrix-prefix-cache"
