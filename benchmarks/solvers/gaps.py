@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--write", action="store_true", help="write gaps.json beside this file")
     options = parser.parse_args(argv)
-    if options.cpu_clock:
+    if options.cpu_clock and options.objective != "recommend":
         count_cpu_time()
     rows = []
     for number in range(options.first, options.first + options.fleets):
