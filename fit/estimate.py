@@ -20,6 +20,7 @@ from packer.fit.memory import Takes, takes
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
 from packer.fit.roofline import Roofline, law_terms
+from packer.fit.scaled import copies_of, scaled_law
 from packer.io.profiles import load_profile
 from packer.profile import WEIGHTS, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR
@@ -46,15 +47,6 @@ _MODULES_SINCE = (0, 17)
 _RANKS_SINCE = (0, 21)
 """vLLM that takes adapters with `--enable-expert-parallel` (vllm-project/vllm, PR 40867; before,
 vllm/lora/layers/fused_moe.py ends in an assertion): tokens are sent to the experts with the slot of their adapter."""
-
-LAUNCHED = (
-    "first_adapter_ms",
-    "per_slot_ms",
-    "per_slot_block_ms",
-    "per_adapter_block_ms",
-    "per_slot_token_ms",
-)
-"""Terms of the LoRA kernels' grid, not of their bytes: they scale with layers, SMs and clock."""
 
 
 def estimate_profile(
@@ -240,11 +232,6 @@ def _memory(sizes: ModelDimensions, taken: Takes, engine: EngineSpec) -> MemoryS
     return MemorySpec(budget, each * copies, per_rank * copies, engine.least_tokens)
 
 
-def copies_of(n: int) -> float:
-    """Copies of an adapter on a tensor-parallel group of `n` GPUs (vLLM without `fully_sharded_loras`)."""
-    return (n + 1) / 2.0
-
-
 def _latency(
     sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec, known: Profile, cache_bytes: float | None
 ) -> LatencySpec:
@@ -257,36 +244,6 @@ def _latency(
     own = {term.name: scaled.get(term.name, 0.0) for term in LINEAR if term.part != "model"}
     rounded = {name: float(f"{value:.6g}") for name, value in (terms | own).items() if value > 0.0}
     return LatencySpec("linear", rounded, known.latency.graph_max_tokens, ridge, share)
-
-
-def scaled_law(
-    model: ModelDimensions | ModelSpec, sheet: Datasheet, reference: Profile, n: int = 1
-) -> dict[str, float]:
-    """The linear law of a calibrated profile, each term scaled to another model and `n` GPUs by what bounds it."""
-    known = datasheet(reference.name.partition("/")[0])
-    bandwidth = known.bandwidth_bytes_s / sheet.bandwidth_bytes_s
-    weights = model.active_bytes if isinstance(model, ModelDimensions) else model.weights_bytes
-    adapters = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank * copies_of(n) / n
-    launches = adapters * bandwidth
-    if isinstance(model, ModelDimensions):
-        # Thread blocks of a layer's kernels run side by side on the SMs: layers over SMs and clock.
-        slower = known.sms * known.clock_mhz / (sheet.sms * sheet.clock_mhz)
-        layers = model_named(reference.model.repository or reference.model.name).layers
-        modules = len(model.lora_modules or LORA_MODULES) / len(LORA_MODULES)
-        launches = (model.layers / layers * slower) * modules
-    scale = {
-        "host": 1.0,
-        "compute": weights / reference.model.weights_bytes * known.bf16_flops / sheet.bf16_flops / n,
-        "kv": model.kv_bytes_per_token / reference.model.kv_bytes_per_token * bandwidth / n,
-        "adapters": adapters * bandwidth,
-    }
-    coefficients = reference.latency.coefficients
-    factors = {term.name: launches if term.name in LAUNCHED else scale[term.bound] for term in LINEAR}
-    scaled = {name: coefficients.get(name, 0.0) * factor for name, factor in factors.items()}
-    # base_ms is host work but for the reading of weights, which is taken out before scaling.
-    host_ms = scaled["base_ms"] - 1e3 * reference.model.weights_bytes / known.bandwidth_bytes_s
-    scaled["base_ms"] = max(0.0, host_ms) + 1e3 * model.weights_bytes / sheet.bandwidth_bytes_s / n
-    return scaled
 
 
 def _loading(model: ModelDimensions, reference: Profile, *, spares_batch: bool) -> LoadingSpec:

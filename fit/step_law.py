@@ -6,7 +6,7 @@ steps (`packer.live`) give one equation each. Rows are weighted by 1 / step time
 Micro-benchmarks vary the batch and the adapters in it, hardly ever the slots, their rank and the prefills beside
 adapters: least squares then put what slots cost into whichever term fits by chance, and a server with other slots is
 predicted wrong by half. The kernels are the same for every model, so that their costs, scaled by the bytes of an
-adapter (`packer.fit.estimate`), are near: a fit with a `Prior` holds each term near the scaled one as far as the
+adapter (`packer.fit.scaled`), are near: a fit with a `Prior` holds each term near the scaled one as far as the
 measurements leave it open.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from packer.arrays import FloatArray
 from packer.engine_spec import EngineSpec
-from packer.fit.estimate import scaled_law
+from packer.fit.scaled import scaled_law
 from packer.fit.tables import MeasuredRun, Profiling, number, positive
 from packer.io.profiles import load_profile, profile_names
 from packer.profile import Profile

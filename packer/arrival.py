@@ -152,6 +152,18 @@ class Bursts:
         if abs(total - 1.0) > 0.01:
             raise ValidationError(f"Expected the weights of bursts to sum to 1, got {total:.6g}.")
 
+    @classmethod
+    def parse(cls, text: str) -> Bursts:
+        """From the cell of a table: cv;time scale in s:weight;… Raises `ValueError`: it has another form."""
+        cv, *parts = text.split(";")
+        scales = [tuple(map(checks.decimal, part.split(":"))) for part in parts]
+        return cls(checks.decimal(cv), tuple((time_s, weight) for time_s, weight in scales))
+
+    @property
+    def text(self) -> str:
+        """What `parse` reads."""
+        return ";".join([repr(self.cv), *(f"{time_s!r}:{weight!r}" for time_s, weight in self.scales)])
+
 
 @dataclass(frozen=True)
 class Arrivals:

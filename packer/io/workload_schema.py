@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
 from pydantic import AliasChoices, ConfigDict, Field
 
 from packer import checks
 from packer.adapter import Adapter
-from packer.arrival import Arrivals, Bursts, RequestTrace
-from packer.blocks import Blocks
 from packer.errors import ValidationError, located
 from packer.goal import Goal, Limits
+from packer.io.arrivals_schema import ArrivalsTable, arrivals_to_dict
 from packer.io.schema import FileTable, parse
 from packer.job import FineTuning
 from packer.lengths import Lengths
@@ -23,9 +21,6 @@ from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPU
 
 SCHEMA = 1
 """Version of the file format."""
-_REQUIRED = ("time_s", "adapter", "input_tokens", "output_tokens")
-_COLUMNS = (*_REQUIRED, "sessions", "priority")
-"""Of a replayed trace."""
 
 
 class LengthsTable(FileTable):
@@ -49,65 +44,6 @@ class LengthsTable(FileTable):
         if self.kind != "constant" and self.cv is None:
             raise ValidationError(f"Expected {self.kind} lengths to have a cv.")
         return Lengths(self.kind, self.mean, self.cv or 0.0, self.low, self.high)
-
-
-class BurstsTable(FileTable):
-    """A random factor on rates; `scales` are pairs of a time scale in s and its weight."""
-
-    cv: float
-    scales: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
-
-    def bursts(self) -> Bursts:
-        """The factor."""
-        return Bursts(self.cv, tuple((time_s, weight) for time_s, weight in self.scales))
-
-
-class BlocksTable(FileTable):
-    """Ids of the full blocks of a trace's requests."""
-
-    starts: list[int]
-    ids: list[int]
-    tokens: int
-
-    def blocks(self) -> Blocks:
-        """The blocks."""
-        return Blocks(_int64(self.starts), _int64(self.ids), self.tokens)
-
-
-class ArrivalsTable(FileTable):
-    """An arrival process; all from `time_s` on are a replayed trace: its columns, and when watching ended."""
-
-    kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"] = "poisson"
-    cv: float = 1.0
-    period_s: float = 300.0
-    span: float = 4.0
-    factors: list[float] = Field(default_factory=list)
-    common: BurstsTable | None = None
-    own: BurstsTable | None = None
-    time_s: list[float] | None = None
-    adapter: list[int] | None = None
-    input_tokens: list[int] | None = None
-    output_tokens: list[int] | None = None
-    end_s: float | None = None
-    blocks: BlocksTable | None = None
-    sessions: list[int] | None = None
-    priority: list[int] | None = None
-
-    def arrivals(self) -> Arrivals:
-        """The process."""
-        trace, given = None, {name: getattr(self, name) for name in _COLUMNS}
-        if all(given[name] is not None for name in _REQUIRED):
-            time_s, blocks = np.array(given.pop("time_s"), np.float64), None
-            if self.blocks is not None:
-                blocks = self.blocks.blocks()
-            columns: dict[str, Any] = {name: _int64(each) for name, each in given.items() if each is not None}
-            trace = RequestTrace(time_s, **columns, blocks=blocks, end_s=self.end_s)
-        elif self.end_s is not None or any(given[name] is not None for name in _REQUIRED):
-            rule = f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
-            raise ValidationError(rule)
-        common, own = (None if each is None else each.bursts() for each in (self.common, self.own))
-        factors = tuple(self.factors)
-        return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, common, own)
 
 
 class SessionsTable(FileTable):
@@ -237,7 +173,7 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
         "input_tokens": lengths_to_dict(workload.input_tokens),
         "output_tokens": lengths_to_dict(workload.output_tokens),
         "length_correlation": workload.length_correlation,
-        "arrivals": _arrivals_to_dict(workload.arrivals),
+        "arrivals": arrivals_to_dict(workload.arrivals),
         **({} if workload.slo == Goal() else {"slo": _goal_to_dict(workload.slo)}),
         **({} if workload.fine_tuning is None else {"fine_tuning": _given(workload.fine_tuning)}),
         **({} if workload.sessions is None else {"sessions": _given(workload.sessions)}),
@@ -282,21 +218,6 @@ def _given(item: Adapter | FineTuning | Sessions) -> dict[str, Any]:
     }
 
 
-def _arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
-    data: dict[str, Any] = {key: getattr(arrivals, key) for key in ("kind", "cv", "period_s", "span")}
-    data["factors"] = list(arrivals.factors)
-    for key, bursts in (("common", arrivals.common), ("own", arrivals.own)):
-        if bursts is not None:
-            data[key] = {"cv": bursts.cv, "scales": [list(pair) for pair in bursts.scales]}
-    for key in (*_REQUIRED, "end_s", "blocks", "sessions", "priority") if arrivals.trace is not None else ():
-        value = getattr(arrivals.trace, key)
-        if isinstance(value, Blocks):
-            value = {"starts": value.starts.tolist(), "ids": value.ids.tolist(), "tokens": value.tokens}
-        if value is not None:
-            data[key] = value.tolist() if isinstance(value, np.ndarray) else value
-    return data
-
-
 def _lengths(value: LengthsTable | float | None, shape: Lengths) -> Lengths | None:
     if value is None:
         return None
@@ -308,10 +229,3 @@ def _lengths(value: LengthsTable | float | None, shape: Lengths) -> Lengths | No
 def checked_mean(value: float) -> float:
     """A mean length that `Lengths` will take."""
     return checks.real("the mean length", value, low=0.0, high=1e9, open_low=True)
-
-
-def _int64(values: list[int]) -> np.typing.NDArray[np.int64]:
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError:
-        raise ValidationError("Expected the whole numbers of a trace to be below 2**63.") from None

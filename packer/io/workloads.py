@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packer import checks
 from packer.adapter import MAX_PRIORITY, MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, reader, shown
@@ -103,21 +102,11 @@ def _read_shared(row: Row, known: dict[str, tuple[Any, int]]) -> None:
 
 
 def _bursts(row: Row, column: str) -> Bursts:
-    """Bursts as a cell: cv;time scale in s:weight;…"""
-    cv, *parts = row.text(column).split(";")
     try:
-        scales = [tuple(map(checks.decimal, part.split(":"))) for part in parts]
-        return Bursts(checks.decimal(cv), tuple((time_s, weight) for time_s, weight in scales))
+        return Bursts.parse(row.text(column))
     except ValueError:
         rule = "Expected cv;time scale:weight;… such as 2.1;8:0.8;24:0.2"
         row.fail(column, f"{rule}, got {shown(row.text(column))}.")
-
-
-def _bursts_cell(bursts: Bursts | None) -> str | None:
-    """What `_bursts` reads."""
-    if bursts is None:
-        return None
-    return ";".join([repr(bursts.cv), *(f"{time_s!r}:{weight!r}" for time_s, weight in bursts.scales)])
 
 
 def _adapter(name: str, row: Row) -> Adapter:
@@ -227,8 +216,8 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "input_cv": [cv for _, cv in inputs],
         "output_cv": [cv for _, cv in outputs],
         "length_correlation": [None if correlation == SHAREGPT_CORRELATION else correlation] * len(workload),
-        "bursts": [_bursts_cell(workload.arrivals.common)] * len(workload),
-        "own_bursts": [_bursts_cell(workload.arrivals.own)] * len(workload),
+        "bursts": [workload.arrivals.common and workload.arrivals.common.text] * len(workload),
+        "own_bursts": [workload.arrivals.own and workload.arrivals.own.text] * len(workload),
         "slo_class": [adapter.slo_class for adapter in workload.adapters],
         "shared_prefix_tokens": [adapter.shared_prefix_tokens or None for adapter in workload.adapters],
         "priority": [adapter.priority or None for adapter in workload.adapters],

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from packer.errors import IncompatibleError
-from packer.fit.estimate import copies_of, estimate_profile
+from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
+from packer.fit.scaled import copies_of
 from packer.twin.memory.policy import memory_error
 from packer.twin.override import with_engine
 

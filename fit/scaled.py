@@ -1,0 +1,53 @@
+"""The step law of a calibrated server for another model and other GPUs."""
+
+from __future__ import annotations
+
+from packer.fit.dimensions import LORA_MODULES, ModelDimensions
+from packer.fit.models import model_named
+from packer.profile import ModelSpec, Profile
+from packer.terms import LINEAR
+from packer.twin.datasheets import Datasheet, datasheet
+
+LAUNCHED = (
+    "first_adapter_ms",
+    "per_slot_ms",
+    "per_slot_block_ms",
+    "per_adapter_block_ms",
+    "per_slot_token_ms",
+)
+"""Terms of the LoRA kernels' grid, not of their bytes: they scale with layers, SMs and clock."""
+
+
+def copies_of(n: int) -> float:
+    """Copies of an adapter on a tensor-parallel group of `n` GPUs (vLLM without `fully_sharded_loras`)."""
+    return (n + 1) / 2.0
+
+
+def scaled_law(
+    model: ModelDimensions | ModelSpec, sheet: Datasheet, reference: Profile, n: int = 1
+) -> dict[str, float]:
+    """The linear law of a calibrated profile, each term scaled to another model and `n` GPUs by what bounds it."""
+    known = datasheet(reference.name.partition("/")[0])
+    bandwidth = known.bandwidth_bytes_s / sheet.bandwidth_bytes_s
+    weights = model.active_bytes if isinstance(model, ModelDimensions) else model.weights_bytes
+    adapters = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank * copies_of(n) / n
+    launches = adapters * bandwidth
+    if isinstance(model, ModelDimensions):
+        # Thread blocks of a layer's kernels run side by side on the SMs: layers over SMs and clock.
+        slower = known.sms * known.clock_mhz / (sheet.sms * sheet.clock_mhz)
+        layers = model_named(reference.model.repository or reference.model.name).layers
+        modules = len(model.lora_modules or LORA_MODULES) / len(LORA_MODULES)
+        launches = (model.layers / layers * slower) * modules
+    scale = {
+        "host": 1.0,
+        "compute": weights / reference.model.weights_bytes * known.bf16_flops / sheet.bf16_flops / n,
+        "kv": model.kv_bytes_per_token / reference.model.kv_bytes_per_token * bandwidth / n,
+        "adapters": adapters * bandwidth,
+    }
+    coefficients = reference.latency.coefficients
+    factors = {term.name: launches if term.name in LAUNCHED else scale[term.bound] for term in LINEAR}
+    scaled = {name: coefficients.get(name, 0.0) * factor for name, factor in factors.items()}
+    # base_ms is host work but for the reading of weights, which is taken out before scaling.
+    host_ms = scaled["base_ms"] - 1e3 * reference.model.weights_bytes / known.bandwidth_bytes_s
+    scaled["base_ms"] = max(0.0, host_ms) + 1e3 * model.weights_bytes / sheet.bandwidth_bytes_s / n
+    return scaled

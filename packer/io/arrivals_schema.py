@@ -1,0 +1,99 @@
+"""The shape of arrivals in JSON and YAML: processes, bursts and replayed traces."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from packer.arrival import Arrivals, Bursts, RequestTrace
+from packer.blocks import Blocks
+from packer.errors import ValidationError
+from packer.io.schema import FileTable
+
+_REQUIRED = ("time_s", "adapter", "input_tokens", "output_tokens")
+_COLUMNS = (*_REQUIRED, "sessions", "priority")
+"""Of a replayed trace."""
+
+
+class BurstsTable(FileTable):
+    """A random factor on rates; `scales` are pairs of a time scale in s and its weight."""
+
+    cv: float
+    scales: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
+
+    def bursts(self) -> Bursts:
+        """The factor."""
+        return Bursts(self.cv, tuple((time_s, weight) for time_s, weight in self.scales))
+
+
+class BlocksTable(FileTable):
+    """Ids of the full blocks of a trace's requests."""
+
+    starts: list[int]
+    ids: list[int]
+    tokens: int
+
+    def blocks(self) -> Blocks:
+        """The blocks."""
+        return Blocks(_int64(self.starts), _int64(self.ids), self.tokens)
+
+
+class ArrivalsTable(FileTable):
+    """An arrival process; all from `time_s` on are a replayed trace: its columns, and when watching ended."""
+
+    kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"] = "poisson"
+    cv: float = 1.0
+    period_s: float = 300.0
+    span: float = 4.0
+    factors: list[float] = Field(default_factory=list)
+    common: BurstsTable | None = None
+    own: BurstsTable | None = None
+    time_s: list[float] | None = None
+    adapter: list[int] | None = None
+    input_tokens: list[int] | None = None
+    output_tokens: list[int] | None = None
+    end_s: float | None = None
+    blocks: BlocksTable | None = None
+    sessions: list[int] | None = None
+    priority: list[int] | None = None
+
+    def arrivals(self) -> Arrivals:
+        """The process."""
+        trace, given = None, {name: getattr(self, name) for name in _COLUMNS}
+        if all(given[name] is not None for name in _REQUIRED):
+            time_s, blocks = np.array(given.pop("time_s"), np.float64), None
+            if self.blocks is not None:
+                blocks = self.blocks.blocks()
+            columns: dict[str, Any] = {name: _int64(each) for name, each in given.items() if each is not None}
+            trace = RequestTrace(time_s, **columns, blocks=blocks, end_s=self.end_s)
+        elif self.end_s is not None or any(given[name] is not None for name in _REQUIRED):
+            rule = f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
+            raise ValidationError(rule)
+        common, own = (None if each is None else each.bursts() for each in (self.common, self.own))
+        factors = tuple(self.factors)
+        return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, common, own)
+
+
+def arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
+    """An arrival process in the shape of the file."""
+    data: dict[str, Any] = {key: getattr(arrivals, key) for key in ("kind", "cv", "period_s", "span")}
+    data["factors"] = list(arrivals.factors)
+    for key, bursts in (("common", arrivals.common), ("own", arrivals.own)):
+        if bursts is not None:
+            data[key] = {"cv": bursts.cv, "scales": [list(pair) for pair in bursts.scales]}
+    for key in (*_REQUIRED, "end_s", "blocks", "sessions", "priority") if arrivals.trace is not None else ():
+        value = getattr(arrivals.trace, key)
+        if isinstance(value, Blocks):
+            value = {"starts": value.starts.tolist(), "ids": value.ids.tolist(), "tokens": value.tokens}
+        if value is not None:
+            data[key] = value.tolist() if isinstance(value, np.ndarray) else value
+    return data
+
+
+def _int64(values: list[int]) -> np.typing.NDArray[np.int64]:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise ValidationError("Expected the whole numbers of a trace to be below 2**63.") from None
