@@ -85,7 +85,6 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     if not is_log(given.traffic_path) and kind_of(given.traffic_path) in ("workload", None):
         refuse_unused("a workload file", (*LOG_ONLY, "at"))
     paths = {name: str(Path(given.folder) / name) for name in FILES}
-    make_folder(given.folder)
     out.check(*(path for path in paths.values() if os.path.exists(path)))
     profile = given.profile()
     base = (given.model, profile.model.name, profile.model.repository)  # its own requests are no adapter's
@@ -94,6 +93,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
         given.traffic_path, ranks.read(), view=View(given.at), fields=fields, named=reading.named(given.seed)
     )
     slo = fleet.held_to(given.slo).slo
+    make_folder(given.folder)
     for text in () if observed is None else observed.notes:
         out.note(text)
     out.note_profiles(profile)

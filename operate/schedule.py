@@ -175,20 +175,25 @@ class _Day:
             rates = {name: self.split.rates_of_parts(vector) for name, vector in rates.items()}
         return AllDay(rates=_by_name(fleet, rates)).within(self.within)
 
-    def held(self, names: Sequence[str], kinds: Kinds, **given: Any) -> Plan:
-        """A plan of the parts of adapters that holds in these periods, at the rates of the busiest one."""
+    def fleet(self, names: Sequence[str]) -> Workload:
+        """The parts of adapters at the rates of the busiest of these periods."""
         tokens = self.split.workload.mean_tokens
         busiest = max((self.rates[name] for name in names), key=lambda vector: float(vector @ tokens))
-        fleet = with_rates(self.split.fleet, self.split.rates_of_parts(busiest))
-        return solve(fleet, kinds, self._goal(names, whole=False), **given)
+        return with_rates(self.split.fleet, self.split.rates_of_parts(busiest))
+
+    def held(self, names: Sequence[str], kinds: Kinds, **given: Any) -> Plan:
+        """A plan of the parts of adapters that holds in these periods."""
+        return solve(self.fleet(names), kinds, self._goal(names, whole=False), **given)
 
     def period(self, names: Sequence[str], static: Plan, given: Mapping[str, Any]) -> Period:
         """The fewest servers for successive periods, in places of the static plan's; all of these if that fails."""
-        found = self.held(names, list(dict.fromkeys(item.profile for item in static.bins)), **given)
+        found = static
+        if len(static.bins) > 1:  # no fewer servers than one hold, and it holds all day
+            found = self.held(names, list(dict.fromkeys(item.profile for item in static.bins)), **given)
         places = [] if found.moves is None else [k for k in found.moves.servers if k is not None]
         if found.status is Status.INFEASIBLE or len(places) < len(found.bins):
             # a bound for all periods is none for these
-            found = static.without_bound(workload=found.workload, status=Status.FEASIBLE)
+            found = static.without_bound(workload=self.fleet(names), status=Status.FEASIBLE)
             places = list(range(len(static.bins)))
         begin_s = list(self.rates).index(names[0]) * self.period_s
         return Period(tuple(names), begin_s, begin_s + len(names) * self.period_s, found, tuple(places))

@@ -264,8 +264,8 @@ def _replayed_trace(content: str | pl.DataFrame, path: str | os.PathLike[str], n
     if trace.adapter is None or trace.ranks is None:
         lacks = "no adapters" if trace.adapter is None else "no ranks"
         raise FileFormatError(
-            f"this is a log of requests with {lacks}, not a workload; make one with: "
-            f"packer workload from-log {path} --rank 16 -o workload.csv"
+            f"the requests have {lacks}; make a workload of them: packer workload from-log {path} --rank 16 -o "
+            "workload.csv."
         )
     with located():
         return measure_workload(trace, replay=True, name=name)

@@ -131,6 +131,7 @@ def test_what_cannot_be_planned_is_refused(
     assert out == ""
     assert re.search(message, err)
     assert err.count("\n") == 1
+    assert not (tmp_path / "p").exists()
 
 
 def test_a_plan_in_place_of_a_log_is_named(log: str, tmp_path: Path, capsys: Capture) -> None:

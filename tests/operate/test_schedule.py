@@ -133,6 +133,19 @@ def test_fewer_servers_at_night() -> None:
     assert found.moves > 0
 
 
+def test_a_day_on_one_server_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one server holds all day no period can take fewer, and none is planned again."""
+    searched: list[Any] = []
+    monkeypatch.setattr(
+        schedules, "solve", lambda *given, **more: searched.append(1) or solve(*given, **more)
+    )
+    fleet = Workload(FLEET.adapters[:3])
+    rates = {str(t): np.full(3, 0.1 * t) for t in (1, 2, 3, 4)}
+    found = schedule(fleet, PROFILE, rates, predictor=AnalyticPredictor(), margin=0.0)
+    assert (len(searched), found.static.n_gpus, len(found.periods)) == (1, 1, 1)
+    assert found.periods[0].plan.workload.rates.max() == pytest.approx(0.4)
+
+
 def test_equal_hours_are_one_period() -> None:
     """Nothing moves and nothing starts on a day without change."""
     flat = {str(t): np.full(len(FLEET), 0.3) for t in range(4)}

@@ -230,8 +230,8 @@ def test_bad_cells_are_located(rows: str, message: str) -> None:
         ("adapter,rank,rte", r"'rte': unknown column \(did you mean 'rate'\?\)"),
         ("adapter,rank,rate,rate", "'rate': this column appears twice"),
         ("x,y", "Expected the columns adapter, rank, rate .* found: x, y"),
-        ("timestamp,input_tokens,output_tokens", "log of requests with no adapters.*from-log"),
-        ("timestamp,adapter,input_tokens,output_tokens", "log of requests with no ranks.*from-log"),
+        ("timestamp,input_tokens,output_tokens", "requests have no adapters.*from-log"),
+        ("timestamp,adapter,input_tokens,output_tokens", "requests have no ranks.*from-log"),
     ],
 )
 def test_bad_headers_are_explained(tmp_path: Path, header: str, message: str) -> None:
