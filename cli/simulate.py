@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.cluster import METRICS, Behind, lines_of, refuse_without_cluster, title_of
-from packer.cli.declare import bundle, command, flag, option, pairs, values
-from packer.cli.options import FleetFile, OneProfile, Writing, common
+from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
+from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
 from packer.cli.output import Table, figures, write_frame, write_json
 from packer.cli.traffic import refuse_unused
+from packer.errors import IncompatibleError
 from packer.words import number
 
 if TYPE_CHECKING:
@@ -73,6 +74,52 @@ class RunOptions:
     tuning: str | None = common("tuning")
 
 
+PROCESS: Readers = {
+    "arrivals": click.Choice(("poisson", "lognormal", "unpredictable", "piecewise")),
+    "arrivals-cv": click.FloatRange(min=0.0, max=100.0),
+    "period": click.FloatRange(min=0.0, min_open=True),
+    "factors": numbers(float),
+}
+
+
+@bundle
+class ArrivalOptions:
+    """The arrival process, if not the workload's own.
+
+    process: The arrival process of every adapter, if not the workload's own: arrivals (poisson, lognormal,
+        unpredictable, piecewise), arrivals-cv (coefficient of variation of log-normal gaps, 1), period (how long a rate
+        holds, 300 s), factors (what the rates are multiplied by, period after period); --arrivals lognormal is the
+        same; repeatable.
+    """
+
+    process: dict[str, Any] = pairs("--process", names=PROCESS)
+
+    def apply(self, workload: Workload) -> Workload:
+        """The workload with the arrival process of the command line, if it names one."""
+        from packer.arrival import Arrivals
+
+        given = dict(self.process)
+        arrivals = given.pop("arrivals", None)
+        for name, kinds in (
+            ("factors", ("piecewise",)),
+            ("period", ("unpredictable", "piecewise")),
+            ("arrivals_cv", ("lognormal", "unpredictable")),
+        ):
+            if name in given and arrivals not in kinds:
+                option = name.replace("_", "-")
+                raise IncompatibleError(f"--{option} goes with --arrivals {' or '.join(kinds)} only.")
+        if arrivals is None:
+            return workload
+        if arrivals == "piecewise" and "factors" not in given:
+            raise IncompatibleError(
+                "--arrivals piecewise needs --factors: what rates are multiplied by, e.g. 0.5,1,2."
+            )
+        named = {"arrivals_cv": "cv", "period": "period_s"}
+        return workload.with_arrivals(
+            Arrivals(arrivals, **{named.get(name, name): value for name, value in given.items()})
+        )
+
+
 @bundle
 class SystemArgument(Behind):
     """A cluster, and how it is run.
@@ -106,6 +153,7 @@ def simulate(
     kind: OneProfile,
     server: ServerArguments,
     run: RunOptions,
+    process: ArrivalOptions,
     system: SystemArgument,
     files: SimulationFiles,
     out: Writing,
@@ -121,7 +169,7 @@ def simulate(
     \b
     Examples:
       packer simulate fleet.csv --max-loras 32 --plot server.html
-      packer simulate fleet.csv --max-loras 32 --seeds 10
+      packer simulate fleet.csv --max-loras 32 --seeds 10 --arrivals unpredictable --arrivals-cv 4
       packer simulate fleet.csv --max-loras 32 --predictor tree --explain
       packer simulate fleet.csv --max-loras 32 --concurrency 64
       packer simulate fleet.csv --max-loras 32 --tuning llmstation:slo_decode_ms=45
@@ -131,7 +179,7 @@ def simulate(
     out.check_picture(files.plot)
     out.check(files.output)
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
-    workload = workload if run.tuning is None else workload.tuned_by(run.tuning)
+    workload = process.apply(workload if run.tuning is None else workload.tuned_by(run.tuning))
     if system.cluster is None:
         refuse_without_cluster(("router", "stats_age_s", "system"))
         if "per_server" in files.tables:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -122,11 +122,16 @@ class Sweep:
     def rows(
         self,
         *,
+        done: Collection[Point] = (),
         jobs: int = 1,
         progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     ) -> Iterator[dict[str, Any]]:
-        """Results at all points, as they come; `jobs`: threads, -1 for one per core."""
-        yield from in_threads(self.row, list(self.grid), jobs=jobs, progress=progress)
+        """Results at all points but those in `done`, as they come; `jobs`: threads, -1 for one per core."""
+        points = [point for point in self.grid if point not in done]
+        before, total = len(self.grid) - len(points), len(self.grid)
+        yield from in_threads(
+            self.row, points, jobs=jobs, progress=lambda what, k, _: progress(what, before + k, total)
+        )
 
     def run(self, *, jobs: int = 1) -> pl.DataFrame:
         """All rows as a frame."""

@@ -35,7 +35,7 @@ def test_completion_offers_commands_and_formats(monkeypatch: pytest.MonkeyPatch,
         ("packer export --format k", "k8s"),
         ("packer solve --max-num-s", "--max-num-seqs"),
         ("packer solve fleet.csv --max-num-seqs 64 --quant", "--quantization"),
-        ("packer simulate fleet.csv --tuning llm", "llmstation"),
+        ("packer simulate fleet.csv --arrivals piece", "piecewise"),
         ("packer workload from-metrics --gateway lite", "litellm"),
     ):
         monkeypatch.setenv("_PACKER_COMPLETE", "fish_complete")

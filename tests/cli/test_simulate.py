@@ -152,9 +152,28 @@ def test_memory_error_is_a_result(fleet: str, tmp_path: Path, capsys: pytest.Cap
     assert (result["status"], result["starved"], result["completed"]) == ("memory_error", True, 0)
 
 
+@pytest.mark.parametrize("kind", ["poisson", "lognormal", "unpredictable", "piecewise"])
+def test_arrivals_are_replaced(kind: str, fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--arrivals takes the place of the workload's own process."""
+    plain = _json(["simulate", fleet, *SERVER], capsys)
+    cv, period = ["--arrivals-cv", "3"], ["--period", "60"]
+    more = {
+        "lognormal": cv,
+        "unpredictable": [*cv, *period],
+        "piecewise": ["--factors", "0.5,2", *period],
+    }
+    other = _json(["simulate", fleet, *SERVER, "--arrivals", kind, *more.get(kind, [])], capsys)
+    assert (other["sent"] == plain["sent"]) == (kind == "poisson")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        (["--arrivals", "piecewise"], "--factors"),
+        (["--factors", "1,2"], "piecewise"),
+        (["--arrivals-cv", "2"], "lognormal or unpredictable"),
+        (["--arrivals", "lognormal", "--period", "60"], "unpredictable or piecewise"),
+        (["--arrivals", "piecewise", "--factors", "1,x"], "'1,x'"),
         (["--timeline", "t.txt"], ".csv, .parquet"),
         (["--plot", "p.pdf"], ".html"),
         (["-o", "/nowhere/r.json"], "/nowhere"),

@@ -99,6 +99,15 @@ def test_threads_change_nothing(fleet: Workload, profile: Profile) -> None:
     assert sweep.run(jobs=2).equals(sweep.run(jobs=1), null_equal=True)
 
 
+def test_done_points_are_left_out(fleet: Workload, profile: Profile) -> None:
+    """What an earlier run has is not simulated again, and progress counts it as done."""
+    seen: list[tuple[str, int, int]] = []
+    sweep = _sweep(fleet, profile, Grid((2, 4), (1.0,), (4,)))
+    rows = list(sweep.rows(done={(2, 1.0, 4)}, progress=lambda *step: seen.append(step)))
+    assert [row["adapters"] for row in rows] == [4]
+    assert seen == [("simulating", 2, 2)]
+
+
 def test_fingerprint_tells_sweeps_apart(fleet: Workload, profile: Profile) -> None:
     """Rows of another seed or workload don't pass for rows of this sweep; another grid's do."""
     base = _sweep(fleet, profile, Grid((2,), (1.0,), (4,)))
