@@ -112,7 +112,7 @@ class ComparisonFiles:
     """What is written."""
 
     output: str | None = common("output", help="Write the rows to this file (.csv or .json).")
-    plot: str | None = common("plot", help="Draw the comparison (.html or .svg).")
+    plot: str | None = common("plot", help="Draw the comparison (.html, .png or .svg).")
 
 
 @command

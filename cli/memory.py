@@ -32,7 +32,7 @@ class SlotArguments:
     max_loras: tuple[int, ...] = option(type=COUNTS, default="1..384", metavar="N..N")
     max_lora_rank: tuple[int, ...] = option(type=RANKS, default="8..64", metavar="R..R")
     rank_needed: int | None = option(type=click.IntRange(1, SLOT_RANKS[-1]), metavar="R")
-    plot: str | None = common("plot", help="Draw the curves (.html or .svg).")
+    plot: str | None = common("plot", help="Draw the curves (.html, .png or .svg).")
 
 
 @command

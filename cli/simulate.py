@@ -143,7 +143,7 @@ class SimulationFiles:
     """
 
     tables: dict[str, str] = pairs("--table", names=dict.fromkeys(TABLES, str), metavar="NAME=FILE")
-    plot: str | None = common("plot", help="Draw the state over time (.html or .svg).")
+    plot: str | None = common("plot", help="Draw the state over time (.html, .png or .svg).")
     output: str | None = common("output")
 
 

@@ -65,7 +65,7 @@ class SweepFiles:
     """
 
     output: str | None = common("output", help="Write the rows here: .csv or .parquet.")
-    plot: str | None = common("plot", help="Draw the curves (.html or .svg).")
+    plot: str | None = common("plot", help="Draw the curves (.html, .png or .svg).")
     resume: bool = flag()
 
 

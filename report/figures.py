@@ -1,4 +1,4 @@
-"""A neutral description of a picture, drawn as a self-contained page (.html) or a picture (.svg).
+"""A neutral description of a picture, drawn as a self-contained page (.html) or an image (.png, .svg).
 
     >>> curve = Line([8, 16, 32], [900, 1700, 2100], label="throughput")
     >>> panel = Panel([curve], x_label="adapters", y_label="tok/s", marks=(Mark(32, "Max_pack"),))
@@ -38,7 +38,7 @@ DARK = Theme(ground="#14171c", ink="#e6e8eb", grid="#2f353d", faint="#9aa4af")
 
 
 Axis = Literal["x", "y"]
-SUFFIXES = (".html", ".svg")
+SUFFIXES = (".html", ".png", ".svg")
 Values = Sequence[float] | npt.NDArray[Any]
 """Numbers of a series; kept as a tuple of floats."""
 
@@ -121,6 +121,11 @@ class Panel:
     y_log: bool = False
     marks: Sequence[Mark] = ()
 
+    def color(self, position: int) -> str:
+        """Colour of the series at a position."""
+        chosen = self.series[position].color
+        return SERIES[(position if chosen is None else chosen) % len(SERIES)]
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -132,15 +137,31 @@ class Figure:
     columns: int = 2
     panel_size: tuple[float, float] = field(default=(5.2, 3.4))
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) used."""
+        columns = min(self.columns, len(self.panels))
+        return math.ceil(len(self.panels) / columns), columns
+
+
+def render_figure(figure: Figure, suffix: str) -> bytes:
+    """The figure as the bytes of a file with this suffix; a page follows the reader's theme, an image is light."""
+    if suffix == ".html":
+        from packer.report.figures_svg import render_page
+
+        return render_page(figure).encode("utf-8", "replace")
+    from packer.report.figures_image import render_image
+
+    return render_image(figure, suffix)
+
 
 def write_figure(figure: Figure, path: str | os.PathLike[str], *, force: bool = True) -> None:
-    """Write a figure atomically: .html (needs no network) or .svg.
+    """Write a figure atomically: .html (needs no network), .png or .svg.
 
     Raises `ValidationError`: the suffix is unknown; `OutputError`: the file can't be written, or exists and `force`
     is False.
     """
     from packer.io.files import check_ending, check_writable, write_bytes
-    from packer.report.figures_svg import render_figure
 
     suffix = check_ending(path, "picture", SUFFIXES)
     check_writable(path, force=force)

@@ -1,11 +1,10 @@
-"""Figures as pages and pictures: panels as inline SVG without scripts, values as tooltips."""
+"""Panels as inline SVG for pages: no script, colours from the page's CSS variables, values as tooltips."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -16,20 +15,19 @@ from packer.report.templates import render
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 26.0, 18.0, 36.0
 _MOST_TOOLTIPS = 400
 """A line with more points has no tooltips: they would make the page large."""
-_WIDTH = 440
-"""Width of a panel in the units of its drawing; a page scales it."""
+_PAGE_WIDTH = 440
+"""Width of a panel of a page in the units of its drawing; the page scales it."""
 
 Format = Callable[[float], str]
 
 
 class Chart(NamedTuple):
-    """A drawn panel; `legend`: (class, label) of each labelled series; `height`: of the drawing; `many`: thin lines."""
+    """A drawn panel; `legend`: (class, label) of each labelled series; `many`: thin lines."""
 
     title: str
     unit: str
     svg: Markup
     legend: list[tuple[str, str]]
-    height: float
     many: bool = False
 
 
@@ -43,24 +41,12 @@ class Curve(NamedTuple):
     points: list[tuple[float, float, str]]
 
 
-def render_figure(figure: Figure, suffix: str) -> bytes:
-    """A page of inline SVG (.html), which follows the reader's theme, or a light picture (.svg), as bytes; the same
-    figure gives the same ones.
-    """
+def render_page(figure: Figure) -> str:
+    """A page of inline SVG; the same figure gives the same bytes."""
     wide, high = figure.panel_size
-    charts = [chart(panel, width=_WIDTH, height=round(_WIDTH * high / wide)) for panel in figure.panels]
-    columns = min(figure.columns, len(charts))
-    if suffix == ".html":
-        return render("figure.html", figure=figure, charts=charts, columns=columns).encode("utf-8", "replace")
-    rows = [charts[k : k + columns] for k in range(0, len(charts), columns)]
-    heights = (48.0 + max(each.height + 15 * len(each.legend) for each in row) for row in rows)
-    *tops, end = accumulate(heights, initial=34.0)
-    size = {"width": columns * _WIDTH, "height": round(end + 12), "panel_width": _WIDTH}
-    text = render("figure.svg", figure=figure, rows=list(zip(tops, rows, strict=True)), **size)
-    shown = (
-        sign if sign.isprintable() or sign == "\n" else " " for sign in text
-    )  # XML has no control characters
-    return "".join(shown).encode("utf-8", "replace")
+    height = round(_PAGE_WIDTH * high / wide)
+    charts = [chart(panel, width=_PAGE_WIDTH, height=height) for panel in figure.panels]
+    return render("figure.html", figure=figure, charts=charts, columns=figure.grid[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +114,7 @@ def chart(
         curves = [_curve(item, color, x, y) for item, color in coloured if not isinstance(item, Bars)]
         given |= {"x": x, "y": y, "height": height, "x_format": x_format, "curves": curves, "rows": ()}
     legend = [(_kind(series, color), series.label) for series, color in coloured if series.label]
-    svg = Markup(render("chart.html", **given))
-    return Chart(panel.title, panel.y_label, svg, legend, given["height"], many)
+    return Chart(panel.title, panel.y_label, Markup(render("chart.html", **given)), legend, many)
 
 
 def _kind(series: Series, color: str) -> str:

@@ -123,7 +123,7 @@ def test_resume_refuses_another_table(fleet: str, capsys: pytest.CaptureFixture[
         (["--max-loras", ""], "whole numbers"),
         (["--max-lora-rank", "12"], "max_lora_rank"),
         (["--output", "rows.txt"], ".csv, .parquet"),
-        (["--plot", "curve.pdf"], ".html, .svg"),
+        (["--plot", "curve.pdf"], ".html, .png, .svg"),
         (["--resume"], "--output"),
         (["--output", "no/such/folder/rows.csv"], "no directory"),
     ],

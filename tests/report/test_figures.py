@@ -19,9 +19,9 @@ from packer.report.figures import (
     Mark,
     Panel,
     Scatter,
+    render_figure,
     write_figure,
 )
-from packer.report.figures_svg import render_figure
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -52,18 +52,18 @@ def every_kind(label: str = "series") -> Figure:
     return Figure([curves, bars, Panel([])], title=label, caption=label)
 
 
-@pytest.mark.parametrize("suffix", [".html", ".svg"])
+@pytest.mark.parametrize("suffix", [".html", ".png", ".svg"])
 def test_writes_each_suffix(tmp_path: Path, suffix: str) -> None:
     """The suffix decides the format."""
     path = tmp_path / f"figure{suffix}"
     write_figure(every_kind(), path)
-    start = {".html": b"<!doctype html>", ".svg": b"<?xml"}[suffix]
+    start = {".html": b"<!doctype html>", ".png": b"\x89PNG", ".svg": b"<?xml"}[suffix]
     assert path.read_bytes().startswith(start)
 
 
 def test_unknown_suffix_is_refused(tmp_path: Path) -> None:
     """A suffix that can't be drawn is an error before anything is written."""
-    with pytest.raises(ValidationError, match=r"\.html, \.svg"):
+    with pytest.raises(ValidationError, match=r"\.html, \.png, \.svg"):
         write_figure(every_kind(), tmp_path / "figure.pdf")
     assert not list(tmp_path.iterdir())
 
@@ -77,9 +77,9 @@ def test_existing_file_needs_force(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize("suffix", [".html", ".svg"])
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_same_figure_same_bytes(suffix: str) -> None:
-    """Pictures are reproducible byte for byte."""
+    """Images are reproducible byte for byte."""
     assert render_figure(every_kind(), suffix) == render_figure(every_kind(), suffix)
 
 
@@ -129,7 +129,7 @@ def test_bars_that_failed_look_different(suffix: str) -> None:
 @pytest.mark.parametrize("suffix", [".html", ".svg"])
 def test_unequal_columns_are_refused(suffix: str) -> None:
     """x and y must pair up."""
-    with pytest.raises(ValueError, match="short"):
+    with pytest.raises(ValueError, match=r"short|same first dimension"):
         render_figure(Figure([Panel([Line([1, 2], [1])])]), suffix)
 
 
