@@ -59,6 +59,7 @@ class Dispatch:
     ahead: Any = None
     sessions: IntArray | None = None
     concurrency: int | None = None
+    bin_s: float = 10.0
 
     @property
     def current(self) -> Candidates:
@@ -189,10 +190,10 @@ class Dispatch:
                 known = servers.servers.copy()
                 seen = servers._replace(servers=known, whole=whole_of(known), classes=servers.classes.copy())
             stop_s = min(clock.next_s, self.duration_s)
-            r, now_s, asked = self.loop.route(
-                servers, seen, interval_s, given, p, c.group, c.start, c.server, r, now_s, stop_s,
-                limit, self.way, engines,
-            )  # fmt: skip
+            task = events.Task(
+                given, p, events.Ways(c.group, c.start, c.server), float(interval_s), limit, self.way
+            )
+            r, now_s, asked = self.loop.route(servers, seen, task, r, (now_s, stop_s), engines)
             if r == n and clock.acts:
                 now_s = stop_s
             if now_s >= self.duration_s or (r == n and not clock.acts):
@@ -246,7 +247,7 @@ class Dispatch:
             elif isinstance(self.router, StaticRouter):
                 s = int(given[r])
             else:
-                s = int(self.loop.choose(servers, p, c.group, c.start, c.server, r))
+                s = int(self.loop.choose(servers, p, events.Ways(c.group, c.start, c.server), r))
             if s == HOLD:
                 servers.server[r] = REFUSED
                 continue

@@ -7,6 +7,7 @@ requests given since then as waiting.
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -20,6 +21,30 @@ from packer.twin.cluster.state import (
 from packer.twin.cluster.transit import Transit, next_s, receive, send
 from packer.twin.engine.state import NO_LIMIT
 from packer.twin.flags import ENGINE_FLAGS
+
+
+class Ways(NamedTuple):
+    """Which servers may serve which adapter, as in `cluster.candidates.Candidates`."""
+
+    group: IntArray
+    start: IntArray
+    server: IntArray
+
+
+class Task(NamedTuple):
+    """How requests are routed: by `assigned`, or where that is empty by a score function.
+
+    p: what a score function gets. interval_s: between two looks of it at the servers; 0: it knows them as they are.
+    limit: requests at once, more are refused. way: None where requests reach their server at once.
+    """
+
+    assigned: IntArray
+    p: Any
+    ways: Ways
+    interval_s: float
+    limit: int
+    way: Transit | None
+
 
 ASK = -3
 """Instead of a server in `route`: a router in Python decides when the request's time has come."""
@@ -137,10 +162,10 @@ def sent(c: Servers, p: FloatArray, s: int, r: int) -> None:
 
 
 @njit(**ENGINE_FLAGS)
-def choose(c: Servers, p: FloatArray, group: IntArray, start: IntArray, server: IntArray, r: int) -> int:
+def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
     """The candidate with the smallest score, the next in turn among equal ones; HOLD if all are infinite."""
-    g = group[c.adapter[r]]
-    first, last = start[g], start[g + 1]
+    g, server = ways.group[c.adapter[r]], ways.server
+    first, last = ways.start[g], ways.start[g + 1]
     for word in range(c.touched_words.size):
         if c.touched_words[word] != 0:
             for s in range(8 * word, min(8 * word + 8, c.wake_s.size)):
@@ -187,19 +212,17 @@ def set_out_s(c: Servers, r: int, now_s: float, end_s: float, engines: Engines) 
 
 @njit(**ENGINE_FLAGS)
 def route(
-    c: Servers, seen: Servers | None, interval_s: float, assigned: IntArray, p: FloatArray, group: IntArray,
-    start: IntArray, server: IntArray, first: int, now_s: float, end_s: float, limit: int, way: Transit | None,
-    engines: Engines,
-) -> tuple[int, float, bool]:  # fmt: skip
-    """Route the requests from `first` on that come before `end_s`, from time `now_s` on.
+    c: Servers, seen: Servers | None, task: Task, first: int, span_s: tuple[float, float], engines: Engines
+) -> tuple[int, float, bool]:
+    """Route the requests from `first` on that come before the end of the span, from its beginning on.
 
-    By `assigned`, or where that is empty by a score function. `seen`: the servers as a score function knows them; `c`
-    itself, or with records of their own that are brought up to date every `interval_s`. A held request is
-    offered again whenever a step ends, or those records are renewed; those behind it wait. `limit`: requests at
-    once, more are refused, as is a request whose adapter no server serves. Returns the request that found no row for
-    its adapter, has ASK in `assigned`, or is left at `end_s`, or their number; the time; and whether it is to be
-    decided.
+    `seen`: the servers as a score function knows them; `c` itself, or with records of their own that are brought up to
+    date every `interval_s`. A held request is offered again whenever a step ends, or those records are renewed; those
+    behind it wait. A request whose adapter no server serves is refused. Returns the request that found no row for its
+    adapter, has ASK in `assigned`, or is left at the end, or their number; the time; and whether it is to be decided.
     """
+    assigned, ways, interval_s, way = task.assigned, task.ways, task.interval_s, task.way
+    now_s, end_s = span_s
     looked_s = -math.inf
     for r in range(first, c.server.size):
         due_s = set_out_s(c, r, now_s, end_s, engines)
@@ -208,8 +231,8 @@ def route(
         now_s = due_s
         if not pass_on(c, way, now_s, engines):
             return r, now_s, False
-        g = group[c.adapter[r]]
-        if start[g] == start[g + 1] or (limit < NO_LIMIT and _full(c, limit)):
+        g = ways.group[c.adapter[r]]
+        if ways.start[g] == ways.start[g + 1] or (task.limit < NO_LIMIT and _full(c, task.limit)):
             c.server[r] = REFUSED
             continue
         while True:
@@ -217,7 +240,7 @@ def route(
                 s = assigned[r]
             else:
                 looked_s = _look(c, seen, looked_s, interval_s, now_s)
-                s = choose(seen, p, group, start, server, r)
+                s = choose(seen, task.p, ways, r)
             if s != HOLD:
                 break
             if assigned.size > 0:
@@ -230,5 +253,5 @@ def route(
                 return r, now_s, False
         if s == ASK or not hand_over(c, way, s, r, now_s):
             return r, now_s, s == ASK
-        sent(c, p, s, r)
+        sent(c, task.p, s, r)
     return c.server.size, now_s, False

@@ -163,13 +163,13 @@ def idle_servers(
     time_s: FloatArray,
     marks: Marks,
     rows_each: int,
-    bin_s: float,
 ) -> tuple[Servers, Engines]:
     """The servers before the first request, and which engines they run; `rows_each`: room for so many adapters."""
     cluster, duration_s, seed = work.cluster, work.duration_s, work.seed
     n, count = len(time_s), len(own)
     made = {
-        id(setup): setup.state(duration_s, bin_s, seed) for setup in {id(each): each for each in own}.values()
+        id(setup): setup.state(duration_s, work.bin_s, seed)
+        for setup in {id(each): each for each in own}.values()
     }
     states = [made[id(setup)] for setup in own]
     ranks = next(iter(kinds.values())).server.workload.ranks
@@ -194,6 +194,7 @@ def idle_servers(
     servers = Servers(
         servers=records,
         whole=whole_of(records),
+        live=records,
         requests=rows.zeros((n,), rows.REQUEST),
         links=rows.new_links(n, ring, count),
         adapters=rows.zeros((count, rows_each + 1), rows.ADAPTER),  # untouched rows take no memory

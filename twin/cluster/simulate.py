@@ -122,9 +122,9 @@ def simulate_cluster(
         work = Dispatch(
             chosen, cluster, workload, candidates, duration_s, stats_interval_s, seed, max_outstanding, way, policy,
             kernels_of(own), serving, controller, runner_of([setup.server for setup in own]),
-            None if drawn.arrivals.trace is None else drawn.arrivals.trace.sessions, concurrency,
+            None if drawn.arrivals.trace is None else drawn.arrivals.trace.sessions, concurrency, timeline_bin_s,
         )  # fmt: skip
-        servers = _run(work, kinds, own, drawn, times, timeline_bin_s)
+        servers = _run(work, kinds, own, drawn, times)
     first = own[0].server
     return Run(
         "ok" if failed is None else "memory_error", failed or "", workload, first.profile, first.settings,
@@ -145,7 +145,7 @@ def _with_job(workload: Workload, cluster: Cluster, system: System) -> Workload:
 
 def _run(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload,
-    times: tuple[FloatArray, IntArray | None] | None, bin_s: float,
+    times: tuple[FloatArray, IntArray | None] | None,
 ) -> Servers:  # fmt: skip
     """The servers when requests came at these times, from these adapters; None: in a closed loop.
 
@@ -157,20 +157,20 @@ def _run(
     if work.concurrency is not None and work.serving is not None:
         raise IncompatibleError("concurrency is simulated without changes of the servers.")
     if times is None:
-        return _closed_loop(work, kinds, own, drawn, bin_s)
+        return _closed_loop(work, kinds, own, drawn)
     time_s, owner = times
-    servers = _served(work, kinds, own, time_s, draw_marks(drawn, owner, len(time_s), work.seed), bin_s)
+    servers = _served(work, kinds, own, time_s, draw_marks(drawn, owner, len(time_s), work.seed))
     return servers if work.concurrency is None else with_held_back(servers, time_s)
 
 
 def _served(
-    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks, bin_s: float
+    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks
 ) -> Servers:  # fmt: skip
     """The servers when the requests of these times were served."""
     serving = work.serving
     assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
     rows_each = work.adapter_rows(marks.adapter, None if serving else assigned)
-    servers, engines = idle_servers(work, kinds, own, time_s, marks, rows_each, bin_s)
+    servers, engines = idle_servers(work, kinds, own, time_s, marks, rows_each)
     if serving is not None:
         serving.begin(servers)
     content = marks.content() if getattr(work.router, "reads_prompts", False) else None
@@ -178,7 +178,7 @@ def _served(
 
 
 def _closed_loop(
-    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload, bin_s: float
+    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload
 ) -> Servers:
     """The servers when a client kept its requests open all the time, with the requests that it sent."""
     assert work.concurrency is not None
@@ -188,7 +188,7 @@ def _closed_loop(
     while True:
         rows = min(rows, most)
         marks = draw_marks(drawn, None, rows, work.seed)
-        servers = _served(work, kinds, own, np.zeros(rows), marks, bin_s)
+        servers = _served(work, kinds, own, np.zeros(rows), marks)
         sent = int(np.count_nonzero(np.isfinite(servers.sent_s)))
         if sent < rows or rows == most:
             return sent_only(servers, sent)

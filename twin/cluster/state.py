@@ -34,7 +34,8 @@ _SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over 
 class Servers(NamedTuple):
     """All servers.
 
-    servers (S,) of `engine.state.SERVER`; whole (S, words): the same memory, to copy it. Fields named as in
+    servers (S,) of `engine.state.SERVER`; whole (S, words): the same memory, to copy it; live: the records of
+    now, where a router knows older ones. Fields named as in
     `ServerState` have a leading axis for the server, or are shared by all (`requests`, `links`). `law`: of each server,
     with a leading axis. sent_s (n,), adapter (n,), prompt
     (n,), output (n,): the requests, with the workload's numbers of adapters; server (n,): where each went, -1
@@ -55,6 +56,7 @@ class Servers(NamedTuple):
 
     servers: Record
     whole: IntArray
+    live: Record
     requests: Record
     links: Record
     adapters: Record
@@ -213,6 +215,7 @@ def number(c: Servers, s: int, a: int) -> int:
     c.pair_key[k] = s * c.ranks.size + a + 1
     c.pair_row[k] = row
     adapter = c.adapters[s, row]
+    adapter.number = a
     adapter.rank = c.ranks[a]
     adapter.blocks = c.blocks[c.kind[s], a]
     adapter.rank_class = c.rank_class[a]

@@ -208,9 +208,10 @@ ADAPTER = record(  # 128 bytes: two cache lines
     ("known_requests", "i4", (2,)),  # its requests that run and that wait as the front end counts them
     ("blocks", "i4"),  # KV blocks while it is in a slot, 0 unless memory is unified
     ("refused", "i4"),  # requests refused
+    ("number", "i4"),  # its number in the fleet, in a cluster
     ("known", "i1"),  # whether it was ever used
 )
-WHAT_IT_IS = ("rank", "blocks", "rank_class", "hash", "words")
+WHAT_IT_IS = ("rank", "blocks", "rank_class", "hash", "words", "number")
 """Fields of an adapter that never change."""
 PLACED = record(
     ("key", "i8"),  # key of an adapter's first waiting request

@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from numba import njit
 
 from packer import checks
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
-from packer.twin.cluster.routers.most_idle import fewer_requests, note_requests, requests
-from packer.twin.cluster.state import Servers, on_gpu
+from packer.twin.cluster.residents import Residents, may_hold, new_residents, note_residents
+from packer.twin.cluster.state import Servers, on_gpu, outstanding
+from packer.twin.engine.content import Content
 from packer.twin.flags import ENGINE_FLAGS
 
 
+class Known(NamedTuple):
+    """numbers: the slack, and behind all others the requests of each server."""
+
+    numbers: FloatArray
+    holders: Residents
+
+
 @njit(**ENGINE_FLAGS)
-def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
+def _note(c: Servers, p: Known, s: int) -> None:
+    """Keep the number of its requests, and what it holds."""
+    p.numbers[p.numbers.size - c.wake_s.size + s] = outstanding(c, s)
+    note_residents(c, p.holders, s)
+
+
+@njit(**ENGINE_FLAGS)
+def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
+    """Whether its requests are fewer, with the slack where it certainly does not hold the adapter."""
+    number, a = p.numbers[p.numbers.size - c.wake_s.size + s], c.adapter[r]
+    if c.ranks[a] > 0 and number < lowest and not may_hold(p.holders, s, a):
+        number += p.numbers[0]
+    return bool(number < lowest)
+
+
+@njit(**ENGINE_FLAGS)
+def _score(c: Servers, p: Known, s: int, r: int) -> float:
     """Its requests, and the slack if the adapter must be loaded."""
-    number = requests(c, p, s, r)
-    return float(number if on_gpu(c, s, c.adapter[r]) else number + p[0])
+    number, a = p.numbers[p.numbers.size - c.wake_s.size + s], c.adapter[r]
+    held = c.ranks[a] == 0 or (may_hold(p.holders, s, a) and on_gpu(c, s, a))
+    return float(number if held else number + p.numbers[0])
 
 
 @dataclass(frozen=True)
@@ -27,9 +53,12 @@ class Affinity(ScoringRouter):
 
     name = "affinity"
     kept = 1
-    note, worth = staticmethod(note_requests), staticmethod(fewer_requests)
-    score = staticmethod(_score)
+    score, note, worth = staticmethod(_score), staticmethod(_note), staticmethod(_worth)
     slack: float = 4.0
 
     def __post_init__(self) -> None:
         checks.real("slack", self.slack, low=0.0)
+
+    def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Known:
+        """With what the servers hold."""
+        return Known(numbers, new_residents(servers))
