@@ -30,6 +30,10 @@ OWN_CELL_S = 5.0
 """Own bursts of adapters are measured from this time scale on: single adapters have few requests."""
 MIN_CV = 0.05
 MIN_WEIGHT = 0.01
+GRID = 300
+"""Cells of a window in which it is computed what the removal of its trend takes from bursts."""
+SMALL_VARIANCE = 0.1
+"""Variances of means below this part of the largest one are fitted as if they were this part: the rest is chance."""
 TREND_DEGREE = 2
 """Degree of the polynomial that is taken for the trend inside a window: the rise, the top or the fall of a day."""
 
@@ -54,7 +58,7 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
     size = _row_cells(len(counts), cell_s, window_s)
     lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree)
     own = _own_bursts(trace, time_s, adapter, window_s, degree)
-    common = _fit(lag_s, total)
+    common = _fit(lag_s, total, size * cell_s, degree)
     if common is None and own is None:
         return Arrivals()
     return Arrivals("bursty", common=common, own=own)
@@ -146,8 +150,8 @@ def _own_bursts(
     between = (total - same * within) / (1.0 - same)
     # Twice the standard error of the pooled estimate under Poisson arrivals: less is chance.
     error = 1.0 / np.sqrt(squares * size)
-    own = (1.0 + within) / (1.0 + np.maximum(between, 0.0)) - 1.0
-    return _fit(lag_s, own) if own[:4].mean() > 2.0 * error else None
+    own = (1.0 + within) / (1.0 + np.maximum(between, -0.5)) - 1.0
+    return _fit(lag_s, own, size * cell_s, degree) if own[:4].mean() > 2.0 * error else None
 
 
 def _row_cells(cells: int, cell_s: float, window_s: float) -> int:
@@ -195,28 +199,74 @@ def _pooled(
     return lag_s, cov / squares, squares
 
 
-def _fit(lag_s: FloatArray, covariance: FloatArray) -> Bursts | None:
-    """The factor with this covariance: its spread, and the weights of its time scales (least squares, >= 0)."""
-    from scipy.optimize import nnls
+def _fit(lag_s: FloatArray, covariance: FloatArray, window_s: float, degree: int) -> Bursts | None:
+    """The factor with this covariance, which trends of this degree were removed from: its spread and time scales.
 
+    Fitted, by least squares with weights >= 0, are the variances of the factor's means over windows of each length,
+    relative to themselves, because queues follow these. A fit lag by lag leaves bursts of minutes to chance: their
+    covariance is small and lasts long.
+    """
     scales = np.array([s for s in SCALES_S if lag_s[0] <= s <= 0.5 * lag_s[-1]])
-    if not len(scales):
+    over = _over_windows(lag_s)
+    if not len(scales) or (over @ covariance).max() <= 0.0:
         return None
+    parts = _weights(over @ _left_of(scales, lag_s, window_s, degree), over @ covariance)
+    if parts.sum() < MIN_CV**2:
+        return None
+    cv = min(float(f"{np.sqrt(parts.sum()):.4g}"), 100.0)
     decay = np.exp(-lag_s[:, np.newaxis] / scales)
-    logs, _ = nnls(decay, np.log1p(np.maximum(covariance, 0.0)))
-    variance = float(np.expm1(logs.sum()))
-    if variance < MIN_CV**2:
-        return None
-    cv = min(float(f"{np.sqrt(variance):.4g}"), 100.0)
+    whole = np.maximum(decay @ parts, 1e-12)  # with what the removal of trends took
     rho, table = gamma_covariances(cv)
-    target = np.interp(np.maximum(covariance, 0.0), table, rho)
-    # The last row makes the weights sum to 1.
-    rows = np.vstack([decay, np.full(len(scales), 100.0)])
-    weights, _ = nnls(rows, np.append(target, 100.0))
+    slope = whole / np.interp(whole, table, rho)
+    weights = _weights(over @ (decay * slope[:, np.newaxis]), over @ whole, total=1.0)
     weights[weights < MIN_WEIGHT * weights.sum()] = 0.0
     weights /= weights.sum()
     kept = [(s, round(w, 4)) for s, w in zip(scales.tolist(), weights.tolist(), strict=True) if w > 0]
     return Bursts(cv, tuple(kept))
+
+
+def _weights(columns: FloatArray, wanted: FloatArray, total: float = 0.0) -> FloatArray:
+    """Weights >= 0 of columns that give `wanted` with the least relative errors; with a `total` they sum to it."""
+    from scipy.optimize import nnls
+
+    share = 1.0 / np.maximum(wanted, SMALL_VARIANCE * wanted.max())
+    rows = np.vstack([columns * share[:, np.newaxis], np.full(columns.shape[1], 100.0 * total)])
+    found: FloatArray = nnls(rows, np.append(wanted * share, 100.0 * total))[0]
+    return found
+
+
+def _over_windows(lag_s: FloatArray) -> FloatArray:
+    """Weights of the covariances at lags in the variance of the mean over windows, float64 (windows, lags).
+
+    The variance over w seconds is 2 / w² ∫ (w − t) Cov(t) dt; each lag stands for the lags nearest to it.
+    """
+    edges = np.concatenate(([0.0], (lag_s[1:] + lag_s[:-1]) / 2.0, lag_s[-1:]))
+    width = edges[1:, np.newaxis]
+    until = np.minimum(edges, width)
+    parts: FloatArray = np.diff(until * (width - until / 2.0)) * 2.0 / width**2
+    return parts
+
+
+def _left_of(scales: FloatArray, lag_s: FloatArray, window_s: float, degree: int) -> FloatArray:
+    """What the removal of trends leaves of the correlation exp(−t / scale) at lags, float64 (lags, scales).
+
+    A polynomial takes part of every burst, of one that lasts minutes a third of its variance within an hour: what it
+    takes at a lag is the mean over pairs of `GRID` cells of the window that are so far apart.
+    """
+    step_s = window_s / GRID
+    apart = np.arange(GRID)
+    basis = np.column_stack(list(_polynomials(apart, GRID, degree)))
+    without = np.eye(GRID) - basis @ basis.T
+    left: FloatArray = np.exp(-lag_s[:, np.newaxis] / scales)
+    for column, scale_s in zip(left.T, scales.tolist(), strict=True):
+        u = step_s / scale_s  # of means over cells
+        mean = np.exp(-np.maximum(apart - 1, 0) * u) * (-np.expm1(-u) / u) ** 2
+        mean[0] = 2.0 / u + 2.0 * np.expm1(-u) / u**2
+        whole = mean[np.abs(apart[:, np.newaxis] - apart)]
+        kept = without @ whole @ without
+        taken = [float(np.diagonal(whole - kept, k).mean()) for k in range(GRID // 2)]
+        column -= np.interp(lag_s, step_s * apart[: GRID // 2], taken)
+    return left
 
 
 def _cell_s(time_s: FloatArray, span_s: float) -> float:
