@@ -22,7 +22,7 @@ from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_spare_slots
 from packer.planning.solve import solve
-from packer.planning.splits import SLOTS, even_splits, split_by_rank
+from packer.planning.splits import EVENER, SLOTS, even_splits, split_by_rank
 from packer.predictors.content import caches_prefixes
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
@@ -38,7 +38,7 @@ GAIN = 0.1
 """A GPU more that lowers neither the p95 TTFT nor the ITL by this share is no gain."""
 MOST_POINTS = 12
 FAR = 2.0
-"""Where an even split uses more than this of its limits, other ones are not tried."""
+"""Where an even split uses more than this of its limits, only more even ones are tried."""
 WIDE = 100
 """Where servers get more adapters than this, even splits are tried before plans of the solvers."""
 AT_ONCE = 4
@@ -345,13 +345,18 @@ class Frontier(Conditions):
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Even splits whose most loaded server keeps its limits; all servers get the slots that suit that one."""
         parts, kept = self.parts.spread_over(n_gpus, self.max_replicas), self.kept
-        several = n_gpus > 1 and not self.spare
+        several, lost = n_gpus > 1 and not self.spare, math.inf
         for split in even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ():
             bins = parts.joined(split)
+            most = max(item.offered_tok_s(self.workload) for item in bins)
+            if most > (1.0 - EVENER) * lost:
+                continue
             tried, used = self._fullest(bins)
-            if self.over() or (self._all_count and used > FAR):
+            if self.over():
                 return
-            if not self._all_count or kept.used([tried], most=[1.0])[0] <= 1.0:
+            if self._all_count and used > FAR:
+                lost = most
+            elif not self._all_count or kept.used([tried], most=[1.0])[0] <= 1.0:
                 self._slots = tried.max_loras
                 yield [item.with_slots(min(candidates_of(item)[-1], tried.max_loras)) for item in bins]
 

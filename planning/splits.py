@@ -12,11 +12,13 @@ from packer.checks import slot_rank_for
 from packer.profile import Profile
 from packer.solvers.backbone import engine_load
 from packer.solvers.candidates import max_loras_candidates, most_slots_of
-from packer.solvers.order import levelled
+from packer.solvers.order import exchanged, levelled
 from packer.workload import Workload
 
 SLOTS = 48
 """Slots of the servers at first."""
+EVENER = 0.005
+"""A split whose fullest server has less load by this share may keep limits where another one does not."""
 FULL = 0.6
 """Share of its time for which the engine of a server is busy within usual latency limits."""
 ROUNDS = 6
@@ -35,16 +37,27 @@ _GOLDEN = 0.6180339887498949
 def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -> Iterator[list[Bin]]:
     """The fleet on `n` servers of at most so many slots, in several ways; nothing for fewer adapters than servers.
 
-    Adapters by falling load dealt in turns, there and back; each to the least loaded server; by rank and load in turns.
+    Adapters by falling load dealt in turns, there and back; each to the least loaded server; by rank and load in turns;
+    at last, where that is more even by `EVENER`, what exchanges make of the first.
     """
     if len(fleet) < n:
         return
     loads = fleet.offered_tok_s_by_adapter
     falling = np.argsort(-loads, kind="stable")
     by_rank = np.lexsort((-loads, -fleet.ranks))
-    for parts in (_dealt(falling, n), levelled(falling, loads, n), _dealt(by_rank, n)):
+    found = [_dealt(falling, n), levelled(falling, loads, n), _dealt(by_rank, n)]
+    least = min(_fullest(parts, loads) for parts in found)
+    if least * (1.0 - EVENER) > loads.sum() / n:
+        evener = exchanged(found[0], loads)
+        found += [evener] if _fullest(evener, loads) < (1.0 - EVENER) * least else []
+    for parts in found:
         if all(parts):
             yield [_server(fleet, profile, part, slots) for part in parts]
+
+
+def _fullest(parts: Sequence[Sequence[int]], loads: FloatArray) -> float:
+    """Load of the fullest part."""
+    return max(float(loads[list(part)].sum()) for part in parts)
 
 
 def split_by_rank(

@@ -67,3 +67,26 @@ def levelled(order: IntArray, loads: FloatArray, n: int) -> list[list[int]]:
         parts[k].append(i)
         heapq.heapreplace(heap, (total + load, k))
     return parts
+
+
+def exchanged(parts: list[list[int]], loads: FloatArray) -> list[list[int]]:
+    """Other parts of the same adapters: the fullest one exchanges an adapter with another part or gives it one, by what
+    lowers the fuller of the two most, until nothing lowers it by a thousandth."""
+    found = [list(part) for part in parts]
+    totals = np.array([loads[part].sum() for part in found])
+    while len(found) > 1:
+        k, best = int(totals.argmax()), (1e-3 * float(totals.max()), -1, 0, 0)
+        for j in np.flatnonzero(totals < totals[k]).tolist():
+            others = np.append(loads[found[j]], 0.0)  # the last one: nothing comes back
+            less = loads[found[k]][:, np.newaxis] - others
+            lowered = np.minimum(less, totals[k] - totals[j] - less)
+            give, take = divmod(int(lowered.argmax()), lowered.shape[1])
+            best = max(best, (float(lowered[give, take]), j, give, take))
+        _, j, give, take = best
+        if j < 0:
+            break
+        given = found[k].pop(give)
+        found[k] += [found[j].pop(take)] if take < len(found[j]) else []
+        found[j].append(given)
+        totals[[k, j]] = [loads[found[each]].sum() for each in (k, j)]
+    return found
