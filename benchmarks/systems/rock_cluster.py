@@ -124,12 +124,13 @@ READINGS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run."""
+    """One run; `inference_s`: time of a task on its server, its load included."""
 
     hit_rate: float
     updates: int
     update_s: float
     latency_s: float
+    inference_s: float
     p99_s: float
     waiting: float
     memory: float
@@ -151,6 +152,7 @@ def outcome(system: str, qps: float, seed: int, reading: Reading) -> Outcome:
         awaited,
         float(run.raw.server.load_s) / max(awaited, 1),
         float(latency.mean()),
+        run.mean_running * RUN_S / max(run.completed, 1),
         float(np.quantile(latency, 0.99)),
         max(0.0, float(stay.sum()) / RUN_S - run.mean_running),
         run.mean_kv_usage,
