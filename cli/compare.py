@@ -117,14 +117,9 @@ class ComparisonFiles:
 
 @command
 def compare(
-    file: FleetFile,
-    kind: OneProfile,
-    compared: Compared,
-    real: RealServers,
-    systems: Systems,
-    files: ComparisonFiles,
-    out: Writing,
-) -> None:
+    file: FleetFile, kind: OneProfile, compared: Compared, real: RealServers, systems: Systems,
+    files: ComparisonFiles, out: Writing,
+) -> None:  # fmt: skip
     """Which solver or predictor to use: every combination planned, and measured by the twin or real vLLM.
 
     Outcomes that fail are shown with what is wrong: starved, memory error, unplaced adapters, refused.
@@ -152,8 +147,7 @@ def compare(
     solvers, objectives, predictors = map(split_names, named)
     options = {name: getattr(compared, name) for name in ("time_limit_s", "max_replicas", "margin")}
     sizes, gpus, seed = compared.sizes or (), compared.gpus, compared.seed
-    fleet = file.fleet()
-    job = Comparison(fleet, profile, solvers, objectives, predictors, sizes, gpus, seed, options)
+    job = Comparison(file.fleet(), profile, solvers, objectives, predictors, sizes, gpus, seed, options)
     results, whole = _run(job, out)
     if start is not None:
         from packer.live.validate import ValidationSpec

@@ -234,9 +234,8 @@ class LiveServer:
         except subprocess.TimeoutExpired:
             guard.kill()
             guard.wait()
-            raise LiveError(
-                f"The server on port {self.port} could not be stopped; see {self.log_path}."
-            ) from None
+            what = f"The server on port {self.port} could not be stopped; see {self.log_path}."
+            raise LiveError(what) from None
 
 
 def healthy(where: Address | str, timeout_s: float = 2.0) -> bool:

@@ -153,6 +153,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         needed=(plan.lower_bound or 0.0) if plan.bound_proven else 0.0,
         why=lambda fewer: "" if job.over() else late_words(job.kept, fewer),
     )
+    shown = [each.to_dict() for each in points if not each.starving]
     plan = replace(
         plan,
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
@@ -167,11 +168,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         runtime_s=time.monotonic() - job.started,
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),
-        details={
-            **plan.details,
-            "weaker_goals": weaker,
-            "frontier": [each.to_dict() for each in points if not each.starving],
-        },
+        details={**plan.details, "weaker_goals": weaker, "frontier": shown},
     )
     return plan, told + weaker_words(weaker) + version_words(weaker, job.profile)
 
@@ -237,10 +234,8 @@ def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[Fro
     ttft_ms, itl_ms = slo.columns(point.plan.workload)
     worst = point.plan.workload.names.index(point.worst_adapter)
     gpus, one = counted(point.n_gpus, "GPU"), point.n_gpus == 1
-    breaks, ttft = (
-        f"{gpus} break{'s' if one else ''} the goal",
-        f"p95 TTFT {latency(point.worst_adapter_ttft_ms)}",
-    )
+    breaks = f"{gpus} break{'s' if one else ''} the goal"
+    ttft = f"p95 TTFT {latency(point.worst_adapter_ttft_ms)}"
     if point.worst_adapter_ttft_ms > max(slo.limits.p95_ttft_ms, ttft_ms[worst]):
         return f"{breaks}: {ttft}"
     if point.holds or adapters is None:

@@ -59,13 +59,9 @@ def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -
 
     def repeated(posed: Problem, **details: object) -> Solution:
         again = solve(posed.with_share(_REPEATED_SHARE))
-        return replace(
-            again,
-            lower_bound=first.lower_bound,
-            bound_source=first.bound_source,
-            proven=first.proven,
-            details={**again.details, **details},
-        )
+        again = replace(again, details={**again.details, **details})
+        bound, source = first.lower_bound, first.bound_source
+        return replace(again, lower_bound=bound, bound_source=source, proven=first.proven)
 
     def conservative() -> Solution:
         return repeated(replace(problem, evaluator=evaluator.cautious()), search_sure=True)
@@ -116,9 +112,8 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
     refused = [k for k, holds in enumerate(slots.holds(made)) if not holds]
     for some in (refused[:_SAMPLE], refused[_SAMPLE:]):
         items = [made[k] for k in some]
-        climbs = [
-            Climb(item, 0, [neighbours(item, AWAY)[:1] + neighbours(item, -AWAY)[:1]]) for item in items
-        ]
+        near = ([neighbours(item, AWAY)[:1] + neighbours(item, -AWAY)[:1]] for item in items)
+        climbs = [Climb(item, 0, each) for item, each in zip(items, near, strict=True)]
         if not some or problem.out_of_time():
             break
         search(climbs, slots.rated)

@@ -84,10 +84,7 @@ class ClusterFile(FileTable):
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """The cluster in a TOML file.
 
-    Raises
-    ------
-    FileFormatError
-        The file can't be read, or a value in it breaks a rule; names the key.
+    Raises `FileFormatError`: the file can't be read, or a value in it breaks a rule; names the key.
     """
     file = parse(ClusterFile, parse_toml(read_text(path)))
     kinds = tuple(_kind(k, table, path) for k, table in enumerate(file.kinds))

@@ -27,12 +27,8 @@ def profile_names() -> tuple[str, ...]:
 def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     """A shipped profile by its name, or the profile in a `.toml` file.
 
-    Raises
-    ------
-    UnknownNameError
-        No shipped profile has that name.
-    FileFormatError
-        The file can't be read, or a value in it breaks a rule; names the key.
+    Raises `UnknownNameError`: no shipped profile has that name; `FileFormatError`: the file can't be read, or a value
+    in it breaks a rule; names the key.
     """
     text = os.fspath(name_or_path)
     return _read_profile(text) if text.endswith(".toml") or os.path.isfile(text) else _load_shipped(text)

@@ -25,10 +25,11 @@ from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPU
 
 REQUIRED = ("adapter", "rank", "rate")
 OPTIONAL = (
-    "model", "input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation", "bursts",
-    "own_bursts", "slo_class", "shared_prefix_tokens", "turns", "think_s", "turn_tokens",
-    "priority", "acceptance",
+    "model", "input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation", "bursts", "own_bursts",
+    "slo_class", "shared_prefix_tokens", "turns", "think_s", "turn_tokens", "priority", "acceptance",
 )  # fmt: skip
+_LEFT_OUT = ("slo_class", "shared_prefix_tokens", "priority")
+"""Columns without a cell where an adapter has nothing, or 0."""
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 _ENDINGS = f"{', '.join(FORMATS)} (or that and .gz)"
 LOGS = (".jsonl", ".ndjson", ".log")
@@ -41,14 +42,10 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
 
     The ending of the name gives the format: .csv, .parquet (columns `adapter,rank,rate` and perhaps `model,
     slo_class, input_tokens, output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts,
-    shared_prefix_tokens, turns, think_s, turn_tokens, priority, acceptance`),
-    .json, .yaml; also with .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is
-    read as a workload that replays it.
+    shared_prefix_tokens, turns, think_s, turn_tokens, priority, acceptance`), .json, .yaml; also with .gz. A trace of
+    requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is read as a workload that replays it.
 
-    Raises
-    ------
-    FileFormatError
-        It can't be read, or a value breaks a rule; names file, row and column.
+    Raises `FileFormatError`: it can't be read, or a value breaks a rule; names file, row and column.
     """
     suffix, name = _suffix(path)
     data = read_bytes(path)
@@ -121,9 +118,8 @@ def _adapter(name: str, row: Row) -> Adapter:
         "priority": partial(row.integer, low=-MAX_PRIORITY, high=MAX_PRIORITY),
         "acceptance": partial(row.real, low=0.0, high=1.0),
     }
-    more: dict[str, Any] = {
-        column: read(column) for column, read in readers.items() if not row.is_blank(column)
-    }
+    given = (column for column in readers if not row.is_blank(column))
+    more: dict[str, Any] = {column: readers[column](column) for column in given}
     try:
         return Adapter(name, rank, rate, inputs, outputs, sessions=_sessions(row), **more)
     except ValidationError as error:
@@ -178,8 +174,7 @@ def write_workload(
         data = (_comment_lines(comments) + csv_text(*table_of(workload), quoted=quoted)).encode()
     elif suffix == ".parquet":
         columns, rows = table_of(workload)
-        frame = pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None)
-        data = parquet_bytes(frame)
+        data = parquet_bytes(pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None))
     else:
         raise IncompatibleError(f"Expected the output's name to end in {_ENDINGS}, got {suffix!r}.")
     if os.fspath(path).endswith(".gz"):
@@ -206,6 +201,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
     inputs = [_cells(a.input_tokens, workload.input_tokens, SHAREGPT_INPUT) for a in workload.adapters]
     outputs = [_cells(a.output_tokens, workload.output_tokens, SHAREGPT_OUTPUT) for a in workload.adapters]
     correlation = workload.length_correlation
+    sessions = [adapter.sessions or workload.sessions for adapter in workload.adapters]
     columns: dict[str, list[Any]] = {
         "adapter": list(workload.names),
         "rank": workload.ranks.tolist(),
@@ -218,12 +214,10 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "length_correlation": [None if correlation == SHAREGPT_CORRELATION else correlation] * len(workload),
         "bursts": [workload.arrivals.common and workload.arrivals.common.text] * len(workload),
         "own_bursts": [workload.arrivals.own and workload.arrivals.own.text] * len(workload),
-        "slo_class": [adapter.slo_class for adapter in workload.adapters],
-        "shared_prefix_tokens": [adapter.shared_prefix_tokens or None for adapter in workload.adapters],
-        "priority": [adapter.priority or None for adapter in workload.adapters],
+        **{key: [getattr(each, key) or None for each in workload.adapters] for key in _LEFT_OUT},
         "acceptance": [adapter.acceptance for adapter in workload.adapters],
         **{
-            key: [getattr(adapter.sessions or workload.sessions, key, None) for adapter in workload.adapters]
+            key: [getattr(each, key, None) for each in sessions]
             for key in ("turns", "think_s", "turn_tokens")
         },
     }
@@ -242,15 +236,13 @@ def _cells(own: Lengths | None, default: Lengths, standard: Lengths) -> tuple[fl
 
 
 def _comment_lines(comments: Sequence[str]) -> str:
-    lines = (line for comment in comments for line in comment.splitlines() or [""])
-    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    return "".join(f"# {line}".rstrip() + "\n" for each in comments for line in each.splitlines() or [""])
 
 
 def _suffix(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Ending that defines the format, lower case and without .gz; and the name without it."""
     base = os.fsencode(Path(path).name).decode("utf-8", "replace")
-    if base.lower().endswith(".gz"):
-        base = base[:-3]
+    base = base[:-3] if base.lower().endswith(".gz") else base
     stem, dot, ending = base.rpartition(".")
     return (f".{ending.lower()}", stem) if dot and stem else ("", base)
 
@@ -262,10 +254,7 @@ def _replayed_trace(content: str | pl.DataFrame, path: str | os.PathLike[str], n
 
     trace = trace_of(content, path)
     if trace.adapter is None or trace.ranks is None:
-        lacks = "no adapters" if trace.adapter is None else "no ranks"
-        raise FileFormatError(
-            f"the requests have {lacks}; make a workload of them: packer workload from-log {path} --rank 16 -o "
-            "workload.csv."
-        )
+        rule = f"the requests have no {'adapters' if trace.adapter is None else 'ranks'}; make a workload of them"
+        raise FileFormatError(f"{rule}: packer workload from-log {path} --rank 16 -o workload.csv.")
     with located():
         return measure_workload(trace, replay=True, name=name)

@@ -72,26 +72,18 @@ def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
     model = cluster.kinds[0].profile.model
     size = workload.ranks.astype(np.float64) * model.lora_bytes_per_rank
     if limited and size.max() > capacity.min():
-        raise ValidationError(
-            f"Expected the host memory of each node to hold the largest adapter ({size.max():.6g} bytes), "
-            f"got {capacity.min():.6g}."
-        )
+        rule = f"Expected the host memory of each node to hold the largest adapter ({size.max():.6g} bytes)"
+        raise ValidationError(f"{rule}, got {capacity.min():.6g}.")
     store = cluster.store or Store(1.0)  # not used where hosts hold everything
     transfers = min(n, len(nodes) * len(size)) if limited else 0
+    node = np.repeat(np.arange(len(nodes)), [each.servers for each in nodes])
+    places = np.zeros((len(nodes), len(size) + 1 if limited else 1, 3), dtype=np.int32)
+    rates = np.array([cluster.network_ms * 1e-3, store.latency_ms * 1e-3, store.bandwidth_bytes_s, 0.0])
     return Transit(
-        node=np.repeat(np.arange(len(nodes)), [node.servers for node in nodes]),
-        queue=np.zeros(n, dtype=np.int64),
-        reach_s=np.zeros(n),
-        target=np.zeros(n, dtype=np.int64),
-        places=np.zeros((len(nodes), len(size) + 1 if limited else 1, 3), dtype=np.int32),
-        room=capacity,
-        size=size,
-        transfers=np.zeros((transfers, 4), dtype=np.int64),
-        left=np.zeros((transfers, 2)),
-        lanes=store.concurrent,
-        counts=np.zeros(6, dtype=np.int64),
-        rates=np.array([cluster.network_ms * 1e-3, store.latency_ms * 1e-3, store.bandwidth_bytes_s, 0.0]),
-    )
+        node=node, queue=np.zeros(n, dtype=np.int64), reach_s=np.zeros(n), target=np.zeros(n, dtype=np.int64),
+        places=places, room=capacity, size=size, transfers=np.zeros((transfers, 4), dtype=np.int64),
+        left=np.zeros((transfers, 2)), lanes=store.concurrent, counts=np.zeros(6, dtype=np.int64), rates=rates,
+    )  # fmt: skip
 
 
 @njit(**ENGINE_FLAGS)
