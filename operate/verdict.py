@@ -113,8 +113,8 @@ def _why(workload: Workload, cluster: Cluster, order: Sequence[SystemResult]) ->
     reasons = []
     if servers > 1 and loads[hottest] >= 0.999 * loads.sum() / servers:
         reasons.append(
-            f"adapter {workload.names[hottest]!r} has {loads[hottest] / loads.sum():.0%} of the load, all that one of "
-            f"{servers} servers can take or more: it needs replicas"
+            f"adapter {workload.names[hottest]!r} has {loads[hottest] / loads.sum():.0%} of the load, what one of "
+            f"{servers} equal servers gets or more: replicas spread it"
         )
     if tok_s[0] < SERVED * workload.offered_tok_s:
         how = "what keeps its queues equal loses least"

@@ -73,7 +73,12 @@ def test_without_an_slo_the_tpot_decides() -> None:
 @pytest.mark.parametrize(
     ("rates", "slots", "tok_s", "words"),
     [
-        ([9.0, *[1.0] * 7], 4, (1e5, 1e5), "adapter 'a0' has 56% of the load"),
+        (
+            [9.0, *[1.0] * 7],
+            4,
+            (1e5, 1e5),
+            "adapter 'a0' has 56% of the load, what one of 4 equal servers gets or more",
+        ),
         ([1.0] * 8, 8, (1e5, 1e5), "all 8 adapters fit in the slots"),
         ([1.0] * 8, 4, (1e5, 1e5), "8 adapters share 4 slots"),
         ([1.0] * 8, 4, (100.0, 99.0), "the servers are overloaded: what keeps its queues equal"),
