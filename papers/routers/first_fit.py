@@ -9,12 +9,12 @@ from numba import njit
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.state import Servers, has_room, outstanding
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 
 _LATER = 1e9  # any server without room comes after all that have room
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Number of the server; without room, its requests, after all others."""
     if has_room(c, s, r, p[0], p[1]):

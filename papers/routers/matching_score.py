@@ -9,10 +9,10 @@ from numba import njit
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.state import Servers, on_gpu, outstanding
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Minus the points; the free share of a server is that of its places for running requests."""
     points: float = p[1] * (1.0 - outstanding(c, s) / c.servers[s].max_seqs)

@@ -10,10 +10,10 @@ from numba import njit
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.state import Servers, has_room, outstanding
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Minus its requests; infinite without room."""
     return -float(outstanding(c, s)) if has_room(c, s, r, p[0], p[1]) else math.inf

@@ -12,11 +12,11 @@ from packer.cluster import Cluster
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, ranks_of, step_ms
 from packer.twin.cluster.state import Servers, outstanding
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 from packer.workload import Workload
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """The total cost, ms; 0 for an idle server."""
     server, n, a = c.servers[s], float(outstanding(c, s)), c.adapter[r]

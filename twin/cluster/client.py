@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 LIKELY_REQ_S = 64.0
 """Requests per second that hardly any server completes: rows are made for so many, more if they run out."""
@@ -40,7 +40,7 @@ def new_client(concurrency: int, servers: int, own_s: FloatArray) -> Client:
     return Client(own_s, np.zeros(concurrency), np.array([0, concurrency], dtype=np.int64), none)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def is_closed(client: Client) -> bool:
     """Whether there is such a client: one without places holds no request back."""
     return bool(client.free_s.size > 0)
@@ -75,7 +75,7 @@ def first_free_s(client: Client) -> float:
     return at_s
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def see_ends(c: Any, now_s: float) -> None:
     """After the steps that end by `now_s`, and none before it: requests that ended make room."""
     client = c.client

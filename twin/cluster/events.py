@@ -20,7 +20,7 @@ from packer.twin.cluster.state import (
 )  # fmt: skip
 from packer.twin.cluster.transit import Transit, next_s, receive, send
 from packer.twin.engine.state import NO_LIMIT
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
 class Ways(NamedTuple):
@@ -59,7 +59,7 @@ def deal(c: Servers, assigned: IntArray, first: int) -> int:
     return c.server.size
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def run_all_until(c: Servers, until_s: float, engines: Engines) -> None:
     """Every server executes the steps that start before `until_s`."""
     for block in range(c.soonest.size):
@@ -73,7 +73,7 @@ def run_all_until(c: Servers, until_s: float, engines: Engines) -> None:
         c.soonest[block] = soonest
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _look(c: Servers, seen: Servers, looked_s: float, interval_s: float, now_s: float) -> float:
     """Bring the records by which a router knows the servers up to date, if it is time; returns when it last was."""
     if interval_s == 0.0 or now_s < looked_s + interval_s:
@@ -88,7 +88,7 @@ def _look(c: Servers, seen: Servers, looked_s: float, interval_s: float, now_s: 
     return now_s
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def next_change_s(c: Servers, way: Transit | None, now_s: float, engines: Engines) -> float:
     """When the next step of any server ends, after those that start at `now_s` were started, or a request gets on."""
     run_all_until(c, np.nextafter(now_s, math.inf), engines)
@@ -113,7 +113,7 @@ def pass_on(c: Servers, way: Transit | None, until_s: float, engines: Engines) -
     return True
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def hand_over(c: Servers, way: Transit | None, s: int, r: int, now_s: float) -> bool:
     """Request `r` sets out for server `s`; False, with nothing changed, if there is no row for its adapter."""
     if way is not None:
@@ -125,7 +125,7 @@ def hand_over(c: Servers, way: Transit | None, s: int, r: int, now_s: float) -> 
     return given
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _full(c: Servers, limit: int) -> bool:
     """Whether the cluster has as many requests as the client keeps open."""
     total = 0
@@ -134,29 +134,29 @@ def _full(c: Servers, limit: int) -> bool:
     return total >= limit
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Score of server `s` for request `r`: `packer.twin.cluster.loop` puts a router's in the place of this."""
     return 0.0
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def note(c: Servers, p: FloatArray, s: int) -> None:
     """What a router keeps of a server that has changed, behind its parameters."""
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def worth(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
     """Whether a server's score may be smaller than `lowest`, by what `note` kept; if not, it is not computed."""
     return True
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int, r: int) -> None:
     """A router's look at all candidates of a request before it scores them; most have none."""
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def sent(c: Servers, p: FloatArray, s: int, r: int) -> None:
     """What a router keeps of a request that it sent."""
 
@@ -185,7 +185,7 @@ def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
     return best
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def set_out_s(c: Servers, r: int, now_s: float, end_s: float, engines: Engines) -> float:
     """When request `r` reaches the router, from `now_s` on; infinite if not before `end_s`.
 

@@ -16,7 +16,7 @@ from numba import njit
 from packer.twin.cluster import events, state
 from packer.twin.cluster.ahead import one_by_one
 from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_ahead, run_each, run_other
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 from packer.twin.server import Server
 
 _state_of = _advance = _event_s = _next = run_other
@@ -68,12 +68,12 @@ def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ..
     if engines:
         run_until = _variant(run_until, run_other=chain)
     if engines or ahead:
-        run_all_until = _variant(events.run_all_until, run_until=run_until)
+        run_all_until = _variant(events.run_all_until, CALLED, run_until=run_until)
         pass_on = _variant(pass_on, run_all_until=run_all_until)
-        waiting = _variant(waiting, run_all_until=run_all_until)
+        waiting = _variant(waiting, INLINED, run_all_until=run_all_until)
     route, due = events.route, events.set_out_s
     if engines or ahead:
-        due = _variant(due, pass_on=pass_on, next_change_s=waiting)
+        due = _variant(due, INLINED, pass_on=pass_on, next_change_s=waiting)
     choose = events.choose
     own = dict(hooks)
     if own:
@@ -83,10 +83,10 @@ def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ..
     return Loop(run_until, pass_on, choose, route)
 
 
-def _variant(kernel: Any, **names: Any) -> Any:
+def _variant(kernel: Any, flags: dict[str, Any] = ENGINE_FLAGS, **names: Any) -> Any:
     """The same function, where these global names mean something else."""
     function = getattr(kernel, "py_func", kernel)
     copy = types.FunctionType(
         function.__code__, function.__globals__ | names, function.__name__, function.__defaults__
     )
-    return njit(**ENGINE_FLAGS)(copy)
+    return njit(**flags)(copy)

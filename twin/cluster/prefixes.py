@@ -18,7 +18,7 @@ from numba import njit
 from packer.arrays import FloatArray, IntArray
 from packer.twin.cluster.state import Servers
 from packer.twin.engine.content import Content
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 Int32Array = npt.NDArray[np.int32]
 WORD = 64
@@ -84,7 +84,7 @@ def _blocks(i: Index, c: Servers, r: int) -> tuple[int, int]:
     return total, min(total, i.shared[r] * i.tokens // i.size)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _block(i: Index, r: int, place: int) -> int:
     """Number of one of these blocks: the id of the content in which it ends, and which of its blocks it is."""
     if i.tokens == i.size:
@@ -94,7 +94,7 @@ def _block(i: Index, r: int, place: int) -> int:
     return int(np.int64(i.numbers[i.first[r] + k]) * per_id + place - k * i.tokens // i.size)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _slot(i: Index, which: int, block: int) -> int:
     """Place of (list, block) in the hash table."""
     key = block * i.head.size + which + 1
@@ -115,7 +115,7 @@ def _add(match: FloatArray, bits: int, first: int, value: float) -> None:
         bits ^= one
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _drop_first(i: Index, c: Servers, which: int) -> None:
     """Drop the block of a list that was not used for longest, if its first request still has one; else the request."""
     g = i.head[which] - 1
@@ -140,7 +140,7 @@ def _drop_first(i: Index, c: Servers, which: int) -> None:
     i.at[which] = 0
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _expire(i: Index, c: Servers, now_s: float) -> None:
     """Drop the blocks that were not used for too long."""
     for which in range(i.head.size):

@@ -14,7 +14,7 @@ from numba import njit
 
 from packer.arrays import IntArray
 from packer.twin.cluster.state import Servers
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 WORDS = 4
 _SPREAD = 0x9E3779B97F4A7C1
@@ -41,7 +41,7 @@ def _bit(a: int) -> int:
     return (((a + 1) * _SPREAD) >> 40) & (64 * WORDS - 1)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def note_residents(c: Servers, known: Residents, s: int) -> None:
     """Set the bits of all adapters in slots or in the batch, which others join only by a load."""
     server, adapters = c.live[s], c.adapters[s]
@@ -61,7 +61,7 @@ def note_residents(c: Servers, known: Residents, s: int) -> None:
         known.bits[s, bit >> 6] |= 1 << (bit & 63)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def may_hold(known: Residents, s: int, a: int) -> bool:
     """False: the adapter is neither in a slot of the server nor in its batch."""
     bit = _bit(a)

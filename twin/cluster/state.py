@@ -24,7 +24,7 @@ from packer.twin.engine.each_step import advance_each
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.state import ADAPTER, PLACED, ServerState, zeros
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import Law
 from packer.twin.tuning.state import Tuning
 
@@ -170,7 +170,7 @@ def law_of_server(c: Servers, s: int) -> Law:
     return Law(c.law.coefficients[s], c.law.settings[s], c.law.loading[s], c.law.frontend[s])
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def pair_slot(c: Servers, s: int, a: int) -> int:
     """Place of (server, adapter) in the hash table; its key is 0 if the server has not seen the adapter.
 
@@ -264,7 +264,7 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
     return True
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def wakes(c: Servers, s: int, at_s: float) -> None:
     """Server `s` next has something to do at `at_s`, which may be earlier than it was."""
     c.wake_s[s] = at_s
@@ -329,7 +329,7 @@ def outstanding(c: Servers, s: int) -> int:
     return total
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def on_gpu(c: Servers, s: int, a: int) -> bool:
     """Whether an adapter lies on the GPU of a server."""
     row = row_of(c, s, a)
@@ -337,7 +337,7 @@ def on_gpu(c: Servers, s: int, a: int) -> bool:
     return resident
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def has_room(c: Servers, s: int, r: int, max_batch: float, output_tokens: float) -> bool:
     """Whether a server has fewer than `max_batch` requests and KV cache for one more with its expected output.
 

@@ -18,7 +18,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster, Node, Store
 from packer.errors import ValidationError
 from packer.twin.cluster.state import Servers, give
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 from packer.workload import Workload
 
 # Columns of `places`: where an adapter is (0 at the store only, 1 on its way, 2 at the host), its neighbours by
@@ -86,7 +86,7 @@ def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
     )  # fmt: skip
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _link_newest(places: npt.NDArray[np.int32], a: int) -> None:
     newest = places[0, OLDER]
     places[a, OLDER], places[a, NEWER] = newest, 0
@@ -94,20 +94,20 @@ def _link_newest(places: npt.NDArray[np.int32], a: int) -> None:
     places[0, OLDER] = a
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _unlink(places: npt.NDArray[np.int32], a: int) -> None:
     older, newer = places[a, OLDER], places[a, NEWER]
     places[older, NEWER], places[newer, OLDER] = newer, older
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _moving(way: Transit) -> int:
     """Transfers that make progress."""
     active: int = way.counts[ACTIVE]
     return active if way.lanes == 0 else min(active, way.lanes)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _speed(way: Transit) -> float:
     """Bytes/s of each transfer: the whole bandwidth where they take turns, else an equal part."""
     bandwidth: float = way.rates[BANDWIDTH]
@@ -119,7 +119,7 @@ def _speed(way: Transit) -> float:
     return bandwidth / max(sharing, 1)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _first_end(way: Transit) -> tuple[int, float]:
     """The transfer whose latency or bytes end first, and in how many seconds."""
     best, soonest, speed = -1, math.inf, _speed(way)
@@ -130,7 +130,7 @@ def _first_end(way: Transit) -> tuple[int, float]:
     return best, soonest
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def _progress(way: Transit, until_s: float) -> None:
     """The transfers under way go on until then; none of them ends before it."""
     dt = until_s - way.rates[UPDATED_S]
@@ -164,7 +164,7 @@ def send(c: Servers, way: Transit, s: int, r: int, now_s: float) -> None:
     c.on_way[s] += 1
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _deliver(c: Servers, way: Transit, r: int, at_s: float) -> bool:
     s = way.target[r]
     if not give(c, s, r, at_s):
@@ -174,7 +174,7 @@ def _deliver(c: Servers, way: Transit, r: int, at_s: float) -> bool:
     return True
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def _want(c: Servers, way: Transit, r: int, at_s: float) -> bool:
     """Request `r` is at its node: it goes on, or waits for a transfer that it may have to start."""
     node, a = way.node[way.target[r]], c.adapter[r] + 1
@@ -206,7 +206,7 @@ def _want(c: Servers, way: Transit, r: int, at_s: float) -> bool:
     return True
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
     """Transfer `k` is over: the host holds the adapter, and those that waited for it go on."""
     node, a = way.transfers[k, NODE], way.transfers[k, ADAPTER]
@@ -235,7 +235,7 @@ def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
     return True
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**CALLED)
 def receive(c: Servers, way: Transit, at_s: float) -> bool:
     """What changes at `at_s`, which is `next_s`, does; False, to be repeated, if an adapter found no row."""
     if way.counts[ACTIVE] > 0:

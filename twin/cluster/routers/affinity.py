@@ -13,7 +13,7 @@ from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.residents import Residents, may_hold, new_residents, note_residents
 from packer.twin.cluster.state import Servers, on_gpu, outstanding
 from packer.twin.engine.content import Content
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 
 
 class Known(NamedTuple):
@@ -23,14 +23,14 @@ class Known(NamedTuple):
     holders: Residents
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _note(c: Servers, p: Known, s: int) -> None:
     """Keep the number of its requests, and what it holds."""
     p.numbers[p.numbers.size - c.wake_s.size + s] = outstanding(c, s)
     note_residents(c, p.holders, s)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
     """Whether its requests are fewer, with the slack where it certainly does not hold the adapter."""
     number, a = p.numbers[p.numbers.size - c.wake_s.size + s], c.adapter[r]
@@ -39,7 +39,7 @@ def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
     return bool(number < lowest)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _score(c: Servers, p: Known, s: int, r: int) -> float:
     """Its requests, and the slack if the adapter must be loaded."""
     number, a = p.numbers[p.numbers.size - c.wake_s.size + s], c.adapter[r]

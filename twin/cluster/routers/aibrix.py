@@ -9,12 +9,12 @@ from numba import njit
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter, VllmServers
 from packer.twin.cluster.state import Servers, outstanding, row_of
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 
 MANY = 1e12
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def drawn(r: int, s: int) -> int:
     """A random whole number below 2^32 for a request and a server."""
     x = (r * 0x9E3779B1 + s * 0x85EBCA77 + 0x165667B1) & 0xFFFFFFFF
@@ -23,7 +23,7 @@ def drawn(r: int, s: int) -> int:
     return x ^ (x >> 15)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Requests of a server where the adapter runs or waits; a random number beyond them elsewhere."""
     row = row_of(c, s, c.adapter[r])

@@ -17,7 +17,7 @@ from packer.twin.cluster.routers.aibrix import drawn
 from packer.twin.cluster.routers.base import ScoringRouter, VllmServers
 from packer.twin.cluster.state import Servers, outstanding
 from packer.twin.engine.content import Content
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 
 NO_MATCH = 1000.0
 """Score of the servers without a match: more than of those with one, 100 at most."""
@@ -40,13 +40,13 @@ class Known(NamedTuple):
     prompts: Index
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _note(c: Servers, p: Known, s: int) -> None:
     """The requests of a server, which the gateway counts."""
     p.requests[s] = outstanding(c, s)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> None:
     """Which requests a server may have that gets this one for its prefix."""
     least, most, total = math.inf, 0.0, 0.0
@@ -62,7 +62,7 @@ def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: in
     look_up(p.prompts, c, r, True)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _score(c: Servers, p: Known, s: int, r: int) -> float:
     """The longest match first, then the fewest requests, then a random one; without a match one of the most idle."""
     requests, match = p.requests[s], p.prompts.match[s]
@@ -72,7 +72,7 @@ def _score(c: Servers, p: Known, s: int, r: int) -> float:
     return float(NO_MATCH + drawn(r, s) / SPREAD) if requests == p.least[0] else math.inf
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _sent(c: Servers, p: Known, s: int, r: int) -> None:
     """The index takes the prompt in."""
     use(p.prompts, c, s, r)

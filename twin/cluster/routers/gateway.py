@@ -15,7 +15,7 @@ from packer.twin.cluster.routers.base import ScoringRouter, VllmServers
 from packer.twin.cluster.state import Servers, row_of
 from packer.twin.engine.content import Content
 from packer.twin.engine.state import ACTIVE, IDLE
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 
 MOST_BLOCKS = 256
 """Of a prompt: `defaultMaxPrefixBlocks`."""
@@ -36,7 +36,7 @@ class Picker(NamedTuple):
     prompts: Index
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _note(c: Servers, p: Picker, s: int) -> None:
     """The metrics of a server."""
     server = c.servers[s]
@@ -44,7 +44,7 @@ def _note(c: Servers, p: Picker, s: int) -> None:
     p.free[s] = 1.0 - server.used / max(server.kv_blocks, 1)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: int) -> None:
     """The shortest and the longest queue of the candidates, and what of the prompt each server has."""
     least = most = p.queue[server[first]]
@@ -56,7 +56,7 @@ def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: i
         look_up(p.prompts, c, r, False)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _total(c: Servers, p: Picker, s: int, lora: float) -> float:
     """The weighted sum of the scorers, negative: the smallest is chosen."""
     least, most = p.least[0], p.most[0]
@@ -68,13 +68,13 @@ def _total(c: Servers, p: Picker, s: int, lora: float) -> float:
     return -total
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _worth(c: Servers, p: Picker, s: int, r: int, lowest: float) -> bool:
     """Whether the sum may be larger than that of another server, by the best score of LoRA affinity."""
     return bool(_total(c, p, s, 1.0) < lowest)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _score(c: Servers, p: Picker, s: int, r: int) -> float:
     """The sum with the score of LoRA affinity."""
     server = c.servers[s]
@@ -90,7 +90,7 @@ def _score(c: Servers, p: Picker, s: int, r: int) -> float:
     return float(_total(c, p, s, lora))
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _sent(c: Servers, p: Picker, s: int, r: int) -> None:
     """The index takes the prompt in."""
     if p.weights[3] > 0.0:

@@ -9,23 +9,23 @@ from numba import njit
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.state import Servers, outstanding
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def note_requests(c: Servers, p: FloatArray, s: int) -> None:
     """Keep the number of its requests, at the end of the parameters."""
     p[p.size - c.wake_s.size + s] = outstanding(c, s)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def requests(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """Requests on the server, as they were kept."""
     number: float = p[p.size - c.wake_s.size + s]
     return number
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def fewer_requests(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
     """Whether the server has fewer requests: for scores that are no smaller than that."""
     return bool(p[p.size - c.wake_s.size + s] < lowest)

@@ -16,7 +16,7 @@ from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, prefill_floor, rank_floors, ranks_of, step_ms
 from packer.twin.cluster.state import Servers, on_gpu, outstanding, row_of
 from packer.twin.engine.content import Content
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import INLINED
 from packer.workload import Workload
 
 SAFE = 1.0 - 1e-9
@@ -30,13 +30,13 @@ class Known(NamedTuple):
     holders: Residents
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _load_ms(c: Servers, s: int, a: int) -> float:
     """What it takes to load the adapter from the host."""
     return float(c.law.loading[s, 0] + c.law.loading[s, 1] * c.ranks[a])
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _score(c: Servers, p: Known, s: int, r: int) -> float:
     """Predicted latency of the request, ms."""
     server, a = c.servers[s], c.adapter[r]
@@ -57,7 +57,7 @@ def _score(c: Servers, p: Known, s: int, r: int) -> float:
     return float(steps * prefill + load + (p.numbers[0] - 1.0) * decode)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _note(c: Servers, p: Known, s: int) -> None:
     """Keep, for each rank, what a request takes at least if its adapter is in the batch, and how much more if not.
 
@@ -83,7 +83,7 @@ def _note(c: Servers, p: Known, s: int) -> None:
     note_residents(c, p.holders, s)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
     """Whether the latency may be shorter than `lowest`."""
     count, a = c.wake_s.size, c.adapter[r]

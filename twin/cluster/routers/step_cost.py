@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from packer.twin.cluster.state import Servers, row_of
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import IS_PAPER
 from packer.twin.law.linear import AT, linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
@@ -31,7 +31,7 @@ def step_ms(
     return float(linear_ms(coefficients, vector))
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: float) -> tuple[float, float]:
     """What a step with prefill tokens takes at least, ms, and at least what each of these adds, ms per token.
 
@@ -56,7 +56,7 @@ def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: fl
     return float(fixed), float(slope)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def rank_floors(c: Servers, s: int, rank: float, n: float, largest: float) -> tuple[float, float]:
     """What the rank of a request adds to a decode step of `n` requests, ms, and that of its adapter if it joins."""
     law = c.law.coefficients[s]
@@ -66,7 +66,7 @@ def rank_floors(c: Servers, s: int, rank: float, n: float, largest: float) -> tu
     return float(own), float(law[AT.per_rank_ms] * rank)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def adapters_with(c: Servers, s: int, a: int) -> tuple[float, float]:
     """Distinct adapters of the batch and the sum of their ranks, if adapter `a` joined it."""
     adapters, ranks = float(c.servers[s].active), float(c.servers[s].active_ranks)
@@ -76,7 +76,7 @@ def adapters_with(c: Servers, s: int, a: int) -> tuple[float, float]:
     return min(adapters + 1.0, float(c.servers[s].slots)), ranks + c.ranks[a]
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**INLINED)
 def ranks_of(c: Servers, s: int) -> tuple[float, float, float]:
     """Ranks of the requests of a server: their sum, that of those outside the batch, and the largest of all."""
     total, largest = 0.0, 0.0
