@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from packer.settings import Settings
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
+from packer.twin.watch import BrokenError, QueueWatch, Watch
 from packer.workload import Workload
 
 DURATION_S = 3600.0
@@ -147,7 +149,7 @@ def evaluate_until_clear(
     whole_s = min(whole_s, HARD_LIMIT / rate)
     whole_s = workload.arrivals.whole_s(whole_s)
 
-    def run(duration_s: float, run_seed: int) -> Run:
+    def run(duration_s: float, run_seed: int, watch: Watch | None = None) -> Run:
         return simulate(
             workload,
             profile,
@@ -156,11 +158,17 @@ def evaluate_until_clear(
             seed=run_seed,
             max_outstanding=max_outstanding,
             timeline_bin_s=duration_s,
+            watch=watch,
         )
 
     short_s = max(SCREENING_S, enough_s)
+    # Without a slot for each adapter a pace is never steady: only a calm server is settled by the short run.
+    watch = QueueWatch(FEW_WAITING) if len(workload) > settings.max_loras else None
+    sim = None
     if kind == "poisson" and short_s < 0.5 * whole_s:
-        sim = run(short_s, seed)
+        with suppress(BrokenError):
+            sim = run(short_s, seed, watch)
+    if sim is not None:
         share = sim.served_share
         calm = share >= CLEARLY_SERVED and sim.mean_waiting <= FEW_WAITING
         if sim.status == "memory_error" or calm:

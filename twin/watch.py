@@ -1,4 +1,4 @@
-"""Ends a simulated hour as soon as it is certain that a server breaks its limits of TTFT."""
+"""Ends a simulated hour as soon as it is certain that a server breaks its limits of TTFT, or has a queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ABOVE = 1.0 + 1e-9
 
 
 class BrokenError(Exception):
-    """A server certainly uses more than `most` of its limits.
+    """A server certainly uses more than `most` of its limits, or has a longer queue (`QueueWatch`).
 
     `part`: of the run, after which that was certain. `kv_usage`: mean share of the KV blocks in use until then.
     """
@@ -78,6 +78,16 @@ class Watch:
         )
         blocks = float(state.timeline["kv_blocks"].sum()) / now_s / max(1, int(state.server["kv_blocks"]))
         raise BrokenError(self.most, certain_s / duration_s, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWatch(Watch):
+    """What a run of a server is looked at for: whether more than `most` requests will have waited on average."""
+
+    def look(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
+        """Raises `BrokenError`: so many have waited so long already."""
+        if float(state.timeline["waiting"].sum()) > self.most * duration_s * _ABOVE:
+            raise BrokenError(self.most, part, math.nan)
 
 
 def _enough(sent: IntArray) -> IntArray:

@@ -15,6 +15,7 @@ from packer.settings import Slots
 from packer.testing.contracts import PredictorContract
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import DURATION_S, EDGE_ERRORS, at_edge, evaluate_until_clear, share_error
+from packer.twin.watch import PARTS, BrokenError, QueueWatch
 from packer.workload import Workload
 
 
@@ -50,6 +51,27 @@ def test_other_seeds_run_where_chance_could_decide(small: Profile) -> None:
         assert at_edge(runs[n]) is at
         vars(runs[n])["served_share"] = 0.9 - 0.9 * EDGE_ERRORS * errors[3600.0]
         assert at_edge(runs[n])
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.3, 0.36, 0.45, 0.8, 3.0])
+@pytest.mark.parametrize("slots", [2, 4, 12])
+def test_short_runs_that_end_early_change_nothing(
+    small: Profile, rate: float, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short run that ends once its server is certainly not calm leaves each figure as it would be without."""
+    found = evaluate_until_clear(_fleet(rate), small, Slots(slots, 8))
+    monkeypatch.setattr("packer.twin.server.PARTS", ())
+    whole = evaluate_until_clear(_fleet(rate), small, Slots(slots, 8))
+    assert repr(found) == repr(whole)
+
+
+def test_a_run_ends_once_its_queue_is_too_long(small: Profile) -> None:
+    """The queue of an overloaded server is found out early; a server without one runs to the end."""
+    with pytest.raises(BrokenError) as error:
+        simulate(_fleet(3.0), small, max_loras=4, duration_s=900.0, watch=QueueWatch(2.0))
+    assert error.value.part == PARTS[0]
+    calm = simulate(_fleet(0.1), small, max_loras=12, duration_s=900.0, watch=QueueWatch(2.0))
+    assert calm.mean_waiting <= 2.0
 
 
 @pytest.mark.parametrize(("rate", "stable"), [(0.2, True), (6.0, False)])
