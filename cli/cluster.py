@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import argument, bundle, command, option, typed
-from packer.cli.options import Output, common, label_of
+from packer.cli.options import Output, common
 from packer.cli.output import Judged, Part, Table
 from packer.cli.plan_table import assumed_lengths
+from packer.cli.settings import label_of
 from packer.io.shipped import table
 from packer.words import counted, number
 

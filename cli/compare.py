@@ -9,8 +9,9 @@ import click
 
 from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
-from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
+from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
+from packer.cli.settings import OneProfile
 from packer.cli.traffic import refuse_unused
 from packer.io.files import write_text
 from packer.words import counted, listed, number
@@ -197,10 +198,8 @@ def _compare_systems(
         if systems.size:
             share = systems.share or judged(workload, cluster, given["slo"]).slo.share
             title = f"{workload.name}: fewest servers with which {100 * share:g}% of requests keep the SLO"
-            sized = {
-                name: servers_needed(workload, cluster, name, Trials(**given), share=share, progress=progress)
-                for name in names
-            }
+            trials, how = Trials(**given), dict[str, Any](share=share, progress=progress)
+            sized = {name: servers_needed(workload, cluster, name, trials, **how) for name in names}
             results = [found for found in sized.values() if found is not None]
             for name in (name for name, found in sized.items() if found is None):
                 out.note(f"system {name}: the SLO is not kept, whatever the number of servers")

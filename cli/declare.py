@@ -263,8 +263,8 @@ def _options() -> dict[str, Any]:
 class LazyGroup(click.Group):
     """A group of `commands.toml`, which imports a command when it is called, and suggests the nearest of a wrong name.
 
-    The command `from-log` is `from_log` in the module of the group, or in the folder in that of its name or the one
-    that `modules` says, with an underscore behind it where Python has that name.
+    The command `from-log` is `from_log` in the module that `modules` names, else in that of the group, or in that of
+    its name in the folder, with an underscore behind it where Python has that name.
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
@@ -279,9 +279,9 @@ class LazyGroup(click.Group):
         if name in _groups():
             return LazyGroup(name)
         word = name.replace("-", "_")
-        module = import_module(self.package)
+        module = import_module(f"packer.cli.{self.modules[name]}" if name in self.modules else self.package)
         if hasattr(module, "__path__"):
-            module = import_module(f"{self.package}.{self.modules.get(name, word)}")
+            module = import_module(f"{self.package}.{word}")
         found: click.Command = getattr(module, word, None) or getattr(module, f"{word}_")
         return found
 

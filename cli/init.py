@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packer.cli.declare import argument, bundle, command, option
-from packer.cli.options import ServerSettings, Writing, common
+from packer.cli.options import Writing, common
 from packer.cli.output import interruptible
+from packer.cli.settings import ServerSettings
 from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 from packer.words import counted
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from packer.goal import Slo
-    from packer.operate.observe import Observed
+    from packer.operate.view import Observed
     from packer.profile import Profile
 
 CLEARLY_BUSIER = 1.1
@@ -75,8 +76,8 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     from packer.io.profiles import write_profile
     from packer.io.recognise import kind_of
     from packer.io.workloads import write_workload
-    from packer.operate.observe import View
     from packer.operate.project import fleet_for, is_log
+    from packer.operate.view import View
     from packer.plan import Status
     from packer.planning.recommend import recommend
     from packer.report.page import write_report

@@ -8,8 +8,9 @@ import click
 
 from packer.checks import SLOT_RANKS, slot_rank_for
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import OneProfile, Writing, common, numbers
+from packer.cli.options import Writing, common, numbers
 from packer.cli.output import Table
+from packer.cli.settings import OneProfile
 from packer.words import number
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import argument, bundle, command, flag, option, values
-from packer.cli.options import OneProfile, Output, Writing, common
+from packer.cli.options import Output, Writing, common
 from packer.cli.output import Table
+from packer.cli.settings import OneProfile
 from packer.errors import IncompatibleError
 from packer.words import number
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import bundle, command, flag, option, pairs, values
+from packer.cli.kinds import KindArguments
 from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table, write_json
-from packer.cli.solve import KindArguments
 from packer.errors import IncompatibleError
 from packer.words import number
 

@@ -11,24 +11,16 @@ import click
 
 from packer.cli.cluster import METRICS, Behind, lines_of, refuse_without_cluster, title_of
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
-from packer.cli.options import FleetFile, OneProfile, Writing, common, numbers
-from packer.cli.output import Table, figures, write_frame, write_json
+from packer.cli.options import FleetFile, Writing, common, numbers
+from packer.cli.output import write_frame, write_json
+from packer.cli.predicted import predicted
+from packer.cli.settings import OneProfile
 from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError
-from packer.words import number
 
 if TYPE_CHECKING:
-    from packer.operate.predict import Prediction
-    from packer.profile import Profile
     from packer.twin.run import Run
     from packer.workload import Workload
-
-
-PREDICTED = (
-    *("offered_tok_s", "total_token_throughput", "mean_itl_ms", "mean_ttft_ms", "median_ttft_ms"),
-    *("p99_ttft_ms", "kv_cache_tokens"),
-)
-"""Figures of a predictor that are shown."""
 
 
 @bundle
@@ -189,7 +181,7 @@ def simulate(
     if server.max_loras is None and system.cluster is None and workload.n_loras:
         raise click.UsageError("Missing option '--max-loras', or --cluster.")
     if server.predictor != "twin" or server.explain:
-        _predict(workload, kind.profile(out), server, run.seed, files, out)
+        predicted(workload, kind.profile(out), server, run.seed, files, out)
         return
     simulations = _simulated(workload, kind, server, run, system, out)
     first = simulations[0]
@@ -257,27 +249,6 @@ def _risk(simulations: Sequence[Run], run: RunOptions, out: Writing) -> dict[str
     return {"failure": asdict(chance(simulations)), "cliff": None if found is None else asdict(found)}
 
 
-def _predict(
-    workload: Workload,
-    profile: Profile,
-    server: ServerArguments,
-    seed: int,
-    files: SimulationFiles,
-    out: Writing,
-) -> None:
-    from packer.operate.predict import predict
-
-    unused = (
-        "duration_s", "seeds", "max_outstanding", "concurrency", "paced", "scrape_interval_s", "tables",
-        "plot",
-    )  # fmt: skip
-    refuse_unused(f"--predictor {server.predictor}", unused)
-    slots: dict[str, Any] = {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
-    found = predict(workload, profile, server.predictor, seed=seed, explain=server.explain, **slots)
-    write_json(found.to_dict(), files.output)
-    out.result(found.to_dict, lambda: _predicted(found))
-
-
 def result_of(simulations: Sequence[Run]) -> dict[str, Any]:
     """The metrics of one run and the verdict on it; of several runs the means, with intervals."""
     from packer.twin.timeline import SUMMARY
@@ -298,39 +269,6 @@ def result_of(simulations: Sequence[Run]) -> dict[str, Any]:
         result["tuning"][name] = sum(getattr(each, name) for each in trained) / len(trained)
     result["intervals_95"] = rows
     return result
-
-
-def _predicted(found: Prediction) -> list[Table | str]:
-    from packer.evaluation import FIGURES
-
-    row = found.figures
-    result = "memory error: the server does not start"
-    if not row.memory_error:
-        result = f"{'starves' if row.starved else 'does not starve'} (probability {row.starvation_probability:.1%})"
-    rows = [["result", result, ""], ["served share", number(100 * row.served_share, 1), "%"]]
-    rows += [[FIGURES[name].text, *figures(row, [name]), FIGURES[name].unit] for name in PREDICTED]
-    outside = f"Outside what {found.predictor!r} was trained on: {', '.join(found.outside)}"
-    title = f"One server by the predictor {found.predictor!r}"
-    return [
-        Table(title, ["", "", "unit"], rows, left=(0, 2)),
-        f"Server: {found.server.profile.label}",
-        *_why(found.explanation or {}),
-        *([outside] if found.outside else []),
-        *found.notes,
-    ]
-
-
-def _why(explanation: dict[str, Any]) -> list[str]:
-    """The rules that fired, or the features that mattered."""
-    if rules := explanation.get("rules"):
-        return ["", "Rules that fired:", *(f"  {name}: {rule}" for name, rule in rules.items())]
-    lines = [
-        f"  {row['text']}: {row['value']:.4g}{' ' * bool(row['unit'])}{row['unit']} instead of {row['typical']:.4g} "
-        f"changes the probability of starvation by {row['probability_change']:+.1%}, the served share by "
-        f"{row['share_change']:+.1%}"
-        for row in explanation.get("features", ())
-    ]
-    return ["", "Features that mattered (if each were that of a typical server):", *lines] if lines else []
 
 
 def _draw(first: Run, path: str, out: Writing) -> None:

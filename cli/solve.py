@@ -11,17 +11,15 @@ import click
 
 from packer import checks
 from packer.cli.declare import bundle, command, option
-from packer.cli.options import DEFAULT_PROFILE, FleetFile, ServerSettings, Writing, common, waited_s
+from packer.cli.kinds import KindArguments
+from packer.cli.options import FleetFile, Writing, common, waited_s
 from packer.cli.output import import_meanwhile, interruptible, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError, OutputError, PackerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from packer.gpu import GpuKind
     from packer.plan import Plan
-    from packer.profile import Profile
     from packer.workload import Workload
 
 DEFAULT_OUTPUT = "plan.json"
@@ -35,77 +33,6 @@ TO_PRINT = (
     "rich.table",
 )
 """Modules that a plan is printed with."""
-
-
-@bundle
-class KindArguments(ServerSettings):
-    """The kinds of server to plan with.
-
-    gpu_names: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …;
-        repeatable.
-    model: The base model: a Hugging Face repository, or its config.json.
-    prices: Price of a server per hour, US dollars, for the cheapest plan; with --gpu of one GPU; repeatable, for
-        one profile or --gpu a number alone. [default: the profile's]
-    available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable, for one
-        profile or --gpu a number alone. [default: any number]
-    """
-
-    gpu_names: tuple[str, ...] = common("gpu", callback=None)
-    model: str | None = common("model")
-    profile_names: tuple[str, ...] = common(
-        "profile",
-        multiple=True,
-        help=f"The server: a shipped profile or a profile file; repeatable.  [default: {DEFAULT_PROFILE}]",
-    )
-    prices: tuple[str, ...] = option("--price", multiple=True, metavar="PROFILE=PRICE")
-    available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
-
-    def kinds(self) -> list[GpuKind]:
-        """The servers with the prices and numbers that were given for some of them."""
-        from packer.gpu import GpuKind
-
-        by_gpu = bool(self.gpu_names) or self.model is not None
-        names = self.gpu_names if by_gpu else self.profile_names or (DEFAULT_PROFILE,)
-        found = self._of_gpus() if by_gpu else self._of_profiles(names)
-        prices = _by_profile("--price", "PRICE", self.prices, names)
-        counts = _by_profile("--available", "N", self.available, names)
-        priced = all(profile.gpu.price_per_hour is not None for _, profile in found)
-        if by_gpu and len(names) == 1 < len(found) and not (prices or priced):
-            prices = dict.fromkeys(names, 1.0)  # by GPUs
-        kinds = []
-        for name, profile in found:
-            price = prices[name] * (profile.engine.gpus if by_gpu else 1) if name in prices else None
-            kinds.append(GpuKind(profile, price, int(counts[name]) if name in counts else None))
-        return kinds
-
-    def _of_profiles(self, names: Sequence[str]) -> list[tuple[str, Profile]]:
-        """Each profile with its name, as often as settings of it have several values."""
-        from packer.io.profiles import load_profile
-        from packer.twin.override import variants
-
-        if alone := {"tensor_parallel_size", "data_parallel_size", "quantization"} & set(self.settings):
-            raise click.UsageError(f"--{min(alone).replace('_', '-')} goes with --gpu and --model.")
-        return [(name, each) for name in names for each in variants(load_profile(name), **self.settings)]
-
-    def _of_gpus(self) -> list[tuple[str, Profile]]:
-        """The same of GPUs and a model: calibrated where packer has that, else estimated."""
-        from packer.operate.project import profiles_for
-        from packer.twin.override import variants
-
-        refuse_unused("--gpu and --model", ("profile_names",))
-        if not self.gpu_names or self.model is None:
-            raise click.UsageError(f"Missing option '--{'model' if self.gpu_names else 'gpu'}'.")
-        groups = ("tensor_parallel_size", "data_parallel_size")
-        sizes = {name: self.settings[name] for name in groups if name in self.settings}
-        others = {name: values for name, values in self.settings.items() if name not in groups}
-        own = {name: values[0] for name, values in others.items() if len(values) == 1}
-        several = {name: values for name, values in others.items() if len(values) > 1}
-        return [
-            (gpu, each)
-            for gpu in dict.fromkeys(self.gpu_names)
-            for profile in profiles_for(self.model, gpu, sizes, own)
-            for each in variants(profile, **several)
-        ]
 
 
 @bundle
@@ -305,28 +232,3 @@ def solve(
         out.note("interrupted: this is the best plan so far")
         return 130
     return 3 if infeasible else 0
-
-
-def _by_profile(name: str, what: str, given: Sequence[str], profiles: Sequence[str]) -> dict[str, float]:
-    """Numbers for some of the profiles, given as PROFILE=NUMBER; whole ones for the number of GPUs.
-
-    A NUMBER alone is that of the only profile.
-    """
-    found = {}
-    for item in given:
-        profile, said, text = item.rpartition("=")
-        if not said and len(profiles) == 1:
-            profile = profiles[0]
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        whole = what == "PRICE" or value.is_integer()
-        if profile not in profiles or not 0.0 <= value < 1e9 or not whole:
-            number = "a price" if what == "PRICE" else "a whole number"
-            raise click.UsageError(
-                f"{name}: expected PROFILE={what} with one of {', '.join(profiles)} and {number} >= 0, "
-                f"got {item[:80]!r}."
-            )
-        found[profile] = value
-    return found

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import bundle, command, flag, option, values
-from packer.cli.options import FleetFile, OneProfile, Writing, common, label_of, numbers
+from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import Table, note, write_frame
+from packer.cli.settings import OneProfile, label_of
 from packer.cli.traffic import refuse_unused
 from packer.errors import FileFormatError, IncompatibleError, reader
 from packer.io.frames import pl

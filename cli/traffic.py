@@ -14,7 +14,7 @@ from packer.errors import IncompatibleError, ValidationError, reading
 
 if TYPE_CHECKING:
     from packer.io.web import Address
-    from packer.operate.observe import Named, View
+    from packer.operate.view import Named, View
     from packer.traces.access_log import Fields
     from packer.traces.assign import Ranks
     from packer.traces.prometheus import CounterNames, Metrics
@@ -80,7 +80,7 @@ class LogOptions:
 
     def named(self, seed: int) -> Named:
         """Whose the requests are."""
-        from packer.operate.observe import Named
+        from packer.operate.view import Named
 
         return Named(self.assign.get("adapters"), self.assign.get("exponent", 1.2), seed)
 
@@ -112,7 +112,7 @@ class ViewOptions:
 
     def view(self) -> View:
         """As `packer.operate.observe` takes it."""
-        from packer.operate.observe import View
+        from packer.operate.view import View
 
         return View(self.at, by_time_of_day=self.by_time_of_day)
 

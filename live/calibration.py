@@ -16,10 +16,11 @@ from packer.io.files import claimed
 from packer.io.web import Address
 from packer.lengths import Lengths
 from packer.live import from_log
-from packer.live.campaign import BASE, Campaign, Endpoint, Outcome, Progress, Session, Task
+from packer.live.campaign import Campaign, Progress
 from packer.live.environment import served_models
 from packer.live.launch import Launch
 from packer.live.server import ServerOptions
+from packer.live.task import BASE, Endpoint, Outcome, Session, Task
 from packer.profile import MemorySpec, Profile
 from packer.settings import Settings, Slots
 from packer.workload import Workload

@@ -18,10 +18,11 @@ from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.io.files import claimed
 from packer.live.calibration import options_for
-from packer.live.campaign import Campaign, Outcome, Progress, Session, Task
+from packer.live.campaign import Campaign, Progress
 from packer.live.launch import Launch
 from packer.live.metrics import page_of
 from packer.live.server import split_cores
+from packer.live.task import Outcome, Session, Task
 from packer.twin.run import Run
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate

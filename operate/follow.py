@@ -23,6 +23,7 @@ from packer.operate.drift import unreplayed
 from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
 from packer.workload import Workload
 
+After = Callable[[list[Decision]], None]
 MOST_LOG = 1000
 """Decisions that are kept for the page."""
 
@@ -188,7 +189,6 @@ class Following:
 
     def _gone(self) -> list[Decision]:
         """Adapters of the plan that the fleet no longer has leave their servers."""
-
         left = set(self.acting.plan.workload.names) - set(self.fleet.names)
         held = [self.acting.state.servers.get(each.name, {}) for each in self.acting.servers]
         unload = tuple((s, name) for s, own in enumerate(held) for name in sorted(left & set(own)))
@@ -226,9 +226,7 @@ class Following:
         """What the servers hold, also where a dry run would have changed it."""
         return self.keeper.held if self._pretended is None else self.held
 
-    def run(
-        self, after: Callable[[list[Decision]], None], fleet: Callable[[], Workload] | None = None
-    ) -> None:
+    def run(self, after: After, fleet: Callable[[], Workload] | None = None) -> None:
         """Observe every `every_s` until interrupted, and as soon as a server that served does not answer.
 
         `after`: called after each look. `fleet`: the adapters to serve, read at each look.
@@ -242,7 +240,7 @@ class Following:
         finally:  # what packer began to start, and nobody would look after
             self.acting.give_up(set(self.acting.starting))
 
-    def _loop(self, after: Callable[[list[Decision]], None], fleet: Callable[[], Workload] | None) -> None:
+    def _loop(self, after: After, fleet: Callable[[], Workload] | None) -> None:
         due_s = time.time()
         while True:
             if time.time() >= due_s or self._lost():
@@ -260,49 +258,3 @@ class Following:
         """Whether a server that serves does not answer."""
         serving = set(self.keeper.serving) - set(self._pretended or {})
         return any(not self.acting.servers[s].healthy for s in serving)
-
-
-@dataclass(frozen=True)
-class ServerRow:
-    """One server: what it holds and has to do, beside what the twin says. Times in ms, loads in tok/s; the last three
-    are measured since its adapters changed.
-    """
-
-    name: str
-    ready: bool
-    adapters: int
-    routed: int
-    load_tok_s: float
-    holds_tok_s: float | None
-    ttft_ms: float | None
-    predicted_ttft_ms: float | None
-    itl_ms: float | None
-    predicted_itl_ms: float | None
-    prompt_tokens: float | None
-    output_tokens: float | None
-    prefix_hit_share: float | None
-
-    @property
-    def used(self) -> float | None:
-        """Share of what it holds that is in use."""
-        return self.load_tok_s / self.holds_tok_s if self.holds_tok_s else None
-
-
-def rows_of(following: Following) -> list[ServerRow]:
-    """The servers now."""
-    keeper, found = following.keeper, []
-    for s, server in enumerate(following.acting.servers):
-        own = following.own_load(s, following.load)
-        run = keeper.capacity.expected(s, own) if own else None
-        ready = bool(following.ready[s])
-        sample = following.traffic.sampled(s, keeper.requests.same_since_s(s))
-        found.append(
-            ServerRow(
-                server.name, ready, len(following.holding[s]), len(own), float(sum(own.values())),
-                float(keeper.caps([s])[0]) if ready and own else None,
-                following.traffic.mean_ms(s, "ttft"), None if run is None else run.mean_ttft_ms,
-                following.traffic.mean_ms(s, "itl"), None if run is None else run.mean_itl_ms,
-                *(sample[1:4] if sample.requests else (None, None, None)),
-            )
-        )  # fmt: skip
-    return found

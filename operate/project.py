@@ -14,7 +14,8 @@ from packer.fit.models import MODELS, model_named
 from packer.io.profiles import load_profile, profile_names
 from packer.io.recognise import kind_of
 from packer.io.workloads import LOGS, read_workload
-from packer.operate.observe import AS_LOGGED, BUSIEST, Named, Observed, View, observe_log
+from packer.operate.observe import observe_log
+from packer.operate.view import AS_LOGGED, BUSIEST, Named, Observed, View
 from packer.profile import Profile
 from packer.traces.access_log import USUAL, Fields
 from packer.traces.assign import Ranks

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -130,3 +131,49 @@ def parse_address(address: str) -> tuple[str, int]:
     if not host or "@" in host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
         raise ValidationError(f"Expected HOST:PORT, as 127.0.0.1:9877, got {shown(bare(address))}.")
     return host.strip("[]"), int(port)
+
+
+@dataclass(frozen=True)
+class ServerRow:
+    """One server: what it holds and has to do, beside what the twin says. Times in ms, loads in tok/s; the last three
+    are measured since its adapters changed.
+    """
+
+    name: str
+    ready: bool
+    adapters: int
+    routed: int
+    load_tok_s: float
+    holds_tok_s: float | None
+    ttft_ms: float | None
+    predicted_ttft_ms: float | None
+    itl_ms: float | None
+    predicted_itl_ms: float | None
+    prompt_tokens: float | None
+    output_tokens: float | None
+    prefix_hit_share: float | None
+
+    @property
+    def used(self) -> float | None:
+        """Share of what it holds that is in use."""
+        return self.load_tok_s / self.holds_tok_s if self.holds_tok_s else None
+
+
+def rows_of(following: Any) -> list[ServerRow]:
+    """The servers of a `packer.operate.follow.Following` now."""
+    keeper, found = following.keeper, []
+    for s, server in enumerate(following.acting.servers):
+        own = following.own_load(s, following.load)
+        run = keeper.capacity.expected(s, own) if own else None
+        ready = bool(following.ready[s])
+        sample = following.traffic.sampled(s, keeper.requests.same_since_s(s))
+        found.append(
+            ServerRow(
+                server.name, ready, len(following.holding[s]), len(own), float(sum(own.values())),
+                float(keeper.caps([s])[0]) if ready and own else None,
+                following.traffic.mean_ms(s, "ttft"), None if run is None else run.mean_ttft_ms,
+                following.traffic.mean_ms(s, "itl"), None if run is None else run.mean_itl_ms,
+                *(sample[1:4] if sample.requests else (None, None, None)),
+            )
+        )  # fmt: skip
+    return found

@@ -31,8 +31,9 @@ import packer
 from packer.arrival import RequestTrace
 from packer.io.workloads import write_workload
 from packer.operate.drift import drift
-from packer.operate.observe import Named, View, at_load, observe_log
+from packer.operate.observe import at_load, observe_log
 from packer.operate.schedule import rates_of_trace, schedule
+from packer.operate.view import Named, View
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload, rounded
 from packer.traces.pattern import rates_of

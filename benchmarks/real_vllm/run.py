@@ -24,8 +24,9 @@ from packer.bin import Bin
 from packer.io.documents import jsonable
 from packer.io.profiles import format_profile, load_profile
 from packer.live.calibration import calibrate, options_for, profile_of
-from packer.live.campaign import Campaign, Outcome, Session, Task
+from packer.live.campaign import Campaign
 from packer.live.launch import Launch, read_launch
+from packer.live.task import Outcome, Session, Task
 from packer.live.validate import COMPARED, BinReport, ValidationSpec, report_of
 from packer.operate.real import figures_of, measure_plans
 from packer.settings import Slots

@@ -204,8 +204,8 @@ def _followed(
     from packer.io.workloads import read_workload
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet
-    from packer.operate.follow import Following, rows_of
-    from packer.report.metrics import live_metrics, live_page
+    from packer.operate.follow import Following
+    from packer.report.metrics import live_metrics, live_page, rows_of
 
     source = looks.reader(metrics)
     acting = Acting(plan, read_live_fleet(given.servers or ""), out.note)

@@ -11,7 +11,7 @@ import pytest
 
 from packer import Limits, Slo
 from packer.cli import run
-from packer.cli.evaluate import conclusion
+from packer.cli.evaluated import conclusion
 from packer.plan import Plan
 
 Capture = pytest.CaptureFixture[str]

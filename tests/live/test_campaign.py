@@ -13,13 +13,14 @@ import pytest
 from packer.errors import FileFormatError, LiveError, ValidationError
 from packer.live import calibration, environment
 from packer.live.calibration import calibrate, calibrate_url, in_a_row, sessions
-from packer.live.campaign import Campaign, Endpoint, Outcome, Session, Task, check_adapters
+from packer.live.campaign import Campaign, check_adapters
 from packer.live.client import run_load
 from packer.live.environment import diagnose_url
 from packer.live.launch import Emulation, Launch
 from packer.live.load import LoadJob
 from packer.live.results import LoadResult, write_result
 from packer.live.server import LiveServer, ServerOptions
+from packer.live.task import Endpoint, Outcome, Session, Task
 from packer.profile import Profile
 from packer.settings import Slots
 from packer.workload import Workload

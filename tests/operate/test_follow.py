@@ -20,11 +20,11 @@ from packer.errors import IncompatibleError
 from packer.live import act
 from packer.live.act import Acting
 from packer.live.fleet_file import Host, LiveFleet, RouterFile, StepLimits
-from packer.operate.follow import Following, rows_of
+from packer.operate.follow import Following
 from packer.operate.keeper import Decision
 from packer.plan import Plan
 from packer.predictors.twin import TwinPredictor
-from packer.report.metrics import live_metrics, live_page
+from packer.report.metrics import live_metrics, live_page, rows_of
 from tests.live.conftest import _gone
 from tests.live.stand_in import StandIn
 

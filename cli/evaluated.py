@@ -1,0 +1,111 @@
+"""An evaluated plan as people read it: servers as planned and now, whether the plan holds, and what drifted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packer.cli.output import Judged, Part, Table, console, figures, heads
+from packer.cli.plan_table import result_of, servers
+from packer.room import growth
+from packer.words import listed, number, plural
+
+if TYPE_CHECKING:
+    from packer.cli.evaluate import ObservedTraffic
+    from packer.operate.drift import Drift
+    from packer.operate.evaluate import PlanEvaluation
+    from packer.plan import Plan
+
+
+SHOWN = 10
+_BESIDE = {
+    "offered_tok_s": 5, "total_token_throughput": 4, "mean_ttft_ms": 1, "worst_adapter_ttft_ms": 2,
+    "mean_itl_ms": 3,
+}  # fmt: skip
+"""Figures shown next to the plan's; a narrow terminal shows the first ones."""
+
+
+def servers_table(plan: Plan, found: PlanEvaluation) -> Table:
+    """Figures of each server now, beside those of the plan."""
+    pairs_shown = max(1, (console().width - 44) // 17)
+    names = tuple(name for name, place in _BESIDE.items() if place <= pairs_shown)
+    columns = ["server", "adapters"]
+    columns += [text for head in heads(names) for text in (head, "(plan)")] + ["headroom", "result"]
+    rows = []
+    for k, gpu in enumerate(found.gpus):
+        new = found.plan.evaluations[k]
+        pairs = zip(figures(new, names), figures(found.before[k], names), strict=True)
+        cells = [cell for pair in pairs for cell in pair]
+        adapters = len(found.plan.bins[k].adapters)
+        result = "slow" if gpu in found.over_limits else result_of(new)
+        rows.append([gpu, adapters, *cells, found.plan.headroom_words[k], result])
+    title = f"{plan.workload.name}: as evaluated now by {found.plan.predictor}; (plan): as planned by {plan.predictor}"
+    return Table(title, columns, rows, left=())
+
+
+def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
+    """Whether the plan holds, which server is the first to break, and for which servers that is.
+
+    `new`: adapters that were measured and are not in the plan.
+    """
+    plan = found.plan
+    lines: list[Part] = []
+    if found.over_limits:
+        goal = plan.goal if plan.limits else plan.workload.slo
+        gpus = f"{plural(len(found.over_limits), 'server')} {listed(found.over_limits, SHOWN)}"
+        lines.append(f"Latency limits ({goal}) break on {gpus}.")
+    if found.breaks_first is not None:
+        factor = plan.headroom[found.gpus.index(found.breaks_first)]
+        room = "no headroom" if factor is None else f"the least headroom: {growth(factor)}"
+        lines.append(f"Server {found.breaks_first} {'breaks first' if found.broken else f'has {room}'}.")
+    if plan.unplaced:
+        names = listed((plan.workload.names[i] for i in plan.unplaced), SHOWN)
+        lines.append(f"No server has slots large enough for: {names}.")
+    lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
+    said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced) + new)
+    if not found.holds and not found.broken and not plan.unplaced:
+        said = "The plan breaks its latency limits. packer solve --from makes the next one."
+    elif found.over_limits and found.holds and not (plan.limits or new):
+        said = f"The plan holds. It was made for {plan.objective}, not for these limits."
+    lines.append(Judged(said, found.holds and not new))
+    if found.holds:
+        lines += [f"{reason}." for reason in plan.reasons]
+    return lines
+
+
+def conclusion(broken: int, gpus: int, unplaced: int) -> str:
+    """Whether the plan holds, in a sentence: GPUs that break, and adapters without a server."""
+    if not broken and not unplaced:
+        return "The plan holds."
+    without = f"{unplaced} adapter{'s have' if unplaced > 1 else ' has'} no server"
+    if not broken:
+        return f"The servers hold, but {without}. packer solve --from makes the next plan."
+    text = f"The plan breaks: {broken} of {gpus} servers"
+    return f"{text}{f', and {without}' if unplaced else ''}. packer solve --from makes the next one."
+
+
+def drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Part]:
+    """Servers at the measured rates, what drifted, and the advice."""
+    lines: list[Part] = [servers_table(plan, found.evaluation)]
+    if found.drifted:
+        rates = ((each.adapter, each.planned, each.measured) for each in found.drifted[:SHOWN])
+        rows = [(name, f"{old:.4g}", f"{new:.4g}", f"{new / old - 1:+.0%}") for name, old, new in rates]
+        columns = ("adapter", "planned", "measured", "change")
+        lines.append(Table("Rates that drifted most, requests/s", columns, rows))
+    hour = "Busiest" if traffic.log_path is not None and traffic.every_s is None else "Last"
+    lines.append(
+        f"{hour} {traffic.window_s / 60:g} min: offered load {number(found.measured_tok_s, 0)} tok/s, "
+        f"planned for {number(found.planned_tok_s, 0)}; "
+        f"{len(found.drifted)} of {len(plan.workload)} rates drifted, "
+        f"{len(found.new_adapters)} new adapters, {len(found.silent_adapters)} silent."
+    )
+    if found.new_adapters:
+        lines.append(f"Without a server: {listed(found.new_adapters, SHOWN)}.")
+    if plan.workload.arrivals.trace is not None:
+        lines.append("The plan replays a trace: evaluated with Poisson arrivals at the measured rates.")
+    lines += conclusion_lines(found.evaluation, len(found.new_adapters))
+    advice = {
+        "keep": "Keep the plan.",
+        "watch": "Keep the plan for now; make a new one when convenient.",
+        "replan": f"Plan again: packer solve {traffic.seen_path or 'WORKLOAD'} --from PLAN.",
+    }
+    return [*lines, advice[found.advice]]

@@ -1,0 +1,102 @@
+"""The server that a command is about: its profile, and settings in place of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from packer.cli.declare import Readers, bundle, pairs, shared_help
+from packer.cli.options import DEFAULT_PROFILE, Output, common, numbers
+
+if TYPE_CHECKING:
+    from packer.profile import Profile
+    from packer.speculation import SpeculationSpec
+
+
+def switch(text: str) -> bool:
+    """Type of a value: true or false."""
+    return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[text.lower()]
+
+
+def _speculation(text: str) -> SpeculationSpec:
+    """Type of a value: a method and its settings, as eagle3:num_speculative_tokens=3,acceptance=0.6."""
+    from packer.speculation import SpeculationSpec
+
+    return SpeculationSpec.parse(text)
+
+
+NO_LAW = {
+    "pipeline-parallel-size": "stages of a pipeline are not estimated; plan servers of --tensor-parallel-size GPUs",
+    "enable-expert-parallel": "experts on GPUs of their own took as long as tensor-parallel ones where they were "
+    "measured; leave it out (with --data-parallel-size it is on)",
+}
+"""Settings of vLLM that are refused, with the reason."""
+ENGINE_SETTINGS: Readers = {
+    "max-num-seqs": numbers(int),
+    "max-model-len": numbers(int),
+    "max-num-queued-reqs": numbers(int),
+    "gpu-memory-utilization": numbers(float),
+    "vllm-version": lambda text: (text,),
+    "block-size": numbers(int),
+    "prefix-caching": lambda text: (switch(text),),
+    "async-scheduling": lambda text: (switch(text),),
+    "scheduling-policy": lambda text: (text,),
+    "speculation": lambda text: (_speculation(text),),
+}
+SERVER_SETTINGS: Readers = {
+    "tensor-parallel-size": numbers(int),
+    "data-parallel-size": numbers(int),
+    "quantization": lambda text: (text,),
+    **ENGINE_SETTINGS,
+}
+"""The same, and the settings of a server that is named by its GPU and model; each is read as one or several values."""
+
+
+@bundle
+class EngineSettings:
+    """Settings of one server in place of its profile's."""
+
+    settings: dict[str, tuple[Any, ...]] = pairs(
+        "--set", names=ENGINE_SETTINGS, refused=NO_LAW, help=shared_help()["set"]
+    )
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The settings that were given, one value each."""
+        for name, values in self.settings.items():
+            if len(values) != 1:
+                raise click.UsageError(f"Expected one {name.replace('_', '-')}, got {len(values)}.")
+        return {name: values[0] for name, values in self.settings.items()}
+
+
+@bundle
+class ServerSettings(EngineSettings):
+    """Settings of a server that --gpu and --model name."""
+
+    settings: dict[str, tuple[Any, ...]] = pairs(
+        "--set", names=SERVER_SETTINGS, refused=NO_LAW, help=shared_help()["set-of-gpu"]
+    )
+
+
+def label_of(profile: Profile) -> str:
+    """A profile as shown, and that no one chose it, if no one did."""
+    source = click.get_current_context().get_parameter_source("profile_name")
+    return f"{profile.label} (the default profile)" if source is ParameterSource.DEFAULT else profile.label
+
+
+@bundle
+class OneProfile(EngineSettings):
+    """The server that a command is about."""
+
+    profile_name: str = common("profile", default=DEFAULT_PROFILE)
+
+    def profile(self, out: Output) -> Profile:
+        """The profile with the engine settings that were given; an estimate is announced."""
+        from packer.io.profiles import load_profile
+        from packer.twin.override import with_engine
+
+        profile = with_engine(load_profile(self.profile_name), **self.engine)
+        out.note_profiles(profile)
+        return profile

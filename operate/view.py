@@ -1,0 +1,137 @@
+"""What was observed of traffic: whose requests they are, and which of its rates count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.errors import ValidationError
+from packer.operate.day import HOUR_S
+from packer.traces.assign import DEFAULT_EXPONENT, Ranks, assign_adapters
+from packer.traces.pattern import RateTable, clock
+from packer.traces.trace import Trace
+from packer.workload import Workload
+
+Loads = Mapping[str, npt.NDArray[np.float64]]
+DEFAULT_ADAPTERS = 200
+"""Adapters that the requests of a trace which names none are given to."""
+SINCE_1970_S = 1e8
+"""Times below count from the start of a trace without dates."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Which rates of the observed time the fleet gets.
+
+    `at`: "mean", "peak" (the busiest window), "each-peak" (each adapter's own busiest window) or "pNN" (the window at
+    that percentile of the load).
+    `percentiles`: further percentiles among `Observed.loads`.
+    `by_time_of_day`: average windows at the same time of day (UTC) over the days first.
+    """
+
+    at: str = "peak"
+    percentiles: tuple[float, ...] = (50.0, 95.0)
+    by_time_of_day: bool = False
+
+    def bursts_s(self, window_s: float) -> float | None:
+        """Length of the windows in which bursts are measured, s: the rates' windows; None if rates are the mean."""
+        return None if self.at == "mean" else window_s
+
+    def loads(self, table: RateTable) -> tuple[RateTable, Loads]:
+        """The table as viewed, and rate vectors float64 (adapters,) by name, the one called `at` first."""
+        table = table.by_time_of_day() if self.by_time_of_day else table
+        at, wanted = self.at, list(self.percentiles)
+        if at.startswith("p") and at != "peak":
+            try:
+                wanted.append(float(at[1:]))
+                at = f"p{float(at[1:]):g}"
+            except ValueError:
+                at = ""
+        loads = table.loads(wanted)
+        if at not in loads:
+            raise ValidationError(f"Expected --at to be mean, peak, each-peak or p0 … p100, got {self.at!r}.")
+        return table, {at: loads[at], **loads}
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What was observed: the fleet, its rates by window, and the rate vectors that a plan may have to serve.
+
+    `notes`: how the figures were obtained, in sentences.
+    `span_s`: how long was observed, s; None: the windows of the table.
+    """
+
+    fleet: Workload
+    table: RateTable
+    loads: Loads
+    notes: tuple[str, ...] = field(default=())
+    span_s: float | None = None
+
+    @property
+    def times_mean(self) -> float:
+        """Offered load at the rates of the fleet over that at the mean rates."""
+        planned, tokens = next(iter(self.loads.values())), self.table.tokens
+        return float(planned @ tokens / (self.loads["mean"] @ tokens))
+
+    @property
+    def span(self) -> str:
+        """How long was observed, in words."""
+        span_s = self.span_s or float(np.ptp(self.table.start_s)) + self.table.window_s
+        units = ((1.0, "s", 100.0), (60.0, "min", 90.0), (HOUR_S, "h", 48.0), (24 * HOUR_S, "days", math.inf))
+        return next(f"{span_s / unit_s:.3g} {name}" for unit_s, name, most in units if span_s < most * unit_s)
+
+    @property
+    def planned_for(self) -> str:
+        """Which rates the fleet has, in words: "10:00 (UTC), 2.9 × the mean"."""
+        at, rates = next(iter(self.loads.items()))
+        same = np.flatnonzero((self.table.rates == rates).all(axis=1))
+        when = {"mean": "the mean", "each-peak": "each adapter's busiest window"}.get(at, f"the load {at}")
+        if len(same) and at != "mean":
+            start_s = float(self.table.start_s[same[0]])
+            if start_s < SINCE_1970_S:
+                when = f"{clock(start_s)} after its start"
+            else:
+                day = f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " * (len(self.table.rates) > 24)
+                when = f"{day}{clock(start_s)} (UTC)"
+        if at == "mean" or len(self.table.rates) == 1:
+            return "the mean"
+        return f"{when}, {self.times_mean:.2g} × the mean"
+
+
+@dataclass(frozen=True)
+class Named:
+    """Whose requests a log has, if the log does not say it.
+
+    `adapters`: give the requests to so many adapters, whatever the log says; None: to the log's adapters, else to
+    `DEFAULT_ADAPTERS`.
+    `exponent`: of the power law of their popularity (`assign_adapters`).
+    `seed`: of the draw of adapters and ranks.
+    """
+
+    adapters: int | None = None
+    exponent: float = DEFAULT_EXPONENT
+    seed: int = 0
+
+    def of(self, trace: Trace, ranks: Ranks) -> tuple[Trace, list[str]]:
+        """The trace with adapters and ranks, and what was assumed, in sentences."""
+        if trace.adapter is not None and self.adapters is None:
+            own = trace.ranks is not None and not (ranks.table or ranks.others)
+            return trace if own else replace(trace, ranks=ranks.of(trace.names, seed=self.seed)), []
+        count = self.adapters or DEFAULT_ADAPTERS
+        notes = []
+        if self.adapters is None:
+            notes.append(
+                f"the log names no adapters: its requests go to {count}, by a power law of exponent "
+                f"{self.exponent:g} (--adapters, --exponent); --key model=NAME says where names are"
+            )
+        drawn = ranks.others if ranks.others and not ranks.table else None
+        trace = assign_adapters(trace, count, ranks=drawn, exponent=self.exponent, seed=self.seed)
+        return trace if drawn else replace(trace, ranks=ranks.of(trace.names, seed=self.seed)), notes
+
+
+BUSIEST, AS_LOGGED = View(), Named()
