@@ -59,14 +59,14 @@ def build(kind: OneProfile, given: DatasetOptions, out: Writing) -> None:
 
 
 @bundle
-class Dataset:
+class DatasetFile:
     """The dataset."""
 
     dataset_path: str = argument("DATASET")
 
 
 @command
-def describe(given: Dataset, out: Output) -> None:
+def describe(given: DatasetFile, out: Output) -> None:
     """What a dataset holds: profile, scenarios by family, how many starve.
 
     \b
@@ -95,7 +95,7 @@ SHOWN = (
 
 
 @bundle
-class TrainingOptions(Dataset):
+class TrainingOptions(DatasetFile):
     """The dataset and what is trained on it.
 
     kind: What to train.
