@@ -12,7 +12,7 @@ from packer.cli.kinds import KindArguments
 from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table, write_json
 from packer.errors import IncompatibleError
-from packer.words import number
+from packer.words import counted, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,8 +170,8 @@ def _lines(found: Schedule, data: dict[str, Any], slo: Goal) -> list[Table | str
         Table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
         Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", "hours a day"), servers),
         f"{number(found.gpu_hours, 1)} GPU-hours a day with {len(found.starts())} starts and {found.moves} moves, at "
-        f"most {found.most_gpus} GPUs at once; the static plan of {found.static.n_gpus} GPUs takes "
-        f"{number(found.static_gpu_hours, 1)}, {found.regret:.0%} more.",
+        f"most {counted(found.most_gpus, 'GPU')} at once; the static plan of {counted(found.static.n_gpus, 'GPU')} "
+        f"takes {number(found.static_gpu_hours, 1)}, {found.regret:.0%} more.",
     ]
     for name, row in data.get("replay", {}).items():
         p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"

@@ -12,6 +12,7 @@ import yaml
 
 from packer.cli import run
 from packer.io.plans import load_plan
+from packer.words import counted
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", "servers.json", "--format", "k8s", *pods]) == 0
     manifests = "".join(path.read_text() for path in Path("k8s").iterdir())
     assert all(f"name: gpu-{k}\n" in manifests for k in range(len(servers)))
-    assert f"the static plan of {found['static_gpus']} GPUs takes" in " ".join(out.split())
+    assert f"the static plan of {counted(found['static_gpus'], 'GPU')} takes" in " ".join(out.split())
 
 
 def test_routes_of_each_period_name_its_servers() -> None:
