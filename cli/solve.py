@@ -74,6 +74,14 @@ class Planning:
     time_limit_s: float | None = common("time-limit")
     seed: int = common("seed")
 
+    def running(self) -> Plan | None:
+        """The plan that is followed."""
+        if self.old_path is None:
+            return None
+        from packer.io.plans import load_plan
+
+        return load_plan(self.old_path)
+
     def changed(self, fleet: Workload) -> Workload:
         """The fleet that is planned for: at the load that was chosen, with the adapters and rates that were given."""
         from packer.io.workloads import read_workload
@@ -142,10 +150,10 @@ class PlanOutput:
 
     def replacing(self, out: Writing) -> Writing:
         """What may be overwritten: without -o also an earlier plan, which packer wrote and no one changed."""
-        from packer.io.plans import load_plan
-
         if self.output is not None or out.as_json or out.force or not Path(DEFAULT_OUTPUT).is_file():
             return out
+        from packer.io.plans import load_plan
+
         try:
             load_plan(DEFAULT_OUTPUT)
         except PackerError:
@@ -184,7 +192,6 @@ def solve(
     from packer.cli.plan_table import adapters_frame, plan_json, plan_lines
     from packer.goal import Goal
     from packer.gpu import kinds_of
-    from packer.io.plans import load_plan, write_plan
     from packer.plan import Status
     from packer.twin.hours import with_adapters
 
@@ -192,7 +199,7 @@ def solve(
     out = result.replacing(out)
     out.check(path)
     out.check_tables(result.per_adapter)
-    old = None if planning.old_path is None else load_plan(planning.old_path)
+    old = planning.running()
     if old is not None:  # its own servers, whatever packer.toml says
         refuse_unused("--from", ("profile_names", "gpu", "model", "settings"))
     if planning.spare and not planning.recommends(old):
@@ -206,8 +213,7 @@ def solve(
     slo = fleet.slo if old is None or fleet.slo != Goal() else old.workload.slo
     fleet = planning.changed(replace(fleet, slo=slo).held_to(planning.slo))
     with interruptible() as stop, out.progress() as progress:
-        if not (out.as_json or out.quiet):
-            import_meanwhile(*TO_PRINT)
+        import_meanwhile("packer.io.plans", *(() if out.as_json or out.quiet else TO_PRINT))
         plan = planning.planned(fleet, kinds, old, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE
@@ -215,6 +221,8 @@ def solve(
     by_default = old is None and not (servers.profile_names or servers.gpu_names)
     lines = partial(plan_lines, plan, old, by_default=by_default)
     if path is not None and written:
+        from packer.io.plans import write_plan
+
         try:
             write_plan(plan, path, force=out.force)  # first: the reader of the output may close the pipe
         except OutputError:
