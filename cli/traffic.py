@@ -68,9 +68,9 @@ class LogOptions:
         cached=… (tokens found in the KV cache); dots go into nested objects; repeatable.
     skip: A model that is no adapter, as the base model; repeatable.
     strip_prefix: What stands before adapters' names, as hosted_vllm/.
-    assign: Give the requests to other adapters than the log's: adapters (so many; of a log that names none 200),
-        exponent (the k-th adapter gets a share proportional to k^-EXPONENT, 1.2); --adapters 200 is the same;
-        repeatable.
+    assign: Give the requests to other adapters than the log's, of ranks 8, 16 and 32 if none are given: adapters (so
+        many; of a log that names none 200), exponent (the k-th adapter gets a share proportional to k^-EXPONENT, 1.2);
+        --adapters 200 is the same; repeatable.
     """
 
     keys: tuple[str, ...] = option("--key", multiple=True, metavar="FIELD=NAME")

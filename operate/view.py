@@ -20,6 +20,8 @@ from packer.workload import Workload
 Loads = Mapping[str, npt.NDArray[np.float64]]
 DEFAULT_ADAPTERS = 200
 """Adapters that the requests of a trace which names none are given to."""
+DEFAULT_RANKS = (8, 16, 32)
+"""Ranks of adapters that are made up; those of a log's own adapters are never assumed."""
 SINCE_1970_S = 1e8
 """Times below count from the start of a trace without dates."""
 
@@ -129,6 +131,9 @@ class Named:
                 f"the log names no adapters: its requests go to {count}, by a power law of exponent "
                 f"{self.exponent:g} (--adapters, --exponent); --key model=NAME says where names are"
             )
+        if not (ranks.table or ranks.others):
+            ranks = Ranks(others=DEFAULT_RANKS)
+            notes.append("each of these adapters gets a rank of 8, 16 or 32 at random (--ranks)")
         drawn = ranks.others if ranks.others and not ranks.table else None
         trace = assign_adapters(trace, count, ranks=drawn, exponent=self.exponent, seed=self.seed)
         return trace if drawn else replace(trace, ranks=ranks.of(trace.names, seed=self.seed)), notes

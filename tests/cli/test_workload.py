@@ -109,6 +109,18 @@ def test_a_name_that_was_promised_still_works(tmp_path: Path, capsys: Capture) -
     assert "from-trace" not in capsys.readouterr().out
 
 
+def test_adapters_that_are_made_up_get_ranks(tmp_path: Path, capsys: Capture) -> None:
+    """A trace that names no adapters needs no ranks, and what is assumed is said."""
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{k},100,20\n" for k in range(300))
+    trace.write_text(f"timestamp,input_tokens,output_tokens\n{rows}")
+    assert run(["workload", "from-trace", str(trace), "-o", str(tmp_path / "f.csv")]) == 0
+    assert set(read_workload(tmp_path / "f.csv").ranks) == {8, 16, 32}
+    assert "a rank of 8, 16 or 32 at random (--ranks)" in capsys.readouterr().err
+    assert run(["workload", "from-trace", str(trace), "--rank", "64", "-o", str(tmp_path / "g.csv")]) == 0
+    assert set(read_workload(tmp_path / "g.csv").ranks) == {64}
+
+
 def test_from_trace_replay(tmp_path: Path) -> None:
     """With --replay every request is kept as it was; a trace's own adapters and ranks are used."""
     trace = tmp_path / "trace.csv"
