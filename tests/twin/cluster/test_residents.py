@@ -7,9 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
 
-from packer.twin.cluster.residents import may_hold, new_residents, note_residents
+from packer.twin.cluster.residents import Residents, may_hold, new_residents, note_residents
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.cluster.state import Servers
+
+
+@njit
+def note(c: Servers, known: Residents, s: int) -> None:
+    """`note_residents`, which only kernels call."""
+    note_residents(c, known, s)
+
+
+@njit
+def may(known: Residents, s: int, a: int) -> bool:
+    """`may_hold`, which only kernels call."""
+    return bool(may_hold(known, s, a))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -24,10 +38,10 @@ def test_an_adapter_on_the_gpu_or_in_the_batch_is_never_missed(case: Callable[..
         assert state is not None
         known = new_residents(state)
         for s in range(len(found.cluster)):
-            note_residents(state, known, s)
+            note(state, known, s)
             held = state.adapters[s][1 : state.seen[s] + 1]
             held = held[(held["rank"] > 0) & ((held["resident"] == 1) | (held["in_batch"] > 0))]
-            assert all(may_hold(known, s, int(a)) for a in held["number"])
+            assert all(may(known, s, int(a)) for a in held["number"])
             if state.members.shape[1] > 1:
                 listed = state.servers["entries"][s] + state.servers["residents"][s]
                 assert np.bitwise_count(known.bits[s].view(np.uint64)).sum() <= listed
