@@ -24,7 +24,14 @@ from packer.predictors.learned import LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.strategies import Predictor, TwinBased
-from packer.twin.margin import DEFAULT_CONFIDENCE, QUANTILES, UNCALIBRATED_MARGIN, error_key, rate_margin
+from packer.twin.margin import (
+    DEFAULT_CONFIDENCE,
+    LATENCY_SLACK,
+    QUANTILES,
+    UNCALIBRATED_MARGIN,
+    error_key,
+    rate_margin,
+)
 from packer.workload import Workload
 
 
@@ -194,7 +201,24 @@ class Evaluator:
             found = _worse(
                 found, _of_profiles(predictors, other.workload, bins, other.factor * factor), latencies
             )
-        return found
+        return self._with_nominal(found, workload, bins) if predictors == self._whole else found
+
+    def _with_nominal(self, found: Evaluations, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Limited figures of bins that hold with the margin: the larger ones of these and at the rates as given.
+
+        Chance draws other hours at other rates: a bin may keep its limits with the margin and break them in `report`,
+        where `LATENCY_SLACK` is left to it.
+        """
+        if self.objective is None or not self.objective.limits or not self.margin:
+            return found
+        kept = np.flatnonzero(self.objective.holds(found)).tolist()
+        if not kept:
+            return found
+        nominal = _of_profiles(self._whole, workload, [bins[k] for k in kept])
+        eased = {name: getattr(nominal, name) / LATENCY_SLACK for name in self.objective.limits}
+        nominal, rows = replace(nominal, **eased), dict(enumerate(found))
+        worse = _worse(Evaluations.of([rows[k] for k in kept]), nominal, self.objective.limits)
+        return Evaluations.of(list((rows | dict(zip(kept, worse, strict=True))).values()))
 
     def holds(self, workload: Workload, bins: Sequence[Bin]) -> BoolArray:
         """Which of the bins the objective admits, bool (n,)."""

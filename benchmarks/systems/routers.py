@@ -22,6 +22,7 @@ SYSTEMS = {
     "punica": "Punica",
     "llm-d": "Gateway API inference extension (llm-d): affinity, queue and KV scores",
     "aibrix": "AIBrix: LoRA affinity",
+    "aibrix-least-latency": "AIBrix: least latency",
     "aibrix-prefix-cache": "AIBrix: prefix cache",
     "aibrix-model-adapter": "AIBrix: ModelAdapters, each on one server",
     "packer": "the placement of packer's latency plan",

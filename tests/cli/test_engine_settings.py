@@ -82,13 +82,6 @@ def test_memory_follows_the_settings(capsys: Capture) -> None:
     assert "gpu_memory_utilization" in capsys.readouterr().err
 
 
-def test_settings_of_one_server_have_no_effect_on_a_cluster(fleet: str, capsys: Capture) -> None:
-    """A cluster's file names its servers: settings beside it are refused."""
-    for words in (["simulate", fleet], ["compare", fleet]):
-        assert run([*words, "--cluster", "cluster.toml", "--max-num-seqs", "8"]) == 2
-        assert "--max-num-seqs has no effect with --cluster" in capsys.readouterr().err
-
-
 def test_a_price_alone_is_that_of_each_gpu_of_the_only_kind(tmp_path: Path, capsys: Capture) -> None:
     """With --gpu and --model a price is one GPU's: a server on two GPUs costs twice as much. Only the data sheet's
     price has a source."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from packer.io.profiles import load_profile
 from packer.objectives.base import Objective, Scenario, load_objective
 from packer.predictors.api import load_predictor
 from packer.predictors.auto import AutoPredictor
+from packer.predictors.content import Factors
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Slots
@@ -46,6 +47,23 @@ def test_the_margin_raises_every_rate() -> None:
     plain = AnalyticPredictor().evaluate(FLEET.scaled(1.1), BINS)
     np.testing.assert_allclose(raised.offered_tok_s, 1.1 * np.array([b.offered_tok_s(FLEET) for b in BINS]))
     np.testing.assert_array_equal(raised.mean_itl_ms, plain.mean_itl_ms)
+
+
+@pytest.mark.parametrize(("over", "holds"), [(1.015, True), (1.03, False)])
+def test_bins_that_hold_with_the_margin_hold_without_it_too(over: float, holds: bool) -> None:
+    """A search refuses a bin that chance lets break its limit at the rates as given, which the report would show."""
+
+    class Slower(TwinPredictor):
+        def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
+            found = super().evaluate(workload, bins, factors)
+            return replace(
+                found, mean_itl_ms=np.full(len(bins), 50.0 * (over if np.all(factors == 1.0) else 0.9))
+            )
+
+    goal = load_objective("slo:server.mean_itl_ms=50")
+    evaluator = Evaluator(Slower(), goal, 0.05)
+    assert goal.holds(evaluator.judged(FLEET, BINS)).tolist() == [holds, holds]
+    assert evaluator.holds(FLEET, BINS).tolist() == [holds, holds]
 
 
 def test_a_bin_is_as_good_as_in_its_worst_scenario() -> None:
