@@ -171,8 +171,7 @@ class Frontier(Conditions):
         point = self.at(n_gpus)
         if not point.holds and not self.spare and point.slo_attainment < self.workload.slo.share:
             others = chain(self._proposed(n_gpus), self._on_all(n_gpus))
-            overload = Overload(self, self._placed)
-            point = self.put(overload.most_within([point.plan.bins, *others], n_gpus))
+            point = self.put(Overload(self).most_within([point.plan.bins, *others], n_gpus))
         return point
 
     def mended(self, plans: Sequence[Sequence[Bin]], further: Sequence[Hour] = ()) -> list[Bin] | None:
@@ -372,7 +371,7 @@ class Frontier(Conditions):
                 bins = tuple(replace(item, settings=make(item.max_loras, rank)) for item in bins)
             yield bins
 
-    def _placed(self, parts: Replicas, n_gpus: int) -> Sequence[Bin]:
+    def placed(self, parts: Replicas, n_gpus: int) -> Sequence[Bin]:
         """Servers of least latency for these adapters; empty if some have no place."""
         plan = self._solved(parts, "latency", solver=SOLVERS[0], max_gpus=n_gpus * self.size)
         return () if plan.unplaced else plan.bins
@@ -382,7 +381,7 @@ class Frontier(Conditions):
         when one is lost, its parts go to all others."""
 
         def placed(cool: Workload) -> Sequence[Bin]:
-            return self._placed(Replicas(cool, {}), n_gpus)
+            return self.placed(Replicas(cool, {}), n_gpus)
 
         fair = self.workload.offered_tok_s / n_gpus
         few = 1 < n_gpus <= (self.max_replicas or MOST_REPLICAS) and not self.replayed

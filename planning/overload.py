@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,13 +25,9 @@ STEPS = 5
 
 @dataclass(frozen=True)
 class Overload:
-    """Servers of a search that can't keep the goal.
-
-    `placed`: servers for the parts of some adapters, on so many GPUs; empty if they have no place.
-    """
+    """Servers of a search that can't keep the goal."""
 
     job: Frontier
-    placed: Callable[[Replicas, int], Sequence[Bin]]
 
     def most_within(self, proposals: Sequence[Sequence[Bin]], n: int) -> Sequence[Bin]:
         """Of these servers, and of those of `_all_but_one`, those that keep the most requests within their limits.
@@ -107,7 +103,7 @@ class Overload:
         parts = Replicas(job.workload.subset(tuple(first)), split).spread_over(n - 1, job.max_replicas)
         found = [
             replace(item, adapters=tuple(first[i] for i in item.adapters))
-            for item in parts.joined(self.placed(parts, n - 1))
+            for item in parts.joined(job.placed(parts, n - 1))
         ]
         rank = slot_rank_for(int(job.workload.ranks[rest].max()))
         found.append(Bin(tuple(rest), job.profile.settings(1, rank), job.profile))

@@ -14,8 +14,6 @@ from packer.solvers.order import levelled
 
 NEAR = 1.5
 """Plans with a server that uses so much of its limits are not dealt anew."""
-MOST_HOURS = 8
-"""Beyond so many, fresh hours broke servers that were dealt anew so often that the plan needs more of them."""
 TRIES = 6
 """With how many others a server that breaks its limits deals, one after the other, until both keep them."""
 SPREAD = 0.3
@@ -30,7 +28,7 @@ def dealt_anew(
     A server that breaks its limits in one hour of several, or by little, carries no more than others do: a quiet
     adapter had its few requests when many waited. It puts its adapters together with those of a server that keeps its
     limits, and each gets about half of the load, in an order with noise.
-    None where more than `FEW` of the servers break their limits, one by much, in too many hours, or no deal is found.
+    None where more than `FEW` of the servers break their limits, one by much, or no deal is found.
     """
     judged = [
         (kept.used(bins, hours, [NEAR] * len(bins)), bins) for bins in plans if len(bins) > 1 and not over()

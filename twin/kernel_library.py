@@ -181,11 +181,7 @@ FASTER: tuple[tuple[Any, str, Any], ...] = (
     (BaseFunction, "get_call_type", _call_type),
     (Record, "__repr__", _repr),
     (CPUContext, "load_additional_registries", _load_once),
-    (
-        event,
-        "broadcast",
-        lambda _event: None,
-    ),  # times of each call of LLVM, to a listener for each kernel under way
+    (event, "broadcast", lambda _event: None),  # times of each call of LLVM, for listeners
 )
 """What stands in the place of parts of Numba while a kernel is compiled."""
 
