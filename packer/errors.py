@@ -183,11 +183,11 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
         except FileFormatError as error:
             from packer.io.recognise import hint
 
-            expected, found = hint(path, read.__name__)
-            if found and error.row is None and (error.key or error.column):
+            expected, found, foreign = hint(path, read.__name__)
+            if found and (foreign or (error.row is None and (error.key or error.column))):
                 # Which rule of its own format a file of another kind breaks is no news.
                 error.args = (f"{expected} {found}",)
-                error.column = error.key = None
+                error.row = error.column = error.key = None
             elif found:
                 error.args = (f"{error.args[0]} {found}",)
             raise

@@ -1,4 +1,4 @@
-"""What a file that could not be read is: a plan, a workload, a log, …, and which commands take that."""
+"""What a file that could not be read is: a plan, a workload, a log, …, and which commands take that, or what to do."""
 
 from __future__ import annotations
 
@@ -16,8 +16,30 @@ TAKEN_BY = {
     "log of requests": "packer init and packer workload from-log take it, and packer evaluate PLAN --log",
     "profile": "--profile takes it",
     "cluster": "--cluster takes it",
+    "benchmark result": "packer live validate --bench and packer profiles fit --bench take it",
+    "model configuration": "--model takes it",
 }
 """Kind of file → the commands for it."""
+INSTEAD = {
+    "scrape of /metrics": "its counters run since the server's start and name no adapter's rate. packer workload "
+    "from-metrics --url PROMETHEUS reads rates over time; packer profiles fit --bench takes a scrape",
+    "plain access log": "it names neither adapters nor tokens. Let the gateway log JSON lines with the time, model, "
+    "prompt_tokens and completion_tokens of each request: docs/how-to/measure-traffic.md",
+    "spreadsheet": "save it as CSV, with commas between the cells",
+}
+"""Kind of file that no command reads as a table → what to do."""
+KEYS = {
+    "plan": {"n_gpus", "solver"},
+    "workload": {"adapters", "rank"},
+    "benchmark result": {"request_throughput", "total_input_tokens"},
+    "model configuration": {"architectures", "hidden_size"},
+}
+"""Kind of file → keys that its JSON has."""
+LINES = {
+    "scrape of /metrics": r"# (HELP|TYPE) [\w:]+ |vllm:\w+(\{.*\})? [-+\d.naif]+",
+    "plain access log": r'\S+ \S+ \S.* \[[^]]+\] "[A-Z]+ [^"]*" \d{3} ',
+}
+"""Kind of file → what its first line is like."""
 READERS = {
     "load_plan": "plan",
     "read_workload": "workload",
@@ -28,16 +50,20 @@ READERS = {
 """Function that reads a file → the kind that it is for, which is no news to the user."""
 
 
-def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str]:
-    """Two sentences: what the function `read` expected; what it got and who takes that. "" where that is not clear."""
+def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str, bool]:
+    """What the function `read` expected; what it got, and who takes that or what to do; whether no command reads it.
+
+    "" where that is not clear.
+    """
     kind = kind_of(path) if read in READERS else None
     if kind is None or kind == READERS[read]:
-        return "", ""
-    return f"expected a {READERS[read]}.", f"This is a {kind}: {TAKEN_BY[kind]}."
+        return "", "", False
+    said = (TAKEN_BY | INSTEAD)[kind]
+    return f"expected a {READERS[read]}.", f"This is a {kind}: {said}.", kind in INSTEAD
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """The kind of a file by its first bytes, one of `TAKEN_BY`; None where they do not say."""
+    """The kind of a file by its first bytes, one of `TAKEN_BY` or `INSTEAD`; None where they do not say."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             data = file.read(HEAD_BYTES)
@@ -46,7 +72,12 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
                 data = packed.read(HEAD_BYTES)
     except (OSError, EOFError, ValueError, zlib.error):
         return None
+    if data.startswith(b"PK\3\4"):
+        return "spreadsheet"
     text = data.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    for kind, line in LINES.items():
+        if re.match(line, text):
+            return kind
     if text.startswith("{"):
         return _of_json(text)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
@@ -55,16 +86,15 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def _of_json(text: str) -> str | None:
-    first = text.partition("\n")[0]
-    with suppress(ValueError, RecursionError):
-        entry = json.loads(first)
-        if isinstance(entry, dict) and "adapters" not in entry:
-            keys = {str(key).lower() for key in entry}
-            return "log of requests" if keys & {"model", "usage"} else _of_columns(keys)
     keys = set(re.findall(r'"(\w+)"\s*:', text))
-    if {"n_gpus", "solver"} <= keys:
-        return "plan"
-    return "workload" if {"adapters", "rank"} <= keys else None
+    if known := [kind for kind, own in KEYS.items() if own <= keys]:
+        return known[0]
+    with suppress(ValueError, RecursionError):
+        entry = json.loads(text.partition("\n")[0])
+        if isinstance(entry, dict):
+            names = {str(key).lower() for key in entry}
+            return "log of requests" if names & {"model", "usage"} else _of_columns(names)
+    return None
 
 
 def _of_columns(names: set[str]) -> str | None:

@@ -71,6 +71,54 @@ def test_a_wrong_file_is_named(
         assert str(caught.value).count("This is a") == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "instead"),
+    [
+        (
+            "scrape of /metrics",
+            "# HELP vllm:prompt_tokens_total Prefill tokens.\n# TYPE vllm:prompt_tokens_total counter\n"
+            'vllm:prompt_tokens_total{engine="0",model_name="m"} 1.5e+06\n',
+            "packer workload from-metrics --url",
+        ),
+        ("scrape of /metrics", 'vllm:num_requests_running{model_name="m"} 3.0\n', "from-metrics"),
+        (
+            "plain access log",
+            '10.0.0.2 - al [27/Nov/2026:10:00:02 +0000] "POST /v1/completions HTTP/1.1" 200 223 "-" "curl"\n',
+            "JSON lines",
+        ),
+        ("spreadsheet", "PK\3\4\0\0", "save it as CSV"),
+    ],
+)
+@pytest.mark.parametrize("read", [read_workload, read_trace, load_plan])
+def test_a_file_that_no_command_reads_is_named(
+    kind: str, text: str, instead: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """What people have at hand and packer can't read, whatever it is called, is named with what to do instead."""
+    for name in ("given.csv", "given.txt", "given.log"):
+        path = tmp_path / name
+        path.write_text(text)
+        assert kind_of(path) == kind
+        with pytest.raises(FileFormatError, match=rf"expected a [\w ]+\. This is a {kind}: ") as caught:
+            read(path)
+        assert instead in str(caught.value)
+        assert "column" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("benchmark result", '{"request_throughput": 1.5, "total_input_tokens": 900}'),
+        ("model configuration", '{\n "architectures": ["LlamaForCausalLM"],\n "hidden_size": 4096\n}'),
+    ],
+)
+def test_other_json_is_named(kind: str, text: str, tmp_path: Path) -> None:
+    """A file of JSON that an option takes is no fleet: the message names the option."""
+    path = tmp_path / "given.json"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=rf"This is a {kind}: .*--"):
+        read_workload(path)
+
+
 def test_a_damaged_file_of_the_right_kind_gets_no_hint(tmp_path: Path) -> None:
     """A workload with a wrong cell is still a workload."""
     path = tmp_path / "fleet.csv"
@@ -78,4 +126,4 @@ def test_a_damaged_file_of_the_right_kind_gets_no_hint(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError) as caught:
         read_workload(path)
     assert "This is a" not in str(caught.value)
-    assert hint(path, "read_ranks") == ("", "")
+    assert hint(path, "read_ranks") == ("", "", False)
