@@ -171,7 +171,7 @@ def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
     Raises `UnknownNameError`: the plan has no adapter of that name.
     """
     where, number_of = places(plan), {name: i for i, name in enumerate(plan.workload.names)}
-    figures_of = {} if plan.adapters is None else plan.adapters._asdict()
+    figures_of = {} if plan.adapters is None else plan.adapters.to_show()._asdict()
     found = []
     for name in names:
         if name not in number_of:
@@ -217,7 +217,7 @@ def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
             number(None if row.get(key) is None else factor * row[key], digits)
             for key, (_, factor, digits) in ADAPTER_COLUMNS.items()
         )
-        rows.append((row["adapter"], row["rank"], f"{row['rate']:.4g}", where or "none", *shown))
+        rows.append((row["adapter"], row["rank"], f"{round(row['rate'], 5):.4g}", where or "none", *shown))
     heads_of = ["adapter", "rank", "req/s", "server", *(head for head, *_ in ADAPTER_COLUMNS.values())]
     return Table(f"Adapters of {plan.workload.name!r}", heads_of, rows, left=(0, 3))
 

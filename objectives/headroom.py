@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
+from packer.adapter import IDLE_RATE
 from packer.errors import FileFormatError, reader, shown
 from packer.io.files import read_text
 from packer.io.tables import by_adapter, csv_rows
 from packer.objectives.base import Objective, Scenario
 from packer.workload import Workload
-
-_SMALLEST_RATE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Headroom(Objective):
 def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
     """The fleet with other rates, float64 (n,), req/s; idle ones keep a rate near 0."""
     pairs = zip(workload.adapters, rates.tolist(), strict=True)
-    adapters = tuple(replace(adapter, rate=max(rate, _SMALLEST_RATE)) for adapter, rate in pairs)
+    adapters = tuple(replace(adapter, rate=max(rate, IDLE_RATE)) for adapter, rate in pairs)
     return replace(workload, adapters=adapters)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packer.adapter import Adapter
+from packer.adapter import IDLE_RATE, Adapter
 from packer.arrays import FloatArray
 from packer.checks import slot_rank_for
 from packer.cluster import ServerKind
@@ -109,7 +109,7 @@ class Capacity:
         self.simulated += 1
         fleet = self.workload
         adapters: list[Adapter] = [
-            replace(fleet.adapters[a], rate=max(factor * tok_s / float(fleet.mean_tokens[a]), 1e-6))
+            replace(fleet.adapters[a], rate=max(factor * tok_s / float(fleet.mean_tokens[a]), IDLE_RATE))
             for a, tok_s in load.items()
         ]
         settings = kind.profile.settings(kind.max_loras, rank_of(kind, fleet))

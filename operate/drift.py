@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from packer.adapter import Adapter
+from packer.adapter import IDLE_RATE, Adapter
 from packer.arrival import Arrivals
 from packer.operate.evaluate import PlanEvaluation, evaluate_plan
 from packer.plan import Plan
@@ -13,8 +13,6 @@ from packer.strategies import Predictor
 from packer.workload import Workload
 
 Advice = Literal["keep", "watch", "replan"]
-SILENT_RATE = 1e-6
-"""Rate of an adapter without a request, req/s: a rate is positive."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def drift(
     planned = plan.workload
     now = {adapter.name: adapter for adapter in seen.adapters}
     adapters = [
-        replace(old, rate=SILENT_RATE)
+        replace(old, rate=IDLE_RATE)
         if (met := now.get(old.name)) is None
         else as_met(old, met, in_sessions=own is not None)
         for old, own in zip(planned.adapters, planned.sessions_by_adapter, strict=True)

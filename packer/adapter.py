@@ -11,6 +11,8 @@ from packer.sessions import Sessions
 MAX_RANK = checks.SLOT_RANKS[-1]
 MIN_RATE = 1e-15
 """Smallest request rate, req/s: below it, times between requests overflow."""
+IDLE_RATE = 1e-6
+"""Rate of an adapter that is served but sends nothing, req/s: files may say 0."""
 MAX_PRIORITY = 10**6
 A_LENGTH = "packer.Lengths.gamma(mean=300, cv=1.1)"
 """How lengths are made, for messages."""

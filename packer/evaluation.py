@@ -149,6 +149,10 @@ class AdapterFigures(NamedTuple):
     slo_attainment: npt.NDArray[np.float64]
     slo_used: npt.NDArray[np.float64]
 
+    def to_show(self) -> AdapterFigures:
+        """With no percentile where nothing was completed: planners compare 0."""
+        return self._replace(p95_ttft_ms=np.where(np.isnan(self.mean_ttft_ms), np.nan, self.p95_ttft_ms))
+
 
 FIGURES: Mapping[str, Label] = {item.name: item.metadata["label"] for item in fields(Evaluation)}
 """Every figure of a server by its name, in the order of tables and files."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, ConfigDict, Field
 
 from packer import checks
-from packer.adapter import Adapter
+from packer.adapter import IDLE_RATE, Adapter
 from packer.errors import ValidationError, located
 from packer.goal import Goal, Limits
 from packer.io.arrivals_schema import ArrivalsTable, arrivals_to_dict
@@ -153,7 +153,8 @@ def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
             own = {"input_tokens": _lengths(row.input_tokens, inputs)}
             own["output_tokens"] = _lengths(row.output_tokens, outputs)
             sessions = row.sessions and row.sessions.sessions()
-            adapters.append(Adapter(**{**dict(row), **own, "sessions": sessions}))
+            rate = row.rate or IDLE_RATE
+            adapters.append(Adapter(**{**dict(row), **own, "sessions": sessions, "rate": rate}))
     with located("slo"):
         slo = file.slo.slo()
     with located("fine_tuning"):

@@ -69,6 +69,18 @@ def test_an_adapter_and_what_it_gets(plans: tuple[str, str], capsys: pytest.Capt
     assert run(["show", plans[0], "--adapter", "a3", "--diff", plans[1]]) == 2
 
 
+def test_an_idle_adapter_has_a_server_and_no_latency(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter with a rate of 0 is placed; nothing is said of requests that it does not send."""
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text("adapter,rank,rate\nbusy,8,2\nidle,16,0\n")
+    assert run(["solve", str(fleet), "-o", str(tmp_path / "plan.json"), "--quiet"]) == 0
+    (row,) = shown([str(tmp_path / "plan.json"), "--adapter", "idle"], capsys)["adapters"]
+    assert row["gpus"] == {"0": 1.0}
+    assert (row["mean_ttft_ms"], row["p95_ttft_ms"]) == (None, None)
+
+
 def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Servers are matched by their adapters: what moves, comes, goes and restarts, by name."""
     found = shown([plans[0], "--diff", plans[1]], capsys)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.adapter import Adapter
+from packer.adapter import IDLE_RATE, Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import FileFormatError, IncompatibleError, OutputError, reading
 from packer.goal import Limits, Slo
@@ -174,6 +174,14 @@ def test_plain_columns_take_sharegpt_shapes() -> None:
     )
 
 
+def test_a_rate_of_0_is_an_idle_adapter(tmp_path: Path) -> None:
+    """An adapter that is registered but sends nothing is part of the fleet, so that it gets a server."""
+    path = tmp_path / "fleet.json"
+    path.write_text('[{"name": "a", "rank": 8, "rate": 0}, {"name": "b", "rank": 8, "rate": 2}]')
+    for fleet in (read_csv("adapter,rank,rate\na,8,0\nb,8,2\n"), read_workload(path)):
+        assert fleet.rates.tolist() == [IDLE_RATE, 2.0]
+
+
 def test_empty_columns_of_spreadsheets_are_none(tmp_path: Path) -> None:
     """Empty cells beyond the last column, of the header or of rows, and empty rows are passed over."""
     path = tmp_path / "fleet.csv"
@@ -197,7 +205,6 @@ def test_comments_blanks_and_case_of_the_header() -> None:
         ("a,-1,1", "row 2, column 'rank': .*got '-1'"),
         ("a,1e9,1", "row 2, column 'rank': .*got '1e9'"),
         ("a,x,1", "row 2, column 'rank': expected a number, got 'x'"),
-        ("a,8,0", "row 2, column 'rate': expected a finite number > 0 .*got '0'"),
         ("a,8,-1", "row 2, column 'rate': .*got '-1'"),
         ("a,8,1000000.5", "row 2, column 'rate': .*got '1000000.5'"),
         ("a,8,nan", "row 2, column 'rate': .*got 'nan'"),
