@@ -198,7 +198,7 @@ def _follow(
 ) -> int:
     """Evaluate at the measured rates, once or again and again."""
 
-    from packer.operate.drift import drift
+    from packer.operate.drift import drift, with_base
     from packer.report.metrics import metrics_text
 
     refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s"))
@@ -207,7 +207,7 @@ def _follow(
     with traffic.exporter(out) as exporter:
         while True:
             try:
-                seen = read()
+                seen = with_base(plan, read(), ranks.base)
             except InputError as error:
                 if traffic.every_s is None:
                     raise
@@ -241,6 +241,7 @@ def _write_seen(plan: Plan, seen: Workload, ranks: RankOptions, path: str) -> No
 
     given = ranks.read()
     known = {adapter.name: adapter.rank for adapter in plan.workload.adapters}
+    known |= {adapter.name: 0 for adapter in seen.adapters if not adapter.rank}
     found = replace(given, table={**known, **given.table}).of(seen.names)
     adapters = tuple(replace(a, rank=rank) for a, rank in zip(seen.adapters, found, strict=True))
     write_workload(rounded(replace(seen, adapters=adapters)), path, force=True)

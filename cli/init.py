@@ -88,10 +88,10 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     out.check(*(path for path in paths.values() if os.path.exists(path)))
     profile = given.profile()
-    base = (given.model, profile.model.name, profile.model.repository)  # its own requests are no adapter's
-    fields = reading.fields(*filter(None, base))
+    fields, named, view = reading.fields(), reading.named(given.seed), View(given.at)
+    own = filter(None, (given.model, profile.model.name, profile.model.repository))
     fleet, observed = fleet_for(
-        given.traffic_path, ranks.read(), view=View(given.at), fields=fields, named=reading.named(given.seed)
+        given.traffic_path, ranks.read(), view=view, fields=fields, named=named, base=tuple(own)
     )
     slo = fleet.held_to(given.slo).slo
     make_folder(given.folder)

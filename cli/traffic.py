@@ -84,8 +84,8 @@ class LogOptions:
 
         return Named(self.assign.get("adapters"), self.assign.get("exponent", 1.2), seed)
 
-    def fields(self, *no_adapters: str) -> Fields:
-        """As `packer.traces.read.read_trace` takes them; `no_adapters`: further models, as --skip names them."""
+    def fields(self) -> Fields:
+        """As `packer.traces.read.read_trace` takes them."""
         from packer.traces.access_log import Fields
         from packer.traces.columns import KEYS
 
@@ -95,7 +95,7 @@ class LogOptions:
             if name not in KEYS or not key:
                 raise ValidationError(f"Expected --key {'|'.join(KEYS)}=NAME, got {pair[:80]!r}.")
             keys[name] = key
-        return Fields(keys, (*self.skip, *no_adapters), self.strip_prefix)
+        return Fields(keys, self.skip, self.strip_prefix)
 
 
 @bundle

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from packer.adapter import IDLE_RATE, Adapter
 from packer.arrival import Arrivals
+from packer.gpu import base_model, serves
 from packer.operate.evaluate import PlanEvaluation, evaluate_plan
 from packer.plan import Plan
 from packer.strategies import Predictor
@@ -72,7 +74,8 @@ def drift(
     plan
         The running plan.
     seen
-        The fleet as measured (`packer.operate.observe`); its ranks do not count.
+        The fleet as measured (`packer.operate.observe`). Rank 0 is the base model (`with_base`): requests to it that
+        the plan does not have go to the least loaded server. Other ranks do not count.
     tolerance
         A rate that differs by more than this share of the planned one counts as drifted; adapters without a server
         that have more than this share of the measured load need another plan.
@@ -80,6 +83,10 @@ def drift(
         As for `evaluate_plan`, as are the errors raised.
     """
     planned = plan.workload
+    base = (
+        _of_model(planned, each) for each in seen.adapters if not each.rank and each.name not in planned.names
+    )
+    plain = [each for each in base if each is not None]
     now = {adapter.name: adapter for adapter in seen.adapters}
     adapters = [
         replace(old, rate=IDLE_RATE)
@@ -88,20 +95,46 @@ def drift(
         for old, own in zip(planned.adapters, planned.sessions_by_adapter, strict=True)
     ]
     fleet = replace(unreplayed(planned), adapters=tuple(adapters))
-    found = evaluate_plan(replace(plan, workload=fleet), predictor, seed=seed)
+    found = evaluate_plan(replace(plan, workload=fleet), predictor, add=plain, seed=seed)
     known, measured = set(planned.names), set(seen.names)
     rows = [
         Drifted(old.name, old.rate, new.rate if old.name in measured else 0.0)
         for old, new in zip(planned.adapters, fleet.adapters, strict=True)
         if abs(new.rate - old.rate) > tolerance * old.rate
     ]
+    rows += [Drifted(each.name, 0.0, each.rate) for each in plain]
     rows.sort(key=lambda row: -abs(row.measured - row.planned))
+    known |= {each.name for each in plain}
     new = tuple(name for name in seen.names if name not in known)
     load = dict(zip(seen.names, seen.offered_tok_s_by_adapter.tolist(), strict=True))
     holds = found.holds and sum(load[name] for name in new) <= tolerance * seen.offered_tok_s
     advice: Advice = "replan" if not holds else "watch" if rows or new else "keep"
-    silent, loads = tuple(sorted(known - measured)), (planned.offered_tok_s, seen.offered_tok_s)
+    silent, loads = tuple(sorted(set(planned.names) - measured)), (planned.offered_tok_s, seen.offered_tok_s)
     return Drift(found, advice, tuple(rows), new, silent, *loads)
+
+
+def with_base(plan: Plan, seen: Workload, names: Collection[str] = ()) -> Workload:
+    """The measured fleet, in which requests to the base model have rank 0, and the plan's name where both have one.
+
+    `names`: under which the base model is requested, besides its own.
+    """
+    specs = {item.profile.model for item in plan.bins}
+    own = {each for each in seen.names if each in names or any(serves(spec, each) for spec in specs)}
+    own -= set(plan.workload.names)
+    left = [each.name for each in plan.workload.adapters if not each.rank and each.name not in seen.names]
+    to = dict(zip(own, left, strict=True)) if len(own) == len(left) == 1 else {}
+    adapters = (
+        replace(each, name=to.get(each.name, each.name), rank=0) if each.name in own else each
+        for each in seen.adapters
+    )
+    return replace(seen, adapters=tuple(adapters))
+
+
+def _of_model(planned: Workload, seen: Adapter) -> Adapter | None:
+    """Requests to the base model as an adapter of the fleet; None where it is not clear to which model."""
+    models = {base_model(model): model for model in planned.models}
+    model = models.get(base_model(seen.name), planned.models[0] if len(models) == 1 else None)
+    return replace(seen, model=model) if model or not models else None
 
 
 def unreplayed(fleet: Workload) -> Workload:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -23,7 +23,7 @@ from packer.traces.read import read_trace
 from packer.twin.datasheets import datasheet
 from packer.twin.memory.starts import check_starts, what_starts
 from packer.twin.override import with_engine
-from packer.words import counted
+from packer.words import counted, listed
 from packer.workload import Workload
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
@@ -112,17 +112,26 @@ def fleet_for(
     view: View = BUSIEST,
     fields: Fields = USUAL,
     named: Named = AS_LOGGED,
+    base: Collection[str] = (),
 ) -> tuple[Workload, Observed | None]:
     """The fleet of a log of requests or of a workload file, and for a log what was observed.
 
     `view`: which rates of the log the fleet gets.
     `fields`, `named`: where the log has what, and whose its requests are.
+    `base`: names of the base model: its requests in a log have no adapter.
 
     Raises `FileFormatError`: the file is neither, or the log has no request of an adapter; `IncompatibleError`: ranks
     were given with a workload file, which has its own.
     """
     if is_log(path):
-        found = observe_log(read_trace(path, fields), ranks, view, named=named)
+        log = read_trace(path, fields)
+        given = named.adapters is not None or (log.ranks is not None and not (ranks.table or ranks.others))
+        plain = [] if given else [name for name in log.names if name in base and name not in ranks.table]
+        ranks = replace(ranks, table={**ranks.table, **dict.fromkeys(plain, 0)})
+        found = observe_log(log, ranks, view, named=named)
+        if plain:
+            said = f"requests to {listed(plain)} have no adapter: they are planned for, too; --skip leaves them out"
+            found = replace(found, notes=(said, *found.notes))
         return found.fleet, found
     fleet = read_workload(path)
     if ranks.table or ranks.others:

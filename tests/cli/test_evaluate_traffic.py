@@ -10,9 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cli import run
+from packer.io.workloads import read_workload
+from packer.operate.drift import with_base
 from packer.plan import Plan, Status
+from packer.workload import Workload
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ["a", "b", "c", "d"]
@@ -90,6 +94,35 @@ def test_traffic_advises(
     assert found["new_adapters"] == list(extra)
     assert found["arrivals"] == "poisson"
     assert seen.read_text().count("\n") >= 5
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("models/toy-7b", ()), ("alias", ("--base", "alias")), ("alias", ())]
+)
+def test_requests_to_the_base_model_need_no_adapter(
+    plan_path: str, tmp_path: Path, capsys: Capture, name: str, words: tuple[str, ...]
+) -> None:
+    """The base model, by its own name or one that --base gives, is on every server: its requests are evaluated there,
+    and are no new adapter."""
+    log, seen = tmp_path / "log.jsonl", tmp_path / "seen.csv"
+    log.write_text(traffic(300) + "\n".join(line(START + 10 * n, name) for n in range(30)))
+    known = name != "alias" or bool(words)
+    given = ["evaluate", plan_path, "--log", str(log), "--window", "100", *words, "--seen", str(seen)]
+    assert run([*given, "--json", "--rank", "8"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["new_adapters"] == ([] if known else [name])
+    assert sum(each["adapters"] for each in found["servers"]) == 4 + known
+    assert [(each["adapter"], each["planned"]) for each in found["drifted"]] == [(name, 0.0)] * known
+    fleet = read_workload(seen)
+    assert fleet.ranks[fleet.names.index(name)] == (0 if known else 8)
+
+
+def test_the_base_model_has_the_name_of_the_plan(plan: Plan) -> None:
+    """A plan and a log may call the base model by different names: its requests are matched."""
+    own = replace(plan.workload.adapters[3], name="base", rank=0)
+    planned = replace(plan, workload=replace(plan.workload, adapters=(*plan.workload.adapters[:3], own)))
+    seen = with_base(planned, Workload([Adapter("a", 1, 1.0), Adapter("alias", 1, 2.0)]), ["alias"])
+    assert [(each.name, each.rank) for each in seen.adapters] == [("a", 1), ("base", 0)]
 
 
 def test_a_log_longer_than_the_window_is_not_diluted(plan_path: str, tmp_path: Path, capsys: Capture) -> None:

@@ -164,21 +164,19 @@ def test_an_interrupted_search_without_a_plan_says_so(
     assert not (tmp_path / "project" / "plan.json").exists()
 
 
-def test_requests_to_the_base_model_are_no_adapters(tmp_path: Path, capsys: Capture) -> None:
-    """A log of the base model alone has no adapter to plan for."""
-    path = tmp_path / "base.jsonl"
-    line = {
-        "time": 5,
-        "model": "meta-llama/Llama-3.1-8B-Instruct",
-        "prompt_tokens": 9,
-        "completion_tokens": 3,
-    }
-    path.write_text("".join(json.dumps(line | {"time": 5 + 60 * k}) + "\n" for k in range(20)))
-    words = ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-64gb"]
-    assert run(["init", str(path), "--rank", "8", *words, "-o", str(tmp_path / "p")]) == 2
-    err = capsys.readouterr().err
-    assert "base.jsonl" in err
-    assert "adapter" in err
+def test_requests_to_the_base_model_are_planned_for(tmp_path: Path, capsys: Capture) -> None:
+    """The servers carry requests to the base model, too: they need no rank, get no slot, and are said to be there."""
+    path = tmp_path / "log.jsonl"
+    names = ("meta-llama/Llama-3.1-8B-Instruct", "sql")
+    line = {"prompt_tokens": 9, "completion_tokens": 3}
+    rows = [line | {"time": 5 + 60 * k, "model": names[k % 2]} for k in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for skip, ranks in (((), {names[0]: 0, "sql": 8}), (("--skip", names[0]), {"sql": 8})):
+        folder = tmp_path / f"project-{len(skip)}"
+        assert run(["init", str(path), "--rank", "8", *skip, *SERVER, "-o", str(folder)]) == 0
+        fleet = read_workload(folder / "fleet.csv")
+        assert dict(zip(fleet.names, fleet.ranks.tolist(), strict=True)) == ranks
+        assert ("have no adapter" in capsys.readouterr().err) is not bool(skip)
 
 
 def test_ranks_of_a_workload_file_are_its_own(tmp_path: Path, capsys: Capture) -> None:
