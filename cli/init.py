@@ -111,7 +111,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
         if plan.status is not Status.INFEASIBLE:
             write_plan(plan, paths["plan.json"], force=out.force)
             write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)
-    out.result(lambda: plan_json(plan), lambda: [*planned_for, *plan_lines(plan)])
+    out.result(lambda: plan_json(plan), lambda: [*planned_for, *plan_lines(plan, briefly=True)])
     if plan.status is Status.INFEASIBLE:
         return 130 if plan.interrupted else 3
     for path in paths.values():

@@ -21,17 +21,20 @@ if TYPE_CHECKING:
     from packer.workload import Workload
 
 
-def plan_lines(plan: Plan, old: Plan | None = None, *, by_default: bool = False) -> list[Part]:
-    """The plan: the decision where there is one, servers, totals, reasons, and changes of a running plan.
+def plan_lines(
+    plan: Plan, old: Plan | None = None, *, by_default: bool = False, briefly: bool = False
+) -> list[Part]:
+    """The plan: the decision where there is one, servers, facts, reasons, and changes of a running plan.
 
-    `by_default`: no one chose the profile.
+    `by_default`: no one chose the profile. `briefly`: without facts that no decision needs.
     """
     from packer.plan import Status
     from packer.report.context import queueing
 
     gpus = [_gpus(plan)] if plan.bins else []
     decision = plan.details.get("decision")
-    said: list[Part] = [Judged(str(decision), plan.status is not Status.INFEASIBLE)] if decision else []
+    first, *rest = str(decision or "").split("\n")
+    said: list[Part] = [Judged(first, plan.status is not Status.INFEASIBLE), *rest] if first else []
     if by_default:
         names = ", ".join(dict.fromkeys(item.profile.name for item in plan.bins))
         said.append(f"Profile     {names}, the default: --gpu and --model, or --profile, name yours")
@@ -42,7 +45,7 @@ def plan_lines(plan: Plan, old: Plan | None = None, *, by_default: bool = False)
         *gpus,
         *frontier,
         *([_rooms(plan)] if plan.rooms else []),
-        *_totals(plan),
+        *_small_print(plan, briefly=briefly),
         *_band(plan),
         *(f"- {reason}" for reason in plan.reasons),
         *(f"- {note}" for note in queueing(plan)),
@@ -60,7 +63,8 @@ def _kinds(plan: Plan) -> Table:
         cells = [row["kinds"], row["gpus"], money(row["price_per_hour"]), goal]
         rows.append([*(row[name] or "–" for name in models), *cells])
     columns = [*models, "kinds", "GPUs", "price/h", "latency goal"]
-    return Table("Kinds of server", columns, rows, left=(0, len(models), len(columns) - 1))
+    left, caption = (0, len(models), len(columns) - 1), f"The goal: {plan.goal}."
+    return Table("Kinds of server", columns, rows, left=left, caption=caption)
 
 
 def _band(plan: Plan) -> list[str]:
@@ -93,8 +97,10 @@ def _frontier(plan: Plan) -> Table:
         cells = [number(row[name], label.digits) for name, label in shown.items()]
         rows.append([row["n_gpus"], *cells, mark + (" ←" if row["n_gpus"] == plan.n_gpus else "")])
     columns = ["GPUs", *(label.head for label in shown.values()), "latency goal"]
-    margin = f" with rates raised by {plan.margin:.1%}" if plan.margin else ""
-    caption = f"Figures at the rates as given; the goal is judged{margin} and in several hours."
+    judged = [f"with rates raised by {plan.margin:.1%}"] if plan.margin else []
+    judged += ["in several hours"] if plan.workload.arrivals.trace is None else []
+    how = f", judged {' and '.join(judged)}; figures at the rates as given" if judged else ""
+    caption = f"The goal: {plan.goal}{how}."
     return Table("GPUs against latency", columns, rows, left=(len(columns) - 1,), caption=caption)
 
 
@@ -134,7 +140,9 @@ def _gpus(plan: Plan) -> Table:
         rows.append([k, *([kind] * several), held, slots, *figures(row, shown), headroom[k]])
         if columns[-1] == "problem":
             rows[-1].append("" if row.feasible else f"{result_of(row)}, {row.served_share:.0%} served")
-    title = f"Plan for {plan.workload.name!r}: {counted(len(plan.workload), 'adapter')}, {counted(plan.n_gpus, 'GPU')}"
+    left = f"{len(plan.workload) - len(set(plan.unplaced)):,} of " if plan.unplaced else ""
+    adapters = f"{left}{counted(len(plan.workload), 'adapter')}"
+    title = f"Plan for {plan.workload.name!r}: {adapters}, {counted(plan.n_gpus, 'GPU')}"
     return Table(title, columns, rows, left=(1, 2) if several else (1,))
 
 
@@ -232,7 +240,8 @@ def result_of(row: Evaluation) -> str:
     return "memory error" if row.memory_error else "starved" if row.starved else "holds"
 
 
-def _totals(plan: Plan) -> list[str]:
+def _facts(plan: Plan) -> list[str]:
+    """How the plan was found, what it is worth, and what it costs."""
     from packer.report.context import resimulated
     from packer.report.energy import energy_of
     from packer.twin.per_adapter import quiet_adapters
@@ -242,16 +251,12 @@ def _totals(plan: Plan) -> list[str]:
     placed = len(plan.workload) - len(set(plan.unplaced))
     margin = f" with rates raised by {plan.margin:.1%}" if plan.margin else ""
     lines = [
-        f"Total       {placed:,} of {counted(len(plan.workload), 'adapter')} on {counted(plan.n_gpus, 'GPU')}; "
-        f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
         f"Status      {plan.outcome}; {_bound(plan)}{resimulated(plan)}",
         f"Found by    {plan.solver} for {plan.goal}, predicted by {plan.predictor}{margin}, "
         f"in {plan.runtime_s:.2f} s, seed {plan.seed}",
+        f"Total       {placed:,} of {counted(len(plan.workload), 'adapter')} on {counted(plan.n_gpus, 'GPU')}; "
+        f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
     ]
-    training = float(plan.evaluations.tuning_tok_s.sum())
-    if training and plan.workload.fine_tuning is not None:
-        policy = plan.workload.fine_tuning.policy
-        lines.append(f"Training    {number(training, 0)} tok/s beside the requests, by {policy}")
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
     said = (item.profile.provenance.get("price") for item in plan.bins)
@@ -260,11 +265,27 @@ def _totals(plan: Plan) -> list[str]:
     if (energy := energy_of(plan)) is not None:
         lines.append(f"Energy      {energy}")
     if plan.adapters is not None:
-        lines += _worst(plan, plan.adapters)
+        lines += _tightest(plan, plan.adapters)
         lines += [f"Few         {quiet}" for quiet in [quiet_adapters(plan.workload)] if quiet]
+    return lines
+
+
+FOUND = 2
+"""Facts that a plan without a decision is shown with."""
+
+
+def _small_print(plan: Plan, *, briefly: bool) -> list[str]:
+    """Facts, and what was assumed of lengths, engine and prefixes; `briefly`: of the facts only what is said nowhere
+    else."""
+    facts = _facts(plan)
+    lines = facts if not briefly else [] if plan.details.get("decision") else facts[:FOUND]
+    training = float(plan.evaluations.tuning_tok_s.sum())
+    if training and plan.workload.fine_tuning is not None:
+        policy = plan.workload.fine_tuning.policy
+        lines.append(f"Training    {number(training, 0)} tok/s beside the requests, by {policy}")
     if plan.workload.assumed_lengths:
         lines.append(f"Lengths     {assumed_lengths(plan.workload)}")
-    return [*lines, *_engine(plan)]
+    return [*lines, *_engine(plan, briefly=briefly)]
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -279,7 +300,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 OTHER_VERSION = re.compile(r"those of (.+), but for (?:.*\b)?version \S+(?: instead of (\S+?))?(,.*)?")
 
 
-def _engine(plan: Plan) -> list[str]:
+def _engine(plan: Plan, *, briefly: bool) -> list[str]:
     """What the plan assumes of the engine: the version whose rules it follows, and prefixes that requests share."""
     from packer.report.prefixes import prefix_words
     from packer.twin.engine_rules import followed, rules_of
@@ -302,24 +323,24 @@ def _engine(plan: Plan) -> list[str]:
                 f"Engine      without prefix caching and asynchronous scheduling: a server that {unlike} is not "
                 f"vLLM's; vLLM {profile.engine.version} has them on by default"
             )
-    if (shared := prefix_words(plan)) is not None:
+    if (shared := prefix_words(plan, briefly=briefly)) is not None:
         lines.append(f"Prefixes    {shared}")
     return lines
 
 
-def _worst(plan: Plan, found: AdapterFigures) -> list[str]:
+def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:
     """The adapter that uses most of its latency limits; nothing where no request completed."""
     import numpy as np
 
-    worst = int(np.nan_to_num(found.slo_used, nan=-1.0).argmax())
-    if np.isnan(found.p95_ttft_ms[worst]):
+    most = int(np.nan_to_num(found.slo_used, nan=-1.0).argmax())
+    if np.isnan(found.p95_ttft_ms[most]):
         return []
-    gpus = [k for k, item in enumerate(plan.bins) if worst in item.adapters]
-    used = found.slo_used[worst]
-    share = f"{used:.0%} of its limits" if np.isfinite(used) else "its server starves or queues"
+    gpus = ", ".join(str(k) for k, item in enumerate(plan.bins) if most in item.adapters)
+    used = found.slo_used[most]
+    share = f"uses {used:.0%} of its limits" if np.isfinite(used) else "is on a server that starves or queues"
     return [
-        f"Worst       adapter {plan.workload.names[worst]!r} on server {', '.join(map(str, gpus))}: "
-        f"p95 TTFT {found.p95_ttft_ms[worst]:,.0f} ms, ITL {found.mean_itl_ms[worst]:.1f} ms, {share}"
+        f"Tightest    adapter {plan.workload.names[most]!r} on server {gpus} {share}: "
+        f"p95 TTFT {found.p95_ttft_ms[most]:,.0f} ms, ITL {found.mean_itl_ms[most]:.1f} ms"
     ]
 
 

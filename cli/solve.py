@@ -219,7 +219,7 @@ def solve(
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)
     by_default = old is None and not (servers.profile_names or servers.gpu_names)
-    lines = partial(plan_lines, plan, old, by_default=by_default)
+    lines = partial(plan_lines, plan, old, by_default=by_default, briefly=True)
     if path is not None and written:
         from packer.io.plans import write_plan
 
@@ -233,7 +233,7 @@ def solve(
         write_frame(adapters_frame(with_adapters(plan)), result.per_adapter)
     out.result(partial(plan_json, plan), lines)
     if written:
-        out.note(f"wrote {path}")
+        out.note(f"wrote {path}; packer show says more: bound, energy, tightest adapter, prefixes")
     if plan.verified is False and not planning.recommends(old):
         out.note("the twin does not confirm every server; a higher --confidence leaves more room")
     if plan.interrupted:

@@ -101,7 +101,8 @@ class Plan:
     details: Mapping[str, object] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        said = self.details.get("decision", f"GPUs: {self.n_gpus}, solver: {self.solver}")
+        decision = str(self.details.get("decision", f"GPUs: {self.n_gpus}, solver: {self.solver}"))
+        said = decision.partition("\n")[0]
         return f"<Plan of {self.workload.name!r} for {self.objective}, {self.status.value}: {said}>"
 
     @property

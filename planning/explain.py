@@ -170,7 +170,8 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         time_limit_reached=job.over() and not job.stop(),
         details={**plan.details, "weaker_goals": weaker, "frontier": shown},
     )
-    return plan, told + weaker_words(weaker) + version_words(weaker, job.profile)
+    more = (weaker_words(weaker), version_words(weaker, job.profile))
+    return plan, "\n".join([told, *filter(None, more)])
 
 
 def outcome(
@@ -185,47 +186,49 @@ def outcome(
     needed: float = 0.0,
     why: Callable[[FrontierPoint], str] = lambda _point: "",
 ) -> str:
-    """What the servers of a plan give, and what fewer GPUs would, in a sentence or two that go on after their names.
+    """Whether the goal holds, as a line that goes on after the servers' names; then lines of what they and fewer GPUs give.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
     it; `spare`: GPUs that may be lost; `needed`: how many GPUs the load certainly needs; `why`: what breaks the goal on
     fewer GPUs.
     """
-    holds = breaking is None
-    text = "no request completed in the simulated hour"
-    if not math.isnan(best.p95_ttft_ms):
-        text = (
-            f"TTFT p95 {latency(best.p95_ttft_ms)}, worst adapter {latency(best.worst_adapter_ttft_ms)}, "
-            f"ITL {best.mean_itl_ms:.0f} ms"
-        )
-    least = min((room.headroom or 0.0 for room in rooms), default=0.0)
-    if holds and least > 1.0:
-        text += f", holds to {'more than' if least >= LEVELS[-1] else 'about'} +{100 * (least - 1.0):.0f} %"
-    elif holds and rooms:
-        text += f", holds to less than +{100 * (LEVELS[1] - 1.0):.0f} %"
-    if best.price_per_hour is not None:
-        text += f", {money(best.price_per_hour)} per hour"
-    if spare and holds:
-        text += "; the goal is kept when any GPU is lost"
-    if breaking is None:
-        text += "."
-    elif not breaking:
-        text += f". This breaks the goal ({slo}) {'when a GPU is lost' if spare else 'in some hours'}."
+    price = "" if best.price_per_hour is None else f", {money(best.price_per_hour)} per hour"
+    lines = [f"the goal {_holding(rooms) if breaking is None else _breaking(best, breaking, spare)}{price}."]
+    if math.isnan(best.p95_ttft_ms):
+        lines.append("No request completed in the simulated hour.")
     else:
-        text += f". This breaks the goal ({slo}): {breaking:,} of {len(best.plan.workload):,} adapters are beyond it."
-    text += "" if reachable else " No number of GPUs keeps it."
+        worst = latency(best.worst_adapter_ttft_ms)
+        lines.append(
+            f"TTFT p95 {latency(best.p95_ttft_ms)}, worst adapter {worst}, ITL {best.mean_itl_ms:.0f} ms."
+        )
+    if breaking is not None:
+        lines.append(f"The goal: {slo}.{'' if reachable else ' No number of GPUs keeps it.'}")
+    elif spare:
+        lines.append("The goal is kept when any GPU is lost.")
     fewer = [point for point in points if point.n_gpus < best.n_gpus]
-    parts = []
     if serving := [point for point in fewer if not point.starving and point.p95_ttft_ms >= 0.0]:
-        last = serving[-1]
-        parts.append(_shortcoming(last, slo, spare, why))
+        lines.append(f"{_shortcoming(serving[-1], slo, spare, why)}.")
     if starving := [point.n_gpus for point in fewer if point.starving]:
         most = starving[-1]
         gpus = counted(most, "GPU")
-        starves = f"{gpus} starve{'s' if most == 1 else ''}"
-        parts.append(starves if most < needed else f"on {gpus} no plan was found that serves it")
-    rest = "; ".join(parts)
-    return f"{text} {rest[0].upper()}{rest[1:]}." if parts else text
+        starves = f"{gpus} starve{'s' if most == 1 else ''}."
+        lines.append(starves if most < needed else f"On {gpus} no plan was found that serves it.")
+    return "\n".join(lines)
+
+
+def _holding(rooms: Sequence[Room]) -> str:
+    """Up to what load the goal holds."""
+    least = min((room.headroom or 0.0 for room in rooms), default=0.0)
+    if least > 1.0:
+        return f"holds to {'over' if least >= LEVELS[-1] else 'about'} +{100 * (least - 1.0):.0f} %"
+    return f"holds to less than +{100 * (LEVELS[1] - 1.0):.0f} %" if rooms else "holds"
+
+
+def _breaking(point: FrontierPoint, breaking: int, spare: int) -> str:
+    """How many adapters break the goal, or when."""
+    if breaking:
+        return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}"
+    return f"breaks {'when a GPU is lost' if spare else 'in some hours'}"
 
 
 def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[FrontierPoint], str]) -> str:

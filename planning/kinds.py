@@ -206,7 +206,7 @@ def _merged(
         runtime_s=runtime_s,
         versions={key: value for plan in plans for key, value in plan.versions.items()},
         details={
-            "decision": " ".join(
+            "decision": "\n".join(
                 [*_total([option for _, option in chosen]), *(_said(option, options) for _, option in chosen)]
             ),
             "kinds": [option.to_dict() for option in options],
@@ -234,13 +234,13 @@ def _total(chosen: Sequence[Option]) -> list[str]:
 
 
 def _said(best: Option, options: Sequence[Option]) -> str:
-    """What to deploy for one model, what fewer servers would give, and what the other kinds would take."""
+    """Lines: what to deploy for one model, what fewer servers would give, and what the other kinds would take."""
     others = [
         f"{each.kinds} {'would take' if each.holds else 'does not keep the goal with'} {_gpus(each)}"
         for each in options
         if each.model == best.model and each is not best
     ]
-    return f"{best.plan.hardware}: {best.told}" + (f" {'; '.join(others)}." if others else "")
+    return "\n".join([f"{best.plan.hardware}: {best.told}", *(f"{each}." for each in others)])
 
 
 def _gpus(option: Option) -> str:

@@ -59,9 +59,9 @@ def recommend(
     The plan's servers are simulated again on a fresh hour; its `rooms` say how far rates may grow and what limits
     each server, its `adapters` what every adapter gets.
     `lower_bound` is how many GPUs any plan needs (`packer.planning.prove`).
-    `details` has the "decision" in a few sentences, the "frontier" (rows of `FrontierPoint.to_dict`), the
-    "weaker_goals" that fewer GPUs keep, by how many, and for estimated profiles what their error does to the answer
-    ("estimate_band").
+    `details` has the "decision" in a few lines, the first of which is the answer, the "frontier" (rows of
+    `FrontierPoint.to_dict`), the "weaker_goals" that fewer GPUs keep, by how many, and for estimated profiles what
+    their error does to the answer ("estimate_band").
 
     Parameters
     ----------

@@ -123,7 +123,7 @@ def version_words(found: Mapping[str, int], profile: Profile) -> str:
         return ""
     later = ".".join(map(str, ONE_TOKENIZER))
     return (
-        f" In vLLM {later} and later (--vllm-version) the first use of an adapter takes {took_ms:g} ms less."
+        f"In vLLM {later} and later (--vllm-version) the first use of an adapter takes {took_ms:g} ms less."
     )
 
 
@@ -134,4 +134,4 @@ def weaker_words(found: Mapping[str, int]) -> str:
         goals = [goal for goal, n in found.items() if n == count]
         named = " or ".join(filter(None, (", ".join(goals[:-1]), goals[-1])))
         parts.append(f"{count} GPU{' is' if count == 1 else 's are'} enough for {named}")
-    return f" {'; '.join(parts)}." if parts else ""
+    return f"{'; '.join(parts)}." if parts else ""

@@ -15,15 +15,17 @@ HIT_RATE = 0.5
 DURATION_S = 900.0
 
 
-def prefix_words(plan: Plan) -> str | None:
+def prefix_words(plan: Plan, *, briefly: bool = False) -> str | None:
     """Say that no shared prefixes are assumed, and what `HIT_RATE` would do to the busiest server that caches them.
 
-    None: the fleet has shared prefixes.
+    `briefly`: the former alone, without a simulation. None: the fleet has shared prefixes.
     """
-    found = prefix_figures(plan)
-    if found is None:
+    if shares_prefixes(plan):
         return None
     assumed = "no shared prefixes assumed (columns shared_prefix_tokens and turns give them)"
+    if briefly:
+        return assumed
+    found = prefix_figures(plan) or {}
     if not _caching(plan):
         return (
             f"{assumed}; a hit rate of {HIT_RATE:.0%} would change nothing, because the servers are simulated without "
@@ -46,9 +48,7 @@ def prefix_figures(plan: Plan) -> dict[str, Any] | None:
     cache differs.
     """
     fleet, trace = plan.workload, plan.workload.arrivals.trace
-    if fleet.shares_prefixes or (
-        trace is not None and (trace.blocks is not None or trace.sessions is not None)
-    ):
+    if shares_prefixes(plan):
         return None
     assumed: dict[str, Any] = {"assumed_hit_rate": 0.0}
     caching = _caching(plan)
@@ -62,6 +62,13 @@ def prefix_figures(plan: Plan) -> dict[str, Any] | None:
     keys = ("mean_ttft_ms", "mean_itl_ms")
     figures = {key: {"assumed": getattr(bare, key), "shared": getattr(half, key)} for key in keys}
     return {**assumed, "hit_rate": half.prefix_hit_rate, "server": k, **figures}
+
+
+def shares_prefixes(plan: Plan) -> bool:
+    """Whether prompts of the fleet are known to begin alike."""
+    trace = plan.workload.arrivals.trace
+    told = trace is not None and (trace.blocks is not None or trace.sessions is not None)
+    return told or plan.workload.shares_prefixes
 
 
 def _caching(plan: Plan) -> list[int]:

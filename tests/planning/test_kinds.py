@@ -88,9 +88,9 @@ def unpriced_profile(profile: Profile) -> Profile:
 def test_the_decision_says_what_to_buy_and_what_it_gives(two_models: Plan) -> None:
     """All GPUs and their price come first; each model has its servers, latency, room, and what other kinds take."""
     text = str(two_models.details["decision"])
-    assert text.startswith("2 GPUs, $5.00 per hour. 1 × cheap GPU (Llama-3.1-8B-Instruct, vLLM 0.8.5")
+    assert text.startswith("2 GPUs, $5.00 per hour.\n1 × cheap GPU (Llama-3.1-8B-Instruct, vLLM 0.8.5")
     assert (
-        f"{LLAMA.name} would take 1 GPU, $3.00 per hour. 1 × H100 64GB (Qwen2.5-7B-Instruct, vLLM 0.8.5"
+        f"{LLAMA.name} would take 1 GPU, $3.00 per hour.\n1 × H100 64GB (Qwen2.5-7B-Instruct, vLLM 0.8.5"
         in text
     )
     assert text.count("holds to") == 2
