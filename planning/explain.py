@@ -186,7 +186,7 @@ def outcome(
     needed: float = 0.0,
     why: Callable[[FrontierPoint], str] = lambda _point: "",
 ) -> str:
-    """Whether the goal holds, as a line that goes on after the servers' names; then lines of what they and fewer GPUs give.
+    """Whether the goal holds, as a line that goes on after the servers' names; then lines of what servers give.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
     it; `spare`: GPUs that may be lost; `needed`: how many GPUs the load certainly needs; `why`: what breaks the goal on
