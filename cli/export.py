@@ -10,7 +10,7 @@ from packer.cli.declare import Readers, bundle, command, option, pairs
 from packer.cli.options import PlanArgument, Writing
 from packer.cli.output import check_distinct, note, print_json
 from packer.cli.streams import results
-from packer.export.formats import ANY_ENGINE, FORMATS, export_plan, output_paths
+from packer.export.formats import FORMATS, export_plan, output_paths
 from packer.io.files import make_folder, write_text
 from packer.words import counted
 
@@ -107,7 +107,7 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
             f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers "
             "by load, not by the planned shares: packer evaluate PLAN --router most-idle simulates that"
         )
-    if deployment.model is None and target.format_name not in ANY_ENGINE:
+    if deployment.model is None and FORMATS[target.format_name].engine is not None:
         names = sorted({item.profile.model.repository or item.profile.model.name for item in plan.bins})
         if any("/" not in name for name in names):
             called = ", ".join(names)

@@ -13,43 +13,9 @@ from packer.fit.dimensions import ModelDimensions
 from packer.fit.quantization import of_experts, weights_of_config
 from packer.io.documents import parse_json
 from packer.io.files import read_text
+from packer.io.shipped import table
 
-DENSE_TYPES = (
-    "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3",
-    "qwen3_5_text", "smollm3",
-)  # fmt: skip
-"""Decoders with grouped-query attention and a gated MLP: the formulas hold for these."""
-
-MOE_TYPES = (
-    "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe", "kimi_k2", "llama4_text", "minimax_m2",
-    "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next",
-)  # fmt: skip
-"""Decoders whose MLP is a mixture of gated experts."""
-
-REFUSED = {
-    "bamba": "its Mamba layers have no LoRA in vLLM",
-    "bert": "it is an encoder and generates nothing",
-    "deepseek_v32": "its sparse attention has no step law here",
-    "falcon_mamba": "vLLM serves it without LoRA",
-    "gpt2": "vLLM serves it without LoRA",
-    "jamba": "its Mamba layers have no step law here",
-    "mamba": "vLLM serves it without LoRA",
-    "mamba2": "vLLM serves it without LoRA",
-    "mllama": "its cross-attention has no step law here",
-    "t5": "vLLM does not serve encoder-decoders",
-    "whisper": "vLLM serves it without LoRA for transcription only",
-}
-"""Kinds of model that are refused, with the reason."""
-
-TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text")
-"""Their config leaves `tie_word_embeddings` out when it is true."""
-
-BIASED = ("gpt_oss", "qwen2", "qwen2_moe")
-"""Their queries, keys and values have biases, whatever the config says."""
-
-SHARES_WINDOW = {"gemma2": 2, "gemma3_text": 6}
-"""One layer of so many sees the whole context, where the config has no `layer_types`."""
-
+KINDS = table("packer.fit", "model_kinds.toml")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERT_SIZES = ("moe_intermediate_size", "intermediate_size")
@@ -70,7 +36,9 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     layers = _size(config, "num_hidden_layers")
     said = data.get("_name_or_path")
-    tied = data.get("tie_word_embeddings", config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT))
+    tied = data.get(
+        "tie_word_embeddings", config.get("tie_word_embeddings", kind in KINDS["tied_by_default"])
+    )
     if not isinstance(tied, bool):
         rule = f"expected true or false, got {shown(tied)}."
         raise FileFormatError(rule, key="tie_word_embeddings")
@@ -92,7 +60,7 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
         repository=said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None,
         weight_bits=bits,
         quantization=quantization,
-        biases=kind in BIASED or config.get("attention_bias") is True,
+        biases=kind in KINDS["biased"] or config.get("attention_bias") is True,
         **mlp,
         **_attention(config, kind, layers, hidden, heads),
     )
@@ -101,9 +69,9 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
 def _kind(config: dict[str, Any], path: str | os.PathLike[str]) -> str:
     """The kind of model; raises `IncompatibleError`: it is not supported."""
     kind = config.get("model_type")
-    if isinstance(kind, str) and kind in REFUSED:
-        raise IncompatibleError(f"{os.fspath(path)}: a {kind} model cannot be estimated: {REFUSED[kind]}.")
-    if kind not in (known := (*DENSE_TYPES, *MOE_TYPES)):
+    if isinstance(kind, str) and (reason := KINDS["refused"].get(kind)):
+        raise IncompatibleError(f"{os.fspath(path)}: a {kind} model cannot be estimated: {reason}.")
+    if kind not in (known := (*KINDS["dense"], *KINDS["moe"])):
         rule = f"expected model_type to be one of {', '.join(sorted(known))}"
         raise IncompatibleError(f"{os.fspath(path)}: {rule}, got {shown(kind)}.")
     return str(kind)
@@ -147,8 +115,8 @@ def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, head
     types = config.get("layer_types")
     types = [each for each in types if isinstance(each, str)] if isinstance(types, list) else []
     windowed = sum("sliding" in each or "chunked" in each for each in types)
-    if not types and kind in SHARES_WINDOW:
-        windowed = layers - layers // SHARES_WINDOW[kind]
+    if not types and kind in KINDS["shares_window"]:
+        windowed = layers - layers // KINDS["shares_window"][kind]
     if kind == "llama4_text" and not types:
         windowed = layers - layers // 4
     key = "attention_chunk_size" if kind == "llama4_text" else "sliding_window"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packer.errors import IncompatibleError, UnknownNameError, shown
 from packer.fit.dimensions import ModelDimensions
-from packer.fit.model_config import REFUSED, read_model_config
+from packer.fit.model_config import KINDS, read_model_config
 from packer.fit.quantization import quantized
 from packer.io.shipped import table
 
@@ -60,7 +60,7 @@ def model_named(name: str) -> ModelDimensions:
         own = replace(base, name=name.rpartition("/")[2].lower(), repository=name if "/" in name else None)
         return quantized(own, suffix["name"].lower().removeprefix("gptq-"))
     words = {_plain(name), *re.split(r"[^a-z0-9]+", name.lower())}
-    for kind, reason in REFUSED.items():
+    for kind, reason in KINDS["refused"].items():
         if any(word.startswith(_plain(kind)) for word in words):
             raise IncompatibleError(f"{shown(name)} cannot be estimated: {reason}.")
     raise UnknownNameError("model", name, MODELS, "Any other: give the path of its config.json.")

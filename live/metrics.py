@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running",),
-    "waiting": ("vllm:num_requests_waiting",),
-    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-    "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
-    "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-    "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-    "prompt": ("vllm:prompt_tokens_total", "vllm:prompt_tokens"),
-    "generated": ("vllm:generation_tokens_total", "vllm:generation_tokens"),
-    "ttft_s": ("vllm:time_to_first_token_seconds_sum",),
-    "ttfts": ("vllm:time_to_first_token_seconds_count",),
-    "itl_s": ("vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"),
-    "itls": ("vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"),
-}
+from packer.io.shipped import table
+
+NAMES: Mapping[str, Sequence[str]] = table("packer.live", "figures.toml")
 """Figure → its names, the newest first (0.32, then those of older releases). The first three are gauges, kv_usage a
 share; the others count from the server's start, prefix_queries and prefix_hits tokens."""
 _CACHE, _LORA = "vllm:cache_config_info", "vllm:lora_requests_info"

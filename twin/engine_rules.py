@@ -12,13 +12,11 @@ from dataclasses import dataclass, fields
 
 from packer.engine_spec import V1_RELEASE, EngineSpec
 from packer.errors import ValidationError, shown
-from packer.profile import ONE_TOKENIZER
+from packer.io.shipped import table
 
-Release = tuple[int, int]
-READ: tuple[Release, ...] = (
-    (0, 5), (0, 8), (0, 10), (0, 11), (0, 12), (0, 13), (0, 14), (0, 15), (0, 16), (0, 17), (0, 18), (0, 19), (0, 20),
-    (0, 22), (0, 23), (0, 24), (0, 28), (0, 29), (0, 30), (0, 31), (0, 32), (0, 33),
-)  # fmt: skip
+Release = tuple[int, ...]
+_TABLE = table("packer.twin", "engine_rules.toml")
+READ: tuple[Release, ...] = tuple(map(tuple, _TABLE["read"]))
 """Versions whose source was read, ascending."""
 OLDEST: Release = (0, 0)
 PRIORITIES: Release = (0, 16)
@@ -47,84 +45,10 @@ class Rule:
         return self.since <= release and (self.until is None or release < self.until)
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "prefills_first", OLDEST, "0.5.0: vllm/core/scheduler.py, `_schedule_default`",
-        "A step has prefills or decodes. It acts on loads alone: adapters that join are touched before those that run. "
-        "TTFT and ITL are V1's, with prefill chunks and decodes in one step; `Profile.doubts` says so.",
-        until=V1_RELEASE,
-    ),
-    Rule(
-        "series_of_lists", (0, 32), "0.32.0: vllm/v1/metrics/stats.py, `LoRARequestStates`",
-        "Both labels of `vllm:lora_requests_info` list the adapters of requests that have their first token and are "
-        "not finished, in order of entry, instead of the sets of running and of waiting adapters.",
-    ),
-    Rule(
-        "tokenizer_per_adapter", OLDEST, "0.10.2: vllm/transformers_utils/tokenizer_group.py",
-        "The API server loads a tokenizer at the first request of each adapter; without this rule a profile's "
-        "`first_use_ms` costs nothing.",
-        until=ONE_TOKENIZER,
-    ),
-    Rule(
-        "whole_sequence", (0, 19), "0.32.0: vllm/v1/core/kv_cache_manager.py, `full_sequence_must_fit`; "
-        "vllm/config/scheduler.py:190",
-        "A waiting request is admitted only if the KV cache holds all its tokens so far, not its first chunk alone "
-        "(`scheduler_reserve_full_isl`, on by default).",
-    ),
-    Rule(
-        "graphs_without_lora", (0, 11), "0.11.2: vllm/config/compilation.py:416, `cudagraph_specialize_lora`",
-        "A step without adapters replays a CUDA graph without LoRA's kernels; before, up to the largest graph it costs "
-        "what LoRA costs without adapters; beyond, the kernels return at once (`no_lora_flag_cpu`, "
-        "vllm/lora/ops/triton_ops/lora_shrink.py of 0.8.5).",
-    ),
-    Rule(
-        "slots_of_running", (0, 33), "0.33.0: vllm/v1/core/sched/scheduler.py:1038–1049",
-        "Adapters of all running requests count against `max_loras`, not those scheduled in the step alone: with "
-        "asynchronous scheduling also those of requests whose last token the step in flight computes.",
-    ),
-    Rule(
-        "skipped_reversed",
-        (0, 10),
-        "0.10.2: vllm/v1/core/sched/request_queue.py:102, `prepend_requests`",
-        "Waiting requests that a step passes over because their adapters find no slot come back in reverse order.",
-        until=(0, 14),
-    ),
-    Rule(
-        "skipped_first",
-        (0, 18),
-        "0.28.0: vllm/v1/core/sched/scheduler.py:2152, `_select_waiting_queue_for_scheduling`",
-        "Waiting requests that were passed over because their adapters found no slot have a queue of their own, which "
-        "comes before preempted requests.",
-        until=(0, 31),
-    ),
-    Rule(
-        "unhashed_first", (0, 23), "0.32.0: vllm/v1/core/block_pool.py:774, `free_blocks`",
-        "Freed blocks without a hash are the next to be taken; before, all freed blocks went to the end of the queue.",
-    ),
-    Rule(
-        "passes_itself", (0, 33), "0.33.0: vllm/v1/core/sched/scheduler.py:983, `schedule`",
-        "With priorities, requests behind one that preempts itself get their tokens in this step; before, they miss "
-        "it.",
-    ),
-    Rule(
-        "caches_verified", (0, 33), "0.33.0: vllm/v1/core/sched/scheduler.py:2407, `update_from_output`",
-        "With drafts, blocks can be found once their tokens came out; the last token of a request is not computed.",
-    ),
-    Rule(
-        "hashes_ahead", (0, 33), "0.33.0: vllm/config/vllm.py:678, `num_hash_lookahead_tokens`",
-        "With eagle and mtp, the hash of a block covers the token after it, too; before, the last block that a request "
-        "finds is computed again.",
-    ),
-    Rule(
-        "async_scheduling", (0, 14), "0.14.0: vllm/config/scheduler.py:133; 0.32.0: vllm/config/vllm.py:1585–1646",
-        "`--async-scheduling` is on by default: a step is scheduled while the one before it is executed.",
-    ),
-    Rule(
-        "prefix_caching", (0, 9), "0.32.0: vllm/engine/arg_utils.py:3021, `default_prefix_caching`",
-        "`--enable-prefix-caching` is on by default. So it is in 0.8.5 with V1, whose profiles were measured with "
-        "prompts that share nothing: they are simulated without.",
-    ),
-)  # fmt: skip
+RULES = tuple(
+    Rule(name, tuple(row["since"]), row["where"], row["says"], tuple(row.get("until", ())) or None)
+    for name, row in _TABLE["rules"].items()
+)
 """Settings that None in a profile stands for, and what else depends on the version."""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from packer.errors import IncompatibleError, OutputError, UnknownNameError, ValidationError, shown
 from packer.io.files import check_writable
+from packer.io.shipped import table
 
 if TYPE_CHECKING:
     from packer.export.servers import ExportedServer, Options
@@ -28,7 +29,7 @@ class Versions:
 
     stack: str
     first: str
-    last: str | None
+    last: str | None = None
 
     def __str__(self) -> str:
         if self.last is None:
@@ -57,15 +58,17 @@ def _parts(version: str) -> tuple[int, ...]:
 class Format:
     """A format: the versions that it was checked against, and the engine that it starts.
 
-    `where`: module and name of its function. `by_load`: the stack's own router splits an adapter on several servers by
-    their load, not by the planned shares. `pods`: it starts pods (`packer.export.kubernetes`).
+    `where`: module and name of its function. `engine` None: it starts no server, and names no base model. `by_load`:
+    the stack's own router splits an adapter on several servers by their load, not by the planned shares. `pods`: it
+    starts pods (`packer.export.kubernetes`). `ranks_apart`: its system starts data-parallel ranks one by one.
     """
 
     where: str
     fits: Versions | None = None
-    engine: str = "vllm"
+    engine: str | None = None
     by_load: bool = False
     pods: bool = False
+    ranks_apart: bool = False
 
     @property
     def render(self) -> Render:
@@ -75,26 +78,15 @@ class Format:
         return function
 
 
-FORMATS = {
-    "vllm": Format("hosts:vllm", Versions("vLLM", "0.8.5", "0.32")),
-    "sglang": Format("hosts:sglang", Versions("SGLang", "0.5", "0.5"), engine="sglang"),
-    "compose": Format("hosts:compose"),
-    "k8s": Format("kubernetes:render", Versions("Kubernetes", "1.31", None), pods=True),
-    "helm": Format("helm:render", Versions("chart", "0.1.12", "0.1.12"), by_load=True, pods=True),
-    "aibrix": Format("aibrix:render", Versions("AIBrix", "0.5", "0.7"), by_load=True, pods=True),
-    "llm-d": Format("llmd:render", Versions("llm-d router", "0.10", "0.10"), pods=True),
-    "kserve": Format("kserve:render", Versions("KServe", "0.20", "0.20"), pods=True),
-    "ray": Format("ray:render", Versions("Ray", "2.49", "2.60")),
-    "dynamo": Format("dynamo:render", Versions("Dynamo", "1.3", "1.4"), by_load=True, pods=True),
-    "routing": Format("routing:routing"),
-    "nginx": Format("routing:nginx"),
-    "envoy": Format("routing:envoy"),
-    "gateway-api": Format("routing:gateway_api", Versions("Gateway API", "1.0", None)),
-    "litellm": Format("routing:litellm"),
-    "grafana": Format("grafana:render", Versions("Grafana", "10", "12")),
-}
-ANY_ENGINE = ("routing", "nginx", "envoy", "gateway-api", "litellm", "grafana")
-"""Formats that start no server, and name no base model."""
+def _formats() -> dict[str, Format]:
+    rows = table("packer.export", "formats.toml")
+    return {
+        name: Format(**row | {"fits": Versions(*row["fits"]) if "fits" in row else None})
+        for name, row in rows.items()
+    }
+
+
+FORMATS = _formats()
 
 
 def export_plan(
@@ -123,7 +115,7 @@ def export_plan(
             raise IncompatibleError(rule)
         kind.fits.check(stack_version)
     found = servers(plan, chosen, numbers)
-    if format_name not in ANY_ENGINE:
+    if kind.engine is not None:
         _check_engine(plan, format_name)
     files = kind.render(found, chosen)
     if kind.pods:
@@ -162,23 +154,18 @@ def start_commands(plan: Plan) -> list[str]:
     return found
 
 
-RANKS_APART = ("ray", "dynamo")
-"""Formats whose systems start data-parallel ranks one by one (Ray Serve's DPServer, Dynamo's external control)."""
-
-
 def _check_engine(plan: Plan, format_name: str) -> None:
     """Raise `IncompatibleError` if a server's profile describes another engine, or ranks, than the format starts."""
     wanted = FORMATS[format_name].engine
     for item in plan.bins:
-        if format_name in RANKS_APART and item.profile.engine.data_parallel_size > 1:
+        if FORMATS[format_name].ranks_apart and item.profile.engine.data_parallel_size > 1:
             raise IncompatibleError(
                 f"--format {format_name} does not start servers of several data-parallel ranks, as "
                 f"{shown(item.profile.name)} is: each rank is a replica there. Use --format kserve or aibrix."
             )
         engine = item.profile.engine.name.lower()
         if engine != wanted:
-            starting = (name for name in FORMATS if name not in ANY_ENGINE)
-            fitting = [name for name in starting if FORMATS[name].engine == engine]
+            fitting = [name for name, kind in FORMATS.items() if kind.engine == engine]
             remedy = f"Use --format {' or '.join(fitting)}" if fitting else "Only routing can be exported"
             raise IncompatibleError(
                 f"Expected a plan for {wanted}, which --format {format_name} starts, got one whose profile "

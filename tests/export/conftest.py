@@ -77,7 +77,7 @@ def exported() -> Callable[[Plan, str], dict[str, str]]:
         options = Options(adapters_claim="adapters")
         if name == "ray":
             options = Options(sources={each: f"s3://loras/{each}" for each in plan.workload.names})
-        engine = dataclasses.replace(plan.bins[0].profile.engine, name=FORMATS[name].engine)
+        engine = dataclasses.replace(plan.bins[0].profile.engine, name=FORMATS[name].engine or "vllm")
         bins = [
             dataclasses.replace(item, profile=dataclasses.replace(item.profile, engine=engine))
             for item in plan.bins

@@ -8,9 +8,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from packer.adapter import Adapter
+from packer.engine_spec import V1_RELEASE
 from packer.errors import ValidationError
 from packer.lengths import Lengths
-from packer.profile import FrontEndSpec, LoadingSpec, Profile
+from packer.profile import ONE_TOKENIZER, FrontEndSpec, LoadingSpec, Profile
 from packer.twin.engine_rules import OLDEST, READ, RULES, followed, rules_of, server_defaults
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -87,6 +88,8 @@ def test_the_table_names_versions_that_were_read() -> None:
         assert rule.until is None or rule.until in READ
         assert rule.where[0].isdigit()
         assert rule.says.endswith(".")
+    ends = {rule.name: rule.until for rule in RULES}
+    assert (ends["prefills_first"], ends["tokenizer_per_adapter"]) == (V1_RELEASE, ONE_TOKENIZER)
 
 
 @pytest.mark.parametrize(
