@@ -8,7 +8,8 @@ import numpy as np
 
 from packer.engine_spec import EngineSpec
 from packer.errors import ModelError
-from packer.fit.tables import Row, positive, whole
+from packer.fit.tables import positive, whole
+from packer.io.tables import Row
 from packer.profile import LoadingSpec, MemorySpec, ModelSpec
 
 
@@ -20,7 +21,7 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
     points = [
         (whole(row, "max_loras"), whole(row, "max_lora_rank"), whole(row, "kv_cache_tokens"))
         for row in rows
-        if row["status"] == "ok"
+        if row.cells["status"] == "ok"
     ]
     if len(points) < 3:
         raise ModelError(f"Expected at least 3 measured KV capacities, got {len(points)}.")
@@ -42,7 +43,7 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
 
 def fit_loading(rows: Sequence[Row]) -> LoadingSpec:
     """Lines a + b × rank through the measured load times, never falling with the rank."""
-    ok = [row for row in rows if row.get("status", "ok") == "ok"]
+    ok = [row for row in rows if row.cells.get("status", "ok") == "ok"]
     if not ok:
         return LoadingSpec()
     rank = np.array([positive(row, "adapter_rank") for row in ok])

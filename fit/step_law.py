@@ -155,10 +155,10 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
     """Equations from decode, prefill and adapter micro-benchmarks (closed loop at a fixed batch)."""
     states, times = [], []
     for row in profiling.backbone:
-        if row.get("status", "ok") != "ok":
+        if row.cells.get("status", "ok") != "ok":
             continue
         prompt = positive(row, "actual_prompt_len")
-        if row["phase"] == "decode":
+        if row.cells["phase"] == "decode":
             batch, output = positive(row, "set_batch_size"), positive(row, "set_output_length")
             context = batch * (prompt + output / 2)
             states.append((batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, context, 0.0, 0.0))
@@ -170,7 +170,7 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
     prompt = 5.0  # the adapters' table has one-word prompts
     for row in profiling.adapters:
         batch, n = number(row, "batch"), number(row, "n_adapters")
-        if row.get("status", "ok") != "ok" or np.isnan(batch + n + number(row, "itl_mean_ms")):
+        if row.cells.get("status", "ok") != "ok" or np.isnan(batch + n + number(row, "itl_mean_ms")):
             continue
         output, rank = positive(row, "set_output_length"), number(row, "rank")
         distinct = number(row, "mean_loras_by_batch")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +14,13 @@ import numpy.typing as npt
 from packer import checks
 from packer.errors import FileFormatError, reader, shown
 from packer.io.files import read_text
-from packer.io.tables import csv_rows
+from packer.io.tables import Row, csv_rows
 from packer.workload import SHAREGPT_CORRELATION
-
-Row = Mapping[str, str]
 
 MOST_ADAPTERS = 1_000_000
 """Of a run."""
-
-
-class _Cells(dict[str, str]):
-    """Cells of a row of a file by column, and where they are."""
-
-    def __init__(self, cells: Row, path: str | os.PathLike[str], row: int) -> None:
-        super().__init__(cells)
-        self.path, self.row = path, row
+MOST = 1e15
+"""Of every figure."""
 
 
 @reader
@@ -44,42 +35,22 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[Row
     if missing:
         rule = f"expected the columns {', '.join(required)}; missing: {', '.join(missing)}"
         raise FileFormatError(f"{rule}; found: {', '.join(found)[:200]}.", row=1)
-    return [_Cells(row.cells, path, row.number) for row in rows]
+    return [replace(row, path=path) for row in rows]
 
 
-def _fail(row: Row, column: str, rule: str) -> NoReturn:
-    path, line = (row.path, row.row) if isinstance(row, _Cells) else (None, None)
-    raise FileFormatError(f"{rule}, got {shown(row.get(column, ''))}.", path=path, row=line, column=column)
-
-
-def number(row: Row, column: str, *, default: float | None = None) -> float:
-    """A finite number of a row; a blank gives the default, or NaN without one."""
-    text = (row.get(column) or "").strip()
-    if not text:
-        return math.nan if default is None else default
-    try:
-        value = checks.decimal(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        _fail(row, column, "expected a finite number")
-    return value
+def number(row: Row, column: str, *, default: float = math.nan) -> float:
+    """A number of a row; the default where it is blank."""
+    return default if row.is_blank(column) else row.real(column, low=-MOST, high=MOST)
 
 
 def positive(row: Row, column: str) -> float:
     """A number > 0 of a row."""
-    value = number(row, column)
-    if not value > 0.0:
-        _fail(row, column, "expected a number > 0")
-    return value
+    return row.real(column, low=0.0, high=MOST, open_low=True)
 
 
 def whole(row: Row, column: str) -> int:
-    """A whole number of a row, from 0 to 1e15."""
-    value = number(row, column)
-    if not (0 <= value <= 1e15 and value == int(value)):
-        _fail(row, column, "expected a whole number")
-    return int(value)
+    """A whole number of a row."""
+    return row.integer(column, low=0, high=int(MOST))
 
 
 @dataclass(frozen=True)
@@ -108,7 +79,7 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
     tables: list[tuple[Row, ...]] = []
     for name, columns in required.items():
         rows = read_rows(folder / name, columns) if (folder / name).exists() else []
-        tables.append(tuple(row for row in rows if row.get("model", model) == model))
+        tables.append(tuple(row for row in rows if row.cells.get("model", model) == model))
     if not any(tables):
         rule = f"expected at least one of {', '.join(required)} with rows of model {model!r}."
         raise FileFormatError(rule, path=folder)
@@ -177,26 +148,26 @@ def read_runs(
     measured = _rates_by_run(folder)
     runs: list[MeasuredRun] = []
     for row in read_rows(path, REQUIRED):
-        if row["model"] != model:
+        if row.cells["model"] != model:
             continue
-        run_id = row.get("run_id") or str(len(runs))
+        run_id = row.cells.get("run_id") or str(len(runs))
         rates = measured.get(run_id)
         if rates is None:
             rates = _expand(row, "rate_counts")
             np.random.default_rng(1).shuffle(rates)
         ranks = np.resize(_expand(row, "size_counts").astype(np.int64), len(rates))
         np.random.default_rng(0).shuffle(ranks)
-        status = (row.get("status") or "ok").strip()
+        status = (row.cells.get("status") or "ok").strip()
         metrics = {name: value for name in METRICS if not math.isnan(value := number(row, name))}
         if status == "ok" and "total_tok_s" not in metrics:
-            _fail(row, "total_tok_s", "expected the throughput of a run that is ok")
+            row.fail("total_tok_s", "expected the throughput of a run that is ok, got an empty cell.")
         slots, slot_rank = whole(row, "max_loras"), whole(row, "max_lora_rank")
         duration_s = number(row, "total_time_s", default=3600.0)
         inputs = number(row, "pool_mean_input_tokens", default=223.0)
         outputs = number(row, "pool_mean_output_tokens", default=196.0) * generated_share
         runs.append(
             MeasuredRun(
-                run_id, row.get("family") or "all", rates, ranks, slots, slot_rank, duration_s, inputs, outputs,
+                run_id, row.cells.get("family") or "all", rates, ranks, slots, slot_rank, duration_s, inputs, outputs,
                 status, metrics, max_outstanding=max_outstanding,
             )
         )  # fmt: skip
@@ -209,14 +180,17 @@ def _expand(row: Row, column: str) -> npt.NDArray[np.float64]:
     """ "0.1:43;0.05:42" → 43 times 0.1, then 42 times 0.05."""
     values: list[float] = []
     try:
-        for item in row[column].split(";"):
+        for item in row.cells[column].split(";"):
             value, count = map(checks.decimal, item.split(":"))
             room = MOST_ADAPTERS - len(values)
             if not (0 <= count <= room and count.is_integer() and 0.0 <= value < math.inf):
                 raise ValueError
             values += [value] * int(count)
     except ValueError:
-        _fail(row, column, f"expected value:count;value:count… of at most {MOST_ADAPTERS:,} adapters")
+        row.fail(
+            column,
+            f"expected value:count;value:count… of at most {MOST_ADAPTERS:,} adapters, got {shown(row.cells[column])}.",
+        )
     return np.array(values)
 
 
@@ -226,6 +200,6 @@ def _rates_by_run(folder: Path) -> dict[str, npt.NDArray[np.float64]]:
         if path.exists():
             rates: dict[str, list[float]] = {}
             for row in read_rows(path, ("run_id", "rate")):
-                rates.setdefault(row["run_id"], []).append(number(row, "rate"))
+                rates.setdefault(row.cells["run_id"], []).append(number(row, "rate"))
             return {run_id: np.array(values) for run_id, values in rates.items()}
     return {}

@@ -71,7 +71,7 @@ def tables(model: str, data: Path = DATA) -> tuple[Profiling, list[MeasuredRun]]
         data / "runs.csv", model, generated_share=GENERATED_SHARE[model], max_outstanding=MAX_OUTSTANDING
     )
     scrape_s = {
-        row["run_id"]: float(row["poll_s_6"] or "nan")
+        row.cells["run_id"]: float(row.cells["poll_s_6"] or "nan")
         for row in read_rows(data / "polls.csv", ("run_id", "poll_s_6"))
     }
     runs = [

@@ -190,7 +190,7 @@ def _standard_error(some: Sequence[tuple[MeasuredRun, Figures]]) -> float:
 
 
 COUNTS = {
-    row["run_id"]: row
+    row.cells["run_id"]: row.cells
     for row in read_rows(DATA / "runs.csv", ("run_id", "completed", "end_num_running", "end_num_waiting"))
 }
 

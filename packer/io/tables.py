@@ -20,14 +20,18 @@ COMMENT = "#"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its number in the file (the header of a CSV file without comments is row 1) and its cells."""
+    """One row: its number in the file (the header of a CSV file without comments is row 1) and its cells.
+
+    `path`: of the file, for a row that is looked at after it was read.
+    """
 
     number: int
     cells: Mapping[str, Any]
+    path: str | os.PathLike[str] | None = None
 
     def fail(self, column: str, message: str) -> NoReturn:
         """Raise an error that names this place."""
-        raise FileFormatError(message, row=self.number, column=column)
+        raise FileFormatError(message, path=self.path, row=self.number, column=column)
 
     def is_blank(self, column: str) -> bool:
         """Whether the column is absent or the cell empty."""
@@ -69,13 +73,13 @@ class Row:
         return int(value)
 
     def _number(self, column: str) -> float:
-        cell = self.cells[column]
+        cell = self.cells.get(column)
         if self.is_blank(column):
             self.fail(column, "expected a number, got an empty cell.")
         try:
             if isinstance(cell, bool):
                 raise ValueError
-            return checks.decimal(cell) if isinstance(cell, str) else float(cell)
+            return checks.decimal(cell) if isinstance(cell, str) else float(cell)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
             self.fail(column, f"expected a number, got {shown(cell)}.")
 

@@ -11,6 +11,7 @@ from packer.fit.pipeline import TERMS, micro_profile
 from packer.fit.step_law import Equations, Prior, prior_of, residuals, solve
 from packer.fit.tables import Profiling
 from packer.io.profiles import load_profile
+from packer.io.tables import Row
 from packer.profile import GpuSpec, Profile
 from packer.twin.law.linear import linear_features
 
@@ -83,10 +84,10 @@ def test_unknown_hardware_has_no_prior() -> None:
 def test_the_profile_says_where_open_terms_come_from() -> None:
     """A fit to micro-benchmarks alone names the profile behind its prior."""
     rows = tuple(
-        {
+        Row(0, {
             "phase": "decode", "set_batch_size": str(batch), "set_output_length": "100", "actual_prompt_len": "5",
             "itl_mean_ms": str(12.0 + 0.02 * batch),
-        }
+        })
         for batch in (50, 100, 200, 400)
     )  # fmt: skip
     found = micro_profile(load_profile(LLAMA), Profiling(backbone=rows))

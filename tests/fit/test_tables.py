@@ -15,6 +15,7 @@ from packer.fit.memory_fit import fit_loading, fit_memory
 from packer.fit.runs import fleet_of, stratified
 from packer.fit.step_law import micro_equations, solve
 from packer.fit.tables import MeasuredRun, Profiling, read_profiling, read_rows, read_runs
+from packer.io.tables import Row
 from packer.profile import ModelSpec
 
 MODEL = ModelSpec("m", 1e10, 1000.0, 5e6)
@@ -45,12 +46,13 @@ def test_runs_are_read_with_their_adapters(tmp_path: Path) -> None:
         (RUNS.replace("total_tok_s", "tokens"), "missing: total_tok_s"),
         (RUNS.replace("0.5:2;0.1:2", "0.5x2"), "value:count"),
         (RUNS.replace("0.5:2;0.1:2", "0.5:99999999999"), "at most 1,000,000 adapters"),
-        (RUNS.replace("r0,m,f,8,4", "r0,m,f,,4"), "a whole number"),
+        (RUNS.replace("r0,m,f,8,4", "r0,m,f,,4"), "a number, got an empty cell"),
         (RUNS.replace("r0,m,f,8,4", "r0,m,f,8.5,4"), "a whole number"),
         (RUNS.replace(",400,ok", ",400,ok,x", 1), "10 cells as in the header, got 11"),
         (RUNS.replace(",400,ok", ",,ok", 1), "throughput of a run"),
         (RUNS.replace("8:1;16:3,400,ok", ""), "10 cells as in the header, got 8"),
-        (RUNS.replace(",400,ok", ",many,ok"), "finite number"),
+        (RUNS.replace(",400,ok", ",many,ok"), "a number, got 'many'"),
+        (RUNS.replace(",400,ok", ",inf,ok"), "finite number"),
     ],
 )
 def test_bad_runs_are_named(tmp_path: Path, bad: str, message: str) -> None:
@@ -78,10 +80,18 @@ def test_bad_runs_are_named(tmp_path: Path, bad: str, message: str) -> None:
         (
             "latency_backbone",
             "decode,1,5,100,-3",
-            "row 2, column 'itl_mean_ms': expected a number > 0, got '-3'",
+            "row 2, column 'itl_mean_ms': expected a finite number > 0 and <= 1e+15, got '-3'",
         ),
-        ("latency_backbone", "decode,1,5,0,3", "row 2, column 'set_output_length': expected a number > 0"),
-        ("latency_backbone", "prefill,1,5,1,0", "row 2, column 'duration_s': expected a number > 0, got ''"),
+        (
+            "latency_backbone",
+            "decode,1,5,0,3",
+            "row 2, column 'set_output_length': expected a finite number > 0",
+        ),
+        (
+            "latency_backbone",
+            "prefill,1,5,1,0",
+            "row 2, column 'duration_s': expected a number, got an empty",
+        ),
     ],
 )
 def test_bad_micro_benchmarks_are_named(tmp_path: Path, name: str, rows: str, message: str) -> None:
@@ -108,8 +118,8 @@ def test_an_empty_folder_is_no_profiling(tmp_path: Path) -> None:
 def test_memory_fit_is_exact_on_a_line() -> None:
     """Capacities that follow the model's line give its parameters back."""
     rows = [
-        {"max_loras": str(s), "max_lora_rank": str(r), "status": "ok",
-         "kv_cache_tokens": str(900_000 - 50 * s - 20 * s * r)}
+        Row(0, {"max_loras": str(s), "max_lora_rank": str(r), "status": "ok",
+                "kv_cache_tokens": str(900_000 - 50 * s - 20 * s * r)})
         for s in (8, 32, 128)
         for r in (8, 16, 32)
     ]  # fmt: skip
@@ -124,7 +134,7 @@ def test_memory_fit_is_exact_on_a_line() -> None:
 def test_loading_never_falls_with_the_rank() -> None:
     """Noise that makes large adapters look faster gives a constant, not a negative slope."""
     rows = [
-        {"adapter_rank": rank, "gpu_load_mean_ms": ms, "disk_load_mean_ms": disk}
+        Row(0, {"adapter_rank": rank, "gpu_load_mean_ms": ms, "disk_load_mean_ms": disk})
         for rank, ms, disk in (("8", "7.5", "70"), ("16", "7.0", "80"), ("32", "6.5", "120"))
     ]
     loading = fit_loading(rows)
@@ -135,8 +145,8 @@ def test_loading_never_falls_with_the_rank() -> None:
 def test_micro_benchmarks_give_their_law_back() -> None:
     """Decode rows that follow a law of base and batch give both coefficients."""
     rows = tuple(
-        {"phase": "decode", "set_batch_size": str(b), "actual_prompt_len": "5", "set_output_length": "100",
-         "itl_mean_ms": str(8 + 0.05 * b + 0.01 * 5 * b / 100)}
+        Row(0, {"phase": "decode", "set_batch_size": str(b), "actual_prompt_len": "5", "set_output_length": "100",
+                "itl_mean_ms": str(8 + 0.05 * b + 0.01 * 5 * b / 100)})
         for b in (1, 10, 50, 100, 200)
     )  # fmt: skip
     equations = micro_equations(Profiling(backbone=rows), ENGINE, 512)
