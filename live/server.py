@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Literal, Self
 
 from packer.errors import LiveError
+from packer.export.quoting import words
+from packer.export.servers import engine_flags
 from packer.io.web import Address, ask
 from packer.live import inside
 from packer.live.launch import Launch
@@ -63,38 +65,27 @@ class ServerOptions:
 
 def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]:
     """The server's command line."""
-    engine = launch.engine
-    flags: dict[str, object] = {
-        "--model": launch.model,
-        "--served-model-name": "base",
-        "--host": HOST,
-        "--port": port,
-        "--max-loras": options.settings.max_loras,
-        "--max-lora-rank": options.settings.max_lora_rank,
-        "--max-model-len": engine.max_model_len,
-        "--max-num-batched-tokens": engine.max_num_batched_tokens,
-        "--max-num-seqs": engine.max_num_seqs,
-        "--block-size": engine.block_size,
-        "--gpu-memory-utilization": engine.gpu_memory_utilization,
-        "--dtype": engine.dtype,
-        "--tensor-parallel-size": engine.tensor_parallel_size,
-        "--data-parallel-size": engine.data_parallel_size,
-    }
+    engine, slots = launch.engine, options.settings.max_loras
     # vLLM requires max_cpu_loras >= max_loras, and by default gives as many as there are slots.
     host_adapters = engine.max_cpu_loras if engine.max_cpu_loras is not None else len(options.adapters)
-    flags["--max-cpu-loras"] = max(host_adapters, options.settings.max_loras)
+    flags: dict[str, object] = {
+        "model": launch.model,
+        "served-model-name": "base",
+        "host": HOST,
+        "port": port,
+        **engine_flags(engine),
+        "block-size": engine.block_size,  # vLLM's default is not 16 on every device
+        "enable-lora": True,
+        "max-loras": slots,
+        "max-lora-rank": options.settings.max_lora_rank,
+        "max-cpu-loras": max(host_adapters, slots),
+        "lora-modules": [f"{name}={path}" for name, path in options.adapters],
+    }
     if options.kv_cache_bytes is not None:
-        flags["--kv-cache-memory-bytes"] = options.kv_cache_bytes
+        flags["kv-cache-memory-bytes"] = options.kv_cache_bytes
     if launch.step_log:
-        flags["--worker-cls"] = "packer_step_worker.StepWorker"
-    command = launch.program()
-    for flag, value in flags.items():
-        command += [flag, str(value)]
-    command += [f"--{'' if on else 'no-'}{name}" for name, on in engine.switches.items()]
-    for name, value in engine.arguments.items():
-        command += [f"--{name}", *(value if isinstance(value, list) else [str(value)])]
-    command += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in options.adapters)]
-    return [*command, *launch.arguments]
+        flags["worker-cls"] = "packer_step_worker.StepWorker"
+    return [*launch.program(), *words(flags), *launch.arguments]
 
 
 def environment(launch: Launch, step_log: Path | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from packer import checks
 from packer.bin import Bin
+from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import quoting
 from packer.export.nodes import node_labels
@@ -26,6 +27,16 @@ _ALWAYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "gpu_memor
 _NOT_DEFAULT = {"tensor_parallel_size": 1, "data_parallel_size": 1, "block_size": 16}
 """Settings of the engine that are flags in every case, and where they are not vLLM's default."""
 _LAST_PORT = 65_535
+
+
+def engine_flags(engine: EngineSpec) -> dict[str, object]:
+    """vLLM's flags of these settings, by name."""
+    flags: dict[str, object] = {name.replace("_", "-"): getattr(engine, name) for name in _ALWAYS}
+    for name, default in _NOT_DEFAULT.items():
+        if (size := getattr(engine, name)) != default:
+            flags[name.replace("_", "-")] = size
+    flags |= {name if on else f"no-{name}": True for name, on in engine.switches.items()}
+    return flags | engine.arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +135,11 @@ class ExportedServer:
 
     def settings(self) -> dict[str, object]:
         """vLLM's flags without the adapters, by name."""
-        engine = self.bin.profile.engine
-        flags: dict[str, object] = {name.replace("_", "-"): getattr(engine, name) for name in _ALWAYS}
-        for name, default in _NOT_DEFAULT.items():
-            if (size := getattr(engine, name)) != default:
-                flags[name.replace("_", "-")] = size
-        flags |= {name if on else f"no-{name}": True for name, on in engine.switches.items()}
-        flags |= {name: each for name, each in engine.arguments.items() if self.modules or "lora" not in name}
-        if self.modules:
-            flags |= {"enable-lora": True, "max-loras": self.bin.max_loras}
-            flags |= {"max-lora-rank": self.bin.max_lora_rank, "max-cpu-loras": self.max_cpu_loras}
-        return flags
+        flags = engine_flags(self.bin.profile.engine)
+        if not self.modules:
+            return {name: each for name, each in flags.items() if "lora" not in name}
+        flags |= {"enable-lora": True, "max-loras": self.bin.max_loras}
+        return flags | {"max-lora-rank": self.bin.max_lora_rank, "max-cpu-loras": self.max_cpu_loras}
 
     @property
     def served_names(self) -> dict[str, object]:
