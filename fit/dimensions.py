@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from packer.io.shipped import table
+
 BYTES = 2
 """Of a weight, bf16."""
 
-EMBEDDING_LORA_TYPES = ("granite", "llama", "mistral", "phi3")
-"""vLLM also reserves LoRA slots for the embedding and the output head of these (`embedding_modules`)."""
+KINDS = table("packer.fit", "model_kinds.toml")
 
 EXTRA_VOCABULARY = 256
 """Tokens that an adapter may add (vLLM's `lora_extra_vocab_size`, gone since 0.12)."""
@@ -21,12 +22,6 @@ MXFP4_BLOCK = 256
 
 EXPERTS_ONLY = ("mxfp4", "int4-experts", "nvfp4-experts")
 """Quantisations of the experts alone: gpt-oss, Kimi K2.5 and what is made of it."""
-
-SANDWICHED = ("gemma2", "gemma3_text", "glm4", "olmo2")
-"""Four norms in a layer instead of two (OLMo 2: two, and two of queries and keys)."""
-
-NORMED_HEADS = ("qwen3", "qwen3_moe", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-"""One norm of queries and one of keys, of a head each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +127,10 @@ class ModelDimensions:
     @property
     def others(self) -> float:
         """Weights that are never quantised: norms, biases, routers, embeddings."""
-        norms = (4 if self.kind in SANDWICHED else 2) * self.hidden
+        norms = (4 if self.kind in KINDS["sandwiched"] else 2) * self.hidden
         if self.biases:
             norms += (self.heads + 2 * self.kv_heads) * self.head_dim
-        if self.kind in NORMED_HEADS:
+        if self.kind in KINDS["normed_heads"]:
             norms += 2 * self.head_dim
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         routers = self.expert_layers * self.hidden * self.experts
@@ -219,7 +214,7 @@ class ModelDimensions:
     @property
     def slot_bytes_per_rank(self) -> float:
         """Bytes of one of vLLM's slots, per unit of `max_lora_rank`."""
-        if self.kind not in EMBEDDING_LORA_TYPES or self.lora_modules:
+        if self.kind not in KINDS["embedding_lora"] or self.lora_modules:
             return self.lora_bytes_per_rank
         ends = self.vocabulary + EXTRA_VOCABULARY + self.hidden
         return self.lora_bytes_per_rank + 2 * BYTES * ends
@@ -227,6 +222,6 @@ class ModelDimensions:
     @property
     def slot_bytes(self) -> float:
         """Bytes of one of vLLM's slots that don't depend on the rank: rows for added tokens."""
-        if self.kind not in EMBEDDING_LORA_TYPES or self.lora_modules:
+        if self.kind not in KINDS["embedding_lora"] or self.lora_modules:
             return 0.0
         return float(2 * BYTES * EXTRA_VOCABULARY * self.hidden)

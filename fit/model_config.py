@@ -9,13 +9,11 @@ from typing import Any
 
 from packer import checks
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, reader, shown
-from packer.fit.dimensions import ModelDimensions
+from packer.fit.dimensions import KINDS, ModelDimensions
 from packer.fit.quantization import of_experts, weights_of_config
 from packer.io.documents import parse_json
 from packer.io.files import read_text
-from packer.io.shipped import table
 
-KINDS = table("packer.fit", "model_kinds.toml")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERT_SIZES = ("moe_intermediate_size", "intermediate_size")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from packer.errors import IncompatibleError, UnknownNameError, shown
-from packer.fit.dimensions import ModelDimensions
-from packer.fit.model_config import KINDS, read_model_config
+from packer.fit.dimensions import KINDS, ModelDimensions
+from packer.fit.model_config import read_model_config
 from packer.fit.quantization import quantized
 from packer.io.shipped import table
 

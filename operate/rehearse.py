@@ -16,8 +16,9 @@ from packer.arrival import Arrivals
 from packer.change import Change, Controller
 from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError
+from packer.io.shipped import table
 from packer.objectives.headroom import with_rates
-from packer.operate.autoscalers import Autoscaler, Rule
+from packer.operate.autoscalers import Autoscaler
 from packer.operate.capacity import server_kinds
 from packer.operate.day import HOUR_S
 from packer.operate.keeper import Keeper
@@ -33,19 +34,8 @@ from packer.workload import Workload
 MARGIN = 0.0
 """Of hindsight, which knows the rates of each hour."""
 MOST_REPLICAS = 4
-CONCURRENCY = 64.0
-"""Requests of each server that the rule on concurrency aims at."""
-RULES: dict[str, tuple[Rule, float, str]] = {
-    "KEDA, queue length 5": (
-        "queue", 5.0, "vllm-project/production-stack, docs/source/use_cases/autoscaling-keda.rst at 183a136a",
-    ),
-    "concurrency": ("concurrency", CONCURRENCY, f"Kubernetes' HorizontalPodAutoscaler, {CONCURRENCY:g} requests each"),
-    "Dynamo, KV usage": (
-        "kv", 1.0,
-        "ai-dynamo/dynamo, examples/llm/components/planner.py at 1a0ded56, its defaults.py at 00c13f8d",
-    ),
-}  # fmt: skip
-"""Rules on metrics: what they look at, their target, and where they are from."""
+RULES = table("packer.operate", "rules.toml")
+"""Rules on metrics: what they look at, their target for each server, and where they are from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +73,7 @@ class Rehearsal:
     def sources(self) -> dict[str, str]:
         """Where the rules are from that servers were run by."""
         names = {each.name for each in self.outcomes}
-        return {name: source for name, (_, _, source) in RULES.items() if name in names}
+        return {name: row["source"] for name, row in RULES.items() if name in names}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -323,8 +313,8 @@ def _beside(
     on = max(1, len(plan.bins))
     everywhere = Cluster((kind,), (kind.name,) * count)
     off = [Change(0.0, stop=tuple(range(on, count)))] if on < count else []
-    for name, (rule, target, _) in RULES.items():
-        scaler = Autoscaler(rule, target, on)
+    for name, row in RULES.items():
+        scaler = Autoscaler(row["rule"], row["target"], on)
         found.append(run(name, everywhere, scaler, router="affinity", changes=off))
     return found
 
