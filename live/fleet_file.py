@@ -40,8 +40,7 @@ from packer.io.web import Address, address_of, key_of
 from packer.live.launch import filled
 from packer.moves import by_adapter
 
-ROUTING = ("nginx", "envoy", "gateway-api", "litellm", "routing", "helm", "aibrix", "kserve")
-"""Formats that say which adapter is where."""
+ROUTING = tuple(name for name, kind in FORMATS.items() if kind.routes)
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class RouterFile:
     token_secret: str | None = None
 
     def __post_init__(self) -> None:
-        if self.format not in ROUTING or self.format not in FORMATS:
+        if self.format not in ROUTING:
             raise ValidationError(f"Expected a format among {', '.join(ROUTING)}, got {shown(self.format)}.")
 
 

@@ -12,7 +12,6 @@ import os
 import stat
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,19 +28,19 @@ class Place(NamedTuple):
     fault: str = ""
 
 
-def named_folder(environment: Mapping[str, str] = os.environ) -> Path:
+def named_folder() -> Path:
     """The folder's name, whatever is there: in `NUMBA_CACHE_DIR` where it is set, else in the user's cache.
 
     Relative paths in `XDG_CACHE_HOME` and `HOME` are ignored: they would name a part of the working folder.
     """
     from numba.misc.appdirs import user_cache_dir
 
-    if given := environment.get("NUMBA_CACHE_DIR"):
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(given).absolute() / "kernels"
     users = Path(user_cache_dir("packer", appauthor=False))  # type: ignore[no-untyped-call]
     if not users.is_absolute():
         users = Path(os.path.expanduser("~/.cache/packer"))
-    if users == Path("/.cache/packer") and not environment.get("HOME", "/"):
+    if users == Path("/.cache/packer") and not os.environ.get("HOME", "/"):
         users = Path(".cache/packer")  # an empty name of a home is none, not the root
     return users / "kernels"
 

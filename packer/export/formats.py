@@ -61,6 +61,7 @@ class Format:
     `where`: module and name of its function. `engine` None: it starts no server, and names no base model. `by_load`:
     the stack's own router splits an adapter on several servers by their load, not by the planned shares. `pods`: it
     starts pods (`packer.export.kubernetes`). `ranks_apart`: its system starts data-parallel ranks one by one.
+    `routes`: its files say which adapter is where.
     """
 
     where: str
@@ -69,6 +70,7 @@ class Format:
     by_load: bool = False
     pods: bool = False
     ranks_apart: bool = False
+    routes: bool = False
 
     @property
     def render(self) -> Render:

@@ -12,6 +12,7 @@ from packer import checks
 from packer.arrays import FloatArray, IntArray
 from packer.blocks import Blocks
 from packer.lengths import MAX_TOKENS, Lengths, normal_grid
+from packer.search import fewest
 from packer.sessions import FIRST_TOKEN_S, MAX_THINK_S, MAX_TURNS, PER_TOKEN_S, Sessions
 from packer.traces.trace import Trace
 from packer.workload import Workload
@@ -210,10 +211,8 @@ def _hit(own: tuple[IntArray, FloatArray], shared: int) -> float:
 
 def _nearest(own: tuple[IntArray, FloatArray], wanted: float) -> int:
     """Shared blocks for which the hits are nearest to `wanted`; they grow with the shared blocks."""
-    low, high = 0, int(own[0].max())
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if _hit(own, middle) < wanted else (low, middle)
+    most = int(own[0].max())
+    low = fewest(lambda shared: shared == most or _hit(own, shared) >= wanted, 0, most) or 0
     return low - 1 if low and wanted - _hit(own, low - 1) <= _hit(own, low) - wanted else low
 
 
