@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from packer.bin import Bin
 from packer.objectives.base import Scenario
 from packer.objectives.headroom import with_rates
 from packer.objectives.moves import FewestMoves
@@ -31,10 +30,6 @@ class AllDay(FewestMoves):
     def symmetric(self) -> bool:
         """Adapters of equal mean rate may differ in their rates by period."""
         return False
-
-    def anchored(self, old: Sequence[Bin]) -> AllDay:
-        """The same objective, staying close to these bins."""
-        return replace(self, old=tuple(old)).within(self.goal)
 
     def fleet(self, workload: Workload) -> Workload:
         """The fleet as it is: the goal is that of servers, and the workload has its own for adapters."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from packer.bin import Bin
 from packer.evaluation import Evaluations
@@ -24,9 +25,9 @@ class FewestMoves(Objective):
 
     name = "moves"
 
-    def anchored(self, old: Sequence[Bin]) -> FewestMoves:
+    def anchored(self, old: Sequence[Bin]) -> Self:
         """The same objective, staying close to these bins."""
-        return FewestMoves(tuple(old)).within(self.goal)
+        return replace(self, old=tuple(old)).within(self.goal)
 
     def supports(self, _profiles: Sequence[Profile]) -> str | None:
         """It needs a running plan."""
