@@ -61,7 +61,8 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
         names = listed((plan.workload.names[i] for i in plan.unplaced), SHOWN)
         lines.append(f"No server has slots large enough for: {names}.")
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
-    said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced) + new)
+    late = len(found.over_limits) if plan.limits else 0
+    said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced) + new, late)
     if not found.holds and not found.broken and not plan.unplaced:
         said = "The plan breaks its latency limits. packer solve --from makes the next one."
     elif found.over_limits and found.holds and not (plan.limits or new):
@@ -72,14 +73,15 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
     return lines
 
 
-def conclusion(broken: int, gpus: int, unplaced: int) -> str:
-    """Whether the plan holds, in a sentence: GPUs that break, and adapters without a server."""
+def conclusion(broken: int, gpus: int, unplaced: int, late: int = 0) -> str:
+    """Whether the plan holds, in a sentence: servers that break, more beyond their limits, adapters without one."""
     if not broken and not unplaced:
         return "The plan holds."
     without = f"{unplaced} adapter{'s have' if unplaced > 1 else ' has'} no server"
     if not broken:
-        return f"The servers hold, but {without}. packer solve --from makes the next plan."
-    text = f"The plan breaks: {broken} of {gpus} servers"
+        how = "The plan breaks its latency limits, and" if late else "The servers hold, but"
+        return f"{how} {without}. packer solve --from makes the next plan."
+    text = f"The plan breaks: {broken} of {gpus} servers{f'; {late} more break its latency limits' if late else ''}"
     return f"{text}{f', and {without}' if unplaced else ''}. packer solve --from makes the next one."
 
 

@@ -155,7 +155,7 @@ def note(message: str, *, quiet: bool = False) -> None:
     if not quiet:
         width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
         with suppress(OSError):
-            sys.stdout.flush()  # where both go to one file, a line does not cut a table in two
+            results().flush()  # where both go to one file, a line does not cut a table in two
         with suppress(OSError):
             click.echo("\n".join(wrapped(f"packer: {visible(message)}", width)), err=True)
 

@@ -150,8 +150,11 @@ def fail(error: BaseException, code: int, *, message: str = "", as_json: bool = 
 
     found = error.format_message() if isinstance(error, click.ClickException) else str(error)
     text = "\n".join(map(visible, brief(masked(message or found)).split("\n")))
+    helps = isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ()))  # a group alone: no error to name
     with suppress(OSError):
-        if isinstance(error, click.ClickException):
+        if helps:
+            click.echo(found, err=True)
+        elif isinstance(error, click.ClickException):
             context = error.ctx if isinstance(error, click.UsageError) else None
             click.UsageError(text, context).show()
         else:

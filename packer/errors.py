@@ -76,6 +76,10 @@ class SourceError(InputError):
     """A service that data are read from, as a file would be, is unreachable or refused."""
 
 
+MOST_LISTED, LISTED = 40, 8
+"""Names that are listed all, and how many where there are more."""
+
+
 class UnknownNameError(InputError, LookupError):
     """No thing of that kind has that name; lists the known ones and the nearest match."""
 
@@ -83,7 +87,8 @@ class UnknownNameError(InputError, LookupError):
         self.kind, self.name, self.known = kind, name, tuple(sorted(known))
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         hint = (f" Did you mean {near[0]!r}?" if near else "") + (f" {otherwise}" if otherwise else "")
-        super().__init__(f"Unknown {kind} {shown(name)}.{hint} Known: {listed(self.known, 40) or 'none'}.")
+        named = listed(self.known, LISTED if len(self.known) > MOST_LISTED else MOST_LISTED)
+        super().__init__(f"Unknown {kind} {shown(name)}.{hint} Known: {named or 'none'}.")
 
 
 class IncompatibleError(InputError):

@@ -10,6 +10,7 @@ One language for every place that takes limits, "p95_ttft_ms=2000,mean_itl_ms=10
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -307,10 +308,13 @@ def assignments(text: str, known: Iterable[str] = KEYS) -> dict[str, float]:
         key, equals, value = part.partition("=")
         key = SPELLINGS.get(key.strip(), key.strip())
         if not equals or key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {near[0]}?" if near and equals else ""
             raise ValidationError(
-                f"Expected a latency goal as [CLASS:]KEY=VALUE,… with the keys {', '.join(OF_MANY)}, "
-                f"{', '.join(OF_REQUESTS)}, those of a server as in server.p99_ttft_ms, and "
-                f"{', '.join(SHARES)} (not of a class), got {shown(text)}."
+                f"Expected a latency goal as [CLASS:]KEY=VALUE,… such as p95_ttft_ms=500,mean_itl_ms=50, got "
+                f"{shown(text)}.{hint} Keys: {', '.join(OF_REQUESTS)} (of each request); {'_, '.join(STATISTICS)}_ "
+                "before ttft_ms, itl_ms, tpot_ms, e2e_ms (of each adapter; server.p99_ttft_ms: of each server); "
+                f"{', '.join(SHARES)} (not of a class)."
             )
         if key in values:
             raise ValidationError(f"Expected each limit once, got {key} twice in {shown(text)}.")

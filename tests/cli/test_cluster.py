@@ -192,7 +192,7 @@ def test_systems_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--router", "fastest"], "Unknown router 'fastest'"),
         (["--router", "plan"], "the cluster has no placement"),
         (["--slo", "ttft_ms"], "Expected a latency goal"),
-        (["--slo", "ttft=5"], "Expected a latency goal"),
+        (["--slo", "p95_tft_ms=5"], "Did you mean p95_ttft_ms?"),
         (["--max-loras", "4"], "--max-loras"),
         (["--predictor", "tree"], "leave out --predictor"),
     ],

@@ -95,3 +95,13 @@ def test_no_colours_outside_a_terminal(
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
     assert err == ""
+
+
+@pytest.mark.parametrize("words", [[], ["live"], ["workload"]])
+def test_a_group_alone_shows_its_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Who types a group without a command gets its commands, not an error that repeats the usage."""
+    assert run(words) == 2
+    err = capsys.readouterr().err
+    assert err.count("Usage:") == 1
+    assert "Commands:" in err
+    assert "Error" not in err

@@ -100,7 +100,10 @@ def test_lines_break_between_words(width: int) -> None:
 
 def test_a_note_comes_after_the_table_above_it() -> None:
     """Where output and messages go to one file, what was printed first stands first."""
-    code = "from packer.cli import output; print('table'); output.note('wrote it')"
+    code = (
+        "from packer.cli import output, streams\n"
+        "with streams.only_results():\n    output.show('table'); output.note('wrote it')"
+    )
     both = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
     )

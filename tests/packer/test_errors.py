@@ -76,7 +76,7 @@ def test_a_list_of_known_names_stays_short() -> None:
     """Of thousands of names, such as those of a fleet's adapters, the nearest and the first ones are said."""
     error = errors.UnknownNameError("adapter", "bot-70O", [f"bot-{k}" for k in range(9000)])
     assert "Did you mean 'bot-70" in str(error)
-    assert str(error).endswith("and 8,960 more.")
+    assert str(error).endswith("and 8,992 more.")
     assert len(error.known) == 9000
     assert str(errors.UnknownNameError("adapter", "a", [])).endswith("Known: none.")
 
