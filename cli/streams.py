@@ -150,7 +150,9 @@ def fail(error: BaseException, code: int, *, message: str = "", as_json: bool = 
 
     found = error.format_message() if isinstance(error, click.ClickException) else str(error)
     text = "\n".join(map(visible, brief(masked(message or found)).split("\n")))
-    helps = isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ()))  # a group alone: no error to name
+    helps = isinstance(
+        error, getattr(click.exceptions, "NoArgsIsHelpError", ())
+    )  # a group alone: no error to name
     with suppress(OSError):
         if helps:
             click.echo(found, err=True)

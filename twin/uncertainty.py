@@ -68,7 +68,10 @@ def intervals(simulations: Sequence[Run], metrics: Sequence[str] = SUMMARY) -> p
     rows = []
     for metric in metrics:
         values = np.array([float(getattr(simulation, metric)) for simulation in simulations])
-        rows.append((metric, *interval(values)))
+        found = interval(values)
+        if found.low is not None and (values >= 0.0).all():  # counts and times are not negative
+            found = found._replace(low=max(found.low, 0.0))
+        rows.append((metric, *found))
     kinds = {
         "metric": pl.String,
         **dict.fromkeys(("mean", "low", "high", "sd"), pl.Float64),

@@ -72,7 +72,7 @@ def verdict_of(sim: Run) -> RunVerdict:
         holds, broken = False, [f"{words_of('p95_ttft_ms')} of adapters with few requests"]
     if broken:
         parts.append(f"breaks {' and '.join(filter(None, broken))}")
-    elif limits:
+    elif limits and steady:  # whoever starves has no figure that could break a limit
         parts.append(f"keeps {' and '.join(each.words for each in limits if each.words)}")
     cause, why = (None, "") if holds else _cause(sim)
     text = f"{', '.join(parts)}{why}.{_drafts(sim)}"
@@ -84,7 +84,7 @@ def verdict_of_all(runs: Sequence[Run]) -> RunVerdict:
     found = [verdict_of(run) for run in runs]
     if len(runs) == 1:
         return found[0]
-    worst = max(range(len(runs)), key=lambda k: (not found[k].holds, runs[k].slo_used))
+    worst = max(range(len(runs)), key=lambda k: (not found[k].holds, runs[k].slo_used, -runs[k].served_share))
     kept = sum(each.holds for each in found)
     return replace(
         found[worst], text=f"{kept} of {len(runs)} seeds keep the goal; the worst: {found[worst].text}"

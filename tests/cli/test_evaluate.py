@@ -87,7 +87,9 @@ def test_evaluate_names_what_has_no_place(plan_path: str, tmp_path: Path, capsys
     assert conclusion(1, 5, 0, 4).startswith(
         "The plan breaks: 1 of 5 servers; 4 more break its latency limits. "
     )
-    assert conclusion(0, 5, 1, 4).startswith("The plan breaks its latency limits, and 1 adapter has no server.")
+    assert conclusion(0, 5, 1, 4).startswith(
+        "The plan breaks its latency limits, and 1 adapter has no server."
+    )
     assert conclusion(2, 4, 3).startswith("The plan breaks: 2 of 4 servers, and 3 adapters have no server. ")
 
 

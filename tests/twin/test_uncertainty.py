@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scipy import stats
@@ -73,3 +75,12 @@ def test_no_seeds_are_refused(make_profile: Callable[..., Profile]) -> None:
     """Zero seeds are an error."""
     with pytest.raises(ValidationError, match="seeds"):
         simulate_seeds(FLEET, make_profile(), max_loras=1, seeds=0)
+
+
+def test_what_can_not_be_negative_has_no_negative_interval() -> None:
+    """Of a time in a few runs that differ much, the interval begins at 0; a difference keeps its sign."""
+    for values, below in ((0.0, 0.0, 90.0), False), ((-1.0, 0.0, 90.0), True):
+        runs: Any = [SimpleNamespace(figure=value) for value in values]
+        (row,) = intervals(runs, metrics=["figure"]).to_dicts()
+        assert (row["low"] < 0.0) is below
+        assert row["mean"] < row["high"]

@@ -41,6 +41,15 @@ def test_slots_that_are_too_few_are_named(toy_profile: Profile) -> None:
     assert found.to_dict()["cause"]["advice"]
 
 
+def test_an_adapter_without_answers_keeps_no_limit(server: Profile) -> None:
+    """Where an adapter never gets a slot, the others' latencies say nothing of the goal."""
+    busy = Workload([Adapter("a", 8, 4.0), Adapter("b", 8, 3.0), Adapter("c", 8, 2.0)])
+    run = simulate(busy, server, max_loras=2, duration_s=600, seed=0)
+    assert 0 in run.completed_of
+    assert verdict_of(run).text.startswith("Starves: serves ")
+    assert "keeps" not in verdict_of(run).text
+
+
 @pytest.mark.parametrize(
     "slo", ["ttft_ms=1,request_share=0.9", "server.p99_ttft_ms=1", "p95_ttft_ms=1", "mean_itl_ms=1"]
 )
