@@ -205,7 +205,10 @@ def write_frame(frame: pl.DataFrame | None, path: str | None) -> None:
 
 
 def check_distinct(path: str | os.PathLike[str]) -> None:
-    """Raise `OutputError` if another parameter of the command names the same file: an input or a second output."""
+    """Raise `OutputError` if another parameter of the command names the same file (an input or a second output), or if
+    the name is a dash, which elsewhere is standard output."""
+    if os.fspath(path).partition("/")[0] == "-":
+        raise OutputError("-: expected a file; --json, and export without -o, print to standard output.")
     context = click.get_current_context(silent=True)
     named = [] if context is None else [value for value in context.params.values() if value]
     named = [each for value in named for each in (value.values() if isinstance(value, dict) else (value,))]

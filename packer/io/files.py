@@ -36,7 +36,8 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     except FileFormatError:
         raise
     except FileNotFoundError:
-        raise FileFormatError("there is no such file.") from None
+        piped = " Standard input is not read: give a file." if os.fspath(path) == "-" else ""
+        raise FileFormatError(f"there is no such file.{piped}") from None
     except IsADirectoryError:
         raise FileFormatError("expected a file, got a directory.") from None
     except (OSError, ValueError) as error:

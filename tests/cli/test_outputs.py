@@ -51,3 +51,11 @@ def test_one_file_has_one_use(folder: Path, words: str, capsys: pytest.CaptureFi
     assert out == ""
     assert "expected another file for each input and output" in err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("words", ["solve f.csv -o -", "export plan.json --format vllm -o -", "solve -"])
+def test_a_dash_is_no_file(folder: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dash, which means a stream elsewhere, neither becomes a file of that name nor waits for input."""
+    assert run(words.split()) == 2
+    assert "standard " in capsys.readouterr().err.lower()
+    assert not Path("-").exists()
