@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packer.cli.declare import argument, bundle, command, option
+from packer.cli.declare import argument, bundle, command, option, typed
 from packer.cli.options import Writing, common
 from packer.cli.output import interruptible
 from packer.cli.settings import ServerSettings
@@ -83,7 +83,8 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     from packer.report.page import write_report
     from packer.traces.measure import rounded
 
-    if not is_log(given.traffic_path) and kind_of(given.traffic_path) in ("workload", None):
+    told = any(typed(LOG_ONLY))
+    if not is_log(given.traffic_path, told=told) and kind_of(given.traffic_path) in ("workload", None):
         refuse_unused("a workload file", (*LOG_ONLY, "at"))
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     out.check(*(path for path in paths.values() if os.path.exists(path)))

@@ -125,7 +125,8 @@ def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
     known = "; ".join(f"{', '.join(kind.required)} ({kind.name})" for kind in FORMATS)
     return (
         f"expected a log of requests, with a time and token counts: columns as {known}, or those of a gateway. Found: "
-        f"{', '.join(list(seen)[:30]) or 'none'}; --key time=NAME, input=NAME, output=NAME and model=NAME name others."
+        f"{', '.join(list(seen)[:30]) or 'none'}; --key time=NAME, input=NAME, output=NAME and model=NAME "
+        "(of packer init, workload from-log) name others."
     )
 
 

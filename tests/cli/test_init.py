@@ -179,6 +179,19 @@ def test_requests_to_the_base_model_are_planned_for(tmp_path: Path, capsys: Capt
         assert ("have no adapter" in capsys.readouterr().err) is not bool(skip)
 
 
+def test_a_table_in_other_words_is_a_log_where_the_options_say_so(tmp_path: Path, capsys: Capture) -> None:
+    """A log whose columns nothing knows is read by --key, and without it said to lack what a log has."""
+    path = tmp_path / "gateway.csv"
+    rows = (f"{1767225600 + 30 * k},sql,{50 + k},20" for k in range(20))
+    path.write_text("ts,lora,tokens_in,tokens_out\n" + "\n".join(rows))
+    words = ["init", str(path), "--rank", "8", *SERVER, "-o", str(tmp_path / "project")]
+    assert run(words) == 2
+    assert "--key time=NAME" in capsys.readouterr().err
+    keys = ("time=ts", "model=lora", "input=tokens_in", "output=tokens_out")
+    assert run([*words, *(word for key in keys for word in ("--key", key))]) == 0
+    assert read_workload(tmp_path / "project" / "fleet.csv").names == ("sql",)
+
+
 def test_ranks_of_a_workload_file_are_its_own(tmp_path: Path, capsys: Capture) -> None:
     """--rank beside a file that has ranks would be ignored: it is refused."""
     fleet = tmp_path / "fleet.csv"
