@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.moves import match, moved
 from packer.solvers.base import Problem
-from packer.solvers.columns.master import solve_integer
 from packer.solvers.slots import SlotSearch, real_bins
 
 MOST_ADAPTERS, MOST_SIMULATED = 12, 7
 """Fleets up to which every set of adapters is evaluated; the latter where that simulates."""
-
-_INTEGER_S = 10.0
 
 
 def repaired(problem: Problem) -> list[Bin] | None:
@@ -31,24 +29,45 @@ def repaired(problem: Problem) -> list[Bin] | None:
     if feasible is None:
         return None
     home = {i: j for j, old in enumerate(problem.old_bins) for i in old.adapters}
-    rows, prices, sets = [], [], []
-    for each in feasible:
-        held = np.zeros(n + len(problem.old_bins), dtype=np.int64)
-        held[list(each)] = 1
-        for j in {None, *(home[i] for i in each if i in home)}:
-            row = held.copy()
-            if j is not None:
-                row[n + j] = -1  # each running server becomes at most one of the new plan
-            rows.append(row)
-            prices.append(n + 1.0 + sum(i in home and home[i] != j for i in each))
-            sets.append((each, j))
-    demand = np.concatenate([np.ones(n, dtype=np.int64), -np.ones(len(problem.old_bins), dtype=np.int64)])
-    seconds = min(_INTEGER_S, max(0.1, problem.remaining_s()))
-    use, _ = solve_integer(np.array(rows), demand, time_limit_s=seconds, prices=np.array(prices))
-    if use is None:
-        return None
-    bins = real_bins(problem, _disjoint([sets[k] for k in np.flatnonzero(use).tolist()], home))
+    sets = cheapest(feasible, n, home, len(problem.old_bins))
+    bins = [None] if sets is None else real_bins(problem, sets)
     return [item for item in bins if item is not None] if all(item is not None for item in bins) else None
+
+
+def cheapest(
+    feasible: Sequence[tuple[int, ...]], n: int, home: Mapping[int, int], servers: int
+) -> list[tuple[int, ...]] | None:
+    """The partition of `n` adapters into the fewest sets, then with the fewest adapters away from home; None: none.
+
+    `home`: running server of an adapter, of `servers`, each of which becomes at most one set. For every subset of the
+    adapters, as a mask of bits, the cheapest partition into new servers is found, from the last adapter on, then with
+    each running server in turn.
+    """
+    masks = np.arange(1 << n)
+    bits = [sum(1 << i for i in each) for each in feasible]
+    homes = [[home.get(i) for i in each] for each in feasible]
+    least = np.where(masks == 0, 0, np.iinfo(np.int64).max // 2)
+    took = np.full((servers + 1, 1 << n), -1)
+
+    def improve(k: int, j: int, among: IntArray, before: IntArray) -> None:
+        """Take set `k` where that is cheaper than what is known of a mask; server `servers` is a new one."""
+        at = among[among & bits[k] == bits[k]]
+        price = before[at ^ bits[k]] + n + 1 + sum(own is not None and own != j for own in homes[k])
+        at, price = at[price < least[at]], price[price < least[at]]
+        least[at], took[j, at] = price, k
+
+    for k in sorted(range(len(feasible)), key=lambda k: -feasible[k][0]):
+        improve(k, servers, masks[masks & -masks == 1 << feasible[k][0]], least)
+    for j in range(servers):
+        before = least.copy()
+        for k in (k for k, own in enumerate(homes) if j in own):
+            improve(k, j, masks, before)
+    left, found = (1 << n) - 1, []
+    for j in (*reversed(range(servers)), *[servers] * n):
+        if left and (k := int(took[j, left])) >= 0:
+            found.append(feasible[k])
+            left ^= bits[k]
+    return None if left else found
 
 
 def _feasible_sets(problem: Problem) -> list[tuple[int, ...]] | None:
@@ -64,19 +83,6 @@ def _feasible_sets(problem: Problem) -> list[tuple[int, ...]] | None:
         larger = ((*each, i) for each in sorted(good) for i in range(each[-1] + 1, len(problem.workload)))
         level = [each for each in larger if all(each[:k] + each[k + 1 :] in good for k in range(len(each)))]
     return found
-
-
-def _disjoint(
-    chosen: Sequence[tuple[tuple[int, ...], int | None]], home: dict[int, int]
-) -> list[tuple[int, ...]]:
-    """The sets without what is held twice: an adapter stays on its running server if it can."""
-    owner: dict[int, int] = {}
-    for k, (each, j) in enumerate(chosen):
-        for i in each:
-            if i not in owner or (i in home and home[i] == j):
-                owner[i] = k
-    sets = [tuple(i for i in each if owner[i] == k) for k, (each, _) in enumerate(chosen)]
-    return [each for each in sets if each]
 
 
 def homeward(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:

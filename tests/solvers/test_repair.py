@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from packer.objectives.moves import FewestMoves
 from packer.planning.verify import check
 from packer.solvers.base import Problem
 from packer.solvers.greedy.solver import Greedy
-from packer.solvers.repair import homeward, repaired
+from packer.solvers.repair import cheapest, homeward, repaired
 from packer.solvers.replan import Replan
 from packer.solvers.slots import real_bins
 from packer.workload import Workload
@@ -71,6 +72,29 @@ def test_small_fleets_are_replanned_as_by_brute_force(seed: int) -> None:
     found = Replan().solve(task)
     check(task, found)
     assert (len(found.bins), len(moved(task.old_bins, found.bins))) == brute_force(task)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_cheapest_partition_is_that_of_all_partitions(seed: int) -> None:
+    """Sets are as few as can be, and then adapters away from home, whichever servers become which set."""
+    rng = np.random.default_rng(seed)
+    n, servers, weights = 6, seed % 4, rng.uniform(0.1, 1.0, 6)
+    home = {i: int(rng.integers(servers)) for i in range(n) if servers and rng.random() < 0.8}
+    subsets = (each for size in range(1, n + 1) for each in combinations(range(n), size))
+    feasible = [each for each in subsets if len(each) == 1 or weights[list(each)].sum() < 1.3]
+
+    def away(sets: list[tuple[int, ...]]) -> int:
+        """Fewest adapters that move, over every way to make running servers or new ones of the sets."""
+        kept = [[sum(home.get(i) == j for i in each) for j in range(servers)] for each in sets]
+        ways = permutations([*range(servers), *[servers] * len(sets)], len(sets))
+        return len(home) - max(sum([*row, 0][j] for row, j in zip(kept, way, strict=True)) for way in ways)
+
+    found = cheapest(feasible, n, home, servers)
+    assert found is not None
+    assert sorted(i for each in found for i in each) == list(range(n))
+    every = [sets for sets in partitions(list(range(n))) if set(sets) <= set(feasible)]
+    assert (len(found), away(found)) == min((len(sets), away(sets)) for sets in every)
+    assert cheapest([(0,), (1,)], 3, {}, 1) is None
 
 
 def test_large_fleets_are_not_enumerated() -> None:
