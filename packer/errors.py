@@ -189,7 +189,7 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
             from packer.io.recognise import hint
 
             expected, found, foreign = hint(path, read.__name__)
-            if found and (foreign or (error.row is None and (error.key or error.column))):
+            if found and (foreign or error.row == 1 or (error.row is None and (error.key or error.column))):
                 # Which rule of its own format a file of another kind breaks is no news.
                 error.args = (f"{expected} {found}",)
                 error.row = error.column = error.key = None

@@ -197,9 +197,11 @@ def outcome(
     if math.isnan(best.p95_ttft_ms):
         lines.append("No request completed in the simulated hour.")
     else:
-        worst = latency(best.worst_adapter_ttft_ms)
+        worst, rows = latency(best.worst_adapter_ttft_ms), best.plan.evaluations
+        served = rows.total_token_throughput.sum() / rows.offered_tok_s.sum()
         lines.append(
-            f"TTFT p95 {latency(best.p95_ttft_ms)}, worst adapter {worst}, ITL {best.mean_itl_ms:.0f} ms."
+            f"{f'{served:.0%} of the load is served: ' if best.starving else ''}TTFT p95 {latency(best.p95_ttft_ms)}, "
+            f"worst adapter {worst}, ITL {best.mean_itl_ms:.0f} ms."
         )
     if breaking is not None:
         lines.append(f"The goal: {slo}.{'' if reachable else ' No number of GPUs keeps it.'}")

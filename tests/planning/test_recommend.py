@@ -219,6 +219,10 @@ def test_too_few_gpus_are_all_used(server: Profile) -> None:
     """Where even all GPUs at hand do not keep the goal, the nearest plan is on all of them."""
     found = packer.recommend(Workload([Adapter("hot", 8, 150.0)]), server, max_gpus=3)
     assert (found.status, found.n_gpus) == (Status.INFEASIBLE, 3)
+    second = str(found.details["decision"]).splitlines()[1]
+    assert re.match(
+        r"\d\d% of the load is served: TTFT p95 ", second
+    )  # of what is not served nothing is known
 
 
 def test_an_hour_without_requests_is_told_in_words(server: Profile) -> None:

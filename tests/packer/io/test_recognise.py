@@ -69,6 +69,7 @@ def test_a_wrong_file_is_named(
         with pytest.raises(FileFormatError, match=rf"This is an? {kind}: .*packer|--") as caught:
             read(path)
         assert str(caught.value).count("This is a") == 1
+        assert "JSON" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
