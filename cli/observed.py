@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,8 @@ def from_log(
     known = ranks.read()
     read = read_trace(log.log_path, reading.fields())
     how = {**values(given, "seed"), "window_s": view.window_s}
-    found = observe_log(read, known, view.view(), named=reading.named(given.seed), **how)
+    seen = replace(view.view(), at="mean") if given.replay else view.view()
+    found = observe_log(read, known, seen, named=reading.named(given.seed), **how)
     facts = {**summary_of(found.fleet), "requests": len(read), "dropped": read.dropped, "other": read.other}
     files.write(found, out, source=_command(log.log_path, files.output), facts=facts)
 

@@ -121,16 +121,20 @@ def test_adapters_that_are_made_up_get_ranks(tmp_path: Path, capsys: Capture) ->
     assert set(read_workload(tmp_path / "g.csv").ranks) == {64}
 
 
-def test_from_trace_replay(tmp_path: Path) -> None:
-    """With --replay every request is kept as it was; a trace's own adapters and ranks are used."""
+def test_from_trace_replay(tmp_path: Path, capsys: Capture) -> None:
+    """With --replay every request is kept as it was, which no hour's rates stand for; adapters and ranks are the
+    trace's."""
     trace = tmp_path / "trace.csv"
-    trace.write_text("timestamp,adapter,rank,input_tokens,output_tokens\n0,a,8,5,6\n4,b,16,7,8\n")
+    trace.write_text(
+        "timestamp,adapter,rank,input_tokens,output_tokens\n0,a,8,5,6\n4,b,16,7,8\n8000,b,16,1,1\n"
+    )
     path = tmp_path / "f.json"
-    assert run(["workload", "from-log", str(trace), "--replay", "-q", "-o", str(path)]) == 0
+    assert run(["workload", "from-log", str(trace), "--replay", "-o", str(path)]) == 0
+    assert "rates: the mean" in capsys.readouterr().err
     fleet = read_workload(path)
     assert (fleet.names, fleet.ranks.tolist()) == (("a", "b"), [8, 16])
     assert fleet.arrivals.trace is not None
-    assert fleet.arrivals.trace.time_s.tolist() == [0.0, 4.0]
+    assert fleet.arrivals.trace.time_s.tolist() == [0.0, 4.0, 8000.0]
 
 
 def test_profiles_list_and_show(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
