@@ -25,6 +25,9 @@ def repaired(problem: Problem) -> list[Bin] | None:
     most = MOST_SIMULATED if problem.evaluator.simulates else MOST_ADAPTERS
     if n > most or len(problem.profiles) > 1:
         return None
+    (whole,) = real_bins(problem, [tuple(range(n))])
+    if whole is not None:
+        return [whole]
     feasible = _feasible_sets(problem)
     if feasible is None:
         return None

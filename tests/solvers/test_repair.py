@@ -15,6 +15,7 @@ from packer.bin import Bin
 from packer.moves import moved
 from packer.objectives.moves import FewestMoves
 from packer.planning.verify import check
+from packer.solvers import repair
 from packer.solvers.base import Problem
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.repair import cheapest, homeward, repaired
@@ -95,6 +96,15 @@ def test_the_cheapest_partition_is_that_of_all_partitions(seed: int) -> None:
     every = [sets for sets in partitions(list(range(n))) if set(sets) <= set(feasible)]
     assert (len(found), away(found)) == min((len(sets), away(sets)) for sets in every)
     assert cheapest([(0,), (1,)], 3, {}, 1) is None
+
+
+def test_a_fleet_on_one_server_is_not_enumerated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one server holds every adapter, no plan has fewer, and its subsets are not evaluated."""
+    task = grown(0)
+    quiet = replace(task.workload, adapters=tuple(replace(a, rate=0.01) for a in task.workload.adapters))
+    monkeypatch.setattr(repair, "_feasible_sets", lambda _problem: pytest.fail("enumerated"))
+    (item,) = repaired(replace(task, workload=quiet)) or ()
+    assert item.adapters == tuple(range(8))
 
 
 def test_large_fleets_are_not_enumerated() -> None:
