@@ -259,9 +259,6 @@ def _facts(plan: Plan) -> list[str]:
     ]
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
-    said = (item.profile.provenance.get("price") for item in plan.bins)
-    if sources := list(dict.fromkeys(filter(None, said))):
-        lines.append(f"Price       {'; '.join(sources)}")
     if (energy := energy_of(plan)) is not None:
         lines.append(f"Energy      {energy}")
     if plan.adapters is not None:
@@ -275,14 +272,19 @@ FOUND = 2
 
 
 def _small_print(plan: Plan, *, briefly: bool) -> list[str]:
-    """Facts, and what was assumed of lengths, engine and prefixes; `briefly`: of the facts only what is said nowhere
-    else."""
+    """Facts, and what was assumed of prices, lengths, engine and prefixes.
+
+    `briefly`: no facts beside a decision, and of those of another plan the first.
+    """
     facts = _facts(plan)
     lines = facts if not briefly else [] if plan.details.get("decision") else facts[:FOUND]
     training = float(plan.evaluations.tuning_tok_s.sum())
     if training and plan.workload.fine_tuning is not None:
         policy = plan.workload.fine_tuning.policy
         lines.append(f"Training    {number(training, 0)} tok/s beside the requests, by {policy}")
+    said = (item.profile.provenance.get("price") for item in plan.bins)
+    if sources := list(dict.fromkeys(filter(None, said))):
+        lines.append(f"Price       {'; '.join(sources)}")
     if plan.workload.assumed_lengths:
         lines.append(f"Lengths     {assumed_lengths(plan.workload)}")
     return [*lines, *_engine(plan, briefly=briefly)]
