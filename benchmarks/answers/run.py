@@ -55,9 +55,12 @@ def _file(name: str, adapters: int = 100) -> Callable[[], Trace]:
 
 def _drawn(
     rate: Callable[[Any], Any], *, adapters: int = 60, exponent: float = 1.2, seed: int = 0, step_s: float = 0.0,
-    burst_cv: float = 0.0, second: Callable[[Any], Any] | None = None,
+    burst_cv: float = 0.0, own_cv: float = 0.0, second: Callable[[Any], Any] | None = None,
 ) -> Callable[[], Trace]:  # fmt: skip
-    """Six hours of requests at `rate` (of the time in h), by minutes; `second`: of a second half of the adapters."""
+    """Six hours of requests at `rate` (of the time in h), by minutes; `second`: of a second half of the adapters.
+
+    `burst_cv`, `own_cv`: of the rate in each minute, of all adapters together and of each by itself.
+    """
 
     def made() -> Trace:
         rng = np.random.default_rng(seed)
@@ -68,11 +71,19 @@ def _drawn(
             means = 60.0 * of_hour(minutes / 60.0) * np.ones(len(minutes))
             if burst_cv:
                 means = means * rng.gamma(burst_cv**-2, burst_cv**2, len(means))
-            counts = rng.poisson(means)
-            at_s = np.repeat(60.0 * minutes, counts) + 60.0 * rng.random(counts.sum())
             share = np.arange(1.0, adapters + 1.0) ** -exponent
+            share /= share.sum()
+            if own_cv:
+                factors = rng.gamma(own_cv**-2, own_cv**2, (len(minutes), adapters))
+                counts = rng.poisson(means[:, np.newaxis] * share * factors)
+                minute, who = np.divmod(np.repeat(np.arange(counts.size), counts.ravel()), adapters)
+                at_s = 60.0 * (minute + rng.random(len(minute)))
+            else:
+                counts = rng.poisson(means)
+                at_s = np.repeat(60.0 * minutes, counts) + 60.0 * rng.random(counts.sum())
+                who = rng.choice(adapters, len(at_s), p=share)
             times.append(at_s)
-            owners.append(part * adapters + rng.choice(adapters, len(at_s), p=share / share.sum()))
+            owners.append(part * adapters + who)
         time_s, owner = np.concatenate(times), np.concatenate(owners)
         time_s = np.floor(time_s / step_s) * step_s if step_s else time_s
         order = np.argsort(time_s, kind="stable")
@@ -98,6 +109,7 @@ LOGS: dict[str, Callable[[], Trace]] = {
     "day": _drawn(_day(5.0, 0.9)),
     "deep-day": _drawn(lambda hour: 14.0 * np.exp(-((hour - 3.5) ** 2)) + 0.5, seed=1),
     "bursty-day": _drawn(_day(5.0, 0.8), burst_cv=0.5, seed=2),
+    "own-bursts": _drawn(_day(10.0, 0.9), own_cv=1.5, seed=11),
     "spike": _drawn(lambda hour: np.where((hour >= 2.0) & (hour < 3.0), 14.0, 3.0), seed=3),
     "two-services": _drawn(_day(4.0, 0.9, 1.0), second=_day(4.0, 0.9, 4.0), adapters=30, seed=4),
     "steady": _drawn(lambda hour: 9.0, seed=5),

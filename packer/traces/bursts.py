@@ -16,24 +16,20 @@ import numpy as np
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, Bursts
 from packer.gamma import gamma_covariances
+from packer.traces.burst_fit import MIN_CV, fitted, polynomials
 from packer.traces.trace import Trace
 
 WINDOWS_S = (0.1, 1.0, 10.0, 60.0, 300.0)
 MOST_WINDOWS = 20_000_000
 """Windows of a trace that are counted; shorter ones are left out: three weeks have so many of 0.1 s."""
-SCALES_S = tuple(float(f"{0.1 * 3**k:.2g}") for k in range(14))
 SMALLEST_CELL_S, MAX_CELLS = 0.05, 2_000_000
 LONGEST_SHARE = 0.1
 """Longest time scale and lag, as a share of the trace: longer ones can't be estimated from a single realisation."""
 SIGNIFICANCE = 0.999
+HOUR_S = 3600.0
+"""Of traces that last hours, bursts are measured within hours."""
 OWN_CELL_S = 5.0
 """Own bursts of adapters are measured from this time scale on: single adapters have few requests."""
-MIN_CV = 0.05
-MIN_WEIGHT = 0.01
-GRID = 300
-"""Cells of a window in which it is computed what the removal of its trend takes from bursts."""
-SMALL_VARIANCE = 0.1
-"""Variances of means below this part of the largest one are fitted as if they were this part: the rest is chance."""
 TREND_DEGREE = 2
 """Degree of the polynomial that is taken for the trend inside a window: the rise, the top or the fall of a day."""
 
@@ -44,21 +40,17 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
     `window_s`: measure bursts within windows of this length, relative to the rate of each window, so that a plan for
     the rates of one window does not count the difference between windows twice. The trend inside each window is
     removed, because a day's ramp is no burst, and time scales above a tenth of the window are left out. None: relative
-    to the mean rate of the whole trace.
+    to the mean rate of the whole trace; of one that lasts hours the bursts within hours, and a slow factor beside them:
+    fitted at once, the course of a day hides bursts of minutes.
     Raises `ValidationError`: the trace names no adapters.
     """
-    time_s = trace.time_s - trace.time_s[0]
-    adapter = trace.requests().adapter
-    degree = 0 if window_s is None else TREND_DEGREE
-    window_s = trace.span_s if window_s is None else min(window_s, trace.span_s)
-    if not _significant(time_s, trace.span_s, window_s, degree):
-        return Arrivals()
-    cell_s = max(_cell_s(time_s, trace.span_s), trace.step_s)
-    counts = _counts(time_s, trace.span_s, cell_s)
-    size = _row_cells(len(counts), cell_s, window_s)
-    lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree)
-    own = _own_bursts(trace, time_s, adapter, window_s, degree)
-    common = _fit(lag_s, total, size * cell_s, degree)
+    if window_s is None and trace.span_s < 2.0 * HOUR_S:
+        common, own = _factors(trace, trace.span_s, 0)
+    else:
+        common, own = _factors(trace, min(window_s or HOUR_S, trace.span_s), TREND_DEGREE)
+    if window_s is None and trace.span_s >= 2.0 * HOUR_S:
+        slow = _factors(trace, trace.span_s, 0, (common, own))
+        common, own = _product(common, slow[0]), _product(own, slow[1])
     if common is None and own is None:
         return Arrivals()
     return Arrivals("bursty", common=common, own=own)
@@ -80,7 +72,7 @@ def bursts_within(arrivals: Arrivals, window_s: float) -> Arrivals:
 
 
 def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:
-    """One factor without the time scales above a tenth of the window."""
+    """One factor without the time scales above a tenth of the window: what `_product` joined, apart again."""
     if bursts is None:
         return None
     fast = [(scale_s, weight) for scale_s, weight in bursts.scales if scale_s <= LONGEST_SHARE * window_s]
@@ -98,6 +90,57 @@ def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:
     return Bursts(float(f"{np.sqrt(variance):.4g}"), scales)
 
 
+def _product(fast: Bursts | None, slow: Bursts | None) -> Bursts | None:
+    """The gamma factor whose slow scales have the variance of `slow`, and that varies like `fast` beside them."""
+    if fast is None or slow is None:
+        return fast or slow
+    cv = min(float(f"{np.sqrt((1.0 + fast.cv**2) * (1.0 + slow.cv**2) - 1.0):.4g}"), 100.0)
+    rho, covariance = gamma_covariances(cv)
+    share = float(np.interp(slow.cv**2, covariance, rho))
+    parts = ((fast, 1.0 - share), (slow, share))
+    return Bursts(cv, tuple((scale_s, round(of * w, 6)) for each, of in parts for scale_s, w in each.scales))
+
+
+def _factors(
+    trace: Trace, window_s: float, degree: int, fast: tuple[Bursts | None, Bursts | None] | None = None
+) -> tuple[Bursts | None, Bursts | None]:
+    """The common and the own factor within windows; beside fast ones those of the slower scales, which remain."""
+    time_s, adapter = trace.time_s - trace.time_s[0], trace.requests().adapter
+    if not _significant(time_s, trace.span_s, window_s, degree):
+        return None, None
+    cell_s = max(_cell_s(time_s, trace.span_s), trace.step_s)
+    counts = _counts(time_s, trace.span_s, cell_s)
+    size = _row_cells(len(counts), cell_s, window_s)
+    lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree)
+    from_s, fast = (0.0, (None, None)) if fast is None else (LONGEST_SHARE * HOUR_S, fast)
+    found = _own_covariance(trace, time_s, adapter, window_s, degree)
+    own = None
+    if found is not None:
+        own_lag_s, seen, same, length_s = found
+        remainder = _beside(seen, _covariance(fast[1], own_lag_s))
+        own = fitted(own_lag_s, remainder, length_s, degree, from_s)
+        # The sum over adapters has the common factor's covariance and, by their shares, that of their own ones.
+        known = np.interp(lag_s, own_lag_s, seen)
+        if own is not None:  # at lags below the first
+            known *= _covariance(own, np.minimum(lag_s, own_lag_s[0])) / _covariance(own, own_lag_s[:1])
+        total = _beside(total, same * known)
+    common = fitted(lag_s, _beside(total, _covariance(fast[0], lag_s)), size * cell_s, degree, from_s)
+    return common, own
+
+
+def _covariance(bursts: Bursts | None, lag_s: FloatArray) -> FloatArray:
+    """Of a factor with itself at these lags."""
+    if bursts is None:
+        return np.zeros(len(lag_s))
+    rho, table = gamma_covariances(bursts.cv)
+    return np.interp(sum(weight * np.exp(-lag_s / scale_s) for scale_s, weight in bursts.scales), rho, table)
+
+
+def _beside(covariance: FloatArray, known: FloatArray) -> FloatArray:
+    """Of the other one of two independent factors with mean 1, from that of their product and that of one of them."""
+    return (1.0 + covariance) / (1.0 + np.maximum(known, -0.5)) - 1.0
+
+
 def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int) -> bool:
     """Whether the counts of some width vary more than the counts of Poisson arrivals do by chance."""
     from scipy.stats import chi2
@@ -111,7 +154,7 @@ def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int
         rows, row = np.unique(cells // size, return_inverse=True)
         # The squares of what a polynomial leaves: those of the counts, less those of its coefficients.
         squares = np.bincount(row, counts**2)
-        for each in _polynomials(cells % size, size, degree):
+        for each in polynomials(cells % size, size, degree):
             squares -= np.bincount(row, counts * each) ** 2
         freedom = len(rows) * (size - 1 - degree)
         if float((squares / (np.bincount(row, counts) / size)).sum()) > chi2.ppf(SIGNIFICANCE, freedom):
@@ -119,10 +162,11 @@ def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int
     return False
 
 
-def _own_bursts(
+def _own_covariance(
     trace: Trace, time_s: FloatArray, adapter: IntArray, window_s: float, degree: int
-) -> Bursts | None:
-    """Bursts that an adapter does not share with the others.
+) -> tuple[FloatArray, FloatArray, float, float] | None:
+    """Lags, s, covariances of the bursts that an adapter does not share with others, the sum of the squared shares of
+    adapters in all requests, and the length of the windows, s. None: they are not above chance.
 
     The covariance within adapters, pooled with the squares of their means as weights, is
     (1 + common) × (1 + own) − 1; that between adapters is the common one alone.
@@ -150,8 +194,8 @@ def _own_bursts(
     between = (total - same * within) / (1.0 - same)
     # Twice the standard error of the pooled estimate under Poisson arrivals: less is chance.
     error = 1.0 / np.sqrt(squares * size)
-    own = (1.0 + within) / (1.0 + np.maximum(between, -0.5)) - 1.0
-    return _fit(lag_s, own, size * cell_s, degree) if own[:4].mean() > 2.0 * error else None
+    own = _beside(within, between)
+    return (lag_s, own, same, size * cell_s) if own[:4].mean() > 2.0 * error else None
 
 
 def _row_cells(cells: int, cell_s: float, window_s: float) -> int:
@@ -162,16 +206,6 @@ def _rows(counts: FloatArray, size: int) -> FloatArray:
     """Counts in cells, float64 (…, cells), as rows of whole windows, float64 (rows, size)."""
     whole = counts.shape[-1] // size * size
     return counts[..., :whole].reshape(-1, size)
-
-
-def _polynomials(place: IntArray, size: int, degree: int) -> Iterator[FloatArray]:
-    """Orthonormal polynomials on 0 … size − 1, up to degree 0 or 2, at these places (Gram's polynomials)."""
-    x, n = place - (size - 1) / 2.0, float(size)
-    second = (n**2 - 1.0) / 12.0  # the mean of x²; that of x⁴ is (n² − 1)(3 n² − 7) / 240
-    yield np.full(len(x), n**-0.5)
-    if degree:
-        yield x / np.sqrt(n * second)
-        yield (x**2 - second) / np.sqrt(n * (second * (3.0 * n**2 - 7.0) / 20.0 - second**2))
 
 
 def _pooled(
@@ -197,76 +231,6 @@ def _pooled(
     lagged /= n - np.arange(n)
     cov = np.array([lagged[a:b].mean() for a, b in bands])
     return lag_s, cov / squares, squares
-
-
-def _fit(lag_s: FloatArray, covariance: FloatArray, window_s: float, degree: int) -> Bursts | None:
-    """The factor with this covariance, which trends of this degree were removed from: its spread and time scales.
-
-    Fitted, by least squares with weights >= 0, are the variances of the factor's means over windows of each length,
-    relative to themselves, because queues follow these. A fit lag by lag leaves bursts of minutes to chance: their
-    covariance is small and lasts long.
-    """
-    scales = np.array([s for s in SCALES_S if lag_s[0] <= s <= 0.5 * lag_s[-1]])
-    over = _over_windows(lag_s)
-    if not len(scales) or (over @ covariance).max() <= 0.0:
-        return None
-    parts = _weights(over @ _left_of(scales, lag_s, window_s, degree), over @ covariance)
-    if parts.sum() < MIN_CV**2:
-        return None
-    cv = min(float(f"{np.sqrt(parts.sum()):.4g}"), 100.0)
-    decay = np.exp(-lag_s[:, np.newaxis] / scales)
-    whole = np.maximum(decay @ parts, 1e-12)  # with what the removal of trends took
-    rho, table = gamma_covariances(cv)
-    slope = whole / np.interp(whole, table, rho)
-    weights = _weights(over @ (decay * slope[:, np.newaxis]), over @ whole, total=1.0)
-    weights[weights < MIN_WEIGHT * weights.sum()] = 0.0
-    weights /= weights.sum()
-    kept = [(s, round(w, 4)) for s, w in zip(scales.tolist(), weights.tolist(), strict=True) if w > 0]
-    return Bursts(cv, tuple(kept))
-
-
-def _weights(columns: FloatArray, wanted: FloatArray, total: float = 0.0) -> FloatArray:
-    """Weights >= 0 of columns that give `wanted` with the least relative errors; with a `total` they sum to it."""
-    from scipy.optimize import nnls
-
-    share = 1.0 / np.maximum(wanted, SMALL_VARIANCE * wanted.max())
-    rows = np.vstack([columns * share[:, np.newaxis], np.full(columns.shape[1], 100.0 * total)])
-    found: FloatArray = nnls(rows, np.append(wanted * share, 100.0 * total))[0]
-    return found
-
-
-def _over_windows(lag_s: FloatArray) -> FloatArray:
-    """Weights of the covariances at lags in the variance of the mean over windows, float64 (windows, lags).
-
-    The variance over w seconds is 2 / w² ∫ (w − t) Cov(t) dt; each lag stands for the lags nearest to it.
-    """
-    edges = np.concatenate(([0.0], (lag_s[1:] + lag_s[:-1]) / 2.0, lag_s[-1:]))
-    width = edges[1:, np.newaxis]
-    until = np.minimum(edges, width)
-    parts: FloatArray = np.diff(until * (width - until / 2.0)) * 2.0 / width**2
-    return parts
-
-
-def _left_of(scales: FloatArray, lag_s: FloatArray, window_s: float, degree: int) -> FloatArray:
-    """What the removal of trends leaves of the correlation exp(−t / scale) at lags, float64 (lags, scales).
-
-    A polynomial takes part of every burst, of one that lasts minutes a third of its variance within an hour: what it
-    takes at a lag is the mean over pairs of `GRID` cells of the window that are so far apart.
-    """
-    step_s = window_s / GRID
-    apart = np.arange(GRID)
-    basis = np.column_stack(list(_polynomials(apart, GRID, degree)))
-    without = np.eye(GRID) - basis @ basis.T
-    left: FloatArray = np.exp(-lag_s[:, np.newaxis] / scales)
-    for column, scale_s in zip(left.T, scales.tolist(), strict=True):
-        u = step_s / scale_s  # of means over cells
-        mean = np.exp(-np.maximum(apart - 1, 0) * u) * (-np.expm1(-u) / u) ** 2
-        mean[0] = 2.0 / u + 2.0 * np.expm1(-u) / u**2
-        whole = mean[np.abs(apart[:, np.newaxis] - apart)]
-        kept = without @ whole @ without
-        taken = [float(np.diagonal(whole - kept, k).mean()) for k in range(GRID // 2)]
-        column -= np.interp(lag_s, step_s * apart[: GRID // 2], taken)
-    return left
 
 
 def _cell_s(time_s: FloatArray, span_s: float) -> float:

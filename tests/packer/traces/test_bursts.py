@@ -14,7 +14,7 @@ import packer
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.gamma import gamma_covariances
-from packer.traces import bursts
+from packer.traces import burst_fit
 from packer.traces.assign import assign_adapters
 from packer.traces.bursts import bursts_within, measure_arrivals
 from packer.traces.measure import measure_workload
@@ -53,6 +53,25 @@ def test_common_and_own_bursts_are_told_apart() -> None:
     common_only = [measure_arrivals(drawn(replace(truth, own=None), seed)) for seed in range(6)]
     assert sum(a.own is not None for a in common_only) <= 1
     assert all(a.common is not None for a in common_only)
+
+
+def test_own_bursts_are_not_counted_twice() -> None:
+    """What a few hot adapters do on their own varies the sum of all requests, and is no burst that all have."""
+    truth = Arrivals("bursty", own=Bursts(1.0, ((60.0, 1.0),)))
+    fleet = Workload([Adapter(f"a{i:02d}", 8, 4.0 / (i + 1)) for i in range(40)], arrivals=truth)
+    for seed in range(3):
+        seen = draw_requests(fleet, 14_400.0, seed)
+        trace = Trace(
+            seen.time_s, seen.input_tokens, seen.output_tokens, seen.adapter, fleet.names, fleet.ranks
+        )
+        found = measure_arrivals(trace, window_s=3600.0)
+        assert found.own is not None
+        assert found.own.cv == pytest.approx(1.0, rel=0.2)
+        assert found.common is None or found.common.cv < 0.15
+        again = draw_requests(fleet.with_arrivals(found), 14_400.0, seed).time_s
+        assert dispersion(again, 14_400.0, 60.0) == pytest.approx(
+            dispersion(trace.time_s, 14_400.0, 60.0), rel=0.35
+        )
 
 
 def test_two_adapters_may_have_bursts_of_their_own() -> None:
@@ -128,7 +147,7 @@ def test_what_the_removal_of_trends_takes_is_given_back(truth: Bursts, degree: i
     left = without @ whole @ without
     taken = [float(np.diagonal(whole - left, k).mean()) for k in range(300)]
     seen = covariance(truth, lag_s) - np.interp(lag_s, cell_s * apart[:300], taken)
-    found = bursts._fit(lag_s, seen, 3600.0, degree)
+    found = burst_fit.fitted(lag_s, seen, 3600.0, degree)
     assert found is not None
     for window_s in (1.0, 10.0, 60.0, 300.0):
         at_s = np.linspace(0.0, window_s, 2001)
@@ -139,7 +158,7 @@ def test_what_the_removal_of_trends_takes_is_given_back(truth: Bursts, degree: i
 
 
 def test_bursts_within_an_hour_are_found_beside_the_day() -> None:
-    """Measured within windows, bursts of a minute have the spread that was put in, whatever the day does."""
+    """Bursts of a minute have the spread that was put in, whatever the day does, measured within windows or over all."""
     truth = Arrivals("bursty", common=Bursts(0.6, ((30.0, 1.0),)))
     found = []
     for seed in range(4):
@@ -151,6 +170,12 @@ def test_bursts_within_an_hour_are_found_beside_the_day() -> None:
         )
         measured = measure_arrivals(trace, window_s=3600.0)
         found.append(measured.common.cv if measured.common else 0.0)
+        whole = measure_arrivals(trace)
+        assert whole.common is not None
+        assert max(scale for scale, _ in whole.common.scales) > 360.0
+        again = bursts_within(whole, 3600.0).common
+        assert again is not None
+        assert again.cv == pytest.approx(found[-1], rel=0.01)
     assert np.mean(found) == pytest.approx(0.6, rel=0.2)
 
 
@@ -225,7 +250,9 @@ def test_what_a_trend_leaves_is_that_of_the_best_fit(degree: int) -> None:
     counts = np.random.default_rng(1).poisson(3.0, 50).astype(np.float64)
     x = np.arange(50)
     fitted = np.polyval(np.polyfit(x, counts, degree), x)
-    left = (counts**2).sum() - sum((counts * each).sum() ** 2 for each in bursts._polynomials(x, 50, degree))
+    left = (counts**2).sum() - sum(
+        (counts * each).sum() ** 2 for each in burst_fit.polynomials(x, 50, degree)
+    )
     assert left == pytest.approx(((counts - fitted) ** 2).sum())
 
 
