@@ -39,16 +39,15 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
 
     `window_s`: measure bursts within windows of this length, relative to the rate of each window, so that a plan for
     the rates of one window does not count the difference between windows twice. The trend inside each window is
-    removed, because a day's ramp is no burst, and time scales above a tenth of the window are left out. None: relative
-    to the mean rate of the whole trace; of one that lasts hours the bursts within hours, and a slow factor beside them:
-    fitted at once, the course of a day hides bursts of minutes.
+    removed, because a day's ramp is no burst, and time scales above a tenth of the window are left out. A trace of
+    less than two windows is one. None: relative to the mean rate of the whole trace, which is within hours, and of a
+    longer trace a slow factor beside these bursts: fitted at once, the course of a day hides bursts of minutes.
     Raises `ValidationError`: the trace names no adapters.
     """
-    if window_s is None and trace.span_s < 2.0 * HOUR_S:
-        common, own = _factors(trace, trace.span_s, 0)
-    else:
-        common, own = _factors(trace, min(window_s or HOUR_S, trace.span_s), TREND_DEGREE)
-    if window_s is None and trace.span_s >= 2.0 * HOUR_S:
+    within_s = window_s or HOUR_S
+    several = trace.span_s >= 2.0 * within_s
+    common, own = _factors(trace, within_s if several else trace.span_s, TREND_DEGREE)
+    if window_s is None and several:
         slow = _factors(trace, trace.span_s, 0, (common, own))
         common, own = _product(common, slow[0]), _product(own, slow[1])
     if common is None and own is None:
@@ -132,8 +131,10 @@ def _covariance(bursts: Bursts | None, lag_s: FloatArray) -> FloatArray:
     """Of a factor with itself at these lags."""
     if bursts is None:
         return np.zeros(len(lag_s))
+    scales, weights = np.array(bursts.scales).T
     rho, table = gamma_covariances(bursts.cv)
-    return np.interp(sum(weight * np.exp(-lag_s / scale_s) for scale_s, weight in bursts.scales), rho, table)
+    found: FloatArray = np.interp(np.exp(-lag_s[:, np.newaxis] / scales) @ weights, rho, table)
+    return found
 
 
 def _beside(covariance: FloatArray, known: FloatArray) -> FloatArray:

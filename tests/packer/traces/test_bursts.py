@@ -158,7 +158,7 @@ def test_what_the_removal_of_trends_takes_is_given_back(truth: Bursts, degree: i
 
 
 def test_bursts_within_an_hour_are_found_beside_the_day() -> None:
-    """Bursts of a minute have the spread that was put in, whatever the day does, measured within windows or over all."""
+    """Bursts of a minute have the spread that was put in, whatever the day does, within windows and over all."""
     truth = Arrivals("bursty", common=Bursts(0.6, ((30.0, 1.0),)))
     found = []
     for seed in range(4):
