@@ -109,7 +109,7 @@ LOGS: dict[str, Callable[[], Trace]] = {
     "day": _drawn(_day(5.0, 0.9)),
     "deep-day": _drawn(lambda hour: 14.0 * np.exp(-((hour - 3.5) ** 2)) + 0.5, seed=1),
     "bursty-day": _drawn(_day(5.0, 0.8), burst_cv=0.5, seed=2),
-    "own-bursts": _drawn(_day(10.0, 0.9), own_cv=1.5, seed=11),
+    "own-bursts": _drawn(_day(10.0, 0.9), exponent=0.8, own_cv=1.0, seed=11),
     "spike": _drawn(lambda hour: np.where((hour >= 2.0) & (hour < 3.0), 14.0, 3.0), seed=3),
     "two-services": _drawn(_day(4.0, 0.9, 1.0), second=_day(4.0, 0.9, 4.0), adapters=30, seed=4),
     "steady": _drawn(lambda hour: 9.0, seed=5),
