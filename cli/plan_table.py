@@ -111,7 +111,7 @@ def changes(old: Plan, plan: Plan) -> list[Table | str]:
     numbers = plan.moves.servers if plan.moves else ()
     kept = [number for number in numbers if number is not None]
     lines: list[Table | str] = [
-        f"Changes     {len(moved)} adapters moved, {len(now - before)} new, {len(before - now)} gone; "
+        f"Changes     {counted(len(moved), 'adapter')} moved, {len(now - before)} new, {len(before - now)} gone; "
         f"servers: {len(kept)} stay, {len(numbers) - len(kept)} start, {old.n_gpus - len(kept)} stop"
     ]
     if moved:

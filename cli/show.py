@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +74,10 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
     def slots(item: Bin) -> list[int]:
         return [item.max_loras, item.max_lora_rank]
 
-    pairs = [(k, old.bins[j], new.bins[k]) for k, j in enumerate(moves.servers) if j is not None]
+    pairs = [(k, j, old.bins[j], new.bins[k]) for k, j in enumerate(moves.servers) if j is not None]
     restarted: list[dict[str, Any]] = [
-        {"server": k, "was": slots(one), "is": slots(other)}
-        for k, one, other in pairs
+        {"server": k, "continues": j, "was": slots(one), "is": slots(other)}
+        for k, j, one, other in pairs
         if one.settings != other.settings
     ]
     data: dict[str, Any] = {
@@ -92,13 +93,18 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         *changes(old, replace(new, moves=moves)),
     ]
     lines += [
-        f"Restart     server {each['server']}: max_loras × rank {' × '.join(map(str, each['was']))} → "
+        f"Restart     server {each['server']}{_was(each)}: max_loras × rank {' × '.join(map(str, each['was']))} → "
         f"{' × '.join(map(str, each['is']))}"
         for each in restarted
     ]
     if moved:
         shown = [([each["adapter"]], each["from"], each["to"]) for each in moved[:MOST_MOVES]]
         rows = [[", ".join(map(str, cell)) or "none" for cell in row] for row in shown]
-        columns = ("adapter", "from server", "to server")
+        columns = ("adapter", "from old server", "to new server")
         lines.append(Table("Adapters that move", columns, rows, left=(0, 1, 2)))
     return data, lines
+
+
+def _was(restarted: Mapping[str, Any]) -> str:
+    """The number of a server in the plan before, where it is another one."""
+    return "" if restarted["continues"] == restarted["server"] else f" (was {restarted['continues']})"

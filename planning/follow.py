@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from packer import checks
 from packer.bin import Bin
@@ -22,9 +23,24 @@ def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
         raise IncompatibleError(
             "The running plan has no GPUs, so that there is nothing to keep: plan without it."
         )
+    return tuple(_left(old, workload).values())
+
+
+def _left(old: Plan, workload: Workload) -> dict[int, Bin]:
+    """The old plan's servers that have an adapter left, by their numbers."""
     number = {name: i for i, name in enumerate(workload.names)}
     now = {i: number[name] for i, name in enumerate(old.workload.names) if name in number}
-    return tuple(kept for item in old.bins if (kept := item.renumbered(now)) is not None)
+    kept = ((k, item.renumbered(now)) for k, item in enumerate(old.bins))
+    return {k: item for k, item in kept if item is not None}
+
+
+def numbered(plan: Plan, old: Plan | None) -> Plan:
+    """The plan that follows `running` with the old plan's numbers of the servers that go on."""
+    if old is None or plan.moves is None:
+        return plan
+    numbers = tuple(_left(old, plan.workload))
+    servers = tuple(None if k is None else numbers[k] for k in plan.moves.servers)
+    return replace(plan, moves=replace(plan.moves, servers=servers))
 
 
 def gpus_words(plan: Plan) -> str:

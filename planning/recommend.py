@@ -15,7 +15,7 @@ from packer.plan import Plan
 from packer.planning.behind import fewer_behind_router
 from packer.planning.explain import breaks_later, finished, missed, nearly_idle
 from packer.planning.explore import Frontier
-from packer.planning.follow import gpus_words, nearby, running
+from packer.planning.follow import gpus_words, nearby, numbered, running
 from packer.planning.frontier import Conditions, FrontierPoint, Progress
 from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
@@ -119,7 +119,7 @@ def recommend(
     starting(fleet, [kinds[0].profile])
     job = Frontier(fleet, kinds[0].profile, **vars(asked))
     task = Deployment(job, min(at_hand, default=None), old_bins)
-    plan = planned(task)
+    plan = numbered(planned(task), old_plan)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan)}: {plan.hardware}"
     return replace(plan, details={"decision": f"{lead}: {task.told}", **plan.details})
 

@@ -16,7 +16,7 @@ from packer.moves import aligned, moves_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble, simulated_once
-from packer.planning.follow import gpus_words, running
+from packer.planning.follow import gpus_words, numbered, running
 from packer.planning.loop import planned
 from packer.planning.prove import bounded
 from packer.planning.rooms import with_room
@@ -144,7 +144,7 @@ def solve(
         max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
     )  # fmt: skip
     given = margin if confidence is None else raised
-    return planned(SolverTask(problem, search, again, verify, given, with_headroom))
+    return numbered(planned(SolverTask(problem, search, again, verify, given, with_headroom)), old_plan)
 
 
 def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:

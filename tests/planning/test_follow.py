@@ -74,3 +74,22 @@ def test_a_running_plan_on_other_servers_is_refused(busy: Workload, server: Prof
         packer.recommend(replace(busy), other, old_plan=old)
     with pytest.raises(IncompatibleError, match="no GPUs"):
         running(replace(old, bins=()), busy)
+
+
+@pytest.mark.parametrize("solver", [None, "replan"])
+def test_servers_keep_the_numbers_of_the_running_plan(
+    solver: str | None, busy: Workload, old: Plan, server: Profile
+) -> None:
+    """Where every adapter of the first server is gone, the others go on under their own numbers."""
+    left = sorted(set(range(len(busy))) - set(old.bins[0].adapters))
+    fleet = busy.subset(left)
+    plan = (
+        packer.recommend(fleet, server, old_plan=old)
+        if solver is None
+        else packer.solve(fleet, server, solver=solver, old_plan=old)
+    )
+    assert plan.moves is not None
+    assert 0 not in plan.moves.servers
+    for k, j in enumerate(plan.moves.servers):
+        now = {plan.workload.names[i] for i in plan.bins[k].adapters}
+        assert j is None or now & {busy.names[i] for i in old.bins[j].adapters}
