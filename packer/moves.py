@@ -27,7 +27,8 @@ def by_adapter(placed: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, d
 def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
     """Which running server becomes which new bin, new → old, so that most adapters stay in place.
 
-    Maximum-weight bipartite matching over bins of equal GPU type; pairs that keep no adapter are left out.
+    Maximum-weight bipartite matching over bins of equal GPU type; pairs that keep no adapter are left out. Of matchings
+    that keep as many, one that keeps the order of the servers, if they have that of the running ones (`aligned`).
     """
     home = {i: j for j, item in enumerate(old) for i in item.adapters}
     kept: dict[tuple[int, int], int] = {}
@@ -43,7 +44,12 @@ def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
         import networkx
 
         graph = networkx.Graph()
-        graph.add_weighted_edges_from((k, len(new) + j, n) for (k, j), n in sorted(rest.items()))
+        most = 1 + max(len(old), len(new))
+        # In the order of the running servers those that go on come first, none behind the one that it continues.
+        apart = {(k, j): (j - k) ** 2 if k <= j else most**2 for k, j in rest}
+        weights = (n * most**6 - k * most**3 - apart[k, j] for (k, j), n in rest.items())
+        edges = sorted(zip(rest, weights, strict=True))
+        graph.add_weighted_edges_from((k, len(new) + j, weight) for (k, j), weight in edges)
         pairs = (sorted(pair) for pair in networkx.max_weight_matching(graph))
         found |= {k: j - len(new) for k, j in pairs}
     return dict(sorted(found.items()))
@@ -77,8 +83,14 @@ def moved(old: Sequence[Bin], new: Sequence[Bin]) -> list[int]:
 
 def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
     """Servers in the order of the running ones that they continue; new ones at the end."""
-    becomes = match(old, bins)
-    return [bins[k] for k in sorted(range(len(bins)), key=lambda k: (becomes.get(k, len(old)), k))]
+    order, places = list(bins), list(range(len(bins)))
+    for _ in places:  # of matchings as good another one may be found in the new order, once or twice
+        becomes = match(old, order)
+        found = sorted(places, key=lambda k: (becomes.get(k, len(old)), k))
+        if found == places:
+            break
+        order = [order[k] for k in found]
+    return order
 
 
 def moves_of(old: Sequence[Bin], bins: Sequence[Bin]) -> Moves:

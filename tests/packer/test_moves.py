@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from packer.bin import Bin
 from packer.change import Change
 from packer.errors import IncompatibleError
-from packer.moves import Placement, match, moved, ordered
+from packer.moves import Placement, aligned, match, moved, moves_of, ordered
 from packer.testing.analytic import small_profile
 
 PROFILE = small_profile()
@@ -37,6 +37,17 @@ def test_as_many_adapters_stay_as_an_assignment_allows(data: st.DataObject) -> N
     assert len(set(becomes.values())) == len(becomes)
     assert sum(int(kept[k, j]) for k, j in becomes.items()) == int(kept[rows, columns].sum())
     assert len(moved(old, new)) == n - int(kept[rows, columns].sum())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_running_servers_keep_their_order(data: st.DataObject) -> None:
+    """Servers that were put in the order of the running ones are not numbered anew by another matching as good."""
+    n, servers = data.draw(st.integers(1, 14)), data.draw(st.integers(1, 6))
+    place = st.lists(st.integers(0, servers - 1), min_size=n, max_size=n)
+    old, new = bins_of(data.draw(place), servers), bins_of(data.draw(place), servers)
+    numbers = [j for j in moves_of(old, aligned(old, new)).servers if j is not None]
+    assert numbers == sorted(numbers)
 
 
 def followed(
