@@ -210,7 +210,10 @@ class Workload:
         if shares is not None:
             pairs = zip(adapters, shares, strict=True)
             adapters = [a if share == 1.0 else a.at_rate(a.rate * share) for a, share in pairs]
-        return replace(self, adapters=tuple(adapters), arrivals=arrivals)
+        made, own = replace(self, adapters=tuple(adapters), arrivals=arrivals), np.array(indices)
+        known = (name for name in _WITHOUT_RATES[1:] if name in vars(self))
+        vars(made).update({name: _frozen(vars(self)[name][own]) for name in known})
+        return made
 
     def scaled(self, rate_factor: float) -> Workload:
         """The same fleet with every rate multiplied; a trace is replayed in less time, or more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -20,13 +20,14 @@ from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
 from packer.planning.overload import Overload
 from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
-from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_spare_slots
+from packer.planning.settle import TIGHT, likely_slots, with_best_slots
 from packer.planning.solve import solve
 from packer.planning.splits import EVENER, SLOTS, even_splits, split_by_rank
+from packer.planning.trial import Trial
 from packer.predictors.content import caches_prefixes
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
-from packer.search import fewest
+from packer.search import fewest, reach
 from packer.solvers.base import limit_of
 from packer.solvers.candidates import candidates_of
 from packer.solvers.evaluator import rate_margin_for
@@ -41,8 +42,6 @@ FAR = 2.0
 """Where an even split uses more than this of its limits, only more even ones are tried."""
 WIDE = 100
 """Where servers get more adapters than this, even splits are tried before plans of the solvers."""
-AT_ONCE = 4
-"""Servers of a plan that may break its limits are simulated so many at a time."""
 SOLVERS = ("spread-refined", "spread")
 """What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
 
@@ -64,6 +63,7 @@ class Frontier(Conditions):
     broken: list[Hour] = field(default_factory=list, init=False)
     """The fresh hours that break the plan which was judged last."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)
+    _trials: dict[int, Trial] = field(default_factory=dict, init=False)
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
     _begun: set[int] = field(default_factory=set, init=False)
@@ -71,6 +71,8 @@ class Frontier(Conditions):
     """Of the last even split that was found to keep the limits."""
     _fewest: int = field(default=1, init=False)
     """Servers on which nothing starves, by trees: fewer are given up where one starves in the twin, too."""
+    _starving: set[int] = field(default_factory=set, init=False)
+    """Numbers of servers on which one of the first proposal starves."""
     _unranked: int = field(default=0, init=False)
     """Servers on which no split by rank kept the limits: fewer do not either, nor in further hours."""
     tight: float = field(default=TIGHT, init=False)
@@ -135,36 +137,30 @@ class Frontier(Conditions):
         )
         return list({each.n_gpus: each for each in reversed(found)}.values())[::-1]
 
-    def at(self, n_gpus: int, following: int | None = None) -> FrontierPoint:
-        """The plan on that many GPUs; `following`: the number that is likely to be wanted next."""
+    def at(self, n_gpus: int, following: int | None = None, *, plain: bool = False) -> FrontierPoint:
+        """The plan on that many GPUs; `following`: the number that is likely to be wanted next.
+
+        `plain`: without remedies, which take most of the time where the limits can't be kept.
+        """
+        trial = self._trials.get(n_gpus)
         if n_gpus not in self._points:
             self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
-            wide = len(self.workload) > WIDE * n_gpus
-            best: list[Bin] = []
-            tried: list[Sequence[Bin]] = []
-            first, costs, worst = self.kept.hours[:1], math.inf, 1.0  # the hour that breaks most
-            for bins in self._proposals(n_gpus):
-                if following is not None and not wide:
-                    self._begin(following)
-                if best and not self.spare and self._all_count and self._uses_more(bins, worst):
-                    continue
-                hours, tight = self.kept.hours, self.tight
-                made = with_best_slots(self.kept, bins, hours, self.over, tight=tight, alike=wide)
-                made = with_spare_slots(self.kept, made, self.over) if self.spare else made
-                holds, used = self.kept.holds(made, self.spare), self.kept.used(made, first)
-                cost = sum(max(1.0, each) for each in used)
-                if holds or cost < costs:
-                    best, costs = made, cost
-                    worst = (
-                        max(used) if max(used) >= FAR_BEYOND else 1.0
-                    )  # to break limits is better than to starve
-                if holds or self.over():
-                    break
-                tried.append(made)
-            else:
-                best = self.mended(tried) or best
-            self._points[n_gpus] = self.point_of(best)
+            trial = Trial(self.kept, self.spare, self.over, self._wide(n_gpus), self.tight)
+            self._go_on(trial, self._proposals(n_gpus, following))
+        elif plain or trial is None or trial.holds or trial.remedied or self.over():
+            return self._points[n_gpus]
+        if not (plain or trial.holds or self.over()):
+            trial.remedied = True
+            self._go_on(trial, self._remedies(n_gpus))
+        self._trials[n_gpus], self._points[n_gpus] = trial, self.point_of(trial.best)
         return self._points[n_gpus]
+
+    def _go_on(self, trial: Trial, proposals: Iterable[Sequence[Bin]]) -> None:
+        """Try proposals, and those that break their limits with adapters dealt anew."""
+        before = len(trial.tried)
+        trial.go_on(proposals)
+        if not trial.holds and (mended := self.mended(trial.tried[before:])) is not None:
+            trial.best, trial.holds = mended, True
 
     def at_most(self, n_gpus: int) -> FrontierPoint:
         """The plan on that many GPUs, and where none keeps the limits the one with the most requests within theirs."""
@@ -178,20 +174,8 @@ class Frontier(Conditions):
         """One of the plans with other adapters on the servers that break the limits of all hours so far, or of further
         ones (`packer.planning.redeal`); None where none is found."""
         hours = [*self.kept.hours, self.kept.given, *further]
-        fits = not self.spare and not self.replayed and self._all_count
+        fits = not self.spare and not self.replayed and self.kept.all_count
         return dealt_anew(self.kept, plans, hours, self.over) if fits else None
-
-    @property
-    def _all_count(self) -> bool:
-        """Whether each adapter must keep its limits."""
-        return self.kept.required == len(self.workload)
-
-    def _uses_more(self, bins: Sequence[Bin], than: float) -> bool:
-        """Whether a server, the most loaded ones first, uses more of its limits in the first hour, with any slots."""
-        order, first = sorted(bins, key=lambda item: -item.offered_tok_s(self.workload)), self.kept.hours[:1]
-        some = (order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE))
-        made = (with_best_slots(self.kept, each, first, self.over) for each in some)
-        return any(max(self.kept.used(each, first)) > than for each in made)
 
     def _fullest(self, bins: Sequence[Bin]) -> tuple[Bin, float]:
         """The most loaded of these servers with its best slots, and how much of its limits it uses then."""
@@ -202,17 +186,16 @@ class Frontier(Conditions):
 
     def first(self, low: int, high: int) -> int | None:
         """Fewest GPUs that keep the limits, from `low`, or of a wide fleet where even splits do, to `high`; or None."""
-        if (len(self.workload) > WIDE * low) and high > 1:
-            n = fewest(lambda n: next(self._even(n), None) is not None, max(2, low), high, self.over)
-            if n is not None:
-                low = n if self.at(n).holds else min(n + 1, high)
+        if self._wide(low) and high > 1:
+            even = fewest(lambda n: next(self._even(n), None) is not None, max(2, low), high, self.over)
+            low = low if even is None else even
         return self.first_that_holds(low, high)
 
     def lower(self, n: int, least: int | None = None) -> int:
         """Fewest GPUs from `least` to `n`, on which the limits are kept: the trees' are narrower than the twin's."""
         low, least = n, max(1 + self.spare, least or 1)
         while low > least and not self.over() and self.at(low - 1, low).holds:
-            low = low - 1 if len(self.workload) > WIDE * low else max(least, low // 2)
+            low = low - 1 if self._wide(low) else max(least, low // 2)
         return self.first_that_holds(low, n) or n
 
     def first_that_holds(self, low: int, high: int) -> int | None:
@@ -224,7 +207,15 @@ class Frontier(Conditions):
             return min(
                 (n for n, each in self._points.items() if low <= n <= high and each.holds), default=None
             )
-        return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over)
+        found = fewest(
+            lambda n: self.at(n, n + 1 if n < high else None, plain=True).holds, low, high, self.over
+        )
+        if self.over():
+            return found
+        last = high if found is None else found - 1
+        # Remedies may keep the limits on fewer: downwards from there.
+        below = reach(lambda n: not self.at(n).holds, low, last, last, stop=self.over)[1]
+        return below if below <= last else found
 
     def extend(self, low: int, high: int, servers: float = math.inf) -> None:
         """Add points upward from `low` until one more GPU gains little, or they have so many servers together."""
@@ -310,19 +301,28 @@ class Frontier(Conditions):
             self._begun.add(n_gpus)
             self._beside.submit(simulate)
 
-    def _proposals(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
-        """Those of solvers, the even splits, first where a server gets hundreds of adapters, one by rank, and parts of
-        every adapter on each server.
+    def _wide(self, n_gpus: int) -> bool:
+        """Whether so many servers get hundreds of adapters each."""
+        return len(self.workload) > WIDE * n_gpus
+
+    def _proposals(self, n_gpus: int, following: int | None = None) -> Iterator[Sequence[Bin]]:
+        """Those of solvers, and the even splits, first where a server gets hundreds of adapters.
 
         Of fewer servers than trees ask for only the first one, where a server of it starves in the twin, too.
         """
-        both, wide = (self._even(n_gpus), self._proposed(n_gpus)), len(self.workload) > WIDE * n_gpus
-        ordered = both if wide else reversed(both)
-        for number, bins in enumerate(chain(*ordered, self._by_rank(n_gpus))):
+        both, wide = (self._even(n_gpus), self._proposed(n_gpus)), self._wide(n_gpus)
+        for number, bins in enumerate(chain(*(both if wide else reversed(both)))):
+            if following is not None and not wide:
+                self._begin(following)
             yield bins
             if number == 0 and n_gpus < self._fewest and self._fullest(bins)[1] >= FAR_BEYOND:
+                self._starving.add(n_gpus)
                 break
-        yield from () if wide else self._on_all(n_gpus)
+
+    def _remedies(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
+        """One by rank, and parts of every adapter on each server."""
+        yield from () if n_gpus in self._starving else self._by_rank(n_gpus)
+        yield from () if self._wide(n_gpus) else self._on_all(n_gpus)
 
     def _by_rank(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Servers of adapters of near ranks, where they keep their limits."""
@@ -334,7 +334,7 @@ class Frontier(Conditions):
             made = with_best_slots(kept, parts.joined(split), kept.hours[:1], self.over)
             return made, [STARVING] * len(made) if self.over() else kept.used(made, kept.hours[:1])
 
-        if n_gpus > max(1, self._unranked) and not self.spare and self._all_count:
+        if n_gpus > max(1, self._unranked) and not self.spare and self.kept.all_count:
             found = split_by_rank(parts.fleet, self.profile, n_gpus, judged)
             if found is None:
                 self._unranked = max(self._unranked, tried)
@@ -353,15 +353,15 @@ class Frontier(Conditions):
             tried, used = self._fullest(bins)
             if self.over():
                 return
-            if self._all_count and used > FAR:
+            if self.kept.all_count and used > FAR:
                 lost = most
-            elif not self._all_count or kept.used([tried], most=[1.0])[0] <= 1.0:
+            elif not self.kept.all_count or kept.used([tried], most=[1.0])[0] <= 1.0:
                 self._slots = tried.max_loras
                 yield [item.with_slots(min(candidates_of(item)[-1], tried.max_loras)) for item in bins]
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Servers for that many GPUs; with a spare GPU each has slots for every rank."""
-        for solver in SOLVERS[: 1 if (len(self.workload) > WIDE * n_gpus) else None]:
+        for solver in SOLVERS[: 1 if self._wide(n_gpus) else None]:
             parts, plan = self._spread(n_gpus, solver)
             if plan.result().unplaced:
                 continue
@@ -390,6 +390,7 @@ class Frontier(Conditions):
 
     def put(self, bins: Sequence[Bin]) -> FrontierPoint:
         """The point of these servers, in place of the one with their number."""
+        self._trials.pop(len(bins), None)
         point = self._points[len(bins)] = self.point_of(bins)
         return point
 

@@ -267,7 +267,7 @@ class Deployment:
             stop=job.stop, time_limit_s=limit_of(job.remaining_s()),
         )  # fmt: skip
         search = None
-        if job.kept.required == len(job.workload) and not job.over():
+        if job.kept.all_count and not job.over():
             fleet = job.as_learned(job.parts)
             search = replace(posed, workload=fleet, evaluator=Evaluator(job.predictor, goal, margin))
         plan = bounded(posed, plan, simulated=False, search=search)

@@ -30,17 +30,13 @@ def dealt_anew(
     limits, and each gets about half of the load, in an order with noise.
     None where more than `FEW` of the servers break their limits, one by much, or no deal is found.
     """
-    judged = [
-        (kept.used(bins, hours, [NEAR] * len(bins)), bins) for bins in plans if len(bins) > 1 and not over()
-    ]
-    near = [(used, bins) for used, bins in judged if max(used) < NEAR]
+    judged = [(_near(kept, bins, hours), bins) for bins in plans if len(bins) > 1 and not over()]
+    near = [(used, bins) for used, bins in judged if used]
     if not near or over():
         return None
     used, bins = min(near, key=lambda each: sum(share > 1.0 for share in each[0]))
     made, rng = list(bins), np.random.default_rng(kept.seed)
     broken = sorted((k for k, share in enumerate(used) if share > 1.0), key=lambda k: -used[k])
-    if len(broken) > max(1.0, FEW * len(made)):
-        return None
     for k in broken:
         alike = [j for j in range(len(made)) if j not in broken and _alike(made[j], made[k])]
         for j in sorted(alike, key=lambda j: used[j])[:TRIES]:
@@ -53,6 +49,17 @@ def dealt_anew(
         else:
             return None
     return made
+
+
+def _near(kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[float]:
+    """How much of its limits each server uses in the worst of the hours; none where too many break them, or by much."""
+    worst = [0.0] * len(bins)
+    for hour in hours:
+        used = kept.used(bins, [hour], [NEAR] * len(bins))
+        worst = [max(pair) for pair in zip(worst, used, strict=True)]
+        if max(worst) >= NEAR or sum(share > 1.0 for share in worst) > max(1.0, FEW * len(bins)):
+            return []
+    return worst
 
 
 def _alike(one: Bin, other: Bin) -> bool:

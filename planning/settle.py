@@ -66,15 +66,16 @@ def with_best_slots(
     break their limits in further hours are settled by all.
     """
     best = [item.with_slots(likely_slots(kept.workload, item)) for item in bins]
-    used = kept.used(best, hours[:1])
-    if len(best) > 1 and max(used) > 1.0 and kept.required == len(kept.workload):
-        worst = used.index(max(used))
+    broken = kept.broken_at_start(best, hours[0])
+    used = [] if broken else kept.used(best, hours[:1])
+    if len(best) > 1 and (broken or max(used) > 1.0) and kept.all_count:
+        worst = broken[0] if broken else used.index(max(used))
         (best[worst],), (least,) = _settled(kept, [best[worst]], hours[:1], over)
         if least > 1.0:
             slots = best[worst].max_loras
             return [item.with_slots(min(candidates_of(item)[-1], slots)) for item in best] if alike else best
     best, used = _settled(kept, best, hours[:1], over, tight)
-    if len(hours) > 1 and (max(used) <= 1.0 or kept.required < len(kept.workload)):
+    if len(hours) > 1 and (max(used) <= 1.0 or not kept.all_count):
         best, _ = _settled(kept, best, hours, over, 1.0)
     return best
 

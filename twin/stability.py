@@ -178,8 +178,18 @@ def is_stable(sim: Run) -> bool:
         middle, last = fewest_waiting(sim, third, 2 * third, sim.duration_s)
         few = FEW + SLOW * len(sim.raw.requests.time_s)
         return last <= min(FEW + (1.0 + MATERIAL) * middle, few)
+    if _waiting_at_last(sim) <= FEW:
+        return True
     growth = queue_growth(sim)
     return not (growth.material and growth.statistic > T_GROWS)
+
+
+def _waiting_at_last(sim: Run) -> float:
+    """Mean number of requests that wait for their first token in the last third; more than it is by rounding."""
+    start_s, end_s = sim.duration_s * 2.0 / 3.0, sim.duration_s
+    first_s = np.where(np.isnan(sim.raw.first_s), end_s, sim.raw.first_s)
+    waited_s = np.clip(first_s, start_s, end_s) - np.clip(sim.raw.requests.time_s, start_s, end_s)
+    return float(waited_s.sum()) / (end_s - start_s) * (1.0 + 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

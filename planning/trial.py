@@ -1,0 +1,63 @@
+"""Plans proposed for one number of GPUs, tried one after the other until one keeps the limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from packer.bin import Bin
+from packer.planning.kept import FAR_BEYOND, KeptHours
+from packer.planning.settle import TIGHT, with_best_slots, with_spare_slots
+
+AT_ONCE = 4
+"""Servers of a plan that may break its limits are simulated so many at a time."""
+
+
+@dataclass(eq=False)
+class Trial:
+    """The best of the proposals so far.
+
+    `alike`: servers of a wide fleet, which get the same slots.
+    """
+
+    kept: KeptHours
+    spare: int
+    over: Callable[[], bool]
+    alike: bool = False
+    tight: float = TIGHT
+    best: list[Bin] = field(default_factory=list)
+    holds: bool = False
+    remedied: bool = False
+    """Whether remedies were tried, too."""
+    tried: list[Sequence[Bin]] = field(default_factory=list)
+    """Proposals that break the limits, with their slots."""
+    worst: float = 1.0
+    """How much of its limits the best one's worst server uses in the hour that breaks most."""
+    _cost: float = math.inf
+
+    def go_on(self, proposals: Iterable[Sequence[Bin]]) -> None:
+        """Try these until one keeps the limits, or the time is over."""
+        kept, first = self.kept, self.kept.hours[:1]
+        for bins in proposals:
+            if self.best and not self.spare and kept.all_count and self._uses_more(bins):
+                continue
+            made = with_best_slots(kept, bins, kept.hours, self.over, tight=self.tight, alike=self.alike)
+            made = with_spare_slots(kept, made, self.over) if self.spare else made
+            self.holds, used = kept.holds(made, self.spare), kept.used(made, first)
+            cost = sum(max(1.0, each) for each in used)
+            if self.holds or cost < self._cost:
+                self.best, self._cost = made, cost
+                # to break limits is better than to starve
+                self.worst = max(used) if max(used) >= FAR_BEYOND else 1.0
+            if self.holds or self.over():
+                return
+            self.tried.append(made)
+
+    def _uses_more(self, bins: Sequence[Bin]) -> bool:
+        """Whether a server, the most loaded ones first, uses more of its limits in the first hour, with any slots."""
+        kept, first = self.kept, self.kept.hours[:1]
+        order = sorted(bins, key=lambda item: -item.offered_tok_s(kept.workload))
+        some = (order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE))
+        made = (with_best_slots(kept, each, first, self.over) for each in some)
+        return any(max(kept.used(each, first)) > self.worst for each in made)
