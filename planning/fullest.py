@@ -32,12 +32,12 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
     """An estimate of the GPUs that a fleet needs; None if the known bound is as high.
 
     For each slot rank one server is filled with a fair sample of the rank's adapters, and with copies if they are few,
-    until it breaks the goal in a simulated hour with any slots. The rank takes as many servers as its load is times the
-    server's load. Servers that mix ranks have slots of the largest one for all. It is not known whether the best mix of
-    hot and quiet adapters, or of ranks, carries more than the sample.
+    until it breaks the goal, with any slots, in one of the hours that the plan is held to. The rank takes as many
+    servers as its load is times the server's load. Servers that mix ranks have slots of the largest one for all. It is
+    not known whether the best mix of hot and quiet adapters, or of ranks, carries more than the sample.
     """
     fleet, known = job.parts.fleet, plan.lower_bound or 1.0
-    every = len(job.workload) == job.kept.required and not job.replayed
+    every = job.kept.all_count and not job.replayed
     if not every or plan.n_gpus < WORTH_GPUS or known >= plan.n_gpus or job.over():
         return None
     ranks = np.array([slot_rank_for(rank) for rank in fleet.ranks.tolist()])
@@ -68,6 +68,8 @@ def _part_of_a_server(job: Frontier, plan: Plan, members: IntArray, rank: int) -
         fleet, adapters=tuple(replace(fleet.adapters[i], name=f"{k}") for k, i in enumerate(order.tolist()))
     )
     kept = KeptHours(sample, sample.scaled(1.0 + (job.margin or 0.0)), job.seed, Hours(job.seed, job.over))
+    hours = (*job.kept.hours, *(job.kept.fresh(plan.bins, job.number) if plan.verified else ()))
+    kept.hours = [(kept.raised if load is job.raised else sample, seed) for load, seed in hours]
 
     def size(step: int) -> int:
         return max(1, min(len(order), round(near * STEP**step)))
@@ -76,8 +78,8 @@ def _part_of_a_server(job: Frontier, plan: Plan, members: IntArray, rank: int) -
         nonlocal slots
         made = Bin(tuple(range(size(step))), profile.settings(1, rank), profile)
         made = made.with_slots(min(slots, candidates_of(made)[-1]))
-        (best,) = with_best_slots(kept, [made], kept.hours[:1], job.over, tight=1.0)
-        if kept.used([best], kept.hours[:1])[0] > 1.0:
+        (best,) = with_best_slots(kept, [made], kept.hours, job.over, tight=1.0)
+        if kept.used([best], most=[1.0])[0] > 1.0:
             return False
         slots = max(slots, best.max_loras)
         return True
