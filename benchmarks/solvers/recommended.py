@@ -5,7 +5,8 @@
 Fleets differ in size, load, lengths, ranks, limits, arrivals and profile. For each adapter and each of the
 hours: how much of its limits it uses (1 is all of them) by the 95th percentile of its own requests, however few; for
 each GPU whether it starves or its queue grows. `--fewer` plans each fleet for one GPU fewer, too, and says whether that
-plan keeps all limits in `FEWER_HOURS` fresh hours at the rates as given: a GPU too many.
+plan keeps all limits in `FEWER_HOURS` fresh hours at the rates as given: a GPU too many. `--splits SECONDS` searches
+plans on one GPU fewer by other means, for so long in CPU time: even splits and splits by rank, with noise, any slots.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import numpy as np
 
 import packer
 from packer.arrival import Arrivals, Bursts
+from packer.checks import slot_rank_for
 from packer.goal import Limits, Slo
+from packer.solvers.candidates import max_loras_candidates
 
 HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
@@ -168,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first fleet")
     parser.add_argument("--hours", type=int, default=2, help="fresh hours of each GPU")
     parser.add_argument("--fewer", action="store_true", help="look whether one GPU fewer keeps the goal, too")
+    parser.add_argument("--splits", type=float, default=0.0, help="seconds for splits on one GPU fewer")
     parser.add_argument("--write", action="store_true", help="write recommended.json beside this file")
     parser.add_argument(
         "-o", "--output", type=Path, default=HERE / "recommended.json", help="where --write goes"
@@ -175,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     rows = []
     for number in range(options.first, options.first + options.fleets):
-        rows.append(row := one(number, options.hours, options.fewer))
+        rows.append(row := one(number, options.hours, options.fewer, options.splits))
         print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     done = [row for row in rows if row["status"] == "feasible"]
     total = {key: sum(row[key] for row in done) for key in ("adapters", "gpus", *COUNTED)}
@@ -189,6 +193,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(
             f"one GPU fewer keeps all limits in {FEWER_HOURS} hours: {sum(row['fewer_keep'] for row in rows)} fleets"
         )
+    if options.splits:
+        print(f"a split on one GPU fewer keeps them: {sum(row['split_keeps'] for row in rows)} fleets")
     if options.write:
         options.output.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
@@ -207,7 +213,7 @@ def fleet_of(number: int) -> tuple[packer.Workload, packer.Profile]:
     return fleet, packer.load_profile(PROFILES[(number + number // len(KINDS)) % 2])
 
 
-def one(number: int, hours: int, fewer: bool) -> dict[str, Any]:
+def one(number: int, hours: int, fewer: bool, splits_s: float = 0.0) -> dict[str, Any]:
     """One fleet: its plan, and the plan's servers on fresh hours."""
     fleet, profile = fleet_of(number)
     started, cpu = time.perf_counter(), time.process_time()
@@ -224,7 +230,7 @@ def one(number: int, hours: int, fewer: bool) -> dict[str, Any]:
         "plan_s": round(time.perf_counter() - started, 1),
         "plan_cpu_s": round(time.process_time() - cpu, 1),
     }
-    for run in _fresh(plan, fleet, hours):
+    for run in _fresh(plan.bins, fleet, hours):
         used = _used(run)
         number_of = np.bincount(run.raw.requests.adapter, minlength=len(run.workload))
         row["worst_use"] = max(row["worst_use"], round(float(used.max()), 2))
@@ -239,14 +245,67 @@ def one(number: int, hours: int, fewer: bool) -> dict[str, Any]:
         row["growing"] += int(not run.stable)
     if fewer:
         row["fewer_keep"] = plan.n_gpus > 1 and _keeps(
-            packer.recommend(fleet, profile, max_gpus=plan.n_gpus - 1), fleet
+            packer.recommend(fleet, profile, max_gpus=plan.n_gpus - 1).bins, fleet
         )
+    if splits_s:
+        row["split_keeps"] = plan.n_gpus > 1 and _split_keeps(fleet, profile, plan.n_gpus - 1, splits_s)
     return row
 
 
-def _fresh(plan: packer.Plan, fleet: packer.Workload, hours: int) -> Iterator[packer.Run]:
-    """The servers of a plan in hours that no search has seen."""
-    for item in plan.bins:
+def _split_keeps(fleet: packer.Workload, profile: packer.Profile, n: int, limit_s: float) -> bool:
+    """Whether a split over so many servers keeps all limits: each adapter to the least loaded server, by falling load
+    (LPT), in turns, or by rank; then the same with noise in the loads, each with slots from few to one an adapter."""
+    rng, loads, started = np.random.default_rng(n), fleet.offered_tok_s_by_adapter, time.process_time()
+    noise = 0.0
+    while time.process_time() - started < limit_s:
+        noisy = loads * rng.lognormal(0.0, noise, len(loads))
+        falling = np.argsort(-noisy, kind="stable")
+        by_rank = np.lexsort((-noisy, -fleet.ranks))
+        shares = np.cumsum(loads[by_rank]) - loads[by_rank] / 2.0
+        for parts in (
+            _least_loaded(falling, loads, n),
+            [falling[k::n].tolist() for k in range(n)],
+            [
+                by_rank[np.minimum(shares * n / loads.sum(), n - 1).astype(int) == k].tolist()
+                for k in range(n)
+            ],
+        ):
+            if all(parts) and any(_keeps(bins, fleet) for bins in _slotted(fleet, profile, parts)):
+                return True
+            if time.process_time() - started > limit_s:
+                break
+        noise = 0.3
+    return False
+
+
+def _least_loaded(order: np.ndarray[Any, Any], loads: np.ndarray[Any, Any], n: int) -> list[list[int]]:
+    """Each adapter to the server with the least load so far."""
+    parts: list[list[int]] = [[] for _ in range(n)]
+    total = np.zeros(n)
+    for i in order.tolist():
+        k = int(total.argmin())
+        parts[k].append(i)
+        total[k] += loads[i]
+    return parts
+
+
+def _slotted(
+    fleet: packer.Workload, profile: packer.Profile, parts: Sequence[Sequence[int]]
+) -> Iterator[list[packer.Bin]]:
+    """The servers with as many slots as candidates have, from the most to the fewest."""
+    for slots in (10_000, 96, 48, 32, 16, 8):
+        bins = []
+        for part in parts:
+            rank = slot_rank_for(int(fleet.ranks[list(part)].max()))
+            most = max_loras_candidates(len(part), profile, rank)[-1]
+            bins.append(packer.Bin(tuple(part), profile.settings(min(slots, most), rank), profile))
+        if slots < max(len(part) for part in parts) or slots == 10_000:
+            yield bins
+
+
+def _fresh(bins: Sequence[packer.Bin], fleet: packer.Workload, hours: int) -> Iterator[packer.Run]:
+    """The servers of a plan in hours that no search has seen, the most loaded ones first."""
+    for item in sorted(bins, key=lambda item: -item.offered_tok_s(fleet)):
         for hour in range(hours):
             yield packer.simulate(
                 item.workload(fleet),
@@ -257,12 +316,12 @@ def _fresh(plan: packer.Plan, fleet: packer.Workload, hours: int) -> Iterator[pa
             )
 
 
-def _keeps(plan: packer.Plan, fleet: packer.Workload) -> bool:
-    """Whether a plan that places all adapters keeps their limits in all fresh hours, without a queue that grows."""
-    placed = {adapter for item in plan.bins for adapter in item.adapters}
+def _keeps(bins: Sequence[packer.Bin], fleet: packer.Workload) -> bool:
+    """Whether servers of all adapters keep their limits in all fresh hours, without a queue that grows."""
+    placed = {adapter for item in bins for adapter in item.adapters}
     return len(placed) == len(fleet) and all(
         run.status == "ok" and run.stable and not run.starved and bool((_used(run) <= 1.0).all())
-        for run in _fresh(plan, fleet, FEWER_HOURS)
+        for run in _fresh(bins, fleet, FEWER_HOURS)
     )
 
 
