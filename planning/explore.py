@@ -15,6 +15,7 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.plan import Plan
+from packer.planning.apart import Apart, with_slots
 from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
 from packer.planning.overload import Overload
@@ -29,7 +30,6 @@ from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.search import fewest, reach
 from packer.solvers.base import limit_of
-from packer.solvers.candidates import candidates_of
 from packer.solvers.evaluator import rate_margin_for
 from packer.twin.hours import Hours
 from packer.words import counted
@@ -98,6 +98,7 @@ class Frontier(Conditions):
             self.predictor = TreePredictor.guide(self.profile)
         self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours)
         self._beside, self.parts = ThreadPoolExecutor(1), Replicas(self.workload, {})
+        self._apart = Apart(self)
         _ = self.workload.offered_tok_s_by_adapter  # tables of the lengths of all adapters at once
         self._beside.submit(self.predictor.begin_compiling, self.workload)
         self._plan(self.parts, "gpus")
@@ -177,7 +178,7 @@ class Frontier(Conditions):
         fits = not self.spare and not self.replayed and self.kept.all_count
         return dealt_anew(self.kept, plans, hours, self.over) if fits else None
 
-    def _fullest(self, bins: Sequence[Bin]) -> tuple[Bin, float]:
+    def fullest(self, bins: Sequence[Bin]) -> tuple[Bin, float]:
         """The most loaded of these servers with its best slots, and how much of its limits it uses then."""
         first = self.kept.hours[:1]
         most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
@@ -187,7 +188,12 @@ class Frontier(Conditions):
     def first(self, low: int, high: int) -> int | None:
         """Fewest GPUs that keep the limits, from `low`, or of a wide fleet where even splits do, to `high`; or None."""
         if self._wide(low) and high > 1:
-            even = fewest(lambda n: next(self._even(n), None) is not None, max(2, low), high, self.over)
+            even = fewest(
+                lambda n: next(chain(self._even(n), self._apart.on(n)), None) is not None,
+                max(2, low),
+                high,
+                self.over,
+            )
             low = low if even is None else even
         return self.first_that_holds(low, high)
 
@@ -306,16 +312,16 @@ class Frontier(Conditions):
         return len(self.workload) > WIDE * n_gpus
 
     def _proposals(self, n_gpus: int, following: int | None = None) -> Iterator[Sequence[Bin]]:
-        """Those of solvers, and the even splits, first where a server gets hundreds of adapters.
+        """Those of solvers, the even splits, first where a server gets hundreds of adapters, and ranks apart.
 
         Of fewer servers than trees ask for only the first one, where a server of it starves in the twin, too.
         """
         both, wide = (self._even(n_gpus), self._proposed(n_gpus)), self._wide(n_gpus)
-        for number, bins in enumerate(chain(*(both if wide else reversed(both)))):
+        for number, bins in enumerate(chain(*(both if wide else reversed(both)), self._apart.on(n_gpus))):
             if following is not None and not wide:
                 self._begin(following)
             yield bins
-            if number == 0 and n_gpus < self._fewest and self._fullest(bins)[1] >= FAR_BEYOND:
+            if number == 0 and n_gpus < self._fewest and self.fullest(bins)[1] >= FAR_BEYOND:
                 self._starving.add(n_gpus)
                 break
 
@@ -350,14 +356,14 @@ class Frontier(Conditions):
             most = max(item.offered_tok_s(self.workload) for item in bins)
             if most > (1.0 - EVENER) * lost:
                 continue
-            tried, used = self._fullest(bins)
+            tried, used = self.fullest(bins)
             if self.over():
                 return
             if self.kept.all_count and used > FAR:
                 lost = most
             elif not self.kept.all_count or kept.used([tried], most=[1.0])[0] <= 1.0:
                 self._slots = tried.max_loras
-                yield [item.with_slots(min(candidates_of(item)[-1], tried.max_loras)) for item in bins]
+                yield with_slots(bins, tried.max_loras)
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Servers for that many GPUs; with a spare GPU each has slots for every rank."""

@@ -68,8 +68,7 @@ def _part_of_a_server(job: Frontier, plan: Plan, members: IntArray, rank: int) -
         fleet, adapters=tuple(replace(fleet.adapters[i], name=f"{k}") for k, i in enumerate(order.tolist()))
     )
     kept = KeptHours(sample, sample.scaled(1.0 + (job.margin or 0.0)), job.seed, Hours(job.seed, job.over))
-    hours = (*job.kept.hours, *(job.kept.fresh(plan.bins, job.number) if plan.verified else ()))
-    kept.hours = [(kept.raised if load is job.raised else sample, seed) for load, seed in hours]
+    kept.hours = [(kept.raised if load is job.raised else sample, seed) for load, seed in job.kept.hours]
 
     def size(step: int) -> int:
         return max(1, min(len(order), round(near * STEP**step)))

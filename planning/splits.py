@@ -45,14 +45,14 @@ def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -
     loads = fleet.offered_tok_s_by_adapter
     falling = np.argsort(-loads, kind="stable")
     by_rank = np.lexsort((-loads, -fleet.ranks))
-    found = [_dealt(falling, n), levelled(falling, loads, n), _dealt(by_rank, n)]
+    found = [dealt(falling, n), levelled(falling, loads, n), dealt(by_rank, n)]
     least = min(_fullest(parts, loads) for parts in found)
     if least * (1.0 - EVENER) > loads.sum() / n:
         evener = exchanged(found[0], loads)
         found += [evener] if _fullest(evener, loads) < (1.0 - EVENER) * least else []
     for parts in found:
         if all(parts):
-            yield [_server(fleet, profile, part, slots) for part in parts]
+            yield [server_of(fleet, profile, part, slots) for part in parts]
 
 
 def _fullest(parts: Sequence[Sequence[int]], loads: FloatArray) -> float:
@@ -85,7 +85,7 @@ def split_by_rank(
         parts, fullest = _cut(order, loads, slots, n)
         if fullest > HOPELESS:
             break
-        bins, used = judged([_server(fleet, profile, part.tolist(), len(part)) for part in parts])
+        bins, used = judged([server_of(fleet, profile, part.tolist(), len(part)) for part in parts])
         if max(used) <= least:
             least, best = max(used), bins
         broken = sum(each > 1.0 for each in used)
@@ -130,13 +130,14 @@ def _cut(order: IntArray, loads: FloatArray, slots: FloatArray, n: int) -> tuple
     return parts(high), high
 
 
-def _server(fleet: Workload, profile: Profile, part: Sequence[int], slots: int) -> Bin:
+def server_of(fleet: Workload, profile: Profile, part: Sequence[int], slots: int) -> Bin:
+    """A server of these adapters with at most so many slots."""
     rank = slot_rank_for(int(fleet.ranks[list(part)].max()))
     most = max_loras_candidates(len(part), profile, rank)[-1]
     return Bin(tuple(part), profile.settings(min(slots, most), rank), profile)
 
 
-def _dealt(order: IntArray, n: int) -> list[list[int]]:
+def dealt(order: IntArray, n: int) -> list[list[int]]:
     """In turns there and back: 0 … n − 1, n − 1 … 0, …"""
     place = np.arange(len(order)) % (2 * n)
     place = np.minimum(place, 2 * n - 1 - place)

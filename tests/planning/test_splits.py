@@ -70,7 +70,7 @@ def test_only_more_even_splits_are_tried_after_one_that_breaks_by_far(
         looked.append(most.offered_tok_s(fleet))
         return most, 0.5 if looked[-1] < least else 9.0
 
-    monkeypatch.setattr(job, "_fullest", fullest)
+    monkeypatch.setattr(job, "fullest", fullest)
     monkeypatch.setattr(job.kept, "used", lambda bins, most: [0.5 for _ in bins])
     (kept,) = job._even(8)
     assert max(item.offered_tok_s(fleet) for item in kept) == looked[-1] < least
