@@ -51,13 +51,14 @@ class Option:
         return None if None in prices else sum(price or 0.0 for price in prices)
 
     @property
-    def rank(self) -> tuple[bool, bool, float, int]:
+    def rank(self) -> tuple[bool, bool, float, int, float]:
         """Smaller is better: whether the limits are broken, whether the search ended before fresh hours were simulated,
-        price, GPUs; without a price GPUs alone (`cheapest` compares no price with none).
+        price, GPUs, room to grow; without a price GPUs and room alone (`cheapest` compares no price with none).
         """
         price, plan = self.price_per_hour, self.plan
         unsure = plan.verified is None and (plan.interrupted or plan.time_limit_reached)
-        return (not self.holds, unsure, 0.0 if price is None else price, plan.n_gpus)
+        room = min((each.headroom or 0.0 for each in plan.rooms), default=0.0)
+        return (not self.holds, unsure, 0.0 if price is None else price, plan.n_gpus, -room)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -73,7 +74,7 @@ class Option:
 def cheapest(found: Sequence[Option]) -> Option:
     """The best option by `rank`; by the number of GPUs where one that keeps the limits has no price."""
     if any(option.holds and option.price_per_hour is None for option in found):
-        return min(found, key=lambda option: (*option.rank[:2], option.plan.n_gpus))
+        return min(found, key=lambda option: (*option.rank[:2], *option.rank[3:]))
     return min(found, key=lambda option: option.rank)
 
 

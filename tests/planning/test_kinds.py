@@ -24,6 +24,7 @@ from packer.planning.kinds import Option
 from packer.planning.loop import judged
 from packer.planning.recommend import recommend
 from packer.profile import Profile
+from packer.room import Room
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -75,6 +76,9 @@ def test_without_all_prices_the_fewest_gpus_decide(two_models: Plan) -> None:
     dear = Option(None, "dear", two_models, holds=True, told="")
     assert kinds.cheapest([free, dear]) is dear
     assert kinds.cheapest([replace(dear, kinds="other", holds=False), free]) is free
+    rooms = tuple(Room(1.1, 1.1, 1.1) for _ in two_models.bins)
+    tight = replace(dear, plan=replace(two_models, rooms=rooms))
+    assert kinds.cheapest([tight, dear]) is dear  # of equal ones that with more room
     (said,) = kinds.unpriced([free, dear])
     assert "No price is known for no price: fewest GPUs decide" in said
     assert kinds.unpriced([dear]) == ()
