@@ -14,6 +14,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.change import Controller
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, PluginError, plugged
+from packer.twin.cluster.apart import run_apart
 from packer.twin.cluster.caching import CachePolicy, Move, TickingPolicy
 from packer.twin.cluster import events
 from packer.twin.cluster.candidates import Candidates
@@ -29,7 +30,6 @@ from packer.twin.cluster.transit import Transit
 from packer.twin.cluster.view import ClusterView
 from packer.twin.engine.content import Content
 from packer.twin.engine.state import NO_LIMIT
-from packer.twin.threads import in_threads
 from packer.workload import Workload
 
 Ticking = TickingPolicy | TickingRouter
@@ -119,18 +119,15 @@ class Dispatch:
             raise self.wrong(r, int(adapter[r]), float(time_s[r]), assigned[r])
         return assigned.astype(np.int64)
 
-    def adapter_rows(self, adapter: IntArray, assigned: IntArray | None) -> int:
-        """Adapters that a server needs rows for: exactly, if it is known where each request goes.
+    def adapter_rows(self, adapter: IntArray) -> int:
+        """Adapters that a server has rows for: a little more than it sees of requests that go anywhere.
 
-        Otherwise a little more than what it sees of requests that go anywhere, and more when these are used: operating
-        systems give large arrays pages of 2 MB, so that rows which are never used take memory, too.
+        There are more when these are used: operating systems give large arrays pages of 2 MB, so that rows which are
+        never used take memory, too.
         """
         m, count = len(self.workload), len(self.cluster)
-        if assigned is None:
-            elsewhere = np.power(1.0 - 1.0 / count, np.bincount(adapter, minlength=m))
-            return min(m, len(adapter) // count + 64, int(1.1 * (m - elsewhere.sum())) + 64)
-        seen = np.unique(assigned * m + adapter) // m
-        return max(1, int(np.bincount(seen, minlength=1).max(initial=1)))
+        elsewhere = np.power(1.0 - 1.0 / count, np.bincount(adapter, minlength=m))
+        return min(m, len(adapter) // count + 64, int(1.1 * (m - elsewhere.sum())) + 64)
 
     def run(
         self, servers: Servers, engines: Engines, assigned: IntArray | None, content: Content | None = None
@@ -144,20 +141,21 @@ class Dispatch:
         plain = self.way is None and self.max_outstanding is None and self.serving is None
         plain &= self.concurrency is None
         apart = assigned is not None and not ticks and plain
+        if apart and engines is None and servers.ahead is None:
+            jobs = -1 if len(servers.server) >= MANY else 1
+            run_apart(servers, assigned, self.duration_s, self.loop.run_until, jobs)
+            return servers
         if apart:
-            events.deal(servers, assigned, 0)
+            r = 0
+            while (r := events.deal(servers, assigned, r)) < len(assigned):
+                servers = with_more_rows(servers)
         else:
             servers = self._routed(servers, engines, assigned, ticks, content)
         before_end_s = math.nextafter(self.duration_s, 0.0)
         while self.way is not None and not self.loop.pass_on(servers, self.way, before_end_s, engines):
             servers = with_more_rows(servers)
-
-        def finish(s: int) -> None:
+        for s in range(len(self.cluster)):
             self.loop.run_until(servers, s, self.duration_s, engines)
-
-        side_by_side = apart and engines is None and len(servers.server) >= MANY
-        for _ in in_threads(finish, range(len(self.cluster)), jobs=-1 if side_by_side else 1):
-            pass
         return servers
 
     def _routed(

@@ -242,11 +242,13 @@ def idle_servers(
         ahead=idle_ahead([setup.server for setup in own], marks),
         others=tuple(kernels.memory(own, rows_each) for kernels in kernels_of(own)),
     )
-    servers.requests["last_s"] = _noise(own, n, seed)
     by_priority = [s.server for s in own if s.server.profile.engine.scheduling_policy == "priority"]
-    servers.requests["context"] = by_priority[0].priorities(marks) if by_priority else 0
+    if by_priority:
+        servers.requests["context"] = by_priority[0].priorities(marks)
     others = engines_of(own)
     numbers = np.array([others.index(type(setup.engine)) for setup in own], dtype=np.int64)
+    if numbers.any():
+        servers.requests["last_s"] = _noise(own, n, seed)
     if not numbers.any() and not trains(own[0].server.workload.fine_tuning):
         return servers, None
     if servers.ahead is not None:

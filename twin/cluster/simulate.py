@@ -169,7 +169,7 @@ def _served(
     """The servers when the requests of these times were served."""
     serving = work.serving
     assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
-    rows_each = work.adapter_rows(marks.adapter, None if serving else assigned)
+    rows_each = work.adapter_rows(marks.adapter)
     servers, engines = idle_servers(work, kinds, own, time_s, marks, rows_each)
     if serving is not None:
         serving.begin(servers)

@@ -1,0 +1,82 @@
+"""Servers whose requests are known beforehand, and that do not wait for each other: each runs to its end by itself.
+
+It does so in memory that the next one uses again: what is used often stays in the processor's caches, and rows of
+adapters are not kept for all servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from packer.arrays import IntArray
+from packer.twin.cluster.events import deal
+from packer.twin.cluster.state import Servers, pair_places
+from packer.twin.engine.state import ADAPTER, PLACED, REQUEST, clear_rings, new_links, zeros
+from packer.twin.law.law import Law
+from packer.twin.threads import in_threads
+from packer.twin.tuning.state import Tuning
+
+SOME = 32
+"""Servers that use the same memory."""
+OWN = (
+    "servers", "whole", "live", "classes", "phase", "histogram", "timeline", "vector", "sets", "members", "series",
+    "longest", "kind", "first", "last", "seen", "wake_s", "on_way",
+)  # fmt: skip
+"""Fields of `Servers` with a leading axis for the server that stay where they are."""
+
+
+def run_apart(servers: Servers, assigned: IntArray, until_s: float, run_until: Callable[..., None], jobs: int) -> None:
+    """Each server serves the requests that it is `assigned`, (n,), until `until_s`; `jobs`: see `threads.in_threads`."""
+    count = len(servers.wake_s)
+    servers.server[:] = assigned
+    numbers = np.argsort(assigned.astype(np.min_scalar_type(count)), kind="stable")  # of short ones, in linear time
+    counts = np.bincount(assigned, minlength=count)
+    own = np.split(numbers, np.cumsum(counts)[:-1])
+
+    def some(first: int) -> None:
+        part = range(first, min(first + SOME, count))
+        room = _room(servers, int(counts[part].max()))
+        for s in part:
+            _run(servers, room, s, own[s], until_s, run_until)
+
+    for _ in in_threads(some, range(0, count, SOME), jobs):
+        pass
+
+
+def _room(servers: Servers, n: int) -> dict[str, Any]:
+    """Memory for the requests of a server, at most n, and their adapters."""
+    rows = min(n, len(servers.ranks))
+    places = pair_places(rows)
+    return {
+        "requests": zeros((n,), REQUEST),
+        "links": new_links(n, int(servers.servers["ring"][0])),
+        "adapters": zeros((1, rows + 1), ADAPTER),
+        "heaps": np.zeros((1, 2, rows), dtype=PLACED),
+        "pair_key": np.zeros(places, dtype=np.int64),
+        "pair_row": np.zeros(places, dtype=np.int32),
+    }
+
+
+def _run(
+    servers: Servers, room: dict[str, Any], s: int, own: IntArray, until_s: float, run_until: Callable[..., None]
+) -> None:  # fmt: skip
+    """Server `s` serves its `own` requests, which are given to it all at once."""
+    n, record = len(own), servers.servers[s]
+    record["sentinel"] = len(room["links"]) - record["ring"]
+    one = servers._replace(
+        **room,
+        **{name: getattr(servers, name)[s : s + 1] for name in OWN},
+        **{name: getattr(servers, name)[own] for name in ("sent_s", "adapter", "prompt", "output")},
+        server=np.zeros(n, dtype=np.int64),
+        law=Law(*(part[s : s + 1] for part in servers.law)),
+        tuning=Tuning(servers.tuning.registers[s : s + 1], servers.tuning.lengths),
+    )
+    deal(one, one.server, 0)
+    run_until(one, 0, until_s, None)
+    whole, done = (each.view(np.int64).reshape(-1, REQUEST.itemsize // 8) for each in (servers.requests, one.requests))
+    whole[own] = done[:n]
+    one.adapters[0, : one.seen[0] + 1] = one.requests[:n] = one.pair_key[:] = 0
+    clear_rings(one.links, int(record["sentinel"]), len(one.links))
