@@ -146,14 +146,24 @@ def note(c: Servers, p: FloatArray, s: int) -> None:
 
 
 @njit(**INLINED)
+def among(c: Servers, p: FloatArray, word: int, r: int, lowest: float) -> int:
+    """Which of eight servers, those of `touched_words[word]`, may have a score smaller than `lowest`, as bits."""
+    return 255
+
+
+@njit(**INLINED)
 def worth(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
     """Whether a server's score may be smaller than `lowest`, by what `note` kept; if not, it is not computed."""
     return True
 
 
 @njit(**INLINED)
-def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int, r: int) -> None:
-    """A router's look at all candidates of a request before it scores them; most have none."""
+def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int, r: int) -> float:
+    """A router's look at all candidates of a request before it scores them; one of them has a smaller score than that.
+
+    Infinite where it does not know.
+    """
+    return math.inf
 
 
 @njit(**INLINED)
@@ -172,16 +182,23 @@ def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
                 if c.touched[s] == 1:
                     note(c, p, s)
             c.touched_words[word] = 0
-    survey(c, p, server, first, last, r)
-    best, lowest = HOLD, math.inf
-    turn = first + r % (last - first)
+    best, lowest = HOLD, survey(c, p, server, first, last, r)
+    every, turn = last - first == c.wake_s.size, first + r % (last - first)
     for part in range(2):
-        for j in range(turn if part == 0 else first, last if part == 0 else turn):
-            s = server[j]
-            if worth(c, p, s, r, lowest):
-                value = score(c, p, s, r)
-                if value < lowest:
-                    best, lowest = s, value
+        j, end = (turn, last) if part == 0 else (first, turn)
+        while j < end:
+            word = (j - first if every else server[j]) >> 3
+            may = among(c, p, word, r, lowest)
+            if every and may == 0:
+                j = first + 8 * (word + 1)
+                continue
+            while j < end and server[j] >> 3 == word:
+                s = server[j]
+                if (may >> (s & 7)) & 1 and worth(c, p, s, r, lowest):
+                    value = score(c, p, s, r)
+                    if value < lowest:
+                        best, lowest = s, value
+                j += 1
     return best
 
 

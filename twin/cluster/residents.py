@@ -1,8 +1,7 @@
 """Which servers may hold an adapter on the GPU, for routers that ask all of them for each request.
 
-A filter of Bloom's kind with one hash: a bit of each server for all adapters that have the same one. Where it is not
-set the server does not hold the adapter; where it is set the router looks (`state.row_of`), which mostly waits for
-memory.
+Adapters share rows of bits by a hash of their numbers. Where a server's bit is not set in its row the server does not
+hold the adapter; where it is set the router looks (`state.row_of`), which mostly waits for memory.
 """
 
 from __future__ import annotations
@@ -10,35 +9,58 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
 from packer.arrays import IntArray
 from packer.twin.cluster.state import Servers
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 
-WORDS = 4
+MOST_BYTES = 2**22
 _SPREAD = 0x9E3779B97F4A7C1
 UNKNOWN, NEVER = -1, -2
 
 
 class Residents(NamedTuple):
-    """bits int64 (S, WORDS); loads (S,): of adapters by the server when they were set; UNKNOWN, or NEVER: all are 1."""
+    """bits uint8 (rows, words): eight servers a byte; own int32 (S, …): rows in which a server has its bit set, count
+    (S,): how many; loads (S,): of adapters by the server when they were set; UNKNOWN, or NEVER: all bits are 1.
+    """
 
-    bits: IntArray
+    bits: npt.NDArray[np.uint8]
+    own: npt.NDArray[np.int32]
+    count: IntArray
     loads: IntArray
 
 
 def new_residents(servers: Servers) -> Residents:
     """Before the first request. Only vLLM's engine lists its batch, and only where adapters may be evicted."""
-    count, listed = len(servers.wake_s), servers.members.shape[1] > 1 and not servers.others
-    bits = np.full((count, WORDS), 0 if listed else -1, dtype=np.int64)
-    return Residents(bits, np.full(count, UNKNOWN if listed else NEVER, dtype=np.int64))
+    count, words = len(servers.wake_s), servers.touched_words.size
+    listed = servers.members.shape[1] > 1 and not servers.others
+    most = int(servers.servers["slots"].max()) + servers.members.shape[1] if listed else 1
+    rows = 1
+    while listed and rows < count * most and 2 * rows * words <= MOST_BYTES:
+        rows *= 2
+    return Residents(
+        np.full((rows, words), 0 if listed else 255, dtype=np.uint8),
+        np.zeros((count, most), dtype=np.int32),
+        np.zeros(count, dtype=np.int64),
+        np.full(count, UNKNOWN if listed else NEVER, dtype=np.int64),
+    )
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def _bit(a: int) -> int:
+def _row(known: Residents, a: int) -> int:
     """Of an adapter by its number."""
-    return (((a + 1) * _SPREAD) >> 40) & (64 * WORDS - 1)
+    return (((a + 1) * _SPREAD) >> 32) & (known.bits.shape[0] - 1)
+
+
+@njit(**INLINED)
+def _holds(known: Residents, s: int, a: int) -> None:
+    """Set the bit of a server for an adapter."""
+    row = _row(known, a)
+    known.bits[row, s >> 3] |= 1 << (s & 7)
+    known.own[s, known.count[s]] = row
+    known.count[s] += 1
 
 
 @njit(**INLINED)
@@ -48,21 +70,26 @@ def note_residents(c: Servers, known: Residents, s: int) -> None:
     if known.loads[s] == NEVER or known.loads[s] == server.adapter_loads:
         return
     known.loads[s] = server.adapter_loads
-    known.bits[s, :] = 0
+    for i in range(known.count[s]):
+        known.bits[known.own[s, i], s >> 3] &= ~(1 << (s & 7))
+    known.count[s] = 0
     row = adapters[0].idle.after
     for _ in range(server.residents):
         if row == 0:
             break
-        bit = _bit(adapters[row].number)
-        known.bits[s, bit >> 6] |= 1 << (bit & 63)
+        _holds(known, s, adapters[row].number)
         row = adapters[row].idle.after
     for k in range(server.entries):
-        bit = _bit(adapters[c.members[s, k].entry].number)
-        known.bits[s, bit >> 6] |= 1 << (bit & 63)
+        _holds(known, s, adapters[c.members[s, k].entry].number)
+
+
+@njit(**INLINED)
+def holders_among(known: Residents, word: int, a: int) -> int:
+    """Which of eight servers may hold the adapter, as bits: the others have it neither in a slot nor in the batch."""
+    return int(known.bits[_row(known, a), word])
 
 
 @njit(**INLINED)
 def may_hold(known: Residents, s: int, a: int) -> bool:
     """False: the adapter is neither in a slot of the server nor in its batch."""
-    bit = _bit(a)
-    return bool((known.bits[s, bit >> 6] >> (bit & 63)) & 1)
+    return bool((holders_among(known, s >> 3, a) >> (s & 7)) & 1)

@@ -10,30 +10,42 @@ from numba import njit
 from packer import checks
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
-from packer.twin.cluster.residents import Residents, may_hold, new_residents, note_residents
-from packer.twin.cluster.state import Servers, on_gpu, outstanding
+from packer.twin.cluster.residents import Residents, holders_among, may_hold, new_residents, note_residents
+from packer.twin.cluster.routers.most_idle import no_requests, note_requests
+from packer.twin.cluster.state import Servers, on_gpu
 from packer.twin.engine.content import Content
 from packer.twin.flags import INLINED
 
 
 class Known(NamedTuple):
-    """numbers: the slack, and behind all others the requests of each server."""
+    """As `most_idle.Counts`, with what the servers hold; numbers: the slack first."""
 
     numbers: FloatArray
+    requests: FloatArray
+    least: FloatArray
     holders: Residents
 
 
 @njit(**INLINED)
 def _note(c: Servers, p: Known, s: int) -> None:
     """Keep the number of its requests, and what it holds."""
-    p.numbers[p.numbers.size - c.wake_s.size + s] = outstanding(c, s)
+    note_requests(c, p, s)
     note_residents(c, p.holders, s)
+
+
+@njit(**INLINED)
+def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
+    """All, if one may have fewer requests than that less the slack; else those that may hold the adapter."""
+    least, a = p.least[word], c.adapter[r]
+    if least >= lowest:
+        return 0
+    return 255 if c.ranks[a] == 0 or least + p.numbers[0] < lowest else int(holders_among(p.holders, word, a))
 
 
 @njit(**INLINED)
 def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
     """Whether its requests are fewer, with the slack where it certainly does not hold the adapter."""
-    number, a = p.numbers[p.numbers.size - c.wake_s.size + s], c.adapter[r]
+    number, a = p.requests[s], c.adapter[r]
     if c.ranks[a] > 0 and number < lowest and not may_hold(p.holders, s, a):
         number += p.numbers[0]
     return bool(number < lowest)
@@ -42,7 +54,7 @@ def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
 @njit(**INLINED)
 def _score(c: Servers, p: Known, s: int, r: int) -> float:
     """Its requests, and the slack if the adapter must be loaded."""
-    number, a = p.numbers[p.numbers.size - c.wake_s.size + s], c.adapter[r]
+    number, a = p.requests[s], c.adapter[r]
     held = c.ranks[a] == 0 or (may_hold(p.holders, s, a) and on_gpu(c, s, a))
     return float(number if held else number + p.numbers[0])
 
@@ -52,8 +64,8 @@ class Affinity(ScoringRouter):
     """The most idle server, where an adapter that lies on the GPU is worth `slack` requests."""
 
     name = "affinity"
-    kept = 1
-    score, note, worth = staticmethod(_score), staticmethod(_note), staticmethod(_worth)
+    score, note = staticmethod(_score), staticmethod(_note)
+    among, worth = staticmethod(_among), staticmethod(_worth)
     slack: float = 4.0
 
     def __post_init__(self) -> None:
@@ -61,4 +73,4 @@ class Affinity(ScoringRouter):
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Known:
         """With what the servers hold."""
-        return Known(numbers, new_residents(servers))
+        return Known(numbers, *no_requests(servers), new_residents(servers))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
 
 
-HOOKS = ("score", "survey", "note", "worth", "sent")
+HOOKS = ("score", "survey", "note", "among", "worth", "sent")
 """Compiled functions of a router in the place of those in `packer.twin.cluster.events`."""
 HOLD = -1
 """Instead of a server: the request, and those behind it, wait at the router until a server has room."""

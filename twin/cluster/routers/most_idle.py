@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 from numba import njit
 
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.state import Servers, outstanding
+from packer.twin.engine.content import Content
 from packer.twin.flags import INLINED
 
 
-@njit(**INLINED)
-def note_requests(c: Servers, p: FloatArray, s: int) -> None:
-    """Keep the number of its requests, at the end of the parameters."""
-    p[p.size - c.wake_s.size + s] = outstanding(c, s)
+class Counts(NamedTuple):
+    """numbers: of `parameters`; requests float64 (S, up to a multiple of 8), least (words,): those of each server, and
+    the fewest of eight servers.
+    """
+
+    numbers: FloatArray
+    requests: FloatArray
+    least: FloatArray
+
+
+def no_requests(servers: Servers) -> tuple[FloatArray, FloatArray]:
+    """`requests` and `least` of `Counts` before the first request."""
+    words = servers.touched_words.size
+    return np.full(8 * words, np.inf), np.full(words, np.inf)
 
 
 @njit(**INLINED)
-def requests(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """Requests on the server, as they were kept."""
-    number: float = p[p.size - c.wake_s.size + s]
+def note_requests(c: Servers, p: Any, s: int) -> None:
+    """Keep the number of its requests, and the fewest of the eight servers of its word."""
+    p.requests[s] = fewest = outstanding(c, s)
+    for other in range(s & ~7, (s & ~7) + 8):
+        fewest = min(fewest, p.requests[other])
+    p.least[s >> 3] = fewest
+
+
+@njit(**INLINED)
+def _among(c: Servers, p: Counts, word: int, r: int, lowest: float) -> int:
+    """All, if one of them has fewer requests."""
+    return 255 if p.least[word] < lowest else 0
+
+
+@njit(**INLINED)
+def _score(c: Servers, p: Counts, s: int, r: int) -> float:
+    """Requests on the server."""
+    number: float = p.requests[s]
     return number
-
-
-@njit(**INLINED)
-def fewer_requests(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
-    """Whether the server has fewer requests: for scores that are no smaller than that."""
-    return bool(p[p.size - c.wake_s.size + s] < lowest)
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,8 @@ class MostIdle(ScoringRouter):
     """Fewest running and waiting requests (CaraServe's MostIdle, whose measure the paper does not give)."""
 
     name = "most-idle"
-    kept = 1
-    note = staticmethod(note_requests)
-    score = staticmethod(requests)
+    score, note, among = staticmethod(_score), staticmethod(note_requests), staticmethod(_among)
+
+    def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Counts:
+        """With the requests of each server."""
+        return Counts(numbers, *no_requests(servers))

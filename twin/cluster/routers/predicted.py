@@ -9,24 +9,29 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from packer.arrays import FloatArray
-from packer.cluster import Cluster
-from packer.twin.cluster.residents import Residents, may_hold, new_residents, note_residents
+from packer.arrays import FloatArray, IntArray
+from packer.twin.cluster.residents import Residents, holders_among, may_hold, new_residents, note_residents
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, prefill_floor, rank_floors, ranks_of, step_ms
 from packer.twin.cluster.state import Servers, on_gpu, outstanding, row_of
 from packer.twin.engine.content import Content
 from packer.twin.flags import INLINED
-from packer.workload import Workload
 
 SAFE = 1.0 - 1e-9
 """Sums of the same terms in another order differ by less."""
 
 
 class Known(NamedTuple):
-    """numbers: of `Predicted.parameters`."""
+    """numbers: of `parameters`. kept (S, up to a multiple of 8, rows): of each server, three for each rank: what a
+    request takes at least if its adapter is in the batch, how much more if not, and its load; then what each further
+    prompt token takes at least. least (words, rows): the smallest ones of eight servers. looked (S, 6): the state of
+    each server when that was kept.
+    """
 
     numbers: FloatArray
+    looked: FloatArray
+    kept: FloatArray
+    least: FloatArray
     holders: Residents
 
 
@@ -58,13 +63,26 @@ def _score(c: Servers, p: Known, s: int, r: int) -> float:
 
 
 @njit(**INLINED)
-def _note(c: Servers, p: Known, s: int) -> None:
-    """Keep, for each rank, what a request takes at least if its adapter is in the batch, and how much more if not.
+def _changed(c: Servers, looked: FloatArray, s: int) -> bool:
+    """Whether a server has changed since it was looked at, but for the length of its contexts."""
+    server, changed = c.servers[s], False
+    now = (
+        server.taken + server.inbox_count, outstanding(c, s), server.decodes, server.waiting_prompt, server.active_ranks,
+        server.active + server.on_host_count * 2**20,
+    )  # fmt: skip
+    for k in range(6):
+        changed |= looked[k] != now[k]
+        looked[k] = now[k]
+    return changed
 
-    And what each further prompt token takes at least.
-    """
-    server, count = c.servers[s], c.wake_s.size
-    first = p.numbers.size - (2 * c.classes.shape[1] - 1) * count + s
+
+@njit(**INLINED)
+def _note(c: Servers, p: Known, s: int) -> None:
+    """Keep what `Known` says of a server."""
+    note_residents(c, p.holders, s)
+    if not _changed(c, p.looked[s], s):
+        return
+    server, kept = c.servers[s], p.kept[s]
     decodes, waiting, n = float(server.decodes), float(server.waiting_prompt), outstanding(c, s) + 1.0
     adapters, ranks = float(server.active), float(server.active_ranks)
     steps = math.ceil((waiting + 1.0) / max(1.0, server.token_budget - decodes))
@@ -74,29 +92,75 @@ def _note(c: Servers, p: Known, s: int) -> None:
     joined = min(adapters + 1.0, float(server.slots))
     joins = step_ms(c, s, n, 0.0, joined, ranks, all_ranks, n * largest) - decode
     for k in range(1, c.classes.shape[1]):
-        own, more = rank_floors(c, s, float(c.classes[s, k].rank), n, largest)
-        p.numbers[first + (2 * k - 2) * count] = (
-            steps * fixed + slope * waiting + (p.numbers[0] - 1.0) * (decode + own)
-        )
-        p.numbers[first + (2 * k - 1) * count] = (p.numbers[0] - 1.0) * (joins + more)
-    p.numbers[first + (2 * c.classes.shape[1] - 2) * count] = slope
-    note_residents(c, p.holders, s)
+        rank = float(c.classes[s, k].rank)
+        own, more = rank_floors(c, s, rank, n, largest)
+        kept[3 * k - 3] = steps * fixed + slope * waiting + (p.numbers[0] - 1.0) * (decode + own)
+        kept[3 * k - 2] = (p.numbers[0] - 1.0) * (joins + more)
+        kept[3 * k - 1] = c.law.loading[s, 0] + c.law.loading[s, 1] * rank
+    kept[kept.size - 1] = slope
+    least, word = p.least[s >> 3], s & ~7
+    for k in range(kept.size):
+        least[k] = kept[k]
+        for other in range(word, word + 8):
+            least[k] = min(least[k], p.kept[other, k])
+
+
+@njit(**INLINED)
+def _floor(c: Servers, kept: FloatArray, r: int) -> float:
+    """What the request takes at least where its adapter is in the batch."""
+    return float(kept[3 * c.rank_class[c.adapter[r]] - 3] + kept[kept.size - 1] * c.prompt[r])
+
+
+@njit(**INLINED)
+def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
+    """All, if their smallest terms may be below that with a load; without one those that may hold the adapter."""
+    a, kept = c.adapter[r], p.least[word]
+    least, k = _floor(c, kept, r), 3 * c.rank_class[a]
+    if least * SAFE >= lowest:
+        return 0
+    with_load = c.ranks[a] == 0 or (least + kept[k - 2] + kept[k - 1]) * SAFE < lowest
+    return 255 if with_load else int(holders_among(p.holders, word, a))
+
+
+@njit(**INLINED)
+def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> float:
+    """The score of the server that takes least, by what is kept, and a little more."""
+    a, lowest, best = c.adapter[r], math.inf, 0
+    if last - first < c.wake_s.size:
+        return math.inf
+    k = 3 * c.rank_class[a]
+    for word in range(p.least.shape[0]):
+        may = holders_among(p.holders, word, a) if c.ranks[a] > 0 else 255
+        least = _floor(c, p.least[word], r)
+        if may == 0:
+            least += p.least[word, k - 2] + p.least[word, k - 1]
+        if least < lowest:
+            lowest, best = least, word
+    lowest, word = math.inf, best
+    may = holders_among(p.holders, word, a) if c.ranks[a] > 0 else 255
+    for s in range(8 * word, min(8 * word + 8, c.wake_s.size)):
+        least = _floor(c, p.kept[s], r)
+        if (may >> (s & 7)) & 1 == 0:
+            least += p.kept[s, k - 2] + p.kept[s, k - 1]
+        if least < lowest:
+            lowest, best = least, s
+    return float(np.nextafter(_score(c, p, best, r), math.inf))
 
 
 @njit(**INLINED)
 def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
     """Whether the latency may be shorter than `lowest`."""
-    count, a = c.wake_s.size, c.adapter[r]
-    k, end = 2 * c.rank_class[a] - 2, p.numbers.size - count + s
-    first = p.numbers.size - (2 * c.classes.shape[1] - 1) * count + s
-    least = p.numbers[first + k * count] + p.numbers[end] * c.prompt[r]
+    a, kept = c.adapter[r], p.kept[s]
+    least, k = _floor(c, kept, r), 3 * c.rank_class[a]
     if c.ranks[a] == 0 or least * SAFE >= lowest:
         return bool(least * SAFE < lowest)
-    row = row_of(c, s, a) if may_hold(p.holders, s, a) else 0
+    if not may_hold(p.holders, s, a):
+        return bool((least + kept[k - 2] + kept[k - 1]) * SAFE < lowest)
+    row = row_of(c, s, a)
     if row == 0 or c.adapters[s, row].in_batch == 0:
-        least += p.numbers[first + (k + 1) * count]
+        least += kept[k - 2]
     if row == 0 or c.adapters[s, row].resident == 0:
-        least += _load_ms(c, s, a)
+        least += kept[k - 1]
     return bool(least * SAFE < lowest)
 
 
@@ -108,12 +172,10 @@ class Predicted(ScoringRouter):
 
     name = "predicted"
     score, note, worth = staticmethod(_score), staticmethod(_note), staticmethod(_worth)
-
-    def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
-        """The mean output tokens of a request, and room for `_note`."""
-        kept = 2 * len(np.unique(workload.ranks)) + 1
-        return np.append(super().parameters(cluster, workload), np.zeros(kept * len(cluster)))
+    survey, among = staticmethod(_survey), staticmethod(_among)
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Known:
-        """With what the servers hold."""
-        return Known(numbers, new_residents(servers))
+        """With room for what is kept, and what the servers hold."""
+        words, rows = servers.touched_words.size, 3 * servers.classes.shape[1] - 2
+        looked, kept = np.full((8 * words, 6), np.inf), np.full((8 * words, rows), np.inf)
+        return Known(numbers, looked, kept, kept[:words].copy(), new_residents(servers))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from numba import njit
 
 from packer.twin.cluster.state import Servers, row_of
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import IS_PAPER
-from packer.twin.law.linear import AT, linear_ms, state_vector
+from packer.twin.law.linear import AT, BLOCK_M, BLOCK_N, SPLIT_K_LARGE, linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
 
 
@@ -35,7 +37,8 @@ def step_ms(
 def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: float) -> tuple[float, float]:
     """What a step with prefill tokens takes at least, ms, and at least what each of these adds, ms per token.
 
-    Coefficients are not negative. Terms that may fall with further tokens, thread blocks and graphs, are left out.
+    Coefficients are not negative. Of thread blocks, which may fall with further tokens, the least is taken; graphs are
+    left out.
     """
     law, server = c.law.coefficients[s], c.servers[s]
     if c.law.settings[s, IS_PAPER] > 0:
@@ -49,6 +52,9 @@ def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: fl
         )
         fixed += law[AT.first_adapter_ms] + law[AT.per_adapter_ms] * adapters + law[AT.per_rank_ms] * ranks
         fixed += law[AT.per_slot_ms] * server.slots + law[AT.per_slot_rank_ms] * server.slot_rank
+        blocks = SPLIT_K_LARGE * math.ceil(server.slot_rank / BLOCK_N)
+        a_token += law[AT.per_slot_block_ms] * server.slots * blocks / BLOCK_M
+        fixed += law[AT.per_adapter_block_ms] * adapters * blocks
         fixed += a_token * decodes
         slope += a_token
         known = server.on_host_count if server.track_host == 1 else server.served
