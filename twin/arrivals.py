@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.adapter import MIN_RATE
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, in_parts
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError
@@ -21,12 +21,8 @@ from packer.profile import Profile
 from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
 from packer.twin.bursts import in_bursts, integrated, own_streams
 from packer.twin.engine.content import (
-    Content,
-    blocks_of_sessions,
-    chained,
-    content_of_blocks,
-    content_of_prefixes,
-)
+    Content, blocks_of_sessions, chained, content_of_blocks, content_of_prefixes,
+)  # fmt: skip
 from packer.workload import Workload
 
 MAX_REQUESTS = 100_000_000
@@ -246,11 +242,15 @@ def _choose(u: FloatArray, cumulative: FloatArray) -> IntArray:
     # A table of 2^k cells finds most adapters by one look-up; binary search over 384 rates is 5 times slower.
     last = len(cumulative) - 1
     cells = 1 << max(10, last.bit_length() + 3)
-    start = np.searchsorted(cumulative, np.arange(cells) / cells, side="right")
-    adapter = np.minimum(start, last)[(u * cells).astype(np.int64)]
-    late = np.flatnonzero(u >= cumulative[adapter])
-    adapter[late] = np.minimum(np.searchsorted(cumulative, u[late], side="right"), last)
-    return adapter
+    start = np.minimum(np.searchsorted(cumulative, np.arange(cells) / cells, side="right"), last)
+
+    def chosen(part: slice) -> IntArray:
+        adapter = start[(u[part] * cells).astype(np.int64)]
+        late = np.flatnonzero(u[part] >= cumulative[adapter])
+        adapter[late] = np.minimum(np.searchsorted(cumulative, u[part][late], side="right"), last)
+        return adapter
+
+    return in_parts(chosen, len(u))
 
 
 def _by_adapter(
@@ -329,9 +329,9 @@ def _at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntA
     number: dict[Lengths, int] = {}
     place = {key: number.setdefault(each, len(number)) for key, each in objects.items()}
     if len(number) == 1:
-        return lengths[0].at_normal(z)
-    group = np.array([place[id(each)] for each in lengths], dtype=np.int64)[adapter]
-    return each_at_normal(list(number), group, z)
+        return in_parts(lambda part: lengths[0].at_normal(z[part]), len(z))
+    group = np.array([place[id(each)] for each in lengths], dtype=np.int64)
+    return in_parts(lambda part: each_at_normal(list(number), group[adapter[part]], z[part]), len(z))
 
 
 def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
