@@ -15,7 +15,6 @@ from packer.arrays import IntArray
 from packer.twin.cluster.events import deal
 from packer.twin.cluster.state import Servers, pair_places
 from packer.twin.engine.state import ADAPTER, PLACED, REQUEST, clear_rings, new_links, zeros
-from packer.twin.law.law import Law
 from packer.twin.threads import in_threads
 from packer.twin.tuning.state import Tuning
 
@@ -71,7 +70,6 @@ def _run(
         **{name: getattr(servers, name)[s : s + 1] for name in OWN},
         **{name: getattr(servers, name)[own] for name in ("sent_s", "adapter", "prompt", "output")},
         server=np.zeros(n, dtype=np.int64),
-        law=Law(*(part[s : s + 1] for part in servers.law)),
         tuning=Tuning(servers.tuning.registers[s : s + 1], servers.tuning.lengths),
     )
     deal(one, one.server, 0)

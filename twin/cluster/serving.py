@@ -239,7 +239,7 @@ class Serving:
             adapter.on_host = 1
             server.on_host_count += 1
             _linked(servers.adapters[s]["host"], row)
-        loading = servers.law.loading[s]
+        loading = servers.law.loading[servers.kind[s]]
         stall_s = 1e-3 * float(loading[2] + loading[3] * servers.ranks[a])
         server.disk_loads += 1
         server.load_s += stall_s

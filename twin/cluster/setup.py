@@ -208,7 +208,7 @@ def idle_servers(
         timeline=np.zeros((count, len(states[0].timeline)), dtype=rows.BIN),
         vector=np.zeros((count, states[0].vector.size)),
         nothing=np.zeros(0),
-        law=Law(*(np.stack(part) for part in zip(*(law_of(s.server.profile) for s in own), strict=True))),
+        law=Law(*(np.stack(part) for part in zip(*(law_of(s.server.profile) for s in kinds.values()), strict=True))),
         # A replayed trace is read-only, which is another type: kernels would be compiled for it anew.
         sent_s=np.require(time_s, np.float64, ["C", "W"]) if work.concurrency is None else np.full(n, np.inf),
         adapter=np.require(marks.adapter, np.int64, ["C", "W"]),

@@ -36,11 +36,11 @@ class Servers(NamedTuple):
 
     servers (S,) of `engine.state.SERVER`; whole (S, words): the same memory, to copy it; live: the records of
     now, where a router knows older ones. Fields named as in
-    `ServerState` have a leading axis for the server, or are shared by all (`requests`, `links`). `law`: of each server,
-    with a leading axis. sent_s (n,), adapter (n,), prompt
+    `ServerState` have a leading axis for the server, or are shared by all (`requests`, `links`; of `vector` the first
+    row). `law`: with a leading axis for the kind of server. sent_s (n,), adapter (n,), prompt
     (n,), output (n,): the requests, with the workload's numbers of adapters; server (n,): where each went, -1
-    if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of
-    `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters. first, last (S,): where
+    if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of `law`
+    and of `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters. first, last (S,): where
     in `served` the numbers of the adapters stand that a server may serve, ascending; words, beside `served` (…, 3):
     their `hash` and `words`. seen (S,): adapters that a
     server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
@@ -160,14 +160,15 @@ def state_of(c: Servers, s: int) -> ServerState:
     """One server, as views."""
     return ServerState(
         c.servers[s], c.nothing, c.requests, c.links, c.adapters[s], c.classes[s], c.heaps[s], c.phase[s],
-        c.histogram[s], c.timeline[s], c.vector[s], c.nothing, c.sets[s], c.members[s], c.series[s],
+        c.histogram[s], c.timeline[s], c.vector[0], c.nothing, c.sets[s], c.members[s], c.series[s],
     )  # fmt: skip
 
 
 @njit(inline="always", **ENGINE_FLAGS)
 def law_of_server(c: Servers, s: int) -> Law:
     """Its law, as views."""
-    return Law(c.law.coefficients[s], c.law.settings[s], c.law.loading[s], c.law.frontend[s])
+    k = c.kind[s]
+    return Law(c.law.coefficients[k], c.law.settings[k], c.law.loading[k], c.law.frontend[k])
 
 
 @njit(**INLINED)

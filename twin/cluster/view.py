@@ -116,10 +116,16 @@ class ClusterView:
         }
         return np.array([1e-3 * found[name] for name in names])
 
+    @property
+    def _loading(self) -> FloatArray:
+        """What a load from the host takes on each server, ms: its fixed part and that of each rank, (2, S)."""
+        found: FloatArray = self._servers.law.loading[self._servers.kind, :2].T
+        return found
+
     def load_s(self, adapter: int) -> FloatArray:
         """Time that an adapter takes from the host to the GPU of each server, float64 (S,)."""
-        loading = self._servers.law.loading
-        found: FloatArray = 1e-3 * (loading[:, 0] + loading[:, 1] * self.workload.ranks[adapter])
+        fixed, per_rank = self._loading
+        found: FloatArray = 1e-3 * (fixed + per_rank * self.workload.ranks[adapter])
         return found
 
     @property
@@ -132,7 +138,7 @@ class ClusterView:
     def load_bytes_s(self) -> FloatArray:
         """Bytes of an adapter that come to the GPU of each server in a second, after the load's fixed part, (S,)."""
         model = self.cluster.kinds[0].profile.model
-        return np.asarray(1e3 * model.lora_bytes_per_rank / np.maximum(self._servers.law.loading[:, 1], 1e-9))
+        return np.asarray(1e3 * model.lora_bytes_per_rank / np.maximum(self._loading[1], 1e-9))
 
     @property
     def pool_bytes(self) -> FloatArray:

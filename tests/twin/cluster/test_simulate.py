@@ -230,7 +230,7 @@ def test_room_for_adapters_grows(case: Callable[..., Any], monkeypatch: pytest.M
     found = case(7)
     enough = simulate_cluster(found.workload, found.cluster, router="most-idle", duration_s=1.0)
     monkeypatch.setattr(
-        "packer.twin.cluster.dispatch.Dispatch.adapter_rows", lambda self, adapter, assigned: 1
+        "packer.twin.cluster.dispatch.Dispatch.adapter_rows", lambda self, adapter: 1
     )
     grown = simulate_cluster(found.workload, found.cluster, router="most-idle", duration_s=1.0)
     assert grown.state is not None

@@ -38,7 +38,8 @@ class Known(NamedTuple):
 @njit(**INLINED)
 def _load_ms(c: Servers, s: int, a: int) -> float:
     """What it takes to load the adapter from the host."""
-    return float(c.law.loading[s, 0] + c.law.loading[s, 1] * c.ranks[a])
+    loading = c.law.loading[c.kind[s]]
+    return float(loading[0] + loading[1] * c.ranks[a])
 
 
 @njit(**INLINED)
@@ -82,7 +83,7 @@ def _note(c: Servers, p: Known, s: int) -> None:
     note_residents(c, p.holders, s)
     if not _changed(c, p.looked[s], s):
         return
-    server, kept = c.servers[s], p.kept[s]
+    server, kept, loading = c.servers[s], p.kept[s], c.law.loading[c.kind[s]]
     decodes, waiting, n = float(server.decodes), float(server.waiting_prompt), outstanding(c, s) + 1.0
     adapters, ranks = float(server.active), float(server.active_ranks)
     steps = math.ceil((waiting + 1.0) / max(1.0, server.token_budget - decodes))
@@ -96,7 +97,7 @@ def _note(c: Servers, p: Known, s: int) -> None:
         own, more = rank_floors(c, s, rank, n, largest)
         kept[3 * k - 3] = steps * fixed + slope * waiting + (p.numbers[0] - 1.0) * (decode + own)
         kept[3 * k - 2] = (p.numbers[0] - 1.0) * (joins + more)
-        kept[3 * k - 1] = c.law.loading[s, 0] + c.law.loading[s, 1] * rank
+        kept[3 * k - 1] = loading[0] + loading[1] * rank
     kept[kept.size - 1] = slope
     least, word = p.least[s >> 3], s & ~7
     for k in range(kept.size):

@@ -21,10 +21,11 @@ def step_ms(
     """A step of so many decodes and prefill tokens, distinct adapters and their summed ranks, and the ranks of its
     requests, summed and padded; without the KV terms.
     """
-    coefficients, settings, server = c.law.coefficients[s], c.law.settings[s], c.servers[s]
+    kind, server = c.kind[s], c.servers[s]
+    coefficients, settings = c.law.coefficients[kind], c.law.settings[kind]
     if settings[IS_PAPER] > 0:
         return float(paper_ms(coefficients, decodes, 0.0, adapters, server.served))
-    vector = c.vector[s]  # scratch: the engine fills it anew in each step
+    vector = c.vector[0]  # scratch: the engine fills it anew in each step
     state_vector(
         vector, decodes, prefill, adapters, ranks, server.slots, server.slot_rank, 0.0, 0.0,
         settings, request_ranks, padded_ranks,
@@ -40,8 +41,8 @@ def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: fl
     Coefficients are not negative. Of thread blocks, which may fall with further tokens, the least is taken; graphs are
     left out.
     """
-    law, server = c.law.coefficients[s], c.servers[s]
-    if c.law.settings[s, IS_PAPER] > 0:
+    law, server = c.law.coefficients[c.kind[s]], c.servers[s]
+    if c.law.settings[c.kind[s], IS_PAPER] > 0:
         return float(paper_ms(law, decodes, 0.0, adapters, server.served)), 0.0
     fixed = law[AT.base_ms] + law[AT.per_decode_ms] * decodes + law[AT.prefill_step_ms]
     slope = law[AT.per_prefill_token_ms]
@@ -65,8 +66,8 @@ def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: fl
 @njit(**INLINED)
 def rank_floors(c: Servers, s: int, rank: float, n: float, largest: float) -> tuple[float, float]:
     """What the rank of a request adds to a decode step of `n` requests, ms, and that of its adapter if it joins."""
-    law = c.law.coefficients[s]
-    if c.law.settings[s, IS_PAPER] > 0:
+    law = c.law.coefficients[c.kind[s]]
+    if c.law.settings[c.kind[s], IS_PAPER] > 0:
         return 0.0, 0.0
     own = law[AT.per_request_rank_ms] * rank + law[AT.per_padded_rank_ms] * n * (max(largest, rank) - largest)
     return float(own), float(law[AT.per_rank_ms] * rank)
