@@ -18,25 +18,29 @@ from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 MOST_BYTES = 2**22
 _SPREAD = 0x9E3779B97F4A7C1
-UNKNOWN, NEVER = -1, -2
+UNKNOWN, NEVER = -10, -20
+LEFT = 64
+"""Bits of a server for adapters that left it, at most."""
 
 
 class Residents(NamedTuple):
     """bits uint8 (rows, words): eight servers a byte; own int32 (S, …): rows in which a server has its bit set, count
-    (S,): how many; loads (S,): of adapters by the server when they were set; UNKNOWN, or NEVER: all bits are 1.
+    (S,): how many; loads (S,), begun (S,): loads of adapters by the server, and the steps that it had begun, when the
+    last ones were set; UNKNOWN, or NEVER: all bits are 1.
     """
 
     bits: npt.NDArray[np.uint8]
     own: npt.NDArray[np.int32]
     count: IntArray
     loads: IntArray
+    begun: IntArray
 
 
 def new_residents(servers: Servers) -> Residents:
     """Before the first request. Only vLLM's engine lists its batch, and only where adapters may be evicted."""
     count, words = len(servers.wake_s), servers.touched_words.size
     listed = servers.members.shape[1] > 1 and not servers.others
-    most = int(servers.servers["slots"].max()) + servers.members.shape[1] if listed else 1
+    most = int(servers.servers["slots"].max()) + servers.members.shape[1] + LEFT if listed else 1
     rows = 1
     while listed and rows < count * most and 2 * rows * words <= MOST_BYTES:
         rows *= 2
@@ -45,6 +49,7 @@ def new_residents(servers: Servers) -> Residents:
         np.zeros((count, most), dtype=np.int32),
         np.zeros(count, dtype=np.int64),
         np.full(count, UNKNOWN if listed else NEVER, dtype=np.int64),
+        np.full(count, UNKNOWN, dtype=np.int64),
     )
 
 
@@ -64,12 +69,38 @@ def _holds(known: Residents, s: int, a: int) -> None:
 
 
 @njit(**INLINED)
-def note_residents(c: Servers, known: Residents, s: int) -> None:
-    """Set the bits of all adapters in slots or in the batch, which others join only by a load."""
+def _note_joined(c: Servers, known: Residents, s: int, begun: int) -> bool:
+    """Set the bits of adapters that joined the batch in the last step; False if others may have, or bits are too many.
+
+    They are the last ones of the list by entry until the next step begins.
+    """
     server, adapters = c.live[s], c.adapters[s]
-    if known.loads[s] == NEVER or known.loads[s] == server.adapter_loads:
+    if c.ahead is not None or not 0 <= begun - known.begun[s] <= 1:
+        return False
+    for back in range(1, server.entries + 1):
+        adapter = adapters[c.members[s, server.entries - back].entry]
+        if adapter.joined < begun:
+            return True
+        if known.count[s] == known.own.shape[1]:
+            return False
+        _holds(known, s, adapter.number)
+    return True
+
+
+@njit(**INLINED)
+def note_residents(c: Servers, known: Residents, s: int) -> None:
+    """Set the bits of all adapters in slots or in the batch, which others join only by a load.
+
+    Those of adapters that left stay for a while: to follow all that are in slots takes longer.
+    """
+    server, adapters = c.live[s], c.adapters[s]
+    if known.loads[s] == NEVER:
         return
-    known.loads[s] = server.adapter_loads
+    begun = server.step + server.in_flight
+    done = known.loads[s] == server.adapter_loads or _note_joined(c, known, s, begun)
+    known.loads[s], known.begun[s] = server.adapter_loads, begun
+    if done:
+        return
     for i in range(known.count[s]):
         known.bits[known.own[s, i], s >> 3] &= ~(1 << (s & 7))
     known.count[s] = 0
