@@ -21,8 +21,12 @@ from packer.profile import Profile
 from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
 from packer.twin.bursts import in_bursts, integrated, own_streams
 from packer.twin.engine.content import (
-    Content, blocks_of_sessions, chained, content_of_blocks, content_of_prefixes,
-)  # fmt: skip
+    Content,
+    blocks_of_sessions,
+    chained,
+    content_of_blocks,
+    content_of_prefixes,
+)
 from packer.workload import Workload
 
 MAX_REQUESTS = 100_000_000
@@ -151,14 +155,8 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
         priority = None if trace.priority is None else trace.priority[:n]
         sessions = None if trace.sessions is None else trace.sessions[:n]
         return Marks(
-            trace.adapter[:n],
-            trace.input_tokens[:n],
-            trace.output_tokens[:n],
-            blocks,
-            None,
-            priority,
-            sessions,
-        )
+            trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], blocks, None, priority, sessions,
+        )  # fmt: skip
     own = [[getattr(a, side) or getattr(workload, side) for a in workload.adapters] for side in SIDES]
     if adapter is not None:
         return _marks(workload, own, adapter[:n], seed)

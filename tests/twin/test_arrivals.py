@@ -162,6 +162,19 @@ def test_many_adapters_are_chosen_exactly() -> None:
     assert np.all(np.abs(counts - expected) < 6 * np.sqrt(expected) + 5)
 
 
+def test_requests_drawn_in_parts_are_those_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many requests are drawn together changes none of them, whether adapters have lengths of their own or not."""
+    own = [Adapter(f"b{i}", 8, 0.5 + i, output_tokens=Lengths.gamma(50.0 + i, 1.2)) for i in range(9)]
+    for fleet in (FLEET, Workload([*FLEET.adapters, *own], FLEET.input_tokens, FLEET.output_tokens)):
+        found = []
+        for part in (2**18, 7):
+            monkeypatch.setattr("packer.arrays.PART", part)
+            drawing._kept.cache_clear()
+            found.append(draw_requests(fleet, 20.0, 3))
+        for column in ("time_s", "adapter", "input_tokens", "output_tokens"):
+            assert getattr(found[0], column).tobytes() == getattr(found[1], column).tobytes()
+
+
 def test_more_marks_do_not_change_the_first() -> None:
     """The first marks are the same however many are drawn, so that they can be drawn as needed."""
     few, many = draw_marks(FLEET, None, 50, 4), draw_marks(FLEET, None, 5000, 4)

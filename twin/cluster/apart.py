@@ -27,11 +27,15 @@ OWN = (
 """Fields of `Servers` with a leading axis for the server that stay where they are."""
 
 
-def run_apart(servers: Servers, assigned: IntArray, until_s: float, run_until: Callable[..., None], jobs: int) -> None:
-    """Each server serves the requests that it is `assigned`, (n,), until `until_s`; `jobs`: see `threads.in_threads`."""
+def run_apart(
+    servers: Servers, assigned: IntArray, until_s: float, run_until: Callable[..., None], jobs: int
+) -> None:
+    """Each server serves the requests that it is `assigned`, (n,), until `until_s`; `jobs`: of `in_threads`."""
     count = len(servers.wake_s)
     servers.server[:] = assigned
-    numbers = np.argsort(assigned.astype(np.min_scalar_type(count)), kind="stable")  # of short ones, in linear time
+    numbers = np.argsort(
+        assigned.astype(np.min_scalar_type(count)), kind="stable"
+    )  # of short ones, in linear time
     counts = np.bincount(assigned, minlength=count)
     own = np.split(numbers, np.cumsum(counts)[:-1])
 
@@ -74,7 +78,9 @@ def _run(
     )
     deal(one, one.server, 0)
     run_until(one, 0, until_s, None)
-    whole, done = (each.view(np.int64).reshape(-1, REQUEST.itemsize // 8) for each in (servers.requests, one.requests))
+    whole, done = (
+        each.view(np.int64).reshape(-1, REQUEST.itemsize // 8) for each in (servers.requests, one.requests)
+    )
     whole[own] = done[:n]
     one.adapters[0, : one.seen[0] + 1] = one.requests[:n] = one.pair_key[:] = 0
     clear_rings(one.links, int(record["sentinel"]), len(one.links))

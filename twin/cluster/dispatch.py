@@ -140,12 +140,11 @@ class Dispatch:
         ticks = [each for each in acting if isinstance(each, TickingPolicy | TickingRouter)]
         plain = self.way is None and self.max_outstanding is None and self.serving is None
         plain &= self.concurrency is None
-        apart = assigned is not None and not ticks and plain
-        if apart and engines is None and servers.ahead is None:
-            jobs = -1 if len(servers.server) >= MANY else 1
-            run_apart(servers, assigned, self.duration_s, self.loop.run_until, jobs)
-            return servers
-        if apart:
+        if assigned is not None and not ticks and plain:
+            if engines is None and servers.ahead is None:
+                jobs = -1 if len(servers.server) >= MANY else 1
+                run_apart(servers, assigned, self.duration_s, self.loop.run_until, jobs)
+                return servers
             r = 0
             while (r := events.deal(servers, assigned, r)) < len(assigned):
                 servers = with_more_rows(servers)

@@ -24,14 +24,14 @@ LEFT = 64
 
 
 class Residents(NamedTuple):
-    """bits uint8 (rows, words): eight servers a byte; own int32 (S, …): rows in which a server has its bit set, count
-    (S,): how many; loads (S,), begun (S,): loads of adapters by the server, and the steps that it had begun, when the
-    last ones were set; UNKNOWN, or NEVER: all bits are 1.
+    """bits uint8 (rows, words): eight servers a byte; own int32 (S, …): rows in which a server has its bit set,
+    length (S,): how many; loads (S,), begun (S,): loads of adapters by the server, and the steps that it had begun,
+    when the last ones were set; UNKNOWN, or NEVER: all bits are 1.
     """
 
     bits: npt.NDArray[np.uint8]
     own: npt.NDArray[np.int32]
-    count: IntArray
+    length: IntArray
     loads: IntArray
     begun: IntArray
 
@@ -56,7 +56,8 @@ def new_residents(servers: Servers) -> Residents:
 @njit(inline="always", **ENGINE_FLAGS)
 def _row(known: Residents, a: int) -> int:
     """Of an adapter by its number."""
-    return (((a + 1) * _SPREAD) >> 32) & (known.bits.shape[0] - 1)
+    row: int = (((a + 1) * _SPREAD) >> 32) & (known.bits.shape[0] - 1)
+    return row
 
 
 @njit(**INLINED)
@@ -64,8 +65,8 @@ def _holds(known: Residents, s: int, a: int) -> None:
     """Set the bit of a server for an adapter."""
     row = _row(known, a)
     known.bits[row, s >> 3] |= 1 << (s & 7)
-    known.own[s, known.count[s]] = row
-    known.count[s] += 1
+    known.own[s, known.length[s]] = row
+    known.length[s] += 1
 
 
 @njit(**INLINED)
@@ -81,7 +82,7 @@ def _note_joined(c: Servers, known: Residents, s: int, begun: int) -> bool:
         adapter = adapters[c.members[s, server.entries - back].entry]
         if adapter.joined < begun:
             return True
-        if known.count[s] == known.own.shape[1]:
+        if known.length[s] == known.own.shape[1]:
             return False
         _holds(known, s, adapter.number)
     return True
@@ -101,9 +102,9 @@ def note_residents(c: Servers, known: Residents, s: int) -> None:
     known.loads[s], known.begun[s] = server.adapter_loads, begun
     if done:
         return
-    for i in range(known.count[s]):
+    for i in range(known.length[s]):
         known.bits[known.own[s, i], s >> 3] &= ~(1 << (s & 7))
-    known.count[s] = 0
+    known.length[s] = 0
     row = adapters[0].idle.after
     for _ in range(server.residents):
         if row == 0:

@@ -208,7 +208,12 @@ def idle_servers(
         timeline=np.zeros((count, len(states[0].timeline)), dtype=rows.BIN),
         vector=np.zeros((count, states[0].vector.size)),
         nothing=np.zeros(0),
-        law=Law(*(np.stack(part) for part in zip(*(law_of(s.server.profile) for s in kinds.values()), strict=True))),
+        law=Law(
+            *(
+                np.stack(part)
+                for part in zip(*(law_of(s.server.profile) for s in kinds.values()), strict=True)
+            )
+        ),
         # A replayed trace is read-only, which is another type: kernels would be compiled for it anew.
         sent_s=np.require(time_s, np.float64, ["C", "W"]) if work.concurrency is None else np.full(n, np.inf),
         adapter=np.require(marks.adapter, np.int64, ["C", "W"]),
@@ -242,7 +247,8 @@ def idle_servers(
         ahead=idle_ahead([setup.server for setup in own], marks),
         others=tuple(kernels.memory(own, rows_each) for kernels in kernels_of(own)),
     )
-    by_priority = [s.server for s in own if s.server.profile.engine.scheduling_policy == "priority"]
+    whole = [setup.server for setup in kinds.values()]  # with the priorities of all adapters
+    by_priority = [each for each in whole if each.profile.engine.scheduling_policy == "priority"]
     if by_priority:
         servers.requests["context"] = by_priority[0].priorities(marks)
     others = engines_of(own)

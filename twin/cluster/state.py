@@ -39,8 +39,8 @@ class Servers(NamedTuple):
     `ServerState` have a leading axis for the server, or are shared by all (`requests`, `links`; of `vector` the first
     row). `law`: with a leading axis for the kind of server. sent_s (n,), adapter (n,), prompt
     (n,), output (n,): the requests, with the workload's numbers of adapters; server (n,): where each went, -1
-    if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of `law`
-    and of `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters. first, last (S,): where
+    if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of `law` and of
+    `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters. first, last (S,): where
     in `served` the numbers of the adapters stand that a server may serve, ascending; words, beside `served` (…, 3):
     their `hash` and `words`. seen (S,): adapters that a
     server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of

@@ -44,5 +44,5 @@ def test_an_adapter_on_the_gpu_or_in_the_batch_is_never_missed(case: Callable[..
             assert all(may(known, s, int(a)) for a in held["number"])
             if state.members.shape[1] > 1:
                 listed = state.servers["entries"][s] + state.servers["residents"][s]
-                assert known.count[s] <= listed
+                assert known.length[s] <= listed
                 assert np.count_nonzero(known.bits[:, s >> 3] & (1 << (s & 7))) <= listed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.engine.state import adapters_of, set_places
 from packer.twin.memory.policy import memory_policy
+from packer.twin.override import with_engine
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.timeline import SUMMARY
@@ -229,9 +231,7 @@ def test_room_for_adapters_grows(case: Callable[..., Any], monkeypatch: pytest.M
     """Servers that see more adapters than they have rows for give the same result as with enough rows."""
     found = case(7)
     enough = simulate_cluster(found.workload, found.cluster, router="most-idle", duration_s=1.0)
-    monkeypatch.setattr(
-        "packer.twin.cluster.dispatch.Dispatch.adapter_rows", lambda self, adapter: 1
-    )
+    monkeypatch.setattr("packer.twin.cluster.dispatch.Dispatch.adapter_rows", lambda self, adapter: 1)
     grown = simulate_cluster(found.workload, found.cluster, router="most-idle", duration_s=1.0)
     assert grown.state is not None
     assert grown.state.heaps.shape[2] > 1
@@ -242,14 +242,31 @@ def test_room_for_adapters_grows(case: Callable[..., Any], monkeypatch: pytest.M
 def test_servers_of_a_static_router_run_in_threads(
     case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Servers whose requests are all known beforehand run side by side with the same result as one after another."""
+    """Servers whose requests are all known beforehand run side by side with the same result as one after another.
+
+    So they do if each has memory of its own, or uses that of the one before.
+    """
     found = case(7)
     runs = []
-    for many in (2**40, 0):
+    for many, some in ((2**40, 32), (0, 1)):
         monkeypatch.setattr("packer.twin.cluster.dispatch.MANY", many)
+        monkeypatch.setattr("packer.twin.cluster.apart.SOME", some)
         runs.append(simulate_cluster(found.workload, found.cluster, router="random", duration_s=1.0))
     assert runs[0].requests.equals(runs[1].requests)
     np.testing.assert_array_equal(runs[0].raw.histogram, runs[1].raw.histogram)
+
+
+def test_requests_have_the_priorities_of_their_adapters() -> None:
+    """Where servers hold some of the adapters each, a request has the priority that the fleet gives its adapter."""
+    profile = with_engine(load_profile("h100-64gb/llama-3.1-8b-instruct"), vllm_version="0.18.0")
+    profile = replace(profile, engine=replace(profile.engine, scheduling_policy="priority"))
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0, priority=7 - i) for i in range(6)])
+    placement = tuple({f"a{i}": 1.0 for i in held} for held in (range(2), range(2, 6)))
+    cluster = Cluster((ServerKind("one", profile, 4),), ("one",) * 2, placement=placement)
+    run = simulate_cluster(fleet, cluster, router="plan", duration_s=20.0)
+    assert run.state is not None
+    assert set(run.state.adapter.tolist()) == set(range(6))
+    np.testing.assert_array_equal(run.state.requests["context"], 7 - run.state.adapter)
 
 
 def test_servers_of_a_cluster_have_room_to_walk_over_their_own_batches() -> None:

@@ -125,22 +125,20 @@ class ScoringRouter(AnyCluster):
 
     `packer.twin.cluster.loop` compiles the event loop for it. The server with the smallest score gets the request,
     the next in turn among equal ones; with only infinite scores it is held. A router may have others of `HOOKS`, with
-    which most servers need no score: see `packer.twin.cluster.events`. `kept`: numbers that it keeps of each server.
+    which most servers need no score: see `packer.twin.cluster.events`.
     """
 
     name: ClassVar[str]
     score: ClassVar[Any]
-    kept: ClassVar[int] = 0
     reads_prompts: ClassVar[bool] = False
 
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
-        """What the functions get: the fields, the mean output tokens of a request, room for what they keep."""
+        """What the functions get: the fields, the mean output tokens of a request."""
         own: Any = self
-        values = self.numbers(workload, *(float(getattr(self, item.name)) for item in fields(own)))
-        return np.append(values, np.zeros(self.kept * len(cluster)))
+        return self.numbers(workload, *(float(getattr(self, item.name)) for item in fields(own)))
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Any:
-        """What the functions get in the place of `parameters`: a router that `reads_prompts` keeps more.
+        """What the functions get in the place of `parameters`, with room for what they keep.
 
         `content`: which of the requests begin alike.
         """

@@ -68,8 +68,8 @@ def _changed(c: Servers, looked: FloatArray, s: int) -> bool:
     """Whether a server has changed since it was looked at, but for the length of its contexts."""
     server, changed = c.servers[s], False
     now = (
-        server.taken + server.inbox_count, outstanding(c, s), server.decodes, server.waiting_prompt, server.active_ranks,
-        server.active + server.on_host_count * 2**20,
+        server.sent + server.inbox_count, outstanding(c, s), server.decodes, server.waiting_prompt,
+        server.active_ranks, server.active + server.on_host_count * 2**20,
     )  # fmt: skip
     for k in range(6):
         changed |= looked[k] != now[k]
@@ -107,57 +107,50 @@ def _note(c: Servers, p: Known, s: int) -> None:
 
 
 @njit(**INLINED)
-def _floor(c: Servers, kept: FloatArray, r: int) -> float:
-    """What the request takes at least where its adapter is in the batch."""
-    return float(kept[3 * c.rank_class[c.adapter[r]] - 3] + kept[kept.size - 1] * c.prompt[r])
-
-
-@njit(**INLINED)
-def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
-    """All, if their smallest terms may be below that with a load; without one those that may hold the adapter."""
-    a, kept = c.adapter[r], p.least[word]
-    least, k = _floor(c, kept, r), 3 * c.rank_class[a]
-    if least * SAFE >= lowest:
-        return 0
-    with_load = c.ranks[a] == 0 or (least + kept[k - 2] + kept[k - 1]) * SAFE < lowest
-    return 255 if with_load else int(holders_among(p.holders, word, a))
+def _floor(c: Servers, kept: FloatArray, r: int, held: bool) -> float:
+    """What the request takes at least by what is kept; `held`: its adapter may be in a slot or in the batch."""
+    k = 3 * c.rank_class[c.adapter[r]]
+    least = kept[k - 3] + kept[kept.size - 1] * c.prompt[r]
+    return float(least if held else least + kept[k - 2] + kept[k - 1])
 
 
 @njit(**INLINED)
 def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> float:
-    """The score of the server that takes least, by what is kept, and a little more."""
-    a, lowest, best = c.adapter[r], math.inf, 0
+    """A little more than the score of the server that takes least by what is kept."""
+    a, best, lowest = c.adapter[r], 0, math.inf
     if last - first < c.wake_s.size:
         return math.inf
-    k = 3 * c.rank_class[a]
     for word in range(p.least.shape[0]):
-        may = holders_among(p.holders, word, a) if c.ranks[a] > 0 else 255
-        least = _floor(c, p.least[word], r)
-        if may == 0:
-            least += p.least[word, k - 2] + p.least[word, k - 1]
+        least = _floor(c, p.least[word], r, holders_among(p.holders, word, a) != 0)
         if least < lowest:
-            lowest, best = least, word
-    lowest, word = math.inf, best
-    may = holders_among(p.holders, word, a) if c.ranks[a] > 0 else 255
-    for s in range(8 * word, min(8 * word + 8, c.wake_s.size)):
-        least = _floor(c, p.kept[s], r)
-        if (may >> (s & 7)) & 1 == 0:
-            least += p.kept[s, k - 2] + p.kept[s, k - 1]
+            lowest, best = least, 8 * word
+    lowest = math.inf
+    for s in range(best, min(best + 8, c.wake_s.size)):
+        least = _floor(c, p.kept[s], r, may_hold(p.holders, s, a))
         if least < lowest:
             lowest, best = least, s
     return float(np.nextafter(_score(c, p, best, r), math.inf))
 
 
 @njit(**INLINED)
+def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
+    """All, if their smallest terms may be below that with a load; without one those that may hold the adapter."""
+    a, kept = c.adapter[r], p.least[word]
+    if _floor(c, kept, r, True) * SAFE >= lowest:
+        return 0
+    every = c.ranks[a] == 0 or _floor(c, kept, r, False) * SAFE < lowest
+    return 255 if every else int(holders_among(p.holders, word, a))
+
+
+@njit(**INLINED)
 def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
     """Whether the latency may be shorter than `lowest`."""
     a, kept = c.adapter[r], p.kept[s]
-    least, k = _floor(c, kept, r), 3 * c.rank_class[a]
-    if c.ranks[a] == 0 or least * SAFE >= lowest:
+    held = c.ranks[a] == 0 or may_hold(p.holders, s, a)
+    least = _floor(c, kept, r, held)
+    if c.ranks[a] == 0 or not held or least * SAFE >= lowest:
         return bool(least * SAFE < lowest)
-    if not may_hold(p.holders, s, a):
-        return bool((least + kept[k - 2] + kept[k - 1]) * SAFE < lowest)
-    row = row_of(c, s, a)
+    row, k = row_of(c, s, a), 3 * c.rank_class[a]
     if row == 0 or c.adapters[s, row].in_batch == 0:
         least += kept[k - 2]
     if row == 0 or c.adapters[s, row].resident == 0:
