@@ -158,12 +158,9 @@ def worth(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
 
 
 @njit(**INLINED)
-def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int, r: int) -> float:
-    """A router's look at all candidates of a request before it scores them; one of them has a smaller score than that.
-
-    Infinite where it does not know.
-    """
-    return math.inf
+def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int, r: int) -> int:
+    """A router's look at all candidates of a request before it scores them: which may win, from `first` on; -1: any."""
+    return -1
 
 
 @njit(**INLINED)
@@ -182,10 +179,10 @@ def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
                 if c.touched[s] == 1:
                     note(c, p, s)
             c.touched_words[word] = 0
-    best, lowest = HOLD, survey(c, p, server, first, last, r)
+    best, lowest, guess = HOLD, math.inf, survey(c, p, server, first, last, r)
     every, turn = last - first == c.wake_s.size, first + r % (last - first)
-    for part in range(2):
-        j, end = (turn, last) if part == 0 else (first, turn)
+    for part in range(0 if guess >= 0 else 1, 3):
+        j, end = (guess, guess + 1) if part == 0 else (turn, last) if part == 1 else (first, turn)
         while j < end:
             word = (j - first if every else server[j]) >> 3
             may = among(c, p, word, r, lowest)
@@ -199,6 +196,8 @@ def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
                     if value < lowest:
                         best, lowest = s, value
                 j += 1
+        if part == 0:  # the next in turn wins among equal ones
+            best, lowest = HOLD, np.nextafter(lowest, math.inf)
     return best
 
 

@@ -14,7 +14,7 @@ from numba import njit
 
 from packer.arrays import IntArray
 from packer.twin.cluster.state import Servers
-from packer.twin.flags import ENGINE_FLAGS, INLINED
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 MOST_BYTES = 2**22
 _SPREAD = 0x9E3779B97F4A7C1
@@ -88,20 +88,15 @@ def _note_joined(c: Servers, known: Residents, s: int, begun: int) -> bool:
     return True
 
 
-@njit(**INLINED)
-def note_residents(c: Servers, known: Residents, s: int) -> None:
+@njit(**CALLED)
+def _note_loads(c: Servers, known: Residents, s: int, begun: int) -> None:
     """Set the bits of all adapters in slots or in the batch, which others join only by a load.
 
     Those of adapters that left stay for a while: to follow all that are in slots takes longer.
     """
+    if _note_joined(c, known, s, begun):
+        return
     server, adapters = c.live[s], c.adapters[s]
-    if known.loads[s] == NEVER:
-        return
-    begun = server.step + server.in_flight
-    done = known.loads[s] == server.adapter_loads or _note_joined(c, known, s, begun)
-    known.loads[s], known.begun[s] = server.adapter_loads, begun
-    if done:
-        return
     for i in range(known.length[s]):
         known.bits[known.own[s, i], s >> 3] &= ~(1 << (s & 7))
     known.length[s] = 0
@@ -113,6 +108,18 @@ def note_residents(c: Servers, known: Residents, s: int) -> None:
         row = adapters[row].idle.after
     for k in range(server.entries):
         _holds(known, s, adapters[c.members[s, k].entry].number)
+
+
+@njit(**INLINED)
+def note_residents(c: Servers, known: Residents, s: int) -> None:
+    """Keep what a server holds on its GPU, if it has changed."""
+    server, loads = c.live[s], known.loads[s]
+    if loads == NEVER:
+        return
+    begun = server.step + server.in_flight
+    if loads != server.adapter_loads:
+        _note_loads(c, known, s, begun)
+    known.loads[s], known.begun[s] = server.adapter_loads, begun
 
 
 @njit(**INLINED)

@@ -47,7 +47,7 @@ def _note(c: Servers, p: Known, s: int) -> None:
 
 
 @njit(**INLINED)
-def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> float:
+def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> int:
     """Which requests a server may have that gets this one for its prefix."""
     least, most, total = math.inf, 0.0, 0.0
     for j in range(first, last):
@@ -60,7 +60,7 @@ def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: in
     p.least[0] = least
     p.limit[0] = least if most - least > p.settings[0] else mean + p.settings[1] * deviation
     look_up(p.prompts, c, r, True)
-    return math.inf
+    return -1
 
 
 @njit(**INLINED)

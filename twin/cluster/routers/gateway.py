@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,7 +45,7 @@ def _note(c: Servers, p: Picker, s: int) -> None:
 
 
 @njit(**INLINED)
-def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: int) -> float:
+def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: int) -> int:
     """The shortest and the longest queue of the candidates, and what of the prompt each server has."""
     least = most = p.queue[server[first]]
     for j in range(first + 1, last):
@@ -55,7 +54,7 @@ def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: i
     p.least[0], p.most[0] = least, most
     if p.weights[3] > 0.0:
         look_up(p.prompts, c, r, False)
-    return math.inf
+    return -1
 
 
 @njit(**INLINED)

@@ -115,11 +115,11 @@ def _floor(c: Servers, kept: FloatArray, r: int, held: bool) -> float:
 
 
 @njit(**INLINED)
-def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> float:
-    """A little more than the score of the server that takes least by what is kept."""
+def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> int:
+    """The server that takes least by what is kept."""
     a, best, lowest = c.adapter[r], 0, math.inf
     if last - first < c.wake_s.size:
-        return math.inf
+        return -1
     for word in range(p.least.shape[0]):
         least = _floor(c, p.least[word], r, holders_among(p.holders, word, a) != 0)
         if least < lowest:
@@ -129,7 +129,7 @@ def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: in
         least = _floor(c, p.kept[s], r, may_hold(p.holders, s, a))
         if least < lowest:
             lowest, best = least, s
-    return float(np.nextafter(_score(c, p, best, r), math.inf))
+    return int(first + best)
 
 
 @njit(**INLINED)
