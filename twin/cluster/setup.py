@@ -188,6 +188,7 @@ def idle_servers(
     ends = dict(zip(lists, np.cumsum([len(served) for served, _ in lists.values()]).tolist(), strict=True))
     last = np.array([ends[id(setup.served)] for setup in own], dtype=np.int64)
     names, tuning = list(kinds), _tuning(own, seed)
+    laws = [law_of(setup.server.profile) for setup in kinds.values()]
     # One array for all servers: where adapters of one may be evicted, every server walks over its batch.
     walks = any(state.members.size > 1 for state in states)
     places = max(rows.walk_places(int(state.server.slots)) for state in states) if walks else 1
@@ -208,12 +209,7 @@ def idle_servers(
         timeline=np.zeros((count, len(states[0].timeline)), dtype=rows.BIN),
         vector=np.zeros((count, states[0].vector.size)),
         nothing=np.zeros(0),
-        law=Law(
-            *(
-                np.stack(part)
-                for part in zip(*(law_of(s.server.profile) for s in kinds.values()), strict=True)
-            )
-        ),
+        law=Law(*map(np.stack, zip(*laws, strict=True))),
         # A replayed trace is read-only, which is another type: kernels would be compiled for it anew.
         sent_s=np.require(time_s, np.float64, ["C", "W"]) if work.concurrency is None else np.full(n, np.inf),
         adapter=np.require(marks.adapter, np.int64, ["C", "W"]),
@@ -247,10 +243,7 @@ def idle_servers(
         ahead=idle_ahead([setup.server for setup in own], marks),
         others=tuple(kernels.memory(own, rows_each) for kernels in kernels_of(own)),
     )
-    whole = [setup.server for setup in kinds.values()]  # with the priorities of all adapters
-    by_priority = [each for each in whole if each.profile.engine.scheduling_policy == "priority"]
-    if by_priority:
-        servers.requests["context"] = by_priority[0].priorities(marks)
+    _prioritize(servers, kinds, marks)
     others = engines_of(own)
     numbers = np.array([others.index(type(setup.engine)) for setup in own], dtype=np.int64)
     if numbers.any():
@@ -285,6 +278,13 @@ def _tuning(own: Sequence[Setup], seed: int) -> Tuning | None:
     if first is None:
         return None
     return Tuning(np.stack([job.registers for job in jobs if job is not None]), first.lengths)
+
+
+def _prioritize(servers: Servers, kinds: Mapping[str, Setup], marks: Marks) -> None:
+    """Give requests the priorities that the whole fleet gives their adapters, where an engine asks for them."""
+    for setup in kinds.values():
+        if setup.server.profile.engine.scheduling_policy == "priority":
+            servers.requests["context"] = setup.server.priorities(marks)
 
 
 def _noise(own: Sequence[Setup], n: int, seed: int) -> FloatArray | float:
