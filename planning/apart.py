@@ -14,9 +14,14 @@ from packer.checks import slot_rank_for
 from packer.planning.splits import SLOTS, dealt, server_of
 from packer.search import reach
 from packer.solvers.candidates import candidates_of
+from packer.twin.memory.policy import kv_cache_tokens
 
 if TYPE_CHECKING:
     from packer.planning.explore import Frontier
+
+FAR = 0.75
+"""Ranks are far from each other where slots of the largest leave less than this part of the KV cache that slots of the
+smallest leave; nearer ones gain nothing by servers of their own."""
 
 
 @dataclass(eq=False)
@@ -47,7 +52,7 @@ class Apart:
         """Servers of groups on `n` servers, where these are enough; those left over go where servers have most load."""
         job, ranks = self.job, self._ranks()
         kinds, loads = np.unique(ranks), job.parts.fleet.offered_tok_s_by_adapter
-        if n < len(kinds) or len(kinds) < 2 or job.spare or not job.kept.all_count:
+        if n < len(kinds) or job.spare or not job.kept.all_count or not self._far(kinds):
             return
         if self._held != (held := (len(job.kept.hours), len(job.parts.fleet))):
             more_parts, self._held = self._held[1] != held[1], held
@@ -79,6 +84,12 @@ class Apart:
     def _ranks(self) -> IntArray:
         """Rank of the slot that each adapter takes."""
         return np.array([slot_rank_for(rank) for rank in self.job.parts.fleet.ranks.tolist()])
+
+    def _far(self, kinds: IntArray) -> bool:
+        """See `FAR`."""
+        slots, profile = min(SLOTS, len(self.job.workload)), self.job.profile
+        least, most = (kv_cache_tokens(profile, profile.settings(slots, int(kinds[k]))) for k in (-1, 0))
+        return least < FAR * most
 
     def _cheapest(self, ranks: IntArray, kinds: IntArray, n: int) -> list[Group]:
         """Of all ways to cut the ranks into two runs and more, that which takes the fewest servers, about `n`."""

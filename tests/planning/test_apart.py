@@ -53,11 +53,16 @@ def test_servers_left_over_go_where_servers_have_most_load(job: Frontier) -> Non
     assert sorted(i for item in more for i in item.adapters) == list(range(len(job.workload)))
 
 
-def test_nothing_is_set_apart_of_one_rank_or_for_less(job: Frontier, server: Profile) -> None:
-    """Not of one slot rank, not on fewer servers than ranks, nor on more than there are adapters."""
-    alike = Frontier(Workload([Adapter(f"a{k}", (9, 16)[k % 2], 0.1) for k in range(8)]), server)
-    assert list(Apart(alike).on(3)) == []
+def test_nothing_is_set_apart_of_near_ranks_or_for_less(
+    job: Frontier, server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of one slot rank, nor of ranks whose slots leave about as much KV cache; not on fewer servers than ranks, nor
+    on more than there are adapters."""
+    for ranks in ((9, 16), (8, 32)):
+        near = Frontier(Workload([Adapter(f"a{k}", ranks[k % 2], 0.1) for k in range(8)]), server)
+        assert list(Apart(near).on(3)) == []
     assert list(Apart(job).on(1)) == []
+    monkeypatch.setattr("packer.planning.apart.FAR", 1.0)
     few = Frontier(Workload([Adapter(f"a{k}", (8, 64)[k], 0.1) for k in range(2)]), server)
     assert [len(bins) for bins in Apart(few).on(2)] == [2]
     assert list(Apart(few).on(3)) == []
