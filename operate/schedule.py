@@ -122,8 +122,10 @@ def schedule(
     evaluator = Evaluator.load(predictor, profiles, seed=seed, margin=raised)
     progress("all day", 0, len(rates))
     goal = AllDay(rates=_by_name(workload, rates)).within(within)
-    parts = _parts(workload, profiles, evaluator.of(goal).whole(), max_replicas) if max_replicas > 1 else {}
-    day = _Day(Replicas(workload, parts), rates, within, period_s, evaluator)
+    day = _Day(Replicas(workload, {}), rates, within, period_s, evaluator)
+    if max_replicas > 1:  # at the rates at which the search looks for servers
+        parts = _parts(day.fleet(list(rates)), profiles, evaluator.of(goal).whole(), max_replicas)
+        day = replace(day, split=Replicas(workload, parts))
     common = {"predictor": predictor, "margin": raised, "seed": seed, "stop": stop}
     common |= {"verify": False, "with_headroom": False}
     static = day.held(list(rates), profile, solver="greedy", **common)

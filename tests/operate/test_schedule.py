@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Limits, Slo
 from packer.gpu import GpuKind
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
+from packer.io.profiles import load_profile
 from packer.operate import schedule as schedules
 from packer.operate.day import Period, Schedule
 from packer.operate.replay import windows_of
@@ -255,6 +256,19 @@ def test_replicas_follow_the_load() -> None:
     trace = RequestTrace(np.zeros(1), *(np.ones(1, dtype=np.int64) for _ in range(3)))
     with pytest.raises(IncompatibleError, match="replayed trace"):
         schedule(fleet.with_arrivals(Arrivals("trace", trace=trace)), PROFILE, rates, max_replicas=2, **given)
+
+
+def test_rates_of_the_fleet_do_not_count() -> None:
+    """A day has the same servers and shares, whatever rates the fleet has besides: parts are made at those of the day."""
+    server = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    bursts = Arrivals("bursty", own=Bursts(0.8, ((120.0, 1.0),)))
+    rates = {"night": np.array([5.0, 0.1]), "day": np.array([20.0, 0.2])}
+    found = set()
+    for given in (0.5, 60.0):
+        fleet = Workload([Adapter("hot", 8, given), Adapter("cool", 8, 0.2)], arrivals=bursts)
+        found.add(tuple((item.adapters, item.shares) for item in schedule(fleet, server, rates).static.bins))
+    assert len(found) == 1
+    assert sum(len(bins) for bins in found) == 2
 
 
 def test_a_schedule_is_replayed() -> None:
