@@ -17,13 +17,13 @@ from packer.errors import IncompatibleError, ModelError
 from packer.plan import Plan
 from packer.planning.apart import Apart, with_slots
 from packer.planning.frontier import Conditions, FrontierPoint, point_of
-from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
+from packer.planning.kept import FAR_BEYOND, Hour, KeptHours
 from packer.planning.overload import Overload
 from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots
 from packer.planning.solve import solve
-from packer.planning.splits import EVENER, SLOTS, even_splits, split_by_rank
+from packer.planning.splits import EVENER, SLOTS, even_splits
 from packer.planning.trial import Trial
 from packer.predictors.content import caches_prefixes
 from packer.predictors.learned import TreePredictor
@@ -73,8 +73,6 @@ class Frontier(Conditions):
     """Servers on which nothing starves, by trees: fewer are given up where one starves in the twin, too."""
     _starving: set[int] = field(default_factory=set, init=False)
     """Numbers of servers on which one of the first proposal starves."""
-    _unranked: int = field(default=0, init=False)
-    """Servers on which no split by rank kept the limits: fewer do not either, nor in further hours."""
     tight: float = field(default=TIGHT, init=False)
     """Servers that use more than this of their limits are tried with more slots."""
     number: int = field(default=0, init=False)
@@ -327,25 +325,8 @@ class Frontier(Conditions):
 
     def _remedies(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """One by rank, and parts of every adapter on each server."""
-        yield from () if n_gpus in self._starving else self._by_rank(n_gpus)
+        yield from () if n_gpus in self._starving else self._apart.by_rank(n_gpus)
         yield from () if self._wide(n_gpus) else self._on_all(n_gpus)
-
-    def _by_rank(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
-        """Servers of adapters of near ranks, where they keep their limits."""
-        parts, kept, tried = self.parts.spread_over(n_gpus, self.max_replicas), self.kept, 0
-
-        def judged(split: Sequence[Bin]) -> tuple[list[Bin], list[float]]:
-            nonlocal tried
-            tried = n_gpus
-            made = with_best_slots(kept, parts.joined(split), kept.hours[:1], self.over)
-            return made, [STARVING] * len(made) if self.over() else kept.used(made, kept.hours[:1])
-
-        if n_gpus > max(1, self._unranked) and not self.spare and self.kept.all_count:
-            found = split_by_rank(parts.fleet, self.profile, n_gpus, judged)
-            if found is None:
-                self._unranked = max(self._unranked, tried)
-            else:
-                yield found
 
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Even splits whose most loaded server keeps its limits; all servers get the slots that suit that one."""

@@ -14,9 +14,9 @@ from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Limits, Slo
 from packer.gpu import GpuKind
+from packer.io.profiles import load_profile
 from packer.objectives.all_day import AllDay
 from packer.objectives.headroom import with_rates
-from packer.io.profiles import load_profile
 from packer.operate import schedule as schedules
 from packer.operate.day import Period, Schedule
 from packer.operate.replay import windows_of
@@ -259,7 +259,7 @@ def test_replicas_follow_the_load() -> None:
 
 
 def test_rates_of_the_fleet_do_not_count() -> None:
-    """A day has the same servers and shares, whatever rates the fleet has besides: parts are made at those of the day."""
+    """A day has the same servers and shares, whatever rates the fleet has: parts are made at those of the day."""
     server = load_profile("h100-64gb/llama-3.1-8b-instruct")
     bursts = Arrivals("bursty", own=Bursts(0.8, ((120.0, 1.0),)))
     rates = {"night": np.array([5.0, 0.1]), "day": np.array([20.0, 0.2])}
