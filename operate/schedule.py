@@ -123,9 +123,7 @@ def schedule(
     progress("all day", 0, len(rates))
     goal = AllDay(rates=_by_name(workload, rates)).within(within)
     day = _Day(Replicas(workload, {}), rates, within, period_s, evaluator)
-    if max_replicas > 1:  # at the rates at which the search looks for servers
-        parts = _parts(day.fleet(list(rates)), profiles, evaluator.of(goal).whole(), max_replicas)
-        day = replace(day, split=Replicas(workload, parts))
+    day = day.in_parts(profiles, evaluator.of(goal).whole(), max_replicas)
     common = {"predictor": predictor, "margin": raised, "seed": seed, "stop": stop}
     common |= {"verify": False, "with_headroom": False}
     static = day.held(list(rates), profile, solver="greedy", **common)
@@ -182,6 +180,12 @@ class _Day:
         tokens = self.split.workload.mean_tokens
         busiest = max((self.rates[name] for name in names), key=lambda vector: float(vector @ tokens))
         return with_rates(self.split.fleet, self.split.rates_of_parts(busiest))
+
+    def in_parts(self, profiles: Sequence[Profile], evaluator: Evaluator, allowed: int) -> _Day:
+        """With the parts of adapters that no GPU serves alone at the rates at which plans are looked for."""
+        fleet = self.split.workload
+        parts = _parts(self.fleet(list(self.rates)), profiles, evaluator, allowed) if allowed > 1 else {}
+        return replace(self, split=Replicas(fleet, parts))
 
     def held(self, names: Sequence[str], kinds: Kinds, **given: Any) -> Plan:
         """A plan of the parts of adapters that holds in these periods."""
