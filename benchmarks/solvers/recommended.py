@@ -31,6 +31,8 @@ HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
 FIRST_SEED = 770_001
 """Far from the seeds of any search."""
+SEARCHED = 660_001
+"""Of the hours in which splits are looked for; they are evaluated in others."""
 FEWER_HOURS = 5
 FEW = 60
 """Requests in an hour below which the 95th percentile of an adapter is that of few requests: plans hold its server to
@@ -270,8 +272,9 @@ def _split_keeps(fleet: packer.Workload, profile: packer.Profile, n: int, limit_
                 for k in range(n)
             ],
         ):
-            if all(parts) and any(_keeps(bins, fleet) for bins in _slotted(fleet, profile, parts)):
-                return True
+            for bins in _slotted(fleet, profile, parts) if all(parts) else ():
+                if _keeps(bins, fleet, SEARCHED) and _keeps(bins, fleet):
+                    return True
             if time.process_time() - started > limit_s:
                 break
         noise = 0.3
@@ -303,7 +306,9 @@ def _slotted(
             yield bins
 
 
-def _fresh(bins: Sequence[packer.Bin], fleet: packer.Workload, hours: int) -> Iterator[packer.Run]:
+def _fresh(
+    bins: Sequence[packer.Bin], fleet: packer.Workload, hours: int, first: int = FIRST_SEED
+) -> Iterator[packer.Run]:
     """The servers of a plan in hours that no search has seen, the most loaded ones first."""
     for item in sorted(bins, key=lambda item: -item.offered_tok_s(fleet)):
         for hour in range(hours):
@@ -312,16 +317,16 @@ def _fresh(bins: Sequence[packer.Bin], fleet: packer.Workload, hours: int) -> It
                 item.profile,
                 max_loras=item.max_loras,
                 max_lora_rank=item.max_lora_rank,
-                seed=FIRST_SEED + 101 * hour,
+                seed=first + 101 * hour,
             )
 
 
-def _keeps(bins: Sequence[packer.Bin], fleet: packer.Workload) -> bool:
-    """Whether servers of all adapters keep their limits in all fresh hours, without a queue that grows."""
+def _keeps(bins: Sequence[packer.Bin], fleet: packer.Workload, first: int = FIRST_SEED) -> bool:
+    """Whether servers of all adapters keep their limits in all hours from a seed on, without a queue that grows."""
     placed = {adapter for item in bins for adapter in item.adapters}
     return len(placed) == len(fleet) and all(
         run.status == "ok" and run.stable and not run.starved and bool((_used(run) <= 1.0).all())
-        for run in _fresh(bins, fleet, FEWER_HOURS)
+        for run in _fresh(bins, fleet, FEWER_HOURS, first)
     )
 
 
