@@ -46,7 +46,7 @@ class Trial:
             made = with_spare_slots(kept, made, self.over) if self.spare else made
             self.holds, used = kept.holds(made, self.spare), kept.used(made, first)
             cost = sum(max(1.0, each) for each in used)
-            if self.holds or cost < self._cost:
+            if self.holds or not self.best or cost < self._cost:
                 self.best, self._cost = made, cost
                 # to break limits is better than to starve
                 self.worst = max(used) if max(used) >= FAR_BEYOND else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -42,6 +43,20 @@ def test_the_first_proposal_that_holds_is_the_last_that_is_tried(server: Profile
     assert [len(item.adapters) for item in trial.best] == [12, 12]
     assert trial.holds
     assert [[len(item.adapters) for item in bins] for bins in trial.tried] == [[22, 2]]
+
+
+def test_a_proposal_that_can_not_be_worse_is_better_than_none(
+    server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something is shown for every number of GPUs, also where servers of all proposals do not start."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.1) for k in range(4)])
+    kept = KeptHours(fleet, fleet, 0, Hours(0))
+    monkeypatch.setattr("packer.planning.trial.with_best_slots", lambda _kept, bins, *_args, **_options: bins)
+    monkeypatch.setattr(kept, "used", lambda bins, *_: [math.inf] * len(bins))
+    monkeypatch.setattr(kept, "holds", lambda *_: False)
+    trial = Trial(kept, 0, lambda: False)
+    trial.go_on([held(server, 2, 2), held(server, 1, 3)])
+    assert [len(item.adapters) for item in trial.best] == [2, 2]
 
 
 @pytest.mark.parametrize("remedied", [3, 4, 7, 9])
