@@ -1,5 +1,4 @@
-"""Near ranks on servers of their own, in groups or cut by what each server holds: small ranks do not pay for slots of
-large ones."""
+"""Groups of near ranks on servers of their own: small ranks do not pay for slots of large ones."""
 
 from __future__ import annotations
 
@@ -12,9 +11,7 @@ import numpy as np
 from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
-from packer.planning.kept import STARVING
-from packer.planning.settle import with_best_slots
-from packer.planning.splits import SLOTS, dealt, server_of, split_by_rank
+from packer.planning.splits import SLOTS, dealt, server_of
 from packer.search import reach
 from packer.solvers.candidates import candidates_of
 from packer.twin.memory.policy import kv_cache_tokens
@@ -50,8 +47,6 @@ class Apart:
     """By the first of the ranks and the one after the last."""
     _held: tuple[int, int] = (0, 0)
     """The number of hours, and of parts of adapters, for which they are known."""
-    _unranked: int = 0
-    """Servers on which no split by rank kept the limits: fewer do not either, nor in further hours."""
 
     def on(self, n: int) -> Iterator[list[Bin]]:
         """Servers of groups on `n` servers, where these are enough; those left over go where servers have most load."""
@@ -85,24 +80,6 @@ class Apart:
             counts[np.argmax(np.where(counts < most, shares / counts, 0.0))] += 1
         pairs = zip(groups, counts.tolist(), strict=True)
         yield [item for group, count in pairs for item in self._servers(group, count)]
-
-    def by_rank(self, n: int) -> Iterator[Sequence[Bin]]:
-        """Servers of adapters of near ranks (`split_by_rank`), where they keep their limits."""
-        job, tried = self.job, 0
-        parts, kept = job.parts.spread_over(n, job.max_replicas), job.kept
-
-        def judged(split: Sequence[Bin]) -> tuple[list[Bin], list[float]]:
-            nonlocal tried
-            tried = n
-            made = with_best_slots(kept, parts.joined(split), kept.hours[:1], job.over)
-            return made, [STARVING] * len(made) if job.over() else kept.used(made, kept.hours[:1])
-
-        if n > max(1, self._unranked) and not job.spare and kept.all_count:
-            found = split_by_rank(parts.fleet, job.profile, n, judged)
-            if found is None:
-                self._unranked = max(self._unranked, tried)
-            else:
-                yield found
 
     def _ranks(self) -> IntArray:
         """Rank of the slot that each adapter takes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ from packer.planning.trial import Trial
 from packer.predictors.content import caches_prefixes
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
-from packer.search import fewest, reach
+from packer.search import fewest
 from packer.solvers.base import limit_of
 from packer.solvers.evaluator import rate_margin_for
 from packer.twin.hours import Hours
@@ -63,7 +63,6 @@ class Frontier(Conditions):
     broken: list[Hour] = field(default_factory=list, init=False)
     """The fresh hours that break the plan which was judged last."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)
-    _trials: dict[int, Trial] = field(default_factory=dict, init=False)
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
     _begun: set[int] = field(default_factory=set, init=False)
@@ -71,8 +70,6 @@ class Frontier(Conditions):
     """Of the last even split that was found to keep the limits."""
     _fewest: int = field(default=1, init=False)
     """Servers on which nothing starves, by trees: fewer are given up where one starves in the twin, too."""
-    _starving: set[int] = field(default_factory=set, init=False)
-    """Numbers of servers on which one of the first proposal starves."""
     tight: float = field(default=TIGHT, init=False)
     """Servers that use more than this of their limits are tried with more slots."""
     number: int = field(default=0, init=False)
@@ -136,30 +133,15 @@ class Frontier(Conditions):
         )
         return list({each.n_gpus: each for each in reversed(found)}.values())[::-1]
 
-    def at(self, n_gpus: int, following: int | None = None, *, plain: bool = False) -> FrontierPoint:
-        """The plan on that many GPUs; `following`: the number that is likely to be wanted next.
-
-        `plain`: without remedies, which take most of the time where the limits can't be kept.
-        """
-        trial = self._trials.get(n_gpus)
+    def at(self, n_gpus: int, following: int | None = None) -> FrontierPoint:
+        """The plan on that many GPUs; `following`: the number that is likely to be wanted next."""
         if n_gpus not in self._points:
             self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
             trial = Trial(self.kept, self.spare, self.over, self._wide(n_gpus), self.tight)
-            self._go_on(trial, self._proposals(n_gpus, following))
-        elif plain or trial is None or trial.holds or trial.remedied or self.over():
-            return self._points[n_gpus]
-        if not (plain or trial.holds or self.over()):
-            trial.remedied = True
-            self._go_on(trial, self._remedies(n_gpus))
-        self._trials[n_gpus], self._points[n_gpus] = trial, self.point_of(trial.best)
+            trial.go_on(self._proposals(n_gpus, following))
+            mended = None if trial.holds else self.mended(trial.tried)
+            self._points[n_gpus] = self.point_of(mended or trial.best)
         return self._points[n_gpus]
-
-    def _go_on(self, trial: Trial, proposals: Iterable[Sequence[Bin]]) -> None:
-        """Try proposals, and those that break their limits with adapters dealt anew."""
-        before = len(trial.tried)
-        trial.go_on(proposals)
-        if not trial.holds and (mended := self.mended(trial.tried[before:])) is not None:
-            trial.best, trial.holds = mended, True
 
     def at_most(self, n_gpus: int) -> FrontierPoint:
         """The plan on that many GPUs, and where none keeps the limits the one with the most requests within theirs."""
@@ -211,15 +193,7 @@ class Frontier(Conditions):
             return min(
                 (n for n, each in self._points.items() if low <= n <= high and each.holds), default=None
             )
-        found = fewest(
-            lambda n: self.at(n, n + 1 if n < high else None, plain=True).holds, low, high, self.over
-        )
-        if self.over():
-            return found
-        last = high if found is None else found - 1
-        # Remedies may keep the limits on fewer: downwards from there.
-        below = reach(lambda n: not self.at(n).holds, low, last, last, stop=self.over)[1]
-        return below if below <= last else found
+        return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over)
 
     def extend(self, low: int, high: int, servers: float = math.inf) -> None:
         """Add points upward from `low` until one more GPU gains little, or they have so many servers together."""
@@ -310,7 +284,8 @@ class Frontier(Conditions):
         return len(self.workload) > WIDE * n_gpus
 
     def _proposals(self, n_gpus: int, following: int | None = None) -> Iterator[Sequence[Bin]]:
-        """Those of solvers, the even splits, first where a server gets hundreds of adapters, and ranks apart.
+        """Those of solvers, the even splits, first where a server gets hundreds of adapters, ranks apart, and parts of
+        every adapter on each server.
 
         Of fewer servers than trees ask for only the first one, where a server of it starves in the twin, too.
         """
@@ -320,13 +295,8 @@ class Frontier(Conditions):
                 self._begin(following)
             yield bins
             if number == 0 and n_gpus < self._fewest and self.fullest(bins)[1] >= FAR_BEYOND:
-                self._starving.add(n_gpus)
                 break
-
-    def _remedies(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
-        """One by rank, and parts of every adapter on each server."""
-        yield from () if n_gpus in self._starving else self._apart.by_rank(n_gpus)
-        yield from () if self._wide(n_gpus) else self._on_all(n_gpus)
+        yield from () if wide else self._on_all(n_gpus)
 
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Even splits whose most loaded server keeps its limits; all servers get the slots that suit that one."""
@@ -377,7 +347,6 @@ class Frontier(Conditions):
 
     def put(self, bins: Sequence[Bin]) -> FrontierPoint:
         """The point of these servers, in place of the one with their number."""
-        self._trials.pop(len(bins), None)
         point = self._points[len(bins)] = self.point_of(bins)
         return point
 

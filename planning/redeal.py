@@ -8,12 +8,13 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.planning.kept import Hour, KeptHours
-from packer.planning.splits import FEW
 from packer.solvers.candidates import candidates_of
 from packer.solvers.order import levelled
 
 NEAR = 1.5
 """Plans with a server that uses so much of its limits are not dealt anew."""
+FEW = 0.2
+"""Nor those of which more than this part of the servers breaks its limits."""
 TRIES = 6
 """With how many others a server that breaks its limits deals, one after the other, until both keep them."""
 SPREAD = 0.3

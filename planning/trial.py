@@ -28,11 +28,9 @@ class Trial:
     tight: float = TIGHT
     best: list[Bin] = field(default_factory=list)
     holds: bool = False
-    remedied: bool = False
-    """Whether remedies were tried, too."""
     tried: list[Sequence[Bin]] = field(default_factory=list)
     """Proposals that break the limits, with their slots."""
-    worst: float = 1.0
+    _worst: float = 1.0
     """How much of its limits the best one's worst server uses in the hour that breaks most."""
     _cost: float = math.inf
 
@@ -49,7 +47,7 @@ class Trial:
             if self.holds or not self.best or cost < self._cost:
                 self.best, self._cost = made, cost
                 # to break limits is better than to starve
-                self.worst = max(used) if max(used) >= FAR_BEYOND else 1.0
+                self._worst = max(used) if max(used) >= FAR_BEYOND else 1.0
             if self.holds or self.over():
                 return
             self.tried.append(made)
@@ -60,4 +58,4 @@ class Trial:
         order = sorted(bins, key=lambda item: -item.offered_tok_s(kept.workload))
         some = (order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE))
         made = (with_best_slots(kept, each, first, self.over) for each in some)
-        return any(max(kept.used(each, first)) > self.worst for each in made)
+        return any(max(kept.used(each, first)) > self._worst for each in made)

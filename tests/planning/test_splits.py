@@ -1,4 +1,4 @@
-"""Splits hold every adapter once: even ones with even loads, and those by rank as full as the judge lets them be."""
+"""Splits hold every adapter once, with even loads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.planning.explore import WIDE, Frontier
 from packer.planning.recommend import Deployment
-from packer.planning.splits import GOOD, SLOTS, even_splits, split_by_rank
+from packer.planning.splits import SLOTS, even_splits
 from packer.profile import Profile
-from packer.solvers.backbone import engine_load
 from packer.solvers.candidates import most_slots_of
 from packer.solvers.order import exchanged
 from packer.workload import Workload
@@ -91,52 +90,3 @@ def test_a_wide_fleet_takes_no_more_gpus_than_its_even_splits(server: Profile) -
     assert best.n_gpus > 1
     for bins in even_splits(fleet, server, best.n_gpus - 1) if best.n_gpus > 2 else ():
         assert not job.kept.holds(bins)
-
-
-def by_slots_and_load(fleet: Workload, server: Profile, heavy: float) -> tuple[list[int], list[Bin] | None]:
-    """The split by rank on eight servers, and how many servers each round had, by a judge of slots and load.
-
-    `heavy`: by how much an adapter of the smallest rank weighs more than it seems.
-    """
-    rounds: list[int] = []
-    factor = np.where(fleet.ranks == fleet.ranks.min(), heavy, 1.0)
-    busy = fleet.offered_tok_s_by_adapter * factor * (engine_load(fleet, server) / fleet.offered_tok_s)
-
-    def judged(bins: list[Bin]) -> tuple[list[Bin], list[float]]:
-        rounds.append(len(bins))
-        used = []
-        for item in bins:
-            own = list(item.adapters)
-            slots = len(own) / most_slots_of(server, item.max_lora_rank)
-            used.append(max(float(busy[own].sum()) / 0.75, slots / 1.1))
-        return bins, used
-
-    return rounds, split_by_rank(fleet, server, 8, judged)
-
-
-@pytest.mark.parametrize("heavy", [1.0, 1.5])
-def test_large_ranks_are_kept_apart_from_small_ones(server: Profile, heavy: float) -> None:
-    """Where servers have no slot of the largest rank for each adapter, most servers hold one rank, within their limits.
-
-    What the judge says of servers that are fuller than they seemed moves adapters away from these.
-    """
-    rng = np.random.default_rng(1)
-    ranks = rng.permutation(np.repeat((8, 128), (200, 130)))
-    fleet = Workload(
-        [Adapter(f"a{i}", int(rank), float(rng.uniform(0.2, 0.5))) for i, rank in enumerate(ranks)]
-    )
-    rounds, found = by_slots_and_load(fleet, server, heavy)
-    assert found is not None
-    assert sorted(i for item in found for i in item.adapters) == list(range(330))
-    assert len(rounds) == 1 if heavy == 1.0 else len(rounds) > 1
-    assert sum(len(set(fleet.ranks[list(item.adapters)])) > 1 for item in found) <= 1
-    assert {item.max_lora_rank for item in found} == {8, 128}
-
-
-def test_ranks_are_not_split_where_slots_are_not_scarce_or_nothing_can_hold(server: Profile) -> None:
-    """Neither for one rank, nor for few adapters, nor where servers would have to be far too full."""
-    rng = np.random.default_rng(1)
-    for ranks, n_adapters in (((128,), 330), ((8, 128), 40), ((64, 128), 900)):
-        fleet = Workload([Adapter(f"a{i}", int(rng.choice(ranks)), 0.01) for i in range(n_adapters)])
-        assert by_slots_and_load(fleet, server, 1.0) == ([], None)
-    assert GOOD < 1.0

@@ -1,17 +1,13 @@
-"""Proposals for a number of GPUs are tried in turn; remedies where they are asked for, and at the edge of a search."""
+"""Proposals for a number of GPUs are tried in turn until one keeps the limits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from packer import Adapter, Bin, Workload
-from packer.planning.explore import Frontier
 from packer.planning.kept import KeptHours
 from packer.planning.trial import Trial
 from packer.profile import Profile
@@ -57,25 +53,3 @@ def test_a_proposal_that_can_not_be_worse_is_better_than_none(
     trial = Trial(kept, 0, lambda: False)
     trial.go_on([held(server, 2, 2), held(server, 1, 3)])
     assert [len(item.adapters) for item in trial.best] == [2, 2]
-
-
-@pytest.mark.parametrize("remedied", [3, 4, 7, 9])
-def test_the_search_finds_what_remedies_hold_on_fewer_gpus(
-    server: Profile, monkeypatch: pytest.MonkeyPatch, remedied: int
-) -> None:
-    """Where proposals hold from 7 GPUs and remedies from fewer, the fewest with remedies are found, with remedies tried
-    at as few numbers as a search outwards from 7 takes."""
-    job, tried = Frontier(Workload([Adapter(f"a{k}", 8, 0.1) for k in range(30)]), server), []
-    point = job.at(1)
-
-    def at(n_gpus: int, _following: Any = None, *, plain: bool = False) -> Any:
-        if not plain:
-            tried.append(n_gpus)
-        return replace(point, holds=n_gpus >= (7 if plain else min(7, remedied)))
-
-    monkeypatch.setattr(job, "at", at)
-    assert job.first_that_holds(2, 20) == min(7, remedied)
-    assert len(set(tried)) <= 4
-    job.stop = lambda: True
-    job._points = {n: SimpleNamespace(holds=n >= 8) for n in (6, 8, 12)}  # type: ignore[misc]
-    assert job.first_that_holds(2, 20) == 8
