@@ -28,8 +28,6 @@ limit, which is chance, or where servers are equal (so many for each of them); o
 SERVER_HOURS = 12
 """Where arrivals vary, servers of few are simulated on more fresh hours, together on so many: that none breaks says,
 with a confidence of 95 %, that less than 22 % of the hours do (0.78^12 = 0.05)."""
-MANY_SERVERS = 6
-"""Of so many servers the starts of hours are looked at first: one that breaks its limits is enough for a plan to."""
 MANY = 1_000
 """The hours in which equal servers are simulated further have numbers from here."""
 STARVING = 1e3
@@ -160,8 +158,7 @@ class KeptHours:
         if not self.all_count:
             return [hour for hour in hours if not self._enough_keep(bins, hour)]
         # Servers with much load first, a few at a time: one that breaks its limits ends the hour.
-        order = sorted(bins, key=lambda item: -item.offered_tok_s(hours[0][0]))
-        open_ = [hour for hour in hours if not self.broken_at_start(order, hour)]
+        order, open_ = sorted(bins, key=lambda item: -item.offered_tok_s(hours[0][0])), list(hours)
         groups = [order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE)]
         for some, later in zip(groups, [*groups[1:], []], strict=True):
             jobs, next_ = ([(item, *hour) for item in group for hour in open_] for group in (some, later))
@@ -169,14 +166,6 @@ class KeptHours:
             n = len(open_)
             open_ = [hour for k, hour in enumerate(open_) if max(used[k::n]) <= 1.0]
         return [hour for hour in hours if hour not in open_]
-
-    def broken_at_start(self, bins: Sequence[Bin], hour: Hour) -> list[int]:
-        """Which of these servers certainly break their limits by the start of an hour; none of few servers, or where
-        some adapters need not keep theirs."""
-        if len(bins) < MANY_SERVERS or not self.all_count:
-            return []
-        jobs = [(item, *hour) for item in bins]
-        return [k for k, broken in enumerate(self.simulated.broken_at_start(jobs)) if broken]
 
     def _enough_keep(self, bins: Sequence[Bin], hour: Hour) -> bool:
         fleet, seed = hour

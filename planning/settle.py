@@ -66,10 +66,9 @@ def with_best_slots(
     break their limits in further hours are settled by all.
     """
     best = [item.with_slots(likely_slots(kept.workload, item)) for item in bins]
-    broken = kept.broken_at_start(best, hours[0])
-    used = [] if broken else kept.used(best, hours[:1])
-    if len(best) > 1 and (broken or max(used) > 1.0) and kept.all_count:
-        worst = broken[0] if broken else used.index(max(used))
+    used = kept.used(best, hours[:1])
+    if len(best) > 1 and max(used) > 1.0 and kept.all_count:
+        worst = used.index(max(used))
         (best[worst],), (least,) = _settled(kept, [best[worst]], hours[:1], over)
         if least > 1.0:
             slots = best[worst].max_loras

@@ -22,7 +22,7 @@ from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.threads import Workers, in_threads
 from packer.twin.until_clear import evaluation_of
-from packer.twin.watch import BrokenError, CalmStart, Watch
+from packer.twin.watch import BrokenError, Watch
 from packer.workload import Workload
 
 HOUR_S = 3600.0
@@ -79,8 +79,6 @@ class Hours:
     """With the fleet, so that no other one has its id."""
     _broken: dict[Any, BrokenError] = field(default_factory=dict)
     """Hours that were ended because they broke their limits so many times."""
-    _calm: set[Any] = field(default_factory=set)
-    """Hours whose starts do not break so many times their limits."""
     _sizes: dict[Any, int] = field(default_factory=dict)
     """Requests of the hours that have theirs, the oldest first."""
 
@@ -126,26 +124,6 @@ class Hours:
         self._simulate(missing, then)
         return [self._stored[key][1] if key in self._stored else self._broken[key] for key in keys]
 
-    def broken_at_start(self, jobs: Sequence[Job], most: float = 1.0) -> list[bool]:
-        """Whether the start of an hour alone makes it certain that more than `most` of the limits is used: a look that
-        takes a part of an hour's time."""
-        keys = [_key(job) for job in jobs]
-        new = {
-            key: job
-            for key, job in zip(keys, jobs, strict=True)
-            if not self._knows(key, most) and (key, most) not in self._calm
-        }
-        begun = {key: self._workers.begin(partial(self._start_of, job, most)) for key, job in new.items()}
-        for key, future in begun.items():
-            if (found := future.result()) is None:
-                self._calm.add((key, most))
-            elif isinstance(found, BrokenError):
-                self._broken[key] = found
-            else:  # a run that is not looked at
-                self._store(key, new[key], found)
-        known = {key: key not in self._stored or self._stored[key][1].used > most for key in keys}
-        return [self._knows(key, most) and known[key] for key in keys]
-
     def ahead(self, jobs: Sequence[tuple[Job, float]]) -> None:
         """Begin hours that are likely to be judged, with how much of their limits ends them."""
         for job, most in jobs if self._workers.jobs > 1 and not self.stop() else ():
@@ -180,22 +158,11 @@ class Hours:
                 if isinstance(found, BrokenError):
                     self._broken[key] = found
                 else:
-                    self._store(key, missing[key][0], found)
+                    self._stored[key] = missing[key][0][1], found
+                    self._sizes[key] = 0 if found.ttft_ms is None else found.ttft_ms.size
         finally:  # an error or an interrupt leaves nothing to begin
             for future in begun.values():
                 future.cancel()
-
-    def _store(self, key: Any, job: Job, found: ServerHour) -> None:
-        self._stored[key] = job[1], found
-        self._sizes[key] = 0 if found.ttft_ms is None else found.ttft_ms.size
-
-    def _start_of(self, job: Job, most: float) -> ServerHour | BrokenError | None:
-        try:
-            return self._hour(_run(*job, watch=Watch(most, start=True)))
-        except BrokenError as broken:
-            return broken.with_traceback(None)
-        except CalmStart:
-            return None
 
     def _hour_of(self, job: Job, most: float | None) -> ServerHour | BrokenError:
         try:

@@ -176,33 +176,25 @@ def few_used(sim: Run) -> float:
         return 0.0
     waits = sim.ttft_ms[sim.ttft_order]
     (number, limits), times = np.unique(np.array([number[few], limits]), axis=1, return_counts=True)
+    place = 0.95 * (number - 1)
+    part, above = np.maximum(place % 1.0, 1e-9), number - 1 - np.floor(place)
     usual = float(waits[(len(waits) - 1) // 2] + waits[len(waits) // 2]) / 2.0
 
     def expected(used: float) -> float:
-        return float(chance_beyond(number, used * limits, waits, len(waits), usual) @ times)
+        """Adapters beyond: by the upper of the two requests around the percentile alone, or by both."""
+        levels = used * limits
+        both, upper = (
+            1.0 - np.searchsorted(waits, each, side="right") / len(waits)
+            for each in (levels, usual + (levels - usual) / part)
+        )
+        beyond = np.maximum(_more_than(above, number, both), _more_than(above - 1, number, upper))
+        return float(beyond @ times)
 
     low, high = 0.0, float(waits[-1] / limits.min())
     while high - low > 0.01 * high:
         middle = (low + high) / 2.0
         low, high = (middle, high) if expected(middle) > FEW_CHANCE else (low, middle)
     return high
-
-
-def chance_beyond(
-    number: IntArray, levels_ms: FloatArray, waits_ms: FloatArray, of: int, usual_ms: float = 0.0
-) -> FloatArray:
-    """The chance that the 95th percentile of `number` requests is beyond a level, float64 as `number`.
-
-    By the upper of the two requests around the percentile alone, if the lower one waits as long as is usual, or by
-    both. The requests are drawn from `of`, of which those known waited `waits_ms`, sorted, and the others not at all.
-    """
-    place = 0.95 * (number - 1)
-    part, above = np.maximum(place % 1.0, 1e-9), number - 1 - np.floor(place)
-    both, upper = (
-        (len(waits_ms) - np.searchsorted(waits_ms, each, side="right")) / of
-        for each in (levels_ms, usual_ms + (levels_ms - usual_ms) / part)
-    )
-    return np.maximum(_more_than(above, number, both), _more_than(above - 1, number, upper))
 
 
 def _more_than(k: FloatArray, n: IntArray, p: FloatArray) -> FloatArray:

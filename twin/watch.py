@@ -10,7 +10,7 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.state import FINISHED, ServerState
-from packer.twin.per_adapter import FEW_CHANCE, FEW_MAY_REACH, FEW_REQUESTS, MEAN_FROM, chance_beyond
+from packer.twin.per_adapter import FEW_REQUESTS
 
 if TYPE_CHECKING:
     from packer.workload import Workload
@@ -21,14 +21,6 @@ CALM = 8
 """Where no more requests wait, no queue has grown: such a run is looked at after `SELDOM` alone."""
 SELDOM = (0.4,)
 _ABOVE = 1.0 + 1e-9
-
-
-UNFINISHED = 2
-"""An adapter within its limits completes all the requests that it sends but so many, at most."""
-
-
-class CalmStart(Exception):  # noqa: N818
-    """The start of a run alone does not break the limits (`Watch.start`)."""
 
 
 class BrokenError(Exception):
@@ -49,22 +41,15 @@ class Watch:
     A 95th percentile of n values is above a limit if n - floor(0.95 (n - 1)) of them are. An adapter completes at most
     the requests that it sends, so as many of these, and one for rounding, that waited longer are certainly enough. Only
     limits of an adapter's p95 TTFT are looked at; others can only make more of what is used.
-
-    `start`: whether the run ends after the first look, with `CalmStart` where nothing is certain.
     """
 
     most: float
-    start: bool = False
 
     def look(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
         """Raises `BrokenError`: it is certain now, when that part of the run is over."""
-        if state.server["waiting"] > CALM or part in (PARTS[0], *SELDOM):
-            self._look(state, workload, duration_s, part)
-        if self.start:
-            raise CalmStart
-
-    def _look(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
         now_s = part * duration_s
+        if state.server["waiting"] <= CALM and part not in SELDOM:
+            return
         limit_ms = workload.slo.column(workload, "p95_ttft_ms") * self.most * _ABOVE
         if not np.isfinite(limit_ms).any():
             return
@@ -78,8 +63,6 @@ class Watch:
             np.bincount(state.requests["owner"], minlength=m),
             np.bincount(owner, minlength=m),
         )
-        if not len(done) or ttft_ms.max() <= limit_ms.min():
-            return
         late = ttft_ms > limit_ms[owner]
         own = (completed >= FEW_REQUESTS) & (np.bincount(owner[late], minlength=m) >= _enough(offered))
         # Adapters with few requests have the percentile of their server.
@@ -88,36 +71,13 @@ class Watch:
         pooled = few & (longer >= _enough(np.array([offered.sum()])))
         allowed = m - math.ceil(workload.slo.adapter_share * m - 1e-9)
         if int((own | pooled).sum()) <= allowed:
-            if allowed == 0 and self._few_break(ttft_ms, owner, offered, limit_ms):
-                raise BrokenError(self.most, part, self._usage(state, now_s))
             return
         which = late & own[owner] if own.any() else ttft_ms > limit_ms[pooled].min()
         certain_s = _when(
             state.requests["finish_seen_s"][done][which], owner[which], offered, pooled=not own.any()
         )
-        raise BrokenError(self.most, certain_s / duration_s, self._usage(state, now_s))
-
-    def _usage(self, state: ServerState, now_s: float) -> float:
-        return float(state.timeline["kv_blocks"].sum()) / now_s / max(1, int(state.server["kv_blocks"]))
-
-    def _few_break(
-        self, ttft_ms: FloatArray, owner: IntArray, offered: IntArray, limit_ms: FloatArray
-    ) -> bool:
-        """Whether adapters with few requests certainly break their limits (`per_adapter.slo_used`), by their own
-        percentile or by chance (`few_used`), however many of the others wait."""
-        few = (offered >= MEAN_FROM + UNFINISHED) & (offered < FEW_REQUESTS) & np.isfinite(limit_ms)
-        beyond = ttft_ms > FEW_MAY_REACH * limit_ms[owner]
-        counts = np.bincount(owner[beyond], minlength=len(offered))
-        if (few & (counts >= _enough(offered))).any():
-            return True
-        sent, levels, sorted_ms = offered[few], FEW_MAY_REACH * limit_ms[few], np.sort(ttft_ms)
-        if not len(sent) or sorted_ms[-1] <= levels.min() / self.most:
-            return False  # chance counts where a request waits so long
-        chances = [
-            chance_beyond(sent - unfinished, levels, sorted_ms, int(offered.sum()))
-            for unfinished in range(UNFINISHED + 1)
-        ]
-        return float(np.min(chances, axis=0).sum()) > FEW_CHANCE
+        blocks = float(state.timeline["kv_blocks"].sum()) / now_s / max(1, int(state.server["kv_blocks"]))
+        raise BrokenError(self.most, certain_s / duration_s, blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,30 +69,3 @@ def test_overload_ends_a_run_early(server: Profile) -> None:
     assert not all(whole.holds)
     (known,) = hours.judged([(item, heavy, 0)], [8.0])
     assert known is whole
-
-
-def quiet_server(rng: np.random.Generator, server: Profile) -> tuple[Workload, Bin]:
-    """A server of 60 to 160 adapters, most with fewer than 60 requests an hour, whose first uses fill its start."""
-    n = int(rng.integers(60, 160))
-    rates = rng.lognormal(np.log(0.012), float(rng.uniform(0.3, 1.2)), n)
-    fleet = Workload([Adapter(f"a{k}", 8, float(rate)) for k, rate in enumerate(rates)])
-    fleet = fleet.held_to(f"p95_ttft_ms={float(rng.choice((400, 1000, 2000)))}")
-    return fleet, Bin(tuple(range(n)), server.settings(min(n, int(rng.choice((16, 48)))), 8), server)
-
-
-def test_a_start_that_breaks_limits_ends_the_hour(server: Profile) -> None:
-    """What the start of an hour makes certain the whole hour breaks, adapters with few requests included; hours whose
-    starts are calm are not stored, and are simulated as without that look."""
-    found = set()
-    for seed in range(10):
-        fleet, item = quiet_server(np.random.default_rng(seed), server)
-        hours, job = Hours(seed), (item, fleet, seed)
-        whole = Hours(seed).all([item], fleet)[0].used
-        for most in (1.0, 0.98 * whole, 1.02 * whole):
-            (broken,) = hours.broken_at_start([job], most)
-            assert whole > most or not broken
-            found.add(broken)
-            (judged,) = hours.judged([job], [most])
-            assert broken or not isinstance(judged, BrokenError) or whole > most
-            assert isinstance(judged, BrokenError) or judged.used == whole
-    assert found == {False, True}
