@@ -10,10 +10,10 @@ import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
-from packer.checks import slot_rank_for
+from packer.planning.settle import with_most_slots
 from packer.planning.splits import SLOTS, dealt, server_of
 from packer.search import reach
-from packer.solvers.candidates import candidates_of
+from packer.solvers.candidates import slot_ranks
 from packer.twin.memory.policy import kv_cache_tokens
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Apart:
 
     def on(self, n: int) -> Iterator[list[Bin]]:
         """Servers of groups on `n` servers, where these are enough; those left over go where servers have most load."""
-        job, ranks = self.job, self._ranks()
+        job, ranks = self.job, slot_ranks(self.job.parts.fleet.ranks)
         kinds, loads = np.unique(ranks), job.parts.fleet.offered_tok_s_by_adapter
         if n < len(kinds) or job.spare or not job.kept.all_count or not self._far(kinds):
             return
@@ -80,10 +80,6 @@ class Apart:
             counts[np.argmax(np.where(counts < most, shares / counts, 0.0))] += 1
         pairs = zip(groups, counts.tolist(), strict=True)
         yield [item for group, count in pairs for item in self._servers(group, count)]
-
-    def _ranks(self) -> IntArray:
-        """Rank of the slot that each adapter takes."""
-        return np.array([slot_rank_for(rank) for rank in self.job.parts.fleet.ranks.tolist()])
 
     def _far(self, kinds: IntArray) -> bool:
         """See `FAR`."""
@@ -134,9 +130,4 @@ class Apart:
             np.argsort(-parts.fleet.offered_tok_s_by_adapter[group.members], kind="stable")
         ]
         bins = parts.joined([server_of(parts.fleet, profile, part, SLOTS) for part in dealt(falling, n)])
-        return with_slots(bins, group.slots)
-
-
-def with_slots(bins: Sequence[Bin], slots: int) -> list[Bin]:
-    """The servers with so many slots, or as many as there are candidates for."""
-    return [item.with_slots(min(candidates_of(item)[-1], slots)) for item in bins]
+        return with_most_slots(bins, group.slots)

@@ -15,13 +15,13 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.plan import Plan
-from packer.planning.apart import Apart, with_slots
+from packer.planning.apart import Apart
 from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, Hour, KeptHours
 from packer.planning.overload import Overload
 from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
-from packer.planning.settle import TIGHT, likely_slots, with_best_slots
+from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
 from packer.planning.solve import solve
 from packer.planning.splits import EVENER, SLOTS, even_splits
 from packer.planning.trial import Trial
@@ -314,7 +314,7 @@ class Frontier(Conditions):
                 lost = most
             elif not self.kept.all_count or kept.used([tried], most=[1.0])[0] <= 1.0:
                 self._slots = tried.max_loras
-                yield with_slots(bins, tried.max_loras)
+                yield with_most_slots(bins, tried.max_loras)
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Servers for that many GPUs; with a spare GPU each has slots for every rank."""

@@ -9,14 +9,13 @@ import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
-from packer.checks import slot_rank_for
 from packer.plan import Plan
 from packer.planning.explore import Frontier
 from packer.planning.kept import KeptHours
-from packer.planning.settle import with_best_slots
+from packer.planning.settle import with_best_slots, with_most_slots
 from packer.search import reach
 from packer.solvers.bound import Bound
-from packer.solvers.candidates import candidates_of
+from packer.solvers.candidates import slot_ranks
 from packer.solvers.order import golden
 from packer.twin.hours import Hours
 
@@ -40,7 +39,7 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
     every = job.kept.all_count and not job.replayed
     if not every or plan.n_gpus < WORTH_GPUS or known >= plan.n_gpus or job.over():
         return None
-    ranks = np.array([slot_rank_for(rank) for rank in fleet.ranks.tolist()])
+    ranks = slot_ranks(fleet.ranks)
     servers = 0.0
     for rank in np.unique(ranks).tolist():
         share = _part_of_a_server(job, plan, np.flatnonzero(ranks == rank), rank)
@@ -76,8 +75,7 @@ def _part_of_a_server(job: Frontier, plan: Plan, members: IntArray, rank: int) -
     def holds(step: int) -> bool:
         nonlocal slots
         made = Bin(tuple(range(size(step))), profile.settings(1, rank), profile)
-        made = made.with_slots(min(slots, candidates_of(made)[-1]))
-        (best,) = with_best_slots(kept, [made], kept.hours, job.over, tight=1.0)
+        (best,) = with_best_slots(kept, with_most_slots([made], slots), kept.hours, job.over, tight=1.0)
         if kept.used([best], most=[1.0])[0] > 1.0:
             return False
         slots = max(slots, best.max_loras)

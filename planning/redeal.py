@@ -8,7 +8,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.planning.kept import Hour, KeptHours
-from packer.solvers.candidates import candidates_of
+from packer.planning.settle import with_most_slots
 from packer.solvers.order import levelled
 
 NEAR = 1.5
@@ -78,5 +78,5 @@ def _dealt(kept: KeptHours, pair: tuple[Bin, Bin], rng: np.random.Generator) -> 
     made = []
     for part in levelled(adapters[np.argsort(-noisy, kind="stable")], loads, 2):
         item = Bin(tuple(part), pair[0].profile.settings(1, pair[0].max_lora_rank), pair[0].profile)
-        made.append(item.with_slots(min(slots, candidates_of(item)[-1])))
-    return made
+        made.append(item)
+    return with_most_slots(made, slots)

@@ -18,7 +18,7 @@ from packer.planning.kept import KeptHours
 from packer.planning.lone import unreachable
 from packer.profile import Profile
 from packer.search import fewest
-from packer.solvers.candidates import most_slots_of
+from packer.solvers.candidates import most_slots_of, slot_ranks
 from packer.workload import Workload
 
 MOST_REPLICAS = 64
@@ -91,7 +91,7 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
 
     classes = [adapter.slo_class for adapter in fleet.adapters]
     most = MOST_REPLICAS if allowed is None else allowed
-    slots = np.array([slot_rank_for(rank) for rank in fleet.ranks.tolist()])
+    slots = slot_ranks(fleet.ranks)
     found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough)
     if not (fleet.slo.keys("server") or fleet.slo.keys("request")):  # which an adapter may break alone
         found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, 1, enough)

@@ -50,6 +50,11 @@ def likely_slots(fleet: Workload, item: Bin) -> int:
     return max(item.max_loras, next((n for n in fits if n >= wanted), fits[-1]))
 
 
+def with_most_slots(bins: Sequence[Bin], slots: int) -> list[Bin]:
+    """Each server with so many slots, or with as many as its candidates have."""
+    return [item.with_slots(min(candidates_of(item)[-1], slots)) for item in bins]
+
+
 def with_best_slots(
     kept: KeptHours,
     bins: Sequence[Bin],
@@ -71,8 +76,7 @@ def with_best_slots(
         worst = used.index(max(used))
         (best[worst],), (least,) = _settled(kept, [best[worst]], hours[:1], over)
         if least > 1.0:
-            slots = best[worst].max_loras
-            return [item.with_slots(min(candidates_of(item)[-1], slots)) for item in best] if alike else best
+            return with_most_slots(best, best[worst].max_loras) if alike else best
     best, used = _settled(kept, best, hours[:1], over, tight)
     if len(hours) > 1 and (max(used) <= 1.0 or not kept.all_count):
         best, _ = _settled(kept, best, hours, over, 1.0)

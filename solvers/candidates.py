@@ -6,7 +6,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+
+from packer.arrays import IntArray
 from packer.bin import Bin
+from packer.checks import slot_rank_for
 from packer.profile import Profile
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.twin.arrivals import cut_words
@@ -23,6 +27,11 @@ MUCH = 1.25
 """Fewer slots are tried where they give so many times the KV cache."""
 AWAY = 2
 """A server is tried with slots so many candidates away from its own: about twice as many, or half."""
+
+
+def slot_ranks(ranks: IntArray) -> IntArray:
+    """Rank of the slot that an adapter of each rank takes, int64 (n,)."""
+    return np.array([slot_rank_for(rank) for rank in ranks.tolist()])
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
-from packer.checks import slot_rank_for
+from packer.solvers.candidates import slot_ranks
 from packer.solvers.feasibility import Feasibility
 
 _UNITS = 1024
@@ -32,8 +32,7 @@ class Knapsacks:
         self.feasibility = feasibility
         self.lead = False
         """Whether they were better than other bins the last time."""
-        ranks = feasibility.classes.ranks.tolist()
-        self._slots = np.array([slot_rank_for(rank) for rank in ranks])
+        self._slots = slot_ranks(feasibility.classes.ranks)
         self._borne: dict[int, tuple[float, ...]] = {}
         """Loads of bins of each slot rank, tok/s: of the last best one, and of the heaviest."""
         self._unit = _common_unit(feasibility.classes.loads)

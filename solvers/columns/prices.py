@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from packer.arrays import FloatArray
-from packer.checks import slot_rank_for
+from packer.solvers.candidates import slot_ranks
 from packer.solvers.classes import Classes
 
 
@@ -15,7 +15,7 @@ def features(classes: Classes) -> FloatArray:
     Its input and output tok/s, 1 for itself, and its load and 1 again for each slot rank that it reaches beyond the
     smallest: large slots leave less KV cache, and steps of large ranks take longer.
     """
-    slots = np.array([slot_rank_for(rank) for rank in classes.ranks.tolist()])
+    slots = slot_ranks(classes.ranks)
     columns = [classes.rates * classes.tokens_in, classes.rates * classes.tokens_out, np.ones(len(classes))]
     for rank in np.unique(slots)[1:].tolist():
         reaches = (slots >= rank).astype(np.float64)

@@ -13,6 +13,7 @@ from packer.checks import slot_rank_for
 from packer.profile import Profile
 from packer.search import reach
 from packer.solvers.base import Problem
+from packer.solvers.candidates import slot_ranks
 from packer.solvers.slots import SlotSearch
 
 _ORDERS, _SIMULATED_ORDERS = 24, 6
@@ -55,7 +56,7 @@ def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[LoadedKind
     admits weighs 1 (non-negative least squares over these).
     """
     rows, found = features(problem), []
-    slot = np.array([slot_rank_for(rank) for rank in problem.workload.ranks.tolist()])
+    slot = slot_ranks(problem.workload.ranks)
     fitting = [(rank, np.flatnonzero(slot <= rank)) for rank in np.unique(slot).tolist()]
     for profile in problem.profiles:
         for rank, members in fitting:
