@@ -37,7 +37,6 @@ class DayOptions:
     trace_path: str | None = option("--trace", metavar="TRACE")
     period_s: float = option("--period", type=click.FloatRange(min=60.0), default=3600.0, metavar="SECONDS")
     startup_s: float | None = option("--startup", type=click.FloatRange(min=0.0), metavar="SECONDS")
-    predictor: str = common("predictor", default="auto")
     margin: float | None = common("margin")
     max_replicas: int | None = common(
         "max-replicas",
@@ -50,14 +49,21 @@ class DayOptions:
     def rates(self, fleet: Workload) -> dict[str, npt.NDArray[np.float64]]:
         """Rates by period, from the file or the trace."""
         from packer.objectives.headroom import read_rates
+        from packer.operate.observe import replayed_trace
         from packer.operate.schedule import rates_of_trace
         from packer.traces.read import read_trace
 
-        if (self.rates_path is None) == (self.trace_path is None):
+        replays = fleet.arrivals.trace is not None
+        if replays + (self.rates_path is not None) + (self.trace_path is not None) != 1:
+            if replays:
+                raise IncompatibleError(
+                    "The fleet's file has the requests: expected neither --rates nor --trace."
+                )
             raise IncompatibleError("Expected either --rates or --trace.")
         if self.rates_path is not None:
             return read_rates(self.rates_path, fleet)
-        return rates_of_trace(read_trace(str(self.trace_path)), fleet, self.period_s)
+        trace = replayed_trace(fleet) if self.trace_path is None else read_trace(self.trace_path)
+        return rates_of_trace(trace, fleet, self.period_s)
 
 
 PARTS = ("static", "servers", "keda", "routes")

@@ -129,24 +129,46 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
             )
         at = with_rates(fleet, given[load])
         return at if load == "mean" else at.with_arrivals(bursts_within(fleet.arrivals, HOUR_S))
-    replayed = fleet.arrivals.trace
-    if replayed is None:
+    if fleet.arrivals.trace is None:
         raise IncompatibleError(
             "A load needs a trace of requests, or a file of the rates at each load (--loads FILE)."
         )
+    view, trace = View(load, ()), replayed_trace(fleet)
+    _, loads = view.loads(rates_of(trace, HOUR_S))
+    return with_rates(_drawn(fleet, trace, view.bursts_s(HOUR_S)), next(iter(loads.values())))
+
+
+def drawn_within(fleet: Workload, window_s: float) -> Workload:
+    """The fleet with the random arrivals of windows of this length whose own rates are known.
+
+    A fleet that replays a trace gets those of its requests; adapters without a request stay as they are.
+    """
+    if fleet.arrivals.trace is not None:
+        drawn = _drawn(fleet, replayed_trace(fleet), window_s)
+        known = {adapter.name: adapter for adapter in drawn.adapters}
+        return replace(drawn, adapters=tuple(known.get(a.name, a) for a in fleet.adapters))
+    return fleet.with_arrivals(bursts_within(fleet.arrivals, window_s))
+
+
+def replayed_trace(fleet: Workload) -> Trace:
+    """The requests that a fleet replays, which must be of some trace."""
+    replayed = fleet.arrivals.trace
+    assert replayed is not None
     seen = np.unique(replayed.adapter)
     names = tuple(fleet.names[i] for i in seen.tolist())
     ranks = tuple(fleet.adapters[i].rank for i in seen.tolist())
-    trace = Trace(
+    return Trace(
         replayed.time_s, replayed.input_tokens, replayed.output_tokens, np.searchsorted(seen, replayed.adapter),
         names, ranks, source=fleet.name, blocks=replayed.blocks, sessions=replayed.sessions,
     )  # fmt: skip
-    view = View(load, ())
-    _, loads = view.loads(rates_of(trace, HOUR_S))
-    measured = measure_workload(trace, window_s=view.bursts_s(HOUR_S))
+
+
+def _drawn(fleet: Workload, trace: Trace, window_s: float | None) -> Workload:
+    """The workload that a trace shows, with the classes and the goal of the fleet that replays it."""
+    measured = measure_workload(trace, window_s=window_s)
     classes = {adapter.name: adapter.slo_class for adapter in fleet.adapters}
     adapters = tuple(replace(a, slo_class=classes[a.name]) for a in measured.adapters)
-    return with_rates(replace(measured, adapters=adapters, slo=fleet.slo), next(iter(loads.values())))
+    return replace(measured, adapters=adapters, slo=fleet.slo)
 
 
 def _of_metrics(metrics: Metrics, rates: Sequence[float], ranks: Sequence[int]) -> Workload:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,24 @@ import numpy as np
 from packer import checks
 from packer.arrays import FloatArray
 from packer.bin import Bin
-from packer.errors import IncompatibleError, ValidationError, shown
-from packer.evaluation import FIGURES
-from packer.goal import Goal, GoalLike
+from packer.errors import ValidationError, shown
+from packer.evaluation import Evaluations
+from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
-from packer.objectives.all_day import AllDay
-from packer.objectives.headroom import with_rates
+from packer.moves import moves_of
 from packer.operate.day import HOUR_S, Period, Schedule, keys_of, with_steady_settings
+from packer.operate.observe import drawn_within
 from packer.plan import Plan, Status
-from packer.planning.replicas import MOST_REPLICAS, Replicas, fewest_parts, part
-from packer.planning.solve import solve
+from packer.planning.assemble import versions
+from packer.planning.frontier import Conditions
+from packer.planning.periods import Periods
+from packer.planning.recommend import recommend
 from packer.profile import Profile
-from packer.solvers.evaluator import Evaluator, rate_margin_for
-from packer.strategies import Predictor
-from packer.traces.bursts import bursts_within
+from packer.solvers.evaluator import rate_margin_for
 from packer.traces.pattern import clock, rates_of
 from packer.traces.trace import Trace
+from packer.twin.hours import Hours, merged
+from packer.twin.memory.starts import starting
 from packer.workload import Workload
 
 MOVE_COST_S = 10.0
@@ -64,7 +65,6 @@ def schedule(
     period_s: float = HOUR_S,
     startup_s: float | None = None,
     slo: GoalLike | None = None,
-    predictor: str | Predictor = "auto",
     margin: float | None = None,
     max_replicas: int | None = None,
     seed: int = 0,
@@ -73,21 +73,22 @@ def schedule(
 ) -> Schedule:
     """Plans for the periods of a day, with few moves between them.
 
-    A static plan holds at the rates of every period. Each period runs as few of its servers as hold there, their
+    A static plan keeps the goal at the rates of every period: that of `packer.recommend` for the busiest one, held to
+    the others, too. Each period runs as few of its servers as keep the goal there, found in the same way, their
     adapters where they are in the static plan as far as possible; adapters of servers that are off are on others.
     Successive periods with as many servers become one if one set of servers holds in all of them, which saves moves;
     shorter ones also where starting servers would take more GPU time than keeping them. A server whose settings do not
     hold in the next period is replaced: another one is started before it stops.
 
-    An adapter that one GPU does not serve in every period is planned as equal parts. Parts on one server are one
-    replica, so its replicas follow its load; its share of each server is in the plans.
+    An adapter that breaks the goal on one GPU is planned as equal parts; its share of each server is in the plans.
 
     Parameters
     ----------
     workload
-        The fleet; its rates do not count.
+        The fleet; its rates do not count. Bursts are those within a period; of a fleet that replays a trace they are
+        measured.
     profile
-        The server, or several kinds.
+        The server, or several kinds: each base model gets the cheapest kind, or mix of kinds, of its busiest period.
     rates
         Requests per second of each adapter, float64 (n,), by period, in the order of the day.
     period_s
@@ -96,189 +97,198 @@ def schedule(
         From the start of a server until it serves; None takes the longest of the profiles.
     slo
         The latency goal: a `packer.Goal`, its text (which changes the workload's; "none": servers only must not
-        starve) or a mapping of limits; None: the workload's. Servers keep it by `server_goal`.
+        starve) or a mapping of limits; None: the workload's.
     max_replicas
-        Most parts of an adapter; None: as many as it needs, but for a replayed trace.
-    predictor, margin, seed, progress, stop
-        As for `packer.solve`.
+        Most parts of an adapter; None: as many as it needs.
+    margin, seed, progress, stop
+        As for `packer.recommend`.
 
     Raises
     ------
     IncompatibleError
-        A limit of the goal has no figure of a server.
+        A base model has no profile or no server that starts, or GPUs are limited with several kinds of server.
     ValidationError
         There is no period, no plan serves all of them, or more GPUs than are at hand run while servers are replaced.
     """
     if not rates:
         raise ValidationError("Expected the rates of at least one period, got none.")
     checks.real("period_s", period_s, low=1.0)
-    if max_replicas is None:
-        max_replicas = 1 if workload.arrivals.trace is not None else MOST_REPLICAS
-    checks.integer("max_replicas", max_replicas, low=1)
-    within = server_goal(workload.held_to(slo).slo)
-    profiles = tuple(dict.fromkeys(kind.profile for kind in kinds_of(profile)))
-    raised = rate_margin_for(profiles, margin=margin)
-    workload = workload.with_arrivals(bursts_within(workload.arrivals, period_s))
-    evaluator = Evaluator.load(predictor, profiles, seed=seed, margin=raised)
+    fleet = drawn_within(workload.held_to(slo), period_s)
+    asked = Conditions(margin=margin, max_replicas=max_replicas, seed=seed, stop=stop)
     progress("all day", 0, len(rates))
-    goal = AllDay(rates=_by_name(workload, rates)).within(within)
-    day = _Day(Replicas(workload, {}), rates, within, period_s, evaluator)
-    day = day.in_parts(profiles, evaluator.of(goal).whole(), max_replicas)
-    common = {"predictor": predictor, "margin": raised, "seed": seed, "stop": stop}
-    common |= {"verify": False, "with_headroom": False}
-    static = day.held(list(rates), profile, solver="greedy", **common)
-    if static.status is Status.INFEASIBLE:
-        raise ValidationError(f"No plan holds in every period: {' '.join(static.reasons[:3])}")
+    day = _Day(fleet, rates, period_s, asked, _groups(fleet, profile, rates, asked))
+    static = day.with_figures(day.static())
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
     checks.real("startup_s", start_s, low=0.0)
-    given = {**common, "solver": "replan", "old_plan": static}
     periods = []
     for k, name in enumerate(rates):
         progress(f"period {name}", k, len(rates))
-        periods.append(day.period([name], static, given))
+        periods.append(day.period([name], static))
     # from where the number of GPUs changes, so that midnight alone ends no period
     cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
     turned = [*periods[cut:], *periods[:cut]]
-    merged = _merged(turned, lambda names: day.period(names, static, given), start_s)
-    joined = [replace(each, plan=_joined(day.split, each.plan)) for each in merged]
-    steady = with_steady_settings(joined, day.holds)
-    reported = [replace(each, plan=day.reported(each.names, each.plan)) for each in steady]
-    found = _within_day(reported, len(rates) * period_s)
+    merged = _merged(turned, lambda names: day.period(names, static), start_s)
+    steady = with_steady_settings(merged, day.holds)
+    found = _within_day([day.reported(each) for each in steady], len(rates) * period_s)
     found = [replace(each, moved=tuple(_moves(found[t - 1], each))) for t, each in enumerate(found)]
-    static = day.reported(list(rates), _joined(day.split, static))
-    result = Schedule(static, _deployed(found, evaluator), tuple(found), start_s)
+    result = Schedule(static, _deployed(found, day), tuple(found), start_s)
     for gpu, at_hand in stock_of(kinds_of(profile)).items():
         most = result.at_once([item.gpus * (item.profile.gpu.name == gpu) for item in result.servers])
         if most > at_hand:
             raise ValidationError(
                 f"Expected at least {most} GPUs {gpu} while servers are replaced, got {at_hand}: the plan that holds "
-                f"all day takes {static.n_gpus} GPUs and no changes (packer solve --objective headroom:rates=FILE)."
+                f"all day takes {static.n_gpus} GPUs, and a longer --startup leaves more servers on."
             )
     return result
 
 
 @dataclass(frozen=True, eq=False)
+class _Group:
+    """Adapters that are on one kind of server all day: their indices in the fleet, and the GPUs at hand."""
+
+    adapters: tuple[int, ...]
+    profile: Profile
+    max_gpus: int | None = None
+
+
+def _groups(
+    fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], asked: Conditions
+) -> list[_Group]:
+    """The adapters of each kind of server: with several, as the plan for the busiest period has them."""
+    kinds = kinds_of(profile)
+    profiles = [kind.profile for kind in kinds]
+    (_, *more) = serving(fleet, profiles)
+    if len(kinds) == 1 and not more:
+        starting(fleet, profiles)
+        return [_Group(tuple(range(len(fleet))), profiles[0], kinds[0].available)]
+    busiest = Periods(fleet, profiles[0], list(rates.values()), asked).busiest
+    plan = recommend(busiest, kinds, **vars(asked))
+    if plan.status is Status.INFEASIBLE:
+        raise _none_holds(plan)
+    held: dict[Profile, set[int]] = {}
+    for item in plan.bins:
+        held.setdefault(item.profile, set()).update(item.adapters)
+    return [_Group(tuple(sorted(own)), each) for each, own in held.items()]
+
+
+def _none_holds(plan: Plan) -> ValidationError:
+    return ValidationError(f"No plan holds in every period: {' '.join(plan.reasons[:3])}")
+
+
+@dataclass(frozen=True, eq=False)
 class _Day:
-    """Rates by period, and which plans hold in some of them."""
+    """Rates by period, and which servers hold in some of them."""
 
-    split: Replicas
+    fleet: Workload
     rates: Mapping[str, FloatArray]
-    within: Goal
     period_s: float
-    evaluator: Evaluator
+    asked: Conditions
+    groups: Sequence[_Group]
+    _fewer: dict[Any, Sequence[Bin] | None] = field(default_factory=dict, init=False)
+    """Servers of periods by their rates: many hours of a table are alike."""
 
-    def _goal(self, names: Sequence[str], *, whole: bool) -> AllDay:
-        """The rates of these periods, of whole adapters or of their parts."""
-        fleet = self.split.workload if whole else self.split.fleet
-        rates = {name: self.rates[name] for name in names}
-        if not whole:
-            rates = {name: self.split.rates_of_parts(vector) for name, vector in rates.items()}
-        return AllDay(rates=_by_name(fleet, rates)).within(self.within)
+    def _periods(self, group: _Group, names: Collection[str]) -> Periods:
+        """The adapters of a group in some periods."""
+        own = list(group.adapters)
+        whole = len(own) == len(self.fleet)
+        fleet = self.fleet if whole else self.fleet.subset(group.adapters)
+        return Periods(fleet, group.profile, [self.rates[name][own] for name in names], self.asked)
 
-    def fleet(self, names: Sequence[str]) -> Workload:
-        """The parts of adapters at the rates of the busiest of these periods."""
-        tokens = self.split.workload.mean_tokens
-        busiest = max((self.rates[name] for name in names), key=lambda vector: float(vector @ tokens))
-        return with_rates(self.split.fleet, self.split.rates_of_parts(busiest))
+    def busiest(self, names: Collection[str]) -> Workload:
+        """The whole fleet in the period with the highest offered load."""
+        rates = [self.rates[name] for name in names]
+        return Periods(self.fleet, self.groups[0].profile, rates, self.asked).busiest
 
-    def in_parts(self, profiles: Sequence[Profile], evaluator: Evaluator, allowed: int) -> _Day:
-        """With the parts of adapters that no GPU serves alone at the rates at which plans are looked for."""
-        fleet = self.split.workload
-        parts = _parts(self.fleet(list(self.rates)), profiles, evaluator, allowed) if allowed > 1 else {}
-        return replace(self, split=Replicas(fleet, parts))
+    def static(self) -> Plan:
+        """The plan that keeps the goal in every period."""
+        bins: list[Bin] = []
+        for group in self.groups:
+            periods = self._periods(group, self.rates)
+            if (found := periods.plan(group.max_gpus)) is None:
+                raise _none_holds(periods.missed(group.max_gpus))
+            bins += _of_fleet(found.bins, group)
+        return self._plan(list(self.rates), bins)
 
-    def held(self, names: Sequence[str], kinds: Kinds, **given: Any) -> Plan:
-        """A plan of the parts of adapters that holds in these periods."""
-        return solve(self.fleet(names), kinds, self._goal(names, whole=False), **given)
-
-    def period(self, names: Sequence[str], static: Plan, given: Mapping[str, Any]) -> Period:
-        """The fewest servers for successive periods, in places of the static plan's; all of these if that fails."""
-        found = static
-        if len(static.bins) > 1:  # no fewer servers than one hold, and it holds all day
-            found = self.held(names, list(dict.fromkeys(item.profile for item in static.bins)), **given)
-        places = [] if found.moves is None else [k for k in found.moves.servers if k is not None]
-        if found.status is Status.INFEASIBLE or len(places) < len(found.bins):
-            # a bound for all periods is none for these
-            found = static.without_bound(workload=self.fleet(names), status=Status.FEASIBLE)
-            places = list(range(len(static.bins)))
+    def period(self, names: Sequence[str], static: Plan) -> Period:
+        """The fewest servers for successive periods, in places of the static plan's; of a kind all of these if no fewer
+        hold."""
+        bins: list[Bin] = []
+        places: list[int] = []
+        for group in self.groups:
+            own = [k for k, item in enumerate(static.bins) if item.profile == group.profile]
+            kept = _in_group([static.bins[k] for k in own], group)
+            made = self._with_fewer(group, names, kept) or kept
+            places += [own[k] for k in _places(kept, made)]
+            bins += _of_fleet(made, group)
         begin_s = list(self.rates).index(names[0]) * self.period_s
-        return Period(tuple(names), begin_s, begin_s + len(names) * self.period_s, found, tuple(places))
+        end_s = begin_s + len(names) * self.period_s
+        return Period(tuple(names), begin_s, end_s, self._plan(names, bins), tuple(places))
+
+    def _with_fewer(
+        self, group: _Group, names: Collection[str], static: Sequence[Bin]
+    ) -> Sequence[Bin] | None:
+        """Servers for some periods, fewer than the static plan has; None: no fewer keep the goal.
+
+        Several periods get the servers of one of them if these keep the goal in all.
+        """
+        fewer = (len(static) - 1) * group.profile.engine.gpus
+        if not fewer or self.asked.stop():
+            return None
+        key = group.profile, frozenset(self.rates[name].tobytes() for name in names)
+        if key not in self._fewer:
+            periods = self._periods(group, names)
+            alone = [self._with_fewer(group, [name], static) for name in names if len(names) > 1]
+            made = [bins for bins in alone if bins is not None]
+            most = max(map(len, made), default=0)
+            held = (bins for bins in made if len(bins) == most and periods.hold(bins))
+            bins = next(held, None) if len(made) == len(alone) else None
+            if bins is None and len(made) == len(alone):
+                plan = periods.plan(fewer, static)
+                bins = None if plan is None else plan.bins
+            self._fewer[key] = bins
+        return self._fewer[key]
 
     def holds(self, each: Period, bins: Sequence[Bin]) -> list[bool]:
-        """Which of these servers hold in a period."""
-        goal = self._goal(each.names, whole=True)
-        rows = self.evaluator.of(goal).judged(each.plan.workload, bins)
-        return [bool(fits) for fits in goal.holds(rows)]
+        """Which of these servers, of one kind, hold in a period."""
+        group = next(group for group in self.groups if group.profile == bins[0].profile)
+        return self._periods(group, each.names).keeping(_in_group(bins, group))
 
-    def reported(self, names: Sequence[str], plan: Plan) -> Plan:
-        """The plan with its figures."""
-        evaluator = self.evaluator.of(self._goal(names, whole=True))
-        return replace(plan, evaluations=evaluator.report(plan.workload, plan.bins))
+    def reported(self, each: Period) -> Period:
+        """The period with the figures of its servers."""
+        return replace(each, plan=self.with_figures(each.plan))
 
+    def _plan(self, names: Collection[str], bins: Sequence[Bin]) -> Plan:
+        """Servers at the rates of the busiest of these periods, without their figures."""
+        margin = rate_margin_for([group.profile for group in self.groups], margin=self.asked.margin)
+        return Plan(
+            self.busiest(names), tuple(bins), Evaluations.of([]), Status.FEASIBLE, "recommend", "schedule", "twin",
+            objective_value=(float(sum(item.gpus for item in bins)),), margin=margin, seed=self.asked.seed,
+            versions=versions([group.profile for group in self.groups]),
+        )  # fmt: skip
 
-STANDS_FOR = {"p90_ttft_ms": "p99_ttft_ms", "p95_ttft_ms": "p99_ttft_ms"}
-"""Statistics over all requests of a server that stand for the statistics of each adapter."""
-
-
-def server_goal(goal: Goal) -> Goal:
-    """The goal of each server that stands for one of adapters: its own figures keep the limits of every class.
-
-    Predictors give these in each period; that each adapter keeps its limits is left to the simulation of the day.
-
-    Raises `IncompatibleError`: a limit has no such figure.
-    """
-    found: dict[str, float] = {}
-    for key in (*goal.keys("request"), *goal.keys("adapter"), *goal.keys("server")):
-        name = key.removeprefix("server.")
-        name = name if key in goal.keys("server") else STANDS_FOR.get(name, name)
-        if name not in FIGURES:
-            raise IncompatibleError(
-                f"A day can't be planned for a limit of {key}: no predictor gives it for a server."
-            )
-        each = (goal.limits, *dict(goal.classes).values())
-        least = min(limits.to_dict().get(key, math.inf) for limits in each)
-        found[f"server.{name}"] = min(least, found.get(f"server.{name}", math.inf))
-    return Goal.only(found)
+    def with_figures(self, plan: Plan) -> Plan:
+        """The plan with what a simulated hour shows of its servers and adapters."""
+        hours = Hours(self.asked.seed).all(plan.bins, plan.workload)
+        figures = Evaluations.of([hour.figures for hour in hours])
+        return replace(plan, evaluations=figures, adapters=merged(plan.workload, plan.bins, hours))
 
 
-def _by_name(workload: Workload, rates: Mapping[str, FloatArray]) -> dict[str, dict[str, float]]:
-    """Rates by period and adapter."""
-    names = workload.names
-    return {period: dict(zip(names, vector.tolist(), strict=True)) for period, vector in rates.items()}
+def _of_fleet(bins: Sequence[Bin], group: _Group) -> list[Bin]:
+    """Servers of a group in indices of the fleet."""
+    return [replace(item, adapters=tuple(group.adapters[i] for i in item.adapters)) for item in bins]
 
 
-def _parts(
-    workload: Workload, profiles: Sequence[Profile], evaluator: Evaluator, allowed: int
-) -> dict[int, int]:
-    """Fewest equal parts, at most `allowed`, that hold on a GPU each, of the adapters that no GPU serves alone.
-
-    Of each base model, adapters are tried by falling load, of larger ranks colder ones, too.
-    """
-    if workload.arrivals.trace is not None:
-        raise IncompatibleError("A replayed trace says nothing of parts: max_replicas needs random arrivals.")
-    offered = serving(workload, profiles)
-    loads = [each.workload.offered_tok_s_by_adapter for each in evaluator.scenarios(workload)]
-    busiest = np.max(loads, axis=0)
-
-    def holds(i: int, parts: int) -> bool:
-        alone = [part(workload, each, i, parts) for each in offered[workload.adapters[i].model]]
-        return bool(evaluator.holds(workload, alone).any())
-
-    models = [adapter.model for adapter in workload.adapters]
-    found = fewest_parts(busiest, workload.ranks, models, holds, allowed)
-    # What `allowed` parts do not carry is split all the same: the static plan says what is missing.
-    return {i: allowed if parts is None else parts for i, parts in found.items()}
+def _in_group(bins: Sequence[Bin], group: _Group) -> list[Bin]:
+    """Servers of the fleet in indices of a group."""
+    number = {i: k for k, i in enumerate(group.adapters)}
+    return [replace(item, adapters=tuple(number[i] for i in item.adapters)) for item in bins]
 
 
-def _joined(split: Replicas, plan: Plan) -> Plan:
-    """A plan of parts as one of the adapters with their shares; bounds on parts are none on adapters."""
-    if not split.parts:
-        return plan
-    fleet, bins = (
-        with_rates(split.workload, split.rates_of_whole(plan.workload.rates)),
-        split.joined(plan.bins),
-    )
-    return plan.without_bound(workload=fleet, bins=bins, status=Status.FEASIBLE, moves=None)
+def _places(static: Sequence[Bin], bins: Sequence[Bin]) -> list[int]:
+    """Of each server that of the static plan in whose place it runs, each once."""
+    continued = moves_of(static, bins).servers
+    free = (k for k in range(len(static)) if k not in continued)
+    return [next(free) if k is None else k for k in continued]
 
 
 def _merged(
@@ -299,7 +309,7 @@ def _merged(
     return found
 
 
-def _deployed(periods: Sequence[Period], evaluator: Evaluator) -> Plan:
+def _deployed(periods: Sequence[Period], day: _Day) -> Plan:
     """Every server of the day with all adapters that it holds, at the rates of the quietest period."""
     first: dict[int, Bin] = {}
     held: dict[int, set[int]] = {}
@@ -313,12 +323,11 @@ def _deployed(periods: Sequence[Period], evaluator: Evaluator) -> Plan:
         shares = tuple(1.0 / number[i] for i in sorted(adapters))
         bins += (replace(first[k], adapters=tuple(sorted(adapters)), shares=shares),)
     quiet = min((each.plan for each in periods), key=lambda plan: plan.workload.offered_tok_s)
-    rows = evaluator.report(quiet.workload, bins)
-    status = Status.FEASIBLE if rows.feasible.all() else Status.INFEASIBLE
-    value = (float(sum(item.gpus for item in bins)),)
     why = ("The servers of a day's schedule, which says when each of them runs.",)
-    given = {"bins": bins, "evaluations": rows, "status": status, "objective_value": value}
-    return quiet.without_bound(**given, moves=None, reasons=why)
+    value = (float(sum(item.gpus for item in bins)),)
+    plan = day.with_figures(replace(quiet, bins=bins, objective_value=value, reasons=why))
+    status = Status.FEASIBLE if plan.evaluations.feasible.all() else Status.INFEASIBLE
+    return replace(plan, status=status)
 
 
 def _gpu_s(each: Period) -> float:

@@ -31,7 +31,6 @@ from packer.traces.read import read_trace
 HERE = Path(__file__).resolve().parent
 PERIOD_S = 600.0
 ADAPTERS = 60
-GOAL = "slo:p99_ttft_ms=2000,mean_itl_ms=100"
 SCALE = 5.0
 """Times the trace's rate, at the peak."""
 
@@ -97,9 +96,7 @@ def hindsight(
     windows, moves = [], 0
     before: dict[str, int] = {}
     for k, vector in enumerate(rates.values()):
-        plan = packer.solve(
-            with_rates(fleet, vector), profile, GOAL, verify=False, with_headroom=False, seed=5
-        )
+        plan = packer.recommend(with_rates(fleet, vector), profile, seed=5)
         home = {fleet.names[i]: s for s, item in enumerate(plan.bins) for i in item.adapters}
         moves += sum(before.get(name, s) != s for name, s in home.items())
         before = home

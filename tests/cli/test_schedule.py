@@ -84,17 +84,7 @@ def test_the_replay_counts_requests_within_the_limits(capsys: pytest.CaptureFixt
     """A limit that is given takes the place of the usual 100 ms."""
     Path("few.csv").write_text("adapter,rank,rate\na0,8,1\n")
     Path("hour.csv").write_text("adapter,one,two\na0,4,0.2\n")
-    words = [
-        "schedule",
-        "few.csv",
-        "--rates",
-        "hour.csv",
-        "--period",
-        "600",
-        "--replay",
-        "--predictor",
-        "twin",
-    ]
+    words = ["schedule", "few.csv", "--rates", "hour.csv", "--period", "600", "--replay"]
     shares = []
     for limit in ("mean_itl_ms=15", "mean_itl_ms=200"):
         assert run([*words, "--slo", limit, "-o", "o.json", "--force"]) == 0
@@ -108,6 +98,17 @@ def test_rates_or_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schedule", "fleet.csv"]) == 2
     assert run(["schedule", "fleet.csv", "--rates", "day.csv", "--trace", "day.csv"]) == 2
     assert capsys.readouterr().err.count("either --rates or --trace") == 2
+
+
+def test_a_trace_has_its_own_day(capsys: pytest.CaptureFixture[str]) -> None:
+    """A fleet whose file has the requests needs no rates, and takes none."""
+    rows = "".join(f"{5 * k},a{k % 2},8,300,20\n" for k in range(1500))
+    Path("trace.csv").write_text("timestamp,adapter,rank,input_tokens,output_tokens\n" + rows)
+    assert run(["schedule", "trace.csv", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [name for each in found["periods"] for name in each["periods"]] == ["00:00", "01:00"]
+    assert run(["schedule", "trace.csv", "--rates", "day.csv"]) == 2
+    assert "neither --rates nor --trace" in capsys.readouterr().err
 
 
 def test_a_day_of_metrics_becomes_a_schedule(

@@ -12,7 +12,6 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.goal import Goal
-from packer.objectives.all_day import AllDay
 from packer.objectives.moves import FewestMoves
 from packer.planning.verify import check
 from packer.settings import Slots
@@ -103,8 +102,7 @@ def test_a_fresh_plan_keeps_the_limits_of_the_objective() -> None:
     """One GPU serves the fleet but breaks the limit on latency, so that it is no way out for two that keep it."""
     workload, old = two_servers(0.05)
     most_ms = 1.2 * AnalyticPredictor().evaluate(workload, old).mean_ttft_ms.max()
-    rates = {"noon": dict(zip(workload.names, workload.rates.tolist(), strict=True))}
-    goal = AllDay(old, rates).within(Goal.only({"server.mean_ttft_ms": float(most_ms)}))
+    goal = FewestMoves(old).within(Goal.only({"server.mean_ttft_ms": float(most_ms)}))
     posed = replace(problem(workload, objective=goal, predictor=AnalyticPredictor()), old_bins=old)
     alone = Bin(tuple(range(90)), Slots(90, 32), PROFILE)
     row = posed.evaluator.evaluate(workload, [alone])

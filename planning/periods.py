@@ -1,0 +1,106 @@
+"""One fleet at the rates of several periods: the fewest servers of one kind that keep the goal in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from packer.arrays import FloatArray
+from packer.bin import Bin
+from packer.objectives.headroom import with_rates
+from packer.plan import Plan
+from packer.planning.explore import Frontier
+from packer.planning.frontier import Conditions
+from packer.planning.kept import Hour, KeptHours
+from packer.planning.loop import judged, planned
+from packer.planning.recommend import Deployment
+from packer.profile import Profile
+from packer.solvers.evaluator import rate_margin_for
+from packer.twin.hours import Hours
+from packer.workload import Workload
+
+
+@dataclass(eq=False)
+class PeriodHours(KeptHours):
+    """The hours in which the limits must be kept in several periods: those of the busiest one, and one of each other.
+
+    `others`: the hours of the other periods, at the rates raised by the margin. They are looked at with the fresh hours
+    of the busiest period, and kept from then on where they break a plan.
+    """
+
+    others: Sequence[Hour] = field(default=(), kw_only=True)
+
+    def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
+        """Of the fresh hours and of those of the other periods, those that break the limits."""
+        return self._broken(bins, [*self.fresh(bins, number), *self.others])
+
+
+@dataclass(frozen=True, eq=False)
+class Periods:
+    """A fleet of one base model, on one kind of server, at the rates of some periods.
+
+    `rates`: float64 (n,) for each period, req/s.
+    `asked`: its margin raises the rates, as for `packer.recommend`.
+    """
+
+    fleet: Workload
+    profile: Profile
+    rates: Sequence[FloatArray]
+    asked: Conditions
+
+    @property
+    def busiest(self) -> Workload:
+        """The fleet in the period with the highest offered load."""
+        tokens = self.fleet.mean_tokens
+        return with_rates(self.fleet, max(self.rates, key=lambda vector: float(vector @ tokens)))
+
+    def _others(self, busiest: Workload) -> list[Hour]:
+        """Hours of the periods in which an adapter is hotter than in the busiest one."""
+        hotter = {each.tobytes(): each for each in self.rates if (each > busiest.rates).any()}
+        return [(self._raised(with_rates(self.fleet, each)), self.asked.seed) for each in hotter.values()]
+
+    def _raised(self, fleet: Workload) -> Workload:
+        """The fleet at the rates that servers must serve."""
+        return fleet.scaled(1.0 + rate_margin_for((self.profile,), margin=self.asked.margin))
+
+    def plan(self, max_gpus: int | None = None, running: Sequence[Bin] = ()) -> Plan | None:
+        """The fewest servers that keep the goal in all periods, found as `packer.recommend` finds them.
+
+        None: none keep it on so many GPUs. `running`: of plans with as few servers, one that is close to these.
+        """
+        task = self._task(max_gpus, running)
+        try:
+            plan = judged(task)
+            if plan is None or plan.verified is False:
+                return None
+            return task.near(plan) if running else plan
+        finally:
+            task.hours.forget()
+
+    def missed(self, max_gpus: int | None) -> Plan:
+        """Where `plan` finds none: the plan that breaks the goal least, whose reasons say what would help."""
+        return planned(self._task(max_gpus))
+
+    def _task(self, max_gpus: int | None, running: Sequence[Bin] = ()) -> Deployment:
+        fleet = self.busiest
+        job = Frontier(fleet, self.profile, **vars(self.asked))
+        job.kept = PeriodHours(fleet, job.raised, job.seed, job.hours, others=self._others(fleet))
+        return Deployment(job, max_gpus, tuple(running))
+
+    def hold(self, bins: Sequence[Bin]) -> bool:
+        """Whether these servers keep the goal in every period, in fresh hours of the busiest one, too."""
+        kept = self._kept
+        return kept.holds(bins) and not kept.broken_later(bins)
+
+    def keeping(self, bins: Sequence[Bin]) -> list[bool]:
+        """Which of these servers keep the limits of their adapters in every period."""
+        kept = self._kept
+        used = kept.used(bins, [*kept.hours, kept.given, *kept.others], [1.0] * len(bins))
+        return [each <= 1.0 for each in used]
+
+    @property
+    def _kept(self) -> PeriodHours:
+        """Hours for servers that are known."""
+        fleet, seed = self.busiest, self.asked.seed
+        hours = Hours(seed, self.asked.stop)
+        return PeriodHours(fleet, self._raised(fleet), seed, hours, others=self._others(fleet))
