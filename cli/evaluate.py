@@ -7,25 +7,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, flag, option, values
+from packer.cli.declare import bundle, command, flag, option, typed, values
 from packer.cli.evaluated import conclusion_lines, drift_lines, servers_table
 from packer.cli.options import Output, PlanArgument, Writing, common
 from packer.cli.output import note
-from packer.cli.traffic import PrometheusOptions, RankOptions, refuse_unused
+from packer.cli.traffic import PlanLogOptions, PrometheusOptions, RankOptions, refuse_unused
 from packer.errors import IncompatibleError, InputError, ValidationError
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from packer.operate.evaluate import PlanEvaluation
     from packer.plan import Plan
     from packer.report.metrics import Exporter
+    from packer.traces.trace import Trace
     from packer.workload import Workload
+
+    Seen: TypeAlias = tuple[Workload, Trace | None]
 
 _CHANGED = ("add_path", "remove", "lose")
 _OF_METRICS = ("source_names",)
+_OF_LOGS = ("keys", "skip", "assign")
 
 
 @bundle
@@ -60,7 +66,8 @@ class Changes:
 class MeasuredTraffic:
     """Where traffic is measured, and how often.
 
-    log_path: An access log: evaluate at the rates of its busiest window; with --every, of its last one.
+    log_path: A log of requests: evaluate at the rates and bursts of its busiest window, and with its requests as they
+        were; with --every, at the rates of its last window.
     window_s: Rates are measured in windows of this length, from Prometheus in the last one.
     every_s: Repeat the measurement until interrupted. [default: once]
     listen: With --every: serve the predicted figures and the advice to Prometheus, at /metrics.
@@ -71,21 +78,36 @@ class MeasuredTraffic:
     every_s: float | None = option("--every", type=click.FloatRange(min=1.0, max=1e7), metavar="SECONDS")
     listen: str | None = option(metavar="HOST:PORT")
 
-    def reader(self, metrics: PrometheusOptions) -> Callable[[], Workload] | None:
-        """Measures the fleet at each call; None where no traffic was given."""
-        from packer.operate.observe import latest_of_metrics, seen_in_log
+    def reader(
+        self, metrics: PrometheusOptions, reading: PlanLogOptions | None = None, *, once: bool
+    ) -> Callable[[], Seen] | None:
+        """Measures the fleet at each call; None where no traffic was given.
+
+        `once`: of a log its busiest window, with the requests to replay; else the last one.
+        """
+        from packer.operate.observe import busiest_requests, latest_of_metrics, log_of_plan, seen_in_log
+        from packer.traces.access_log import USUAL
 
         path = self.log_path
         if path is not None:
             refuse_unused("--log", ("url", "export_path", *_OF_METRICS))
-            return lambda: seen_in_log(path, self.window_s, busiest=self.every_s is None)
+            fields = USUAL if reading is None else reading.as_fields()
+
+            def measure() -> Seen:
+                log = log_of_plan(path, fields)
+                requests = busiest_requests(log, self.window_s) if once else None
+                return seen_in_log(log, self.window_s, busiest=once), requests
+
+            return measure
+        for each in typed(_OF_LOGS):
+            raise IncompatibleError(f"{each} says how a log is read: expected --log LOG with it.")
         if metrics.url is None and metrics.export_path is None:
             return None
         metrics.check()
 
-        def read() -> Workload:
+        def read() -> Seen:
             found = metrics.read(span_s=self.window_s, window_s=self.window_s)
-            return latest_of_metrics(found, metrics.place)
+            return latest_of_metrics(found, metrics.place), None
 
         return read
 
@@ -120,6 +142,7 @@ def evaluate(
     changes: Changes,
     traffic: ObservedTraffic,
     metrics: PrometheusOptions,
+    reading: PlanLogOptions,
     ranks: RankOptions,
     out: Writing,
 ) -> int:
@@ -148,7 +171,7 @@ def evaluate(
     from packer.operate.evaluate import evaluate_plan, held_to
 
     out.check(changes.output, traffic.seen_path)
-    read = traffic.reader(metrics)
+    read = traffic.reader(metrics, reading, once=traffic.every_s is None)
     if read is None and (traffic.every_s is not None or traffic.seen_path is not None):
         raise ValidationError("Expected one of --log, --url and --input with --every or --seen.")
     if traffic.listen is not None and traffic.every_s is None:
@@ -190,7 +213,7 @@ def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
 
 def _follow(
     plan: Plan,
-    read: Callable[[], Workload],
+    read: Callable[[], Seen],
     changes: Changes,
     traffic: ObservedTraffic,
     ranks: RankOptions,
@@ -207,14 +230,20 @@ def _follow(
     with traffic.exporter(out) as exporter:
         while True:
             try:
-                seen = with_base(plan, read(), ranks.base)
+                measured, requests = read()
+                seen = with_base(plan, measured, ranks.base)
             except InputError as error:
                 if traffic.every_s is None:
                     raise
                 note(str(error))  # the server may be reachable, or the log have requests, the next time
             else:
-                by, seed = changes.predictor, changes.seed
-                found = drift(plan, seen, tolerance=traffic.tolerance, predictor=by, seed=seed)
+                given: dict[str, Any] = {"tolerance": traffic.tolerance, "predictor": changes.predictor}
+                given |= {"seed": changes.seed, "in_log": traffic.log_path is not None}
+                if requests is not None:
+                    named = dict(zip(measured.names, seen.names, strict=True))
+                    requests = replace(requests, names=tuple(named[name] for name in requests.names))
+                    given["requests"] = requests, traffic.window_s
+                found = drift(plan, seen, **given)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
                 if traffic.seen_path is not None:
                     _write_seen(plan, seen, ranks, traffic.seen_path)

@@ -108,9 +108,16 @@ def drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Part
     if plan.workload.arrivals.trace is not None:
         lines.append("The plan replays a trace: evaluated with Poisson arrivals at the measured rates.")
     lines += conclusion_lines(found.evaluation, len(found.new_adapters))
+    if found.replayed is not None:
+        said = f"With the requests of that window as they were: {_lower(found.replayed.text)}"
+        lines.append(Judged(said, found.replayed.holds))
     advice = {
         "keep": "Keep the plan.",
         "watch": "Keep the plan for now; make a new one when convenient.",
         "replan": f"Plan again: packer solve {traffic.seen_path or 'WORKLOAD'} --from PLAN.",
     }
     return [*lines, advice[found.advice]]
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

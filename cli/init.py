@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CLEARLY_BUSIER = 1.1
 """From this ratio of the planned load to the mean, the GPUs for the mean are given too."""
 
-LOG_ONLY = ("ranks", "keys", "skip", "strip_prefix", "assign")
+LOG_ONLY = ("ranks", "keys", "skip", "assign")
 """Options that say how a log is read."""
 
 FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
@@ -89,7 +89,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     out.check(*(path for path in paths.values() if os.path.exists(path)))
     profile = given.profile()
-    fields, named, view = reading.fields(), reading.named(given.seed), View(given.at)
+    fields, named, view = reading.as_fields(), reading.named(given.seed), View(given.at)
     own = filter(None, (given.model, profile.model.name, profile.model.repository))
     fleet, observed = fleet_for(
         given.traffic_path, ranks.read(), view=view, fields=fields, named=named, base=tuple(own)

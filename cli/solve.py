@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_OUTPUT = "plan.json"
 OUTPUT = f"Where to write the plan.  [default: {DEFAULT_OUTPUT}, over an earlier plan; with --json nowhere]"
 DEFAULT_PREDICTOR = "auto"
+REPLAY = "replay"
+"""The load of a trace that is its requests as they were."""
 TO_PRINT = (
     "packer.report.context",
     "packer.report.energy",
@@ -45,7 +47,8 @@ class Planning:
         keeps --slo, and what fewer or more would give; with --solver or --predictor gpus]
     solver: How the plan is searched. [default: greedy; on a given number of GPUs spread-refined]
     load: Plan for this load of a trace of requests: its mean, its busiest hour, every adapter's own busiest hour,
-        the hour at a percentile; or for the column of that name of --loads. [default: a trace is replayed]
+        the hour at a percentile, or its requests as they were (in hindsight); or for the column of that name of
+        --loads. [default: of a trace peak]
     loads_path: Rates of each adapter at each load, as packer workload from-… --loads writes them. [default:
         measured from the trace]
     rate_factor: Plan for every rate times this.
@@ -61,7 +64,7 @@ class Planning:
     slo: tuple[str, ...] = common("slo")
     solver: str | None = common("solver")
     predictor: str = common("predictor", default=DEFAULT_PREDICTOR)
-    load: str | None = option(metavar="mean|peak|each-peak|pNN")
+    load: str | None = option(metavar="peak|mean|each-peak|pNN|replay")
     loads_path: str | None = option("--loads", metavar="FILE.csv")
     rate_factor: float = common("rate-factor")
     add_path: str | None = option("--add", metavar="FILE")
@@ -82,17 +85,30 @@ class Planning:
 
         return load_plan(self.old_path)
 
+    def at_load(self, fleet: Workload, path: str, out: Writing) -> Workload:
+        """The fleet of a file at the load that was chosen; of a trace of requests the busiest hour, which is said."""
+        if self.load is None and self.loads_path is not None:
+            raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
+        if self.loads_path is not None or fleet.arrivals.trace is None:
+            from packer.operate.observe import at_load
+
+            return fleet if self.load is None else at_load(fleet, self.load, self.loads_path)
+        from packer.operate.observe import observe_replayed
+        from packer.operate.project import is_log
+
+        if self.load == REPLAY or (self.load is None and not is_log(path)):
+            out.note("planned for its requests as they were: in hindsight, without a margin")
+            return fleet
+        found = observe_replayed(fleet, self.load or "peak")
+        other = "" if self.load else f"; --load {REPLAY} plans for its requests as they were"
+        out.note(f"log of {found.span}: planned for {found.planned_for}{other}")
+        return found.fleet
+
     def changed(self, fleet: Workload) -> Workload:
-        """The fleet that is planned for: at the load that was chosen, with the adapters and rates that were given."""
+        """The fleet that is planned for, with the adapters and rates that were given."""
         from packer.io.workloads import read_workload
         from packer.operate.changes import changed_fleet
 
-        if self.load is None and self.loads_path is not None:
-            raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
-        if self.load is not None:
-            from packer.operate.observe import at_load
-
-            fleet = at_load(fleet, self.load, self.loads_path)
         add = () if self.add_path is None else read_workload(self.add_path).adapters
         return changed_fleet(fleet, rate_factor=self.rate_factor, add=add)[0]
 
@@ -181,7 +197,7 @@ def solve(
     \b
     Examples:
       packer solve examples/workloads/azure-conv-2023.csv
-      packer solve trace.csv --load peak
+      packer solve trace.csv
       packer solve fleet.csv --rate-factor 2 --add new.csv
       packer solve fleet.csv --objective gpus
       packer solve fleet.csv --objective latency --gpus 4
@@ -211,7 +227,8 @@ def solve(
     out.note_profiles(*profiles)
     fleet = file.fleet()
     slo = fleet.slo if old is None or fleet.slo != Goal() else old.workload.slo
-    fleet = planning.changed(replace(fleet, slo=slo).held_to(planning.slo))
+    fleet = planning.at_load(replace(fleet, slo=slo), file.workload_path, out).held_to(planning.slo)
+    fleet = planning.changed(fleet)
     with interruptible() as stop, out.progress() as progress:
         import_meanwhile("packer.io.plans", *(() if out.as_json or out.quiet else TO_PRINT))
         plan = planning.planned(fleet, kinds, old, progress=progress, stop=stop)

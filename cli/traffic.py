@@ -57,34 +57,23 @@ class RankOptions:
         return Ranks({**table, **dict.fromkeys(self.base, 0)}, tuple(others))
 
 
+PREFIX: Readers = {"strip-prefix": str}
 ASSIGN: Readers = {"adapters": click.IntRange(1, 1_000_000), "exponent": click.FloatRange(0.0, 20.0)}
 
 
 @bundle
-class LogOptions:
-    """How a log of requests is read.
+class Columns:
+    """Where a log of requests has what.
 
     keys: Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…, rank=…, session=…,
         cached=… (tokens found in the KV cache); dots go into nested objects; repeatable.
     skip: A model that is no adapter, as the base model; repeatable.
-    strip_prefix: What stands before adapters' names, as hosted_vllm/.
-    assign: Give the requests to other adapters than the log's, of ranks 8, 16 and 32 if none are given: adapters (so
-        many; of a log that names none 200), exponent (the k-th adapter gets a share proportional to k^-EXPONENT, 1.2);
-        --adapters 200 is the same; repeatable.
     """
 
     keys: tuple[str, ...] = option("--key", multiple=True, metavar="FIELD=NAME")
     skip: tuple[str, ...] = option(multiple=True, metavar="MODEL")
-    strip_prefix: str = option(default="", show_default=False, metavar="TEXT")
-    assign: dict[str, Any] = pairs("--assign", names=ASSIGN)
 
-    def named(self, seed: int) -> Named:
-        """Whose the requests are."""
-        from packer.operate.view import Named
-
-        return Named(self.assign.get("adapters"), self.assign.get("exponent", 1.2), seed)
-
-    def fields(self) -> Fields:
+    def fields(self, strip_prefix: str = "") -> Fields:
         """As `packer.traces.read.read_trace` takes them."""
         from packer.traces.access_log import Fields
         from packer.traces.columns import KEYS
@@ -95,7 +84,45 @@ class LogOptions:
             if name not in KEYS or not key:
                 raise ValidationError(f"Expected --key {'|'.join(KEYS)}=NAME, got {pair[:80]!r}.")
             keys[name] = key
-        return Fields(keys, self.skip, self.strip_prefix)
+        return Fields(keys, self.skip, strip_prefix)
+
+
+@bundle
+class PlanLogOptions(Columns):
+    """How a log of requests to the adapters of a plan is read.
+
+    assign: Whose the requests are: strip-prefix (what stands before adapters' names, as hosted_vllm/); --strip-prefix
+        hosted_vllm/ is the same.
+    """
+
+    assign: dict[str, Any] = pairs("--assign", names=PREFIX)
+
+    def as_fields(self) -> Fields:
+        """As `packer.traces.read.read_trace` takes them."""
+        return self.fields(self.assign.get("strip_prefix", ""))
+
+
+@bundle
+class LogOptions(Columns):
+    """How a log of requests is read.
+
+    assign: Whose the requests are: strip-prefix (what stands before adapters' names, as hosted_vllm/); or other
+        adapters than the log's, of ranks 8, 16 and 32 if none are given: adapters (so many; of a log that names none
+        200), exponent (the k-th adapter gets a share proportional to k^-EXPONENT, 1.2); --adapters 200 is the same;
+        repeatable.
+    """
+
+    assign: dict[str, Any] = pairs("--assign", names={**ASSIGN, **PREFIX})
+
+    def named(self, seed: int) -> Named:
+        """Whose the requests are."""
+        from packer.operate.view import Named
+
+        return Named(self.assign.get("adapters"), self.assign.get("exponent", 1.2), seed)
+
+    def as_fields(self) -> Fields:
+        """As `packer.traces.read.read_trace` takes them."""
+        return self.fields(self.assign.get("strip_prefix", ""))
 
 
 @bundle

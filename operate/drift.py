@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import numpy as np
 
 from packer.adapter import IDLE_RATE, Adapter
 from packer.arrival import Arrivals
 from packer.gpu import base_model, serves
-from packer.operate.evaluate import PlanEvaluation, evaluate_plan
+from packer.operate.evaluate import PlanEvaluation, evaluate_plan, routed_within
 from packer.plan import Plan
 from packer.strategies import Predictor
+from packer.traces.trace import Trace
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.verdict import RunVerdict, verdict_of
 from packer.workload import Workload
 
 Advice = Literal["keep", "watch", "replan"]
@@ -31,11 +36,12 @@ class Drift:
     """What changed since the plan was made.
 
     `evaluation`: the plan's adapters at the measured rates and lengths, on their servers.
-    `advice`: "keep"; "watch": the plan holds, but rates drifted or adapters are new; "replan": it does not hold, or new
-    adapters have more than the tolerated share of the load.
+    `advice`: "keep"; "watch": the plan holds, but rates drifted or adapters are new; "replan": it does not hold, also
+    with the requests as they were, or new adapters have more than the tolerated share of the load.
     `drifted`: adapters whose rate differs by more than the tolerance, the largest difference first.
     `new_adapters`, `silent_adapters`: adapters seen that have no server; adapters of the plan that were not seen.
     `planned_tok_s`, `measured_tok_s`: offered loads.
+    `replayed`: whether the requests as they were keep the goal; None where they are not known.
     """
 
     evaluation: PlanEvaluation
@@ -45,12 +51,14 @@ class Drift:
     silent_adapters: tuple[str, ...]
     planned_tok_s: float
     measured_tok_s: float
+    replayed: RunVerdict | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: what the evaluation says, and the drift."""
         return {
             **self.evaluation.to_dict(),
             "advice": self.advice,
+            **({} if self.replayed is None else {"replayed": self.replayed.to_dict()}),
             "arrivals": self.evaluation.plan.workload.arrivals.kind,
             "offered_tok_s": {"planned": self.planned_tok_s, "measured": self.measured_tok_s},
             "new_adapters": self.new_adapters,
@@ -66,6 +74,8 @@ def drift(
     tolerance: float = 0.25,
     predictor: str | Predictor = "twin",
     seed: int | None = None,
+    in_log: bool = False,
+    requests: tuple[Trace, float] | None = None,
 ) -> Drift:
     """Compare the measured fleet with a plan and evaluate the plan's servers at the measured rates.
 
@@ -81,6 +91,12 @@ def drift(
         that have more than this share of the measured load need another plan.
     predictor, seed
         As for `evaluate_plan`, as are the errors raised.
+    in_log
+        The fleet was measured from requests: its bursts and the correlation of its lengths take the place of the
+        plan's, which metrics do not show.
+    requests
+        Those from which it was measured, under its names, and the length of their window, s: they are replayed on the
+        plan's servers.
     """
     planned = plan.workload
     base = (
@@ -95,6 +111,8 @@ def drift(
         for old, own in zip(planned.adapters, planned.sessions_by_adapter, strict=True)
     ]
     fleet = replace(unreplayed(planned), adapters=tuple(adapters))
+    if in_log:
+        fleet = replace(fleet, arrivals=seen.arrivals, length_correlation=seen.length_correlation)
     found = evaluate_plan(replace(plan, workload=fleet), predictor, add=plain, seed=seed)
     known, measured = set(planned.names), set(seen.names)
     rows = [
@@ -107,10 +125,39 @@ def drift(
     known |= {each.name for each in plain}
     new = tuple(name for name in seen.names if name not in known)
     load = dict(zip(seen.names, seen.offered_tok_s_by_adapter.tolist(), strict=True))
-    holds = found.holds and sum(load[name] for name in new) <= tolerance * seen.offered_tok_s
+    replayed = None if requests is None else replayed_on(found.plan, *requests)
+    kept = found.holds and (replayed is None or replayed.holds)
+    holds = kept and sum(load[name] for name in new) <= tolerance * seen.offered_tok_s
     advice: Advice = "replan" if not holds else "watch" if rows or new else "keep"
     silent, loads = tuple(sorted(set(planned.names) - measured)), (planned.offered_tok_s, seen.offered_tok_s)
-    return Drift(found, advice, tuple(rows), new, silent, *loads)
+    return Drift(found, advice, tuple(rows), new, silent, *loads, replayed)
+
+
+def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | None:
+    """Whether a plan's servers keep what it was made for with these requests as they were.
+
+    `window_s`: how long servers run, longer than the requests come where these are a short log: then all of them end.
+    Requests of adapters without a server are left out; None: there are no others.
+    """
+    number, placed = {name: i for i, name in enumerate(plan.workload.names)}, set(_placed(plan))
+    of_plan = np.array([number.get(name, -1) for name in requests.names], dtype=np.int64)
+    of_plan[~np.isin(of_plan, list(placed))] = -1
+    assert requests.adapter is not None
+    rows = np.flatnonzero(of_plan[requests.adapter] >= 0)
+    if not len(rows):
+        return None
+    trace = requests.requests().take(rows)
+    trace = replace(trace, adapter=of_plan[trace.adapter], end_s=max(window_s, trace.span_s))
+    fleet = plan.workload.with_arrivals(Arrivals("trace", trace=trace))
+    run = simulate_cluster(fleet, plan.cluster(), router="plan", seed=plan.seed)
+    found = verdict_of(run)
+    if "slo_used" in plan.limits or run.status != "ok":
+        return found
+    return replace(found, holds=not run.starved and routed_within(plan, run))
+
+
+def _placed(plan: Plan) -> Iterator[int]:
+    return (i for item in plan.bins for i in item.adapters)
 
 
 def with_base(plan: Plan, seen: Workload, names: Collection[str] = ()) -> Workload:

@@ -13,6 +13,7 @@ from packer.errors import FileFormatError, IncompatibleError, ValidationError, s
 from packer.objectives.headroom import read_rates, with_rates
 from packer.operate.day import HOUR_S
 from packer.operate.view import AS_LOGGED, BUSIEST, Named, Observed, View
+from packer.traces.access_log import USUAL, Fields
 from packer.traces.assign import Ranks
 from packer.traces.bursts import bursts_within
 from packer.traces.measure import measure_workload
@@ -91,17 +92,39 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
     return Observed(fleet, table, loads, tuple(notes))
 
 
-def seen_in_log(path: str | os.PathLike[str], window_s: float, *, busiest: bool = False) -> Workload:
-    """The fleet in the last window of a log, which may still grow, or in its busiest one; its ranks are 1."""
-    log = read_trace(path, growing=True)
+def log_of_plan(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
+    """The requests of a log, which may still grow, to the adapters of a plan; their ranks are 1.
+
+    Raises `FileFormatError`: it names no adapters, or can't be read.
+    """
+    log = read_trace(path, fields, growing=True)
     if log.adapter is None:
         said = "the log names no adapters, so that no plan can be compared with it."
         raise FileFormatError(said, path=path)
-    trace = replace(log, ranks=(1,) * len(log.names))
+    return replace(log, ranks=(1,) * len(log.names))
+
+
+def seen_in_log(trace: Trace, window_s: float, *, busiest: bool = False) -> Workload:
+    """The fleet in the last window of a log, or in its busiest one."""
     rates = rates_of(trace, window_s).loads(())["peak"] if busiest else latest_rates(trace, window_s)
     fleet = measure_workload(trace, window_s=window_s)
     kept = [replace(a, rate=rate) for a, rate in zip(fleet.adapters, rates.tolist(), strict=True) if rate > 0]
     return replace(fleet, adapters=tuple(kept))
+
+
+def busiest_requests(trace: Trace, window_s: float) -> Trace:
+    """The requests of the window with the highest offered load, from its start; their adapters alone."""
+    table = rates_of(trace, window_s)
+    begin_s = float(table.start_s[table.offered_tok_s.argmax()]) - trace.start_s
+    inside = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < begin_s + window_s))
+    assert trace.adapter is not None
+    used, adapter = np.unique(trace.adapter[inside], return_inverse=True)
+    ranks = None if trace.ranks is None else tuple(trace.ranks[k] for k in used.tolist())
+    whole = replace(trace, adapter=None, names=(), ranks=None).take(inside)
+    return replace(
+        whole, time_s=whole.time_s - max(begin_s, 0.0), start_s=trace.start_s + max(begin_s, 0.0),
+        adapter=adapter.astype(np.int64), names=tuple(trace.names[k] for k in used.tolist()), ranks=ranks,
+    )  # fmt: skip
 
 
 def latest_of_metrics(metrics: Metrics, where: str) -> Workload:
@@ -133,9 +156,16 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
         raise IncompatibleError(
             "A load needs a trace of requests, or a file of the rates at each load (--loads FILE)."
         )
+    return observe_replayed(fleet, load).fleet
+
+
+def observe_replayed(fleet: Workload, load: str = "peak") -> Observed:
+    """What a fleet that replays a trace shows, with random arrivals at one of its loads, as for `at_load`."""
     view, trace = View(load, ()), replayed_trace(fleet)
-    _, loads = view.loads(rates_of(trace, HOUR_S))
-    return with_rates(_drawn(fleet, trace, view.bursts_s(HOUR_S)), next(iter(loads.values())))
+    table, loads = view.loads(rates_of(trace, HOUR_S))
+    drawn = _drawn(fleet, trace, view.bursts_s(HOUR_S))
+    at = drawn if load == "mean" else with_rates(drawn, next(iter(loads.values())))
+    return Observed(at, table, loads, span_s=trace.span_s)
 
 
 def drawn_within(fleet: Workload, window_s: float) -> Workload:

@@ -6,12 +6,13 @@ seconds, one hot adapter, hundreds of quiet ones.
 
     uv run python benchmarks/answers/run.py [--write] [NAME …]
 
-The ways: `packer init` (the busiest hour), `packer workload from-log` and `packer solve` (its file), `packer solve
---load peak` (a trace), the largest hour of `packer schedule`, and the requests of the busiest hour replayed. Each of
-the first three plans then serves the requests of the busiest hour as they were, and `packer evaluate --log` says
-whether it holds. Where one does not, `DRAWS` drawn hours of the fleet that it was made for, as long as the log's, say
-in how many of them it breaks: what the log's length leaves to chance. Mooncake's prompts of 15,000 tokens get wider
-limits: no number of GPUs keeps the usual ones.
+The ways: `packer init`, `packer workload from-log` and `packer solve` (its file), `packer solve TRACE`, and the largest
+hour of `packer schedule` (that file, with the trace); `packer evaluate --log` says whether the first plan holds. All
+ask for the busiest hour, with the bursts of such hours. Each plan then serves the requests of that hour as they were.
+Where one breaks, `DRAWS` drawn hours of the fleet that it was made for, as long as the log's, say in how many of them
+it does: what the log's length leaves to chance. Beside the ways stand the fewest GPUs that these requests take in
+hindsight (`--load replay`), which are fewer where the hour was a quiet one of its kind, and those of the mean rates.
+Mooncake's prompts of 15,000 tokens get wider limits: no number of GPUs keeps the usual ones.
 """
 
 from __future__ import annotations
@@ -28,15 +29,13 @@ from typing import Any
 import numpy as np
 
 import packer
-from packer.arrival import RequestTrace
 from packer.io.workloads import write_workload
-from packer.operate.drift import drift
-from packer.operate.observe import at_load, observe_log
+from packer.operate.drift import drift, replayed_on
+from packer.operate.observe import busiest_requests, observe_log, observe_replayed, seen_in_log
 from packer.operate.schedule import rates_of_trace, schedule
 from packer.operate.view import Named, View
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload, rounded
-from packer.traces.pattern import rates_of
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
 from packer.twin.cluster.simulate import simulate_cluster
@@ -125,25 +124,6 @@ USUAL = "p95_ttft_ms=2000,mean_itl_ms=100"
 WIDER = {"mooncake": "p95_ttft_ms=30000,mean_itl_ms=300"}
 
 
-def busiest_hour(trace: Trace) -> Trace:
-    """The requests of the hour whose offered load is the highest."""
-    table = rates_of(trace, HOUR_S)
-    begin_s = float(table.start_s[table.offered_tok_s.argmax()]) - trace.start_s
-    inside = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < begin_s + HOUR_S))
-    return replace(
-        trace, time_s=trace.time_s[inside] - max(begin_s, 0.0), input_tokens=trace.input_tokens[inside],
-        output_tokens=trace.output_tokens[inside], **_owners(trace, inside),
-    )  # fmt: skip
-
-
-def _owners(trace: Trace, inside: Any) -> dict[str, Any]:
-    assert trace.adapter is not None
-    assert trace.ranks is not None
-    used, index = np.unique(trace.adapter[inside], return_inverse=True)
-    names, ranks = (tuple(values[k] for k in used.tolist()) for values in (trace.names, trace.ranks))
-    return {"adapter": index.astype(np.int64), "names": names, "ranks": ranks, "blocks": None}
-
-
 def ask(trace: Trace, slo: str) -> dict[str, Any]:
     """GPUs by each way, and what breaks in the busiest hour as it was."""
     server, solve = packer.load_profile(PROFILE), partial(packer.recommend, slo=slo)
@@ -152,34 +132,26 @@ def ask(trace: Trace, slo: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_workload(rounded(seen.fleet), f"{folder}/fleet.csv")
         fleet = packer.read_workload(f"{folder}/fleet.csv")
-    replayed = measure_workload(trace, replay=True)
     plans = {"init": solve(seen.fleet, server), "from-log": solve(fleet, server)}
-    plans["load peak"] = solve(at_load(replayed, "peak"), server)
-    day = schedule(measure_workload(trace), server, rates_of_trace(trace, seen.fleet, HOUR_S), slo=slo)
-    hour = measure_workload(busiest_hour(trace), replay=True)
+    plans["trace"] = solve(observe_replayed(measure_workload(trace, replay=True)).fleet, server)
+    day = schedule(fleet, server, rates_of_trace(trace, fleet, HOUR_S), slo=slo)
+    hour = busiest_requests(trace, HOUR_S)
     gpus = {name: plan.n_gpus for name, plan in plans.items()}
-    gpus["schedule"] = max(len(period.servers) for period in day.periods)
-    gpus["replay"] = solve(hour, server).n_gpus
-    mean = solve(observe_log(trace, Ranks(), View("mean")).fleet, server, verify=False).n_gpus
-    verdicts = {name: replayed_verdict(plan, hour) for name, plan in plans.items()}
+    gpus["schedule"] = max(each.gpus for each in day.periods)
+    plans["schedule"] = day.static
+    verdicts = {name: replayed_on(plan, hour, HOUR_S) for name, plan in plans.items()}
+    broken = {}
     for name, verdict in verdicts.items():
-        if not verdict["holds"]:
-            verdict["drawn hours broken"] = drawn_broken(plans[name], min(trace.span_s, HOUR_S))
-    measured = replace(seen.fleet, adapters=tuple(a for a in seen.fleet.adapters if a.rate > 1e-9))
-    advice = drift(plans["init"], measured).advice
-    return {"gpus": gpus, "mean alone": mean, "replayed hour": verdicts, "evaluate --log": advice}
-
-
-def replayed_verdict(plan: Any, hour: Any) -> dict[str, Any]:
-    """Whether a plan keeps its goal with the requests of an hour as they were."""
-    trace, names = hour.arrivals.trace, {name: i for i, name in enumerate(plan.workload.names)}
-    of_plan = np.array([names[name] for name in hour.names])
-    requests = RequestTrace(
-        trace.time_s, of_plan[trace.adapter], trace.input_tokens, trace.output_tokens, end_s=HOUR_S
-    )
-    fleet = plan.workload.with_arrivals(packer.Arrivals("trace", trace=requests))
-    found = verdict_of(simulate_cluster(fleet, plan.cluster(), router="plan"))
-    return {"holds": found.holds, "text": found.text}
+        broken[name] = {"holds": verdict.holds, "text": verdict.text}
+        if not verdict.holds:
+            broken[name]["drawn hours broken"] = drawn_broken(plans[name], min(trace.span_s, HOUR_S))
+    measured = seen_in_log(trace, HOUR_S, busiest=True)
+    advice = drift(plans["init"], measured, in_log=True, requests=(hour, HOUR_S)).advice
+    hindsight = solve(measure_workload(hour, replay=True), server).n_gpus
+    mean = solve(observe_log(trace, Ranks(), View("mean")).fleet, server, verify=False).n_gpus
+    return {
+        "gpus": gpus, "in hindsight": hindsight, "mean alone": mean, "replayed hour": broken, "evaluate --log": advice,
+    }  # fmt: skip
 
 
 def drawn_broken(plan: Any, span_s: float) -> int:
@@ -203,7 +175,8 @@ def main() -> None:
         row = ask(LOGS[name](), WIDER.get(name, USUAL))
         counts = row["gpus"].values()
         broken = [way for way, verdict in row["replayed hour"].items() if not verdict["holds"]]
-        print(name, row["gpus"], "mean", row["mean alone"], row["evaluate --log"], flush=True)
+        others = (f"{key} {row[key]}" for key in ("in hindsight", "mean alone", "evaluate --log"))
+        print(name, row["gpus"], *others, flush=True)
         print(f"  differ by {max(counts) - min(counts)}; break: {broken or 'none'}", flush=True)
         for way in broken:
             found = row["replayed hour"][way]

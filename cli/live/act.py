@@ -207,7 +207,8 @@ def _followed(
     from packer.operate.follow import Following
     from packer.report.metrics import live_metrics, live_page, rows_of
 
-    source = looks.reader(metrics)
+    measured = looks.reader(metrics, once=False)
+    source = None if measured is None else lambda: measured()[0]
     acting = Acting(plan, read_live_fleet(given.servers or ""), out.note)
     following = Following(acting, fleet, looks.every_s or 60.0, source, given.dry_run, span_s=looks.window_s)
 

@@ -135,6 +135,47 @@ def test_a_log_longer_than_the_window_is_not_diluted(plan_path: str, tmp_path: P
     assert found["drifted"] == []
 
 
+def test_a_log_is_read_in_other_words(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
+    """Columns under other names, models that are no adapters and what stands before adapters' names are given as to
+    other commands that read logs; without a log they are refused."""
+    log = tmp_path / "log.jsonl"
+    lines = [json.loads(text) for text in traffic(300).splitlines()]
+    lines += [{**each, "model": "judge"} for each in lines[:40]]
+    other = [{"lora": f"vllm/{each.pop('model')}", **each} for each in lines]
+    log.write_text("\n".join(map(json.dumps, other)))
+    words = ["evaluate", plan_path, "--window", "100"]
+    given = ["--key", "model=lora", "--skip", "judge", "--strip-prefix", "vllm/"]
+    assert run([*words, "--log", str(log), *given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["advice"], found["new_adapters"]) == ("keep", [])
+    for k in (0, 2, 4):
+        assert run([*words, *given[k : k + 2]]) == 2
+        assert "says how a log is read: expected --log LOG with it" in capsys.readouterr().err
+
+
+def test_a_log_is_evaluated_with_its_bursts_and_its_requests(
+    plan: Plan, tmp_path: Path, capsys: Capture
+) -> None:
+    """Its bursts take the place of the plan's, and the requests of its busiest window are replayed as they were."""
+    path, log = tmp_path / "limited.json", tmp_path / "log.jsonl"
+    replace(plan, objective="recommend").save(path)
+    log.write_text(traffic(3600))
+    words = ["evaluate", str(path), "--log", str(log)]
+    assert run([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["arrivals"], found["replayed"]["holds"]) == ("poisson", True)
+    assert found["replayed"]["text"].startswith("Serves 100 %, keeps p95 TTFT 2 s")
+    rush = [line(START + 60.0 * (n // 40) + 0.01 * (n % 40), NAMES[n % 4]) for n in range(2400)]
+    log.write_text("\n".join(rush))
+    assert run([*words, "--slo", "p95_ttft_ms=14"]) == 3
+    out = " ".join(capsys.readouterr().out.split())
+    assert "With the requests of that window as they were: serves 100 %, breaks p95 TTFT 14 ms" in out
+    assert "Plan again" in out
+    assert run([*words, "--slo", "p95_ttft_ms=14", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["arrivals"], found["replayed"]["holds"]) == ("bursty", False)
+
+
 def test_a_replayed_trace_does_not_hide_the_measured_rates(
     plan: Plan, tmp_path: Path, capsys: Capture
 ) -> None:

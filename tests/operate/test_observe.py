@@ -11,7 +11,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Slo
-from packer.operate.observe import at_load, observe_log, seen_in_log
+from packer.operate.observe import at_load, busiest_requests, log_of_plan, observe_log, seen_in_log
 from packer.traces.assign import Ranks
 from packer.traces.read import read_trace
 from packer.workload import Workload
@@ -86,5 +86,9 @@ def test_the_busiest_window_of_a_log(tmp_path: Path) -> None:
     usage = '"usage": {"prompt_tokens": 100, "completion_tokens": 50}'
     times = np.concatenate([np.arange(0, 3600, 2.0), np.arange(3600, 7200, 40.0)]) + 1_767_225_600
     path.write_text("\n".join(f'{{"timestamp": {t:.0f}, "model": "a", {usage}}}' for t in times), "utf-8")
-    assert seen_in_log(path, 3600.0, busiest=True).rates[0] == pytest.approx(0.5, rel=0.01)
-    assert seen_in_log(path, 3600.0).rates[0] == pytest.approx(0.025, rel=0.3)
+    log = log_of_plan(path)
+    assert seen_in_log(log, 3600.0, busiest=True).rates[0] == pytest.approx(0.5, rel=0.01)
+    assert seen_in_log(log, 3600.0).rates[0] == pytest.approx(0.025, rel=0.3)
+    hour = busiest_requests(log, 3600.0)
+    assert (len(hour), hour.time_s[0], hour.names) == (1800, 0.0, ("a",))
+    assert hour.time_s[-1] < 3600.0
