@@ -393,26 +393,3 @@ def test_a_changed_fleet_is_planned(tmp_path: Path, capsys: pytest.CaptureFixtur
     same = ["--add", fleet(), "-o", str(tmp_path / "other.json")]
     assert packer("solve", fleet(), *words, *same) == 2
     assert "which the fleet has already" in capsys.readouterr().err
-
-
-def test_a_trace_is_planned_for_its_busiest_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trace of requests gets the plan of its busiest hour, which is said; or that of its requests as they were."""
-    times = [*(4.0 * k for k in range(900)), *(3600.0 + 0.5 * k for k in range(7200))]
-    rows = "".join(f"{t},a{k % 2},8,300,20\n" for k, t in enumerate(times))
-    path = tmp_path / "trace.csv"
-    path.write_text("timestamp,adapter,rank,input_tokens,output_tokens\n" + rows)
-    plans = {}
-    for load in (None, "peak", "mean", "replay"):
-        words = ["solve", str(path), *(["--load", load] if load else []), "-o", f"{load}.json"]
-        assert run(words) == 0
-        said = " ".join(capsys.readouterr().err.split())
-        plans[load] = load_plan(f"{load}.json")
-        if load == "replay":
-            assert "its requests as they were: in hindsight, without a margin" in said
-        else:
-            assert "log of 2 h: planned for" in said
-            assert ("--load replay" in said) == (load is None)
-    assert plans[None].workload.rate == plans["peak"].workload.rate == pytest.approx(2.0, rel=0.01)
-    assert plans["mean"].workload.rate == pytest.approx(1.125, rel=0.01)
-    assert plans["replay"].workload.arrivals.trace is not None
-    assert all(plan.workload.arrivals.trace is None for load, plan in plans.items() if load != "replay")
