@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, flag, option, values
+from packer.cli.declare import bundle, command, option, values
 from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import Table, note, write_frame
 from packer.cli.settings import OneProfile, label_of
 from packer.cli.traffic import refuse_unused
-from packer.errors import FileFormatError, IncompatibleError, reader
 from packer.io.frames import pl
 from packer.words import number
 
@@ -60,14 +57,10 @@ class TrainingSweep:
 
 @bundle
 class SweepFiles:
-    """What is written.
-
-    resume: Keep the rows that --output already holds, add what is missing.
-    """
+    """What is written."""
 
     output: str | None = common("output", help="Write the rows here: .csv or .parquet.")
     plot: str | None = common("plot", help="Draw the curves (.html, .png or .svg).")
-    resume: bool = flag()
 
 
 @command
@@ -86,11 +79,8 @@ def sweep(
 
     from packer.twin.sweep import Grid, Sweep, max_packs
 
-    if files.resume and files.output is None:
-        raise IncompatibleError("--resume needs --output: the file whose rows are kept.")
-    targets = replace(out, force=out.force or files.resume)
-    targets.check_tables(files.output)
-    targets.check_picture(files.plot)
+    out.check_tables(files.output)
+    out.check_picture(files.plot)
     profile, workload = kind.profile(out), file.fleet().held_to(axes.slo)
     if training.tuning:
         _tune(workload, profile, axes, training, files, out)
@@ -100,7 +90,7 @@ def sweep(
     slots = axes.max_loras or tuple(n for n in MAX_LORAS if n <= max(counts)) or MAX_LORAS[:1]
     grid = Grid(counts, axes.rate_factors, slots)
     plan = Sweep(workload, profile, grid, axes.max_lora_rank, axes.duration_s, axes.seed)
-    frame = _simulate(plan, files, axes.jobs or -1, out)
+    frame = _simulate(plan, files.output, axes.jobs or -1, out)
     packs, within = max_packs(frame), max_packs(frame, within_goal=True)
     if files.plot is not None:
         _draw(plan, frame, packs, files.plot)
@@ -120,7 +110,7 @@ def _tune(
     """Policies side by side: their best parameter and what they train with it."""
     from packer.twin.tuning.search import tuning_rows
 
-    refuse_unused("--tuning", ("adapters", "plot", "resume"))
+    refuse_unused("--tuning", ("adapters", "plot"))
     slots = axes.max_loras or (min(len(workload), MAX_LORAS[2]),)
     with out.progress() as progress:
         rows = tuning_rows(
@@ -150,51 +140,22 @@ def _tuned_table(rows: list[dict[str, Any]], title: str) -> Table:
     return Table(title, heads, cells, left=(0, 1))
 
 
-def _simulate(plan: Sweep, files: SweepFiles, jobs: int, out: Writing) -> pl.DataFrame:
-    """All rows; an interruption writes what is there, so that --resume continues."""
+def _simulate(plan: Sweep, output: str | None, jobs: int, out: Writing) -> pl.DataFrame:
+    """All rows; an interruption writes what is there."""
     from packer.twin.sweep import sweep_frame
 
-    output = files.output
-    old = files.resume and output is not None and Path(output).exists()
-    rows = _old_rows(output or "", plan) if old else []
-    done = {(row["adapters"], row["rate_factor"], row["max_loras"]) for row in rows}
+    rows: list[dict[str, Any]] = []
     try:
         with out.progress() as progress:
-            for row in plan.rows(done=done, jobs=jobs, progress=progress):
-                rows.append(row)
+            rows.extend(plan.rows(jobs=jobs, progress=progress))
     except KeyboardInterrupt:
         if output is not None and rows:
             write_frame(sweep_frame(rows), output)
-            note(f"{len(rows)} of {len(plan.grid)} points are in {output}; --resume goes on from there.")
+            note(f"interrupted: {len(rows)} of {len(plan.grid)} points are in {output}.")
         raise
     frame = sweep_frame(rows)
     write_frame(frame, output)
     return frame
-
-
-@reader
-def _old_rows(path: str, plan: Sweep) -> list[dict[str, Any]]:
-    """Rows of an earlier run of the same sweep."""
-    from packer.io.files import read_bytes
-    from packer.io.parquet import read_parquet
-    from packer.twin.sweep import sweep_frame
-
-    schema = sweep_frame([]).schema
-    data = read_bytes(path)
-    try:
-        csv = Path(path).suffix.lower() == ".csv"
-        frame = pl.read_csv(data, schema=schema) if csv else read_parquet(data)
-    except pl.exceptions.PolarsError as error:
-        reason = str(error).partition("\n")[0]
-        raise FileFormatError(f"expected the rows of a sweep: {reason}") from None
-    if frame.schema != schema:
-        raise FileFormatError(f"expected the columns {', '.join(schema)} of a sweep.")
-    if frame["sweep"].ne_missing(plan.fingerprint).any():
-        raise IncompatibleError(
-            f"{path} holds rows of another sweep: workload, profile, slot rank, duration or seed differ. "
-            "Choose another file, or drop --resume and overwrite it with --force."
-        )
-    return frame.unique(["adapters", "rate_factor", "max_loras"], maintain_order=True).to_dicts()
 
 
 def _draw(plan: Sweep, frame: pl.DataFrame, packs: pl.DataFrame, path: str) -> None:

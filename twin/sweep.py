@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 from packer import checks
 from packer.adapter import Adapter
 from packer.errors import ValidationError
-from packer.fingerprint import fingerprint
 from packer.io.frames import pl
 from packer.profile import Profile
 from packer.twin.simulate import simulate
@@ -81,17 +80,6 @@ class Sweep:
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_lora_rank", self.workload.slot_rank(self.max_lora_rank))
 
-    @property
-    def fingerprint(self) -> str:
-        """Hash of what every row depends on besides its point: rows of different ones don't mix."""
-        return fingerprint(
-            workload=self.workload.fingerprint,
-            profile=self.profile.fingerprint,
-            max_lora_rank=self.max_lora_rank,
-            duration_s=self.duration_s,
-            seed=self.seed,
-        )
-
     def row(self, point: Point) -> dict[str, Any]:
         """Result at one point; latencies are NaN where the server does not start."""
         n, factor, max_loras = point
@@ -116,22 +104,16 @@ class Sweep:
             **{name: getattr(sim, name) for name in COLUMNS},
             "verdict": verdict.text,
             "limited_by": None if verdict.cause is None else verdict.cause.name,
-            "sweep": self.fingerprint,
         }
 
     def rows(
         self,
         *,
-        done: Collection[Point] = (),
         jobs: int = 1,
         progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     ) -> Iterator[dict[str, Any]]:
-        """Results at all points but those in `done`, as they come; `jobs`: threads, -1 for one per core."""
-        points = [point for point in self.grid if point not in done]
-        before, total = len(self.grid) - len(points), len(self.grid)
-        yield from in_threads(
-            self.row, points, jobs=jobs, progress=lambda what, k, _: progress(what, before + k, total)
-        )
+        """Results at all points, as they come; `jobs`: threads, -1 for one per core."""
+        yield from in_threads(self.row, list(self.grid), jobs=jobs, progress=progress)
 
     def run(self, *, jobs: int = 1) -> pl.DataFrame:
         """All rows as a frame."""
@@ -140,7 +122,7 @@ class Sweep:
 
 def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
     """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, the verdict on the goal,
-    what limits the server, sweep."""
+    and what limits the server."""
     kinds = {
         "adapters": pl.Int64,
         "rate_factor": pl.Float64,
@@ -150,7 +132,7 @@ def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
         "starved": pl.Boolean,
         **dict.fromkeys(COLUMNS, pl.Float64),
         **dict.fromkeys(("kv_cache_tokens", "preemptions", "adapter_loads"), pl.Int64),
-        **dict.fromkeys(("verdict", "limited_by", "sweep"), pl.String),
+        **dict.fromkeys(("verdict", "limited_by"), pl.String),
     }
     return pl.DataFrame(list(rows), schema=kinds).sort(AXES)
 

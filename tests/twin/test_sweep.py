@@ -99,23 +99,6 @@ def test_threads_change_nothing(fleet: Workload, profile: Profile) -> None:
     assert sweep.run(jobs=2).equals(sweep.run(jobs=1), null_equal=True)
 
 
-def test_done_points_are_left_out(fleet: Workload, profile: Profile) -> None:
-    """What an earlier run has is not simulated again, and progress counts it as done."""
-    seen: list[tuple[str, int, int]] = []
-    sweep = _sweep(fleet, profile, Grid((2, 4), (1.0,), (4,)))
-    rows = list(sweep.rows(done={(2, 1.0, 4)}, progress=lambda *step: seen.append(step)))
-    assert [row["adapters"] for row in rows] == [4]
-    assert seen == [("simulating", 2, 2)]
-
-
-def test_fingerprint_tells_sweeps_apart(fleet: Workload, profile: Profile) -> None:
-    """Rows of another seed or workload don't pass for rows of this sweep; another grid's do."""
-    base = _sweep(fleet, profile, Grid((2,), (1.0,), (4,)))
-    assert base.fingerprint == _sweep(fleet, profile, Grid((8,), (3.0,), (8,))).fingerprint
-    assert base.fingerprint != _sweep(fleet, profile, Grid((2,), (1.0,), (4,)), seed=1).fingerprint
-    assert base.fingerprint != _sweep(fleet.scaled(2.0), profile, Grid((2,), (1.0,), (4,))).fingerprint
-
-
 def test_max_pack_is_the_fullest_that_works(fleet: Workload, profile: Profile) -> None:
     """Max_pack neither starves nor fails, and no feasible row of its curve is offered more."""
     frame = _sweep(fleet, profile, Grid(tuple(range(8, 81, 8)), (1.0,), (2, 8, 1000))).run(jobs=2)
