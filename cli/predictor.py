@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from packer.cli.declare import argument, bundle, command, flag, option, values
-from packer.cli.options import Output, Writing, common
+from packer.cli.options import Writing, common
 from packer.cli.output import Table
 from packer.cli.settings import OneProfile
 from packer.errors import IncompatibleError
@@ -58,32 +58,6 @@ def build(kind: OneProfile, given: DatasetOptions, out: Writing) -> None:
     out.note(f"{given.output}: {given.rows} scenarios of {profile.label}")
 
 
-@bundle
-class DatasetFile:
-    """The dataset."""
-
-    dataset_path: str = argument("DATASET")
-
-
-@command
-def describe(given: DatasetFile, out: Output) -> None:
-    """What a dataset holds: profile, scenarios by family, how many starve.
-
-    \b
-    Example:
-      packer predictor describe data.parquet
-    """
-    from packer.predictors.dataset import read_dataset
-
-    facts = read_dataset(given.dataset_path).summary()
-    rows = [[name, found["scenarios"], found["starved"]] for name, found in facts["families"].items()]
-    title = (
-        f"{given.dataset_path}: {facts['scenarios']} scenarios of {facts['profile']}, seed {facts['seed']}, "
-        f"{number(100 * facts['starved_share'], 1)} % starved"
-    )
-    out.result(facts, lambda: [title, Table(None, ["family", "scenarios", "starved"], rows)])
-
-
 SHOWN = (
     ("throughput", "throughput_smape"),
     ("macro F1", "starvation_macro_f1"),
@@ -95,7 +69,7 @@ SHOWN = (
 
 
 @bundle
-class TrainingOptions(DatasetFile):
+class TrainingOptions:
     """The dataset and what is trained on it.
 
     kind: What to train.
@@ -103,6 +77,7 @@ class TrainingOptions(DatasetFile):
     refine: Search the smallest trees that keep the accuracy, and print them as rules (with --kind tree).
     """
 
+    dataset_path: str = argument("DATASET")
     kind: str = option(type=click.Choice(("forest", "boosting", "tree", "svm", "knn")), default="boosting")
     search: bool = flag()
     refine: bool = flag()

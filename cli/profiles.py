@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import Readers, argument, bundle, command, flag, option, pairs, values
+from packer.cli.declare import Readers, argument, bundle, command, option, pairs, values
 from packer.cli.options import Output, Writing, common
 from packer.cli.output import Table
 from packer.cli.settings import NO_LAW
-from packer.cli.streams import results
 from packer.errors import IncompatibleError
 from packer.words import money, number
 
@@ -74,13 +73,9 @@ SLOTS = (8, 16, 32, 64, 128, 256, 384)
 
 @bundle
 class ShowOptions:
-    """The profile.
-
-    as_toml: Print the profile as its file.
-    """
+    """The profile."""
 
     profile_name: str = argument("NAME|FILE.toml")
-    as_toml: bool = flag("--toml")
 
 
 @command
@@ -90,16 +85,12 @@ def show(given: ShowOptions, out: Output) -> None:
     \b
     Example:
       packer profiles show h100-64gb/qwen-2.5-7b-instruct
-      packer profiles show h100-64gb/qwen-2.5-7b-instruct --toml > mine.toml
     """
     from packer.cli.memory import capacity
-    from packer.io.profiles import format_profile, load_profile, profile_to_dict
+    from packer.io.profiles import load_profile, profile_to_dict
     from packer.operate.memory import memory_table
 
     profile = load_profile(given.profile_name)
-    if given.as_toml:
-        click.echo(format_profile(profile), nl=False, file=results())
-        return
     data = {**profile_to_dict(profile), "label": profile.label, "fingerprint": profile.fingerprint}
     errors = [(f"error, {key}", f"{value:g}") for key, value in profile.errors.items()]
     facts = [*profile.facts(), *errors]

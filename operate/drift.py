@@ -79,24 +79,15 @@ def drift(
 ) -> Drift:
     """Compare the measured fleet with a plan and evaluate the plan's servers at the measured rates.
 
-    Parameters
-    ----------
-    plan
-        The running plan.
-    seen
-        The fleet as measured (`packer.operate.observe`). Rank 0 is the base model (`with_base`): requests to it that
-        the plan does not have go to the least loaded server. Other ranks do not count.
-    tolerance
-        A rate that differs by more than this share of the planned one counts as drifted; adapters without a server
-        that have more than this share of the measured load need another plan.
-    predictor, seed
-        As for `evaluate_plan`, as are the errors raised.
-    in_log
-        The fleet was measured from requests: its bursts and the correlation of its lengths take the place of the
-        plan's, which metrics do not show.
-    requests
-        Those from which it was measured, under its names, and the length of their window, s: they are replayed on the
-        plan's servers.
+    `plan`, `seen`: the running plan, and the fleet as measured (`packer.operate.observe`). Rank 0 is the base model
+    (`with_base`): requests to it that the plan does not have go to the least loaded server. Other ranks do not count.
+    `tolerance`: a rate that differs by more than this share of the planned one counts as drifted; adapters without a
+    server that have more than this share of the measured load need another plan.
+    `predictor`, `seed`: as for `evaluate_plan`, as are the errors raised.
+    `in_log`: the fleet was measured from requests: its bursts and the correlation of its lengths take the place of the
+    plan's, which metrics do not show.
+    `requests`: those from which it was measured, under its names, and the length of their window, s: they are replayed
+    on the plan's servers.
     """
     planned = plan.workload
     base = (

@@ -118,32 +118,18 @@ def evaluate_plan(
 ) -> PlanEvaluation:
     """Whether a plan holds: its servers with new figures, at the rates as given, without a margin.
 
-    Parameters
-    ----------
-    plan
-        A plan with at least one server.
-    predictor
-        A registered name, the path of a trained predictor, or an object.
-    rate_factor, add, remove
-        Every rate times this; adapters that come (each goes to the server with the least offered load whose
-        slots are large enough) and names of those that go.
-    lose
-        Numbers of servers that are lost: their adapters go to the others (`packer.failover`).
-    seed
-        Of everything random; None takes one that no search has used.
-    duration_s
-        Simulated time of each server, s, for the twin only; headroom is not computed then. None: an hour (whole
-        cycles of piecewise rates), and for starvation as long as a clear result needs.
+    `plan`: with at least one server. `predictor`: a registered name, the path of a trained predictor, or an object.
+    `rate_factor`, `add`, `remove`: every rate times this; adapters that come (each goes to the server with the least
+    offered load whose slots are large enough), and names of those that go.
+    `lose`: numbers of servers that are lost; their adapters go to the others (`packer.failover`).
+    `seed`: None takes one that no search has used.
+    `duration_s`: simulated time of each server, for the twin only, without headroom; None: an hour (whole cycles of
+    piecewise rates), and for starvation as long as a clear result needs.
+    `slo`: the goal that the plan is held to, as for `packer.solve`; None: what it was made for.
 
-    slo
-        The latency goal that the plan is held to, as for `packer.solve`; None: what it was made for.
-
-    Raises
-    ------
-    IncompatibleError
-        No server has an adapter, or a duration was given for a predictor that does not simulate.
-    UnknownNameError, ValidationError
-        An adapter to remove is not in the plan, or one to add is.
+    Raises `IncompatibleError`: no server has an adapter, or a duration was given for a predictor that does not
+    simulate;
+    `UnknownNameError`, `ValidationError`: an adapter to remove is not in the plan, or one to add is.
     """
     plan = held_to(plan, slo)
     changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove, lose=lose)

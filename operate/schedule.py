@@ -82,33 +82,18 @@ def schedule(
 
     An adapter that breaks the goal on one GPU is planned as equal parts; its share of each server is in the plans.
 
-    Parameters
-    ----------
-    workload
-        The fleet; its rates do not count. Bursts are those within a period; of a fleet that replays a trace they are
-        measured.
-    profile
-        The server, or several kinds: each base model gets the cheapest kind, or mix of kinds, of its busiest period.
-    rates
-        Requests per second of each adapter, float64 (n,), by period, in the order of the day.
-    period_s
-        Length of a period.
-    startup_s
-        From the start of a server until it serves; None takes the longest of the profiles.
-    slo
-        The latency goal: a `packer.Goal`, its text (which changes the workload's; "none": servers only must not
-        starve) or a mapping of limits; None: the workload's.
-    max_replicas
-        Most parts of an adapter; None: as many as it needs.
-    margin, seed, progress, stop
-        As for `packer.recommend`.
+    `workload`: its rates do not count. Bursts are those within a period; of a fleet that replays a trace they are
+    measured.
+    `profile`: the server, or several kinds: each base model gets the cheapest kind, or mix, of its busiest period.
+    `rates`: requests per second of each adapter, float64 (n,), by period, in the order of the day.
+    `period_s`: length of a period. `startup_s`: of a server; None takes the longest of the profiles.
+    `slo`: the goal, as for `packer.solve` ("none": servers only must not starve).
+    `max_replicas`: most parts of an adapter; None: as many as it needs.
+    `margin`, `seed`, `progress`, `stop`: as for `packer.recommend`.
 
-    Raises
-    ------
-    IncompatibleError
-        A base model has no profile or no server that starts, or GPUs are limited with several kinds of server.
-    ValidationError
-        There is no period, no plan serves all of them, or more GPUs than are at hand run while servers are replaced.
+    Raises `IncompatibleError`: a base model has no profile or no server that starts, or GPUs are limited with several
+    kinds of server; `ValidationError`: there is no period, no plan serves all of them, or more GPUs than are at hand
+    run while servers are replaced.
     """
     if not rates:
         raise ValidationError("Expected the rates of at least one period, got none.")

@@ -104,27 +104,14 @@ def compare_systems(
     cluster's placement, and without one the plan that `packer solve` makes for as many servers. Every other system
     may serve each adapter on every server whose slots hold it, whatever the cluster's placement says.
 
-    Parameters
-    ----------
-    workload, cluster, duration_s, slo
-        As `simulate_cluster` takes them.
-    systems
-        Names, files or `System` objects.
-    seeds, seed
-        How many runs of each, and the first seed.
-    router
-        A router for all of them instead of their own.
-    stats_age_s
-        How old the counts that routers read may be, for all of them instead of their own.
-    jobs, backend
-        Runs at once (-1: as many as cores), and joblib's backend; "ray" runs them on a Ray cluster.
-    progress
-        Called with (what, done, total) after each run.
+    `workload`, `cluster`, `duration_s`, `slo`: as `simulate_cluster` takes them. `systems`: names, files or `System`
+    objects.
+    `seeds`: runs of each. `router`, `stats_age_s`: for all systems instead of their own: the router, and how old the
+    counts
+    that routers read may be.
+    `jobs`, `backend`: runs at once (-1: as many as cores), and joblib's backend; "ray" runs them on a Ray cluster.
 
-    Raises
-    ------
-    InputError
-        As `simulate_cluster`; `MissingDependencyError` without Ray where it is the backend.
+    Raises `InputError`, as `simulate_cluster`; `MissingDependencyError` without Ray where it is the backend.
     """
     trials = Trials(seeds, seed, duration_s, slo, router, stats_age_s, jobs, backend)
     known = [each if isinstance(each, System) else load_system(each) for each in systems]

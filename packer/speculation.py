@@ -8,8 +8,7 @@ from packer import checks
 from packer.errors import ValidationError, shown
 
 MOST_DRAFTS = 64
-LOOK_UPS = ("prompt_lookup_min", "prompt_lookup_max")
-DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "ngram")
+DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of speculative decoding whose drafter proposes the same number of tokens whenever it proposes any."""
 
 
@@ -22,11 +21,6 @@ class SpeculationSpec:
     `num_speculative_tokens` passes of it, `draft_pass_ms` each and `draft_token_ms` for each of its tokens.
     `draft_bytes`, `draft_kv_bytes_per_token`: what its weights and its KV cache take. `model`: where vLLM loads it
     from.
-
-    "ngram" has no drafter: drafts follow the last place of the text that ends as the text does now, in the longest
-    `prompt_lookup_min` to `prompt_lookup_max` tokens (None: vLLM's 5). `match_rate`: of the steps of a request, those
-    in which there is such a place. A step costs one look-up, `draft_pass_ms` and `draft_token_ms` for each token of
-    its requests (vllm/v1/spec_decode/ngram_proposer.py).
     """
 
     method: str
@@ -36,37 +30,19 @@ class SpeculationSpec:
     draft_token_ms: float = 0.0
     draft_bytes: float = 0.0
     draft_kv_bytes_per_token: float = 0.0
-    match_rate: float = 1.0
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
     model: str | None = None
 
     def __post_init__(self) -> None:
         checks.choice("engine.speculation.method", self.method, DRAFT_METHODS)
-        given = (name for name in LOOK_UPS if getattr(self, name) is not None)
-        for name in ("num_speculative_tokens", *given):
-            checks.keep_integer(self, f"engine.speculation.{name}", low=1, high=MOST_DRAFTS)
-        for item in fields(self)[2:-3]:
-            high = 1.0 if item.name in ("acceptance", "match_rate") else 1e15
+        checks.keep_integer(self, "engine.speculation.num_speculative_tokens", low=1, high=MOST_DRAFTS)
+        for item in fields(self)[2:-1]:
+            high = 1.0 if item.name == "acceptance" else 1e15
             checks.keep_real(self, f"engine.speculation.{item.name}", low=0.0, high=high)
-        if not self.looks_up and (self.match_rate < 1.0 or self.prompt_lookup_min or self.prompt_lookup_max):
-            rule = f"Expected match_rate and prompt_lookup_… with the method ngram alone, got {shown(self.method)}."
-            raise ValidationError(rule)
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether drafts are looked up in the text, without a drafter."""
-        return self.method == "ngram"
-
-    @property
-    def reserved_tokens(self) -> int:
-        """Tokens beyond those of a step that the KV cache has room for: the drafter's (`num_lookahead_tokens`)."""
-        return 0 if self.looks_up else self.num_speculative_tokens
 
     @property
     def reads_ahead(self) -> bool:
         """Whether the drafter's KV of a token depends on the token after it (`needs_eagle_block_drop` in vLLM)."""
-        return self.method not in ("draft_model", "ngram")
+        return self.method != "draft_model"
 
     def check_fits(self, max_num_batched_tokens: int) -> None:
         """Raises `ValidationError`: a step does not hold a request with its drafts."""
@@ -81,7 +57,7 @@ class SpeculationSpec:
         """
         method, _, rest = text.partition(":")
         given = dict(part.partition("=")[::2] for part in rest.split(","))
-        kinds: dict[str, type] = {"num_speculative_tokens": int, "model": str, **dict.fromkeys(LOOK_UPS, int)}
+        kinds: dict[str, type] = {"num_speculative_tokens": int, "model": str}
         known = {item.name for item in fields(cls)} - {"method"}
         try:
             values = {key: kinds.get(key, float)(value) for key, value in given.items()}
@@ -102,10 +78,5 @@ class SpeculationSpec:
     @property
     def config(self) -> dict[str, object]:
         """vLLM's `--speculative-config`."""
-        given = {
-            "method": self.method,
-            "model": self.model,
-            "num_speculative_tokens": self.num_speculative_tokens,
-            **{name: getattr(self, name) for name in LOOK_UPS},
-        }
-        return {key: value for key, value in given.items() if value is not None}
+        names = ("method", "model", "num_speculative_tokens")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

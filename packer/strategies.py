@@ -22,25 +22,17 @@ class Predictor(Protocol):
 
     `name` is what the command line calls it. A class registered under the entry-point group
     `packer.predictors` is called as `cls.for_profile(profile, seed=…)` if it has that, else `cls()`.
+
+    A class attribute `monotone` = True, which is not inherited, declares: whatever `max_loras` a server has, if every
+    such server of some adapters starves, fails or breaks a latency limit, so does every server of at least these
+    adapters, or of others of the same lengths and no lower ranks and rates in their place. Proofs that leave out such
+    servers hold for these predictors alone; for all others they are estimates, and no plan is "optimal" by them.
     """
 
     name: str
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures of each bin of the fleet `workload`; one row per bin, in order; the same every time."""
-
-
-@runtime_checkable
-class Monotone(Protocol):
-    """A predictor that declares whether its answers are monotone: a class attribute, not inherited, False without it.
-
-    `monotone` = True: whatever `max_loras` a server has, if every such server of some adapters starves, fails or breaks
-    a latency limit, so does every server of at least these adapters, or of others of the same lengths and no lower
-    ranks and rates in their place. Proofs that leave out such servers hold for these predictors alone; for all others
-    they are estimates, and no plan is "optimal" by them. A subclass that changes what is evaluated declares it again.
-    """
-
-    monotone: bool
 
 
 @runtime_checkable

@@ -79,7 +79,7 @@ class Evaluator:
         based = first if isinstance(first, TwinBased) else None
         self.twin_based, self.imitates_twin = based is not None, based is not None and based.imitates_twin
         self.monotone = all(vars(type(each)).get("monotone") is True for each in given.values())
-        """Whether what is at least as heavy as a refused bin is refused, as `packer.strategies.Monotone` says."""
+        """Whether what is at least as heavy as a refused bin is refused, as `packer.strategies.Predictor` says."""
         self.objective, self.margin = objective, margin
         self.raised: Mapping[Profile, float] = {}
         """Share by which `evaluate` raises the rates of servers of a profile beyond the margin."""

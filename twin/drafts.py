@@ -45,7 +45,6 @@ def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter:
         check_drafts(engine)
         settings |= {
             "drafts": spec.num_speculative_tokens, "draft_slots": spec.method == "draft_model",
-            "reserved": spec.reserved_tokens, "match_rate": spec.match_rate,
             "drops_block": spec.reads_ahead and not rules.hashes_ahead,
             "pass_ms": spec.draft_pass_ms, "token_ms": spec.draft_token_ms,
         }  # fmt: skip

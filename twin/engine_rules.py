@@ -88,10 +88,6 @@ def rules_of(engine: EngineSpec) -> EngineRules:
     if engine.scheduling_policy == "priority":
         _check_since(PRIORITIES, engine, 'scheduling_policy "priority"')
     holds = {rule.name: rule.holds(release) for rule in RULES}
-    if engine.speculation is not None and engine.speculation.looks_up:  # 0.32.0: vllm/config/vllm.py:1599
-        if engine.async_scheduling:
-            raise ValidationError("Expected engine.async_scheduling to be off with n-gram drafts, got on.")
-        holds["async_scheduling"] = False
     for name in ("async_scheduling", "prefix_caching"):
         chosen = getattr(engine, name)
         holds[name] = engine.name == "vllm" and (holds[name] if chosen is None else chosen)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import fcntl
 import functools
 import gc
 import hashlib
@@ -33,11 +34,6 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.runtime.nrt import rtsys
 
 from packer.twin.kernel_folder import cache_folder, full, keeps, tell_once
-
-try:
-    import fcntl
-except ImportError:  # Windows: processes then compile side by side
-    fcntl = None  # type: ignore[assignment]
 
 STAMP_LENGTH = 20
 """Digits of the stamp in the name of a file."""
@@ -227,7 +223,7 @@ def _lock_file(folder: Path | None) -> int | None:
         return None
     try:
         fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 2**61)
-    except (OSError, AttributeError):  # a file system, or a system, without locks
+    except OSError:  # a file system without locks
         os.close(file)
         return None
     return file

@@ -42,45 +42,30 @@ def simulate(
 ) -> Run:
     """Simulate one vLLM server that serves this workload.
 
-    Parameters
-    ----------
-    workload, profile
-        What comes, and what the server is.
-    max_loras, max_lora_rank
-        Slots and their rank; None takes the smallest rank of vLLM's that holds every adapter. Without an adapter of
-        rank > 0 the server runs with LoRA off, as with max_loras=0.
-    duration_s
-        Simulated time; requests not finished by then are unfinished. None takes an hour, or longer for whole
-        cycles of piecewise rates, or the span of a replayed trace.
-    seed
-        Of arrivals and lengths.
-    max_outstanding
-        Requests beyond it are refused and count as unfinished, as a client with limited sockets does.
-    concurrency
-        Closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`. The
-        rates only say how often each adapter is chosen; a replayed trace is sent in its order.
-    paced
-        With `concurrency`: requests come at their own times, and wait at the client while as many are outstanding.
-    timeline_bin_s
-        Resolution of the timeline.
-    mean_state
-        Also sum up the state that tokens see, `raw.means`, for calibration (`engine.charge.add_means`).
-    scrape_interval_s
-        Time from one scrape of /metrics, which stops the front end, to the next; None takes the profile's
-        (`frontend.scrape_interval_s`), which by default is none at all.
-    tuning
-        Policy by which training shares the server, as in "llmstation:slo_decode_ms=45"; "none": it does not train;
-        None: the policy of the workload's job, if it has one. A workload without a job gets one of the default kind.
-    slo
-        The latency goal that figures of the service level are about: a `packer.Goal`, its text
-        ("p95_ttft_ms=500", which changes the workload's), or a mapping of limits; None: the workload's.
-    watch
-        Ends the run with a `packer.twin.watch.BrokenError` once limits are certainly broken.
+    `max_loras`, `max_lora_rank`: slots and their rank; None takes the smallest rank of vLLM's that holds every adapter.
+    Without an adapter of rank > 0 the server runs with LoRA off, as with max_loras=0.
+    `duration_s`: simulated time; requests not finished by then are unfinished. None takes an hour, or longer for whole
+    cycles of piecewise rates, or the span of a replayed trace. `seed`: of arrivals and lengths.
+    `max_outstanding`: requests beyond it are refused and count as unfinished, as a client with limited sockets does.
+    `concurrency`: closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`.
+    The
+    rates only say how often each adapter is chosen; a replayed trace is sent in its order. `paced`: requests come at
+    their
+    own times, and wait at the client while as many are outstanding.
+    `timeline_bin_s`: resolution of the timeline.
+    `mean_state`: also sum up the state that tokens see, `raw.means`, for calibration (`engine.charge.add_means`).
+    `scrape_interval_s`: time from one scrape of /metrics, which stops the front end, to the next; None takes the
+    profile's
+    (`frontend.scrape_interval_s`), which by default is none at all.
+    `tuning`: policy by which training shares the server, as in "llmstation:slo_decode_ms=45"; "none": it does not
+    train;
+    None: the policy of the workload's job, if it has one. A workload without a job gets one of the default kind.
+    `slo`: the goal that figures of the service level are about: a `packer.Goal`, its text ("p95_ttft_ms=500", which
+    changes the workload's), or a mapping of limits; None: the workload's.
+    `watch`: ends the run with a `packer.twin.watch.BrokenError` once limits are certainly broken.
 
-    Raises
-    ------
-    ValidationError
-        A value out of range, or an adapter that no slot of this rank holds.
+    Raises `ValidationError`: a value is out of range, or no slot of this rank holds an adapter; `IncompatibleError`: no
+    client behaves so.
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the server", profile, Profile, "packer.load_profile(NAME)")

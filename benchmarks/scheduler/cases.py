@@ -2,7 +2,7 @@
 
     python -m benchmarks.scheduler.cases FIRST END OUT.json [prefix] [async] [tight] [priority] [METHOD]
 
-METHOD: draft_model, eagle or ngram. `tight`: the KV cache holds few requests. Ids of blocks stand for their content
+METHOD: draft_model or eagle. `tight`: the KV cache holds few requests. Ids of blocks stand for their content
 and all before it.
 """
 
@@ -17,7 +17,7 @@ LAW = {"base": 0.01, "token": 2e-5}
 """s of a step, and of each of its tokens."""
 MAX_MODEL_LEN = 2048
 LONGEST = 2000
-METHODS = ("draft_model", "eagle", "ngram")
+METHODS = ("draft_model", "eagle")
 
 
 def server(draw: random.Random, words: list[str]) -> dict[str, Any]:
@@ -34,8 +34,6 @@ def server(draw: random.Random, words: list[str]) -> dict[str, Any]:
     method = next((word for word in METHODS if word in words), None)
     if method:
         engine["method"], engine["num_speculative_tokens"] = method, draw.choice([1, 2, 3, 5])
-    if method == "ngram":
-        engine["match_rate"] = draw.choice([0.2, 0.6, 1.0])
     engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], engine["max_num_seqs"])
     return engine
 

@@ -33,9 +33,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 OUTPUT = 2 * 10**8
 """Requests say this and their number, so that no two of them say the same."""
-DRAFTS = {"draft_model": "draft_model", "eagle": "eagle3", "ngram": "ngram"}
-LOOK_UPS = 2**20
-"""Added to the outputs of a request for the number that says whether its text ends as it did before."""
+DRAFTS = {"draft_model": "draft_model", "eagle": "eagle3"}
 
 
 def known(target: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -192,9 +190,7 @@ class Side:
         }  # fmt: skip
         self.scheduler.update_from_output(output, ModelRunnerOutput(**known(ModelRunnerOutput, values)))
         if self.drafts and not self.engine["async_scheduling"]:  # `EngineCore.post_step`
-            self.scheduler.update_draft_token_ids(
-                DraftTokenIds(names, [self.proposed(name) for name in names])
-            )
+            self.scheduler.update_draft_token_ids(DraftTokenIds(names, [[1] * self.drafts for _ in names]))
         for name in names:
             request, i = self.live.get(name), int(name)
             if request is None:
@@ -204,12 +200,6 @@ class Side:
             if request.is_finished():
                 self.finish[i] = self.now
                 del self.live[name]
-
-    def proposed(self, name: str) -> list[int]:
-        """The drafts for a request: looked up in its text, they are not always found."""
-        request = self.live.get(name)
-        said = LOOK_UPS + (request.num_output_tokens if request is not None else 0)
-        return [1] * self.drafts if uniform(int(name), said) < self.engine.get("match_rate", 1.0) else []
 
     def run(self) -> dict[str, Any]:
         """All requests, to the end."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from packer.cli import run
-from packer.io.profiles import load_profile, parse_profile, write_profile
+from packer.io.profiles import load_profile, write_profile
 from packer.io.workloads import read_workload
 from packer.profile import Profile
 from packer.sessions import Sessions
@@ -138,7 +138,7 @@ def test_from_trace_replay(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_profiles_list_and_show(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shipped profiles are listed and shown, as a table, JSON and their own file."""
+    """Shipped profiles are listed and shown, as a table and as JSON."""
     monkeypatch.setenv("COLUMNS", "140")
     name = "h100-64gb/llama-3.1-8b-instruct"
     assert run(["profiles", "list"]) == 0
@@ -149,8 +149,6 @@ def test_profiles_list_and_show(capsys: Capture, monkeypatch: pytest.MonkeyPatch
     assert "305,104" in capsys.readouterr().out
     assert run(["profiles", "show", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fingerprint"] == load_profile(name).fingerprint
-    assert run(["profiles", "show", name, "--toml"]) == 0
-    assert parse_profile(capsys.readouterr().out) == load_profile(name)
 
 
 def test_an_estimate_is_marked_everywhere(root: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -36,8 +36,6 @@ class Settings:
     passes_itself: bool = False
     caches_verified: bool = False
     lookahead: int = 0
-    reserved: int | None = None
-    match_rate: float = 1.0
 
 
 @dataclass(eq=False)
@@ -151,8 +149,9 @@ class BlockPool:
         computed = request.computed + len(hits) * size
         idle = sum(block.refs == 0 for block in hits)
         held = len(request.blocks) + len(hits)
-        reserved = self.settings.drafts if self.settings.reserved is None else self.settings.reserved
-        needed = min(computed + new + reserved, self.settings.max_model_len)  # with `num_lookahead_tokens`
+        needed = min(
+            computed + new + self.settings.drafts, self.settings.max_model_len
+        )  # with `num_lookahead_tokens`
         for tokens in (request.num_tokens if whole else 0, needed):
             if max(-(-tokens // size) - held, 0) + idle > len(self.free):
                 return False
@@ -313,8 +312,7 @@ class NaiveScheduler:
             elif not request.preempted and self.settings.async_scheduling:
                 self.pool.cache_full_blocks(request, request.computed - request.placeholders)
             if not self.settings.async_scheduling:
-                found = uniform(request.number, request.outputs + 2**20) < self.settings.match_rate
-                request.spec = self.settings.drafts if found else 0
+                request.spec = self.settings.drafts
             if request.outputs == request.max_tokens:
                 request.finish_s = now_s
                 self.pool.free_blocks(request.blocks[::-1])

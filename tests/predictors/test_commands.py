@@ -114,14 +114,6 @@ def test_train_is_quiet_when_asked(
     assert json.loads(capsys.readouterr().out)["kind"] == "tree"
 
 
-def test_dataset_describes_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A dataset says its profile, size and families."""
-    assert run(["predictor", "describe", str(place / "d.parquet"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["scenarios"] == 3
-    assert sum(family["scenarios"] for family in found["families"].values()) == 3
-
-
 def test_dataset_builds_from_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command writes the same bytes as the library, tells scripts what, and overwrites no file."""
     command = [

@@ -13,7 +13,7 @@ from numba import njit
 
 from packer.arrays import FloatArray, IntArray, Record, record
 from packer.twin.engine.by_priority import put_by_key
-from packer.twin.engine.state import ServerState, numbers
+from packer.twin.engine.state import ServerState
 from packer.twin.engine.waiting import place, put_first
 from packer.twin.flags import INLINED
 
@@ -53,15 +53,13 @@ STEP = record(
 WHOLE = record(
     # Settings.
     ("depth", "i8"),  # steps that are scheduled at once: 1, or 2 with asynchronous scheduling
-    ("drafts", "i8"),  # num_speculative_tokens
-    ("reserved", "i8"),  # num_lookahead_tokens; 0: drafts are looked up in the text
-    ("match_rate", "f8"),  # share of the places in the outputs at which drafts are found
+    ("drafts", "i8"),  # num_speculative_tokens, for which the KV cache has room (`num_lookahead_tokens`)
     ("draft_slots", "i8"),  # tokens of the budget that the drafter needs for each request
     ("drops_block", "i8"),  # 1: the last block that was found is computed again
     ("max_model_len", "i8"),
     ("passes_itself", "i8"),  # 1: after a request preempted itself, those behind it still get their tokens
     ("caches_verified", "i8"),  # 1: blocks can be found when their tokens are known
-    ("pass_ms", "f8"),  # a pass of the drafter, or the look-up of a step, ms
+    ("pass_ms", "f8"),  # a pass of the drafter, ms
     ("token_ms", "f8"),  # and each of its tokens
     # State.
     ("current", "i8"),  # which of `steps` is in flight
@@ -111,8 +109,6 @@ def new_each(adapter: IntArray, seqs: int, chances: FloatArray, settings: dict[s
 
 # ---- what a request says
 
-(LOOK_UPS,) = numbers(2**20, 2**20 + 1)  # added to the outputs for a number of their own; none has so many
-
 
 @njit(**INLINED)
 def uniform(request: int, outputs: int) -> float:
@@ -133,14 +129,6 @@ def accepted(chance: float, request: int, outputs: int, drafts: int) -> int:
         count += 1
         product *= chance
     return count
-
-
-@njit(**INLINED)
-def proposed(whole: Record, request: int, outputs: int) -> int:
-    """Drafts for a request that has so many outputs: all, or where they are looked up perhaps none."""
-    if whole.match_rate < 1.0 and uniform(request, outputs + LOOK_UPS) >= whole.match_rate:
-        return 0
-    return int(whole.drafts)
 
 
 @njit(**INLINED)

@@ -108,7 +108,7 @@ def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, i
         if (row.placeholders > 0 and row.computed + 2 - row.placeholders >= end) or new == 0:
             i += 1
             continue
-        last = min(row.computed + new + whole.reserved, whole.max_model_len)
+        last = min(row.computed + new + whole.drafts, whole.max_model_len)
         growth, alive = blocks_of(last, server.block_size) - row.held, True
         while growth > free_blocks(state) and alive:
             k = victim_of(state, each)
@@ -250,7 +250,7 @@ def schedule_waiting(
                 break
             new, padded = 1 + whole.drafts, 1
         new = min(new, most)
-        last = min(hits * size + new + whole.reserved, whole.max_model_len)
+        last = min(hits * size + new + whole.drafts, whole.max_model_len)
         if server.whole_sequence == 1:
             last = max(last, tokens)
         idle = idle_blocks(pool, r, hits, size) if hits > 0 else 0
@@ -259,7 +259,7 @@ def schedule_waiting(
         awaited += state.adapters[a].resident == 0
         lingering -= lingering > 0 and state.adapters[a].in_batch == 0 and each.lingers[a] == server.step + 1
         admit_one(state, law, each, pool, a, hits)
-        growth = blocks_of(min(hits * size + new + whole.reserved, whole.max_model_len), size) - hits
+        growth = blocks_of(min(hits * size + new + whole.drafts, whole.max_model_len), size) - hits
         hold(state, pool, growth)
         row.held += growth
         hash_known(state, each, pool, r, hits * size + new)
@@ -306,20 +306,17 @@ def note_batch(state: ServerState, each: Each, k: int, first: int) -> None:
 
 @njit(**INLINED)
 def cost(state: ServerState, law: Law, each: Each, k: int) -> None:
-    """How long the step takes: that of its tokens, and the passes of the drafter or the look-up."""
+    """How long the step takes: that of its tokens, and the passes of the drafter."""
     server, whole, step = state.server, each.whole[0], each.steps[k]
     step.ms = planned_ms(state, law, whole.depth)
     if whole.drafts > 0:
-        sampling = decoding = texts = 0
+        sampling = decoding = 0
         for i in range(step.count):
             sampling += each.batches[k, i].tried >= 0
-            texts += known(state, each, each.batches[k, i].request) if each.batches[k, i].tried >= 0 else 0
             decoding += each.batches[k, i].tried > 0 and each.batches[k, i].padded == 0
         if sampling > 0:
-            passes, tokens = whole.drafts, step.decodes + step.prefill + (whole.drafts - 1) * sampling
-            if whole.reserved == 0:
-                passes, tokens = 1, texts
-            step.more_ms = passes * whole.pass_ms + tokens * whole.token_ms
+            tokens = step.decodes + step.prefill + (whole.drafts - 1) * sampling
+            step.more_ms = whole.drafts * whole.pass_ms + tokens * whole.token_ms
             step.ms += step.more_ms
         if decoding > 0 and law.settings[IS_PAPER] == 0:
             extra = law_ms(state, law, step.decodes, step.prefill)

@@ -10,7 +10,7 @@ from numba import njit
 from packer.twin.engine.advance import go_on, is_idle
 from packer.twin.engine.arrive import arrive_until, free_places
 from packer.twin.engine.charge import charge
-from packer.twin.engine.each import Each, accepted, proposed
+from packer.twin.engine.each import Each, accepted
 from packer.twin.engine.each_plan import give_up, hash_known, plan_each
 from packer.twin.engine.emit import MIN_GAP_S, gap_bin, note_finish
 from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, change, count_series, scrape, stream
@@ -71,7 +71,7 @@ def verify(state: ServerState, each: Each, i: int) -> int:
     if whole.depth == 2:
         row.placeholders -= got + (batch.tried - kept if row.placeholders > 0 else 0)
     else:
-        row.drafts = proposed(whole, r, row.outputs)
+        row.drafts = whole.drafts
     return got
 
 

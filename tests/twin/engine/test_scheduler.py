@@ -44,8 +44,7 @@ def _profile(case: dict[str, Any], base: Profile) -> Profile:
     }
     drafts = None
     if "method" in engine:
-        rate = engine.get("match_rate", 1.0)
-        drafts = SpeculationSpec(engine["method"], engine["num_speculative_tokens"], 0.5, match_rate=rate)
+        drafts = SpeculationSpec(engine["method"], engine["num_speculative_tokens"], 0.5)
     return replace(
         base,
         engine=replace(
@@ -151,7 +150,7 @@ def _case(seed: int, version: str, caching: bool, ahead: bool, more: str = "") -
     if "priority" in more:
         engine["scheduling_policy"] = "priority"
         columns["priority"] = [rng.choice([0, 0, 1, -3]) for _ in range(n)]
-    for method in {"draft_model", "eagle", "ngram"} & set(more.split()):
+    for method in {"draft_model", "eagle"} & set(more.split()):
         engine |= {
             "method": method,
             "num_speculative_tokens": rng.choice([1, 2, 4]),
@@ -159,8 +158,6 @@ def _case(seed: int, version: str, caching: bool, ahead: bool, more: str = "") -
         }
         engine["blocks"] += 4
         columns["acceptance"] = [rng.choice([0.0, 0.3, 0.7, 1.0]) for _ in range(adapters)]
-    if engine.get("method") == "ngram":
-        engine["match_rate"] = rng.choice([0.2, 0.7, 1.0])
     return columns | {
         "engine": engine, "law": {"base": 0.01, "token": 2e-5}, "tokens": tokens, "version": version,
     }  # fmt: skip
@@ -179,7 +176,6 @@ def _naive(case: dict[str, Any]) -> tuple[NaiveScheduler, list[Request]]:
         draft_slots=int(engine.get("method") == "draft_model"), eagle=engine.get("method") == "eagle",
         max_model_len=engine["max_model_len"], caches_verified=since >= (0, 33), lookahead=lookahead,
         passes_itself=since >= (0, 33) and engine.get("scheduling_policy") == "priority",
-        reserved=0 if engine.get("method") == "ngram" else None, match_rate=engine.get("match_rate", 1.0),
     )  # fmt: skip
     requests = []
     for r, ids in enumerate(case["blocks"]):
@@ -201,17 +197,16 @@ def _naive(case: dict[str, Any]) -> tuple[NaiveScheduler, list[Request]]:
 @given(
     st.integers(0, 10**6), st.sampled_from(["0.16.0", "0.32.0", "0.33.0"]), st.booleans(), st.booleans(),
     st.sampled_from(
-        ["", "", "priority", "draft_model", "eagle", "ngram", "priority draft_model", "priority eagle",
-         "priority ngram"]
+        ["", "", "priority", "draft_model", "eagle", "priority draft_model", "priority eagle"]
     ),
 )  # fmt: skip
 def test_decisions_are_those_of_the_oracle(
     make_profile: Callable[..., Profile], seed: int, version: str, caching: bool, ahead: bool, more: str
 ) -> None:
     """Every first token and finish agrees to a microsecond, every hit and the number of preemptions exactly."""
-    if "draft" in more or "eagle" in more or "ngram" in more:
+    if "draft" in more or "eagle" in more:
         version = version.replace("0.16.0", "0.32.0")
-    case = _case(seed, version, caching, ahead and version != "0.16.0" and "ngram" not in more, more)
+    case = _case(seed, version, caching, ahead and version != "0.16.0", more)
     naive, requests = _naive(case)
     sim = _run(case, make_profile())
     for ours, theirs in ((sim.raw.first_s, "first_s"), (sim.raw.finish_s, "finish_s")):
