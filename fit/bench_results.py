@@ -90,9 +90,8 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
     batch, prompt, output, itl_ms = np.array(light).T
     starts = batch / output
     features = linear_features(
-        decodes=batch, prefill_tokens=starts * prompt, adapters=0, sum_ranks=0, slots=0, slot_rank=0,
-        kv_tokens=batch * (prompt + output / 2.0), waiting=0, graph_max_tokens=law.graph_max_tokens,
-        attended=starts * prompt**2 / 2.0, expert_share=law.expert_share,
+        decodes=batch, prefill_tokens=starts * prompt, kv_tokens=batch * (prompt + output / 2.0),
+        graph_max_tokens=law.graph_max_tokens, attended=starts * prompt**2 / 2.0, expert_share=law.expert_share,
     )  # fmt: skip
     # what is not linear in the tokens, by the steps that have a prompt and those that have none
     ridge = law.ridge_tokens or np.inf

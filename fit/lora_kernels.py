@@ -117,8 +117,8 @@ def with_lora_kernels(profile: Profile, times: Times) -> Profile:
         )
     tokens, adapters, ranks = np.array(states, dtype=np.float64)[known].T
     features = linear_features(
-        decodes=tokens, prefill_tokens=0, adapters=adapters, sum_ranks=adapters * ranks, slots=adapters,
-        slot_rank=ranks, kv_tokens=0, waiting=0, graph_max_tokens=profile.latency.graph_max_tokens,
+        decodes=tokens, adapters=adapters, sum_ranks=adapters * ranks, slots=adapters, slot_rank=ranks,
+        graph_max_tokens=profile.latency.graph_max_tokens,
     )  # fmt: skip
     law = profile.latency
     own = {name: law.coefficients[name] for name in KERNEL_TERMS if law.coefficients.get(name)}

@@ -118,11 +118,6 @@ class Capacity:
         return simulate(given, kind.profile, **asdict(settings), duration_s=span_s, seed=self.seed)
 
 
-def caches_prefixes(kind: ServerKind) -> bool:
-    """Whether servers of this kind have a prefix cache."""
-    return rules_of(kind.profile.engine).prefix_caching
-
-
 def cache_lost(fleet: Workload, load: FloatArray, near: Nearest, kinds: Sequence[ServerKind]) -> float:
     """Tokens that servers compute again after a change to a placement, because the caches that hold them are elsewhere.
 
@@ -134,7 +129,7 @@ def cache_lost(fleet: Workload, load: FloatArray, near: Nearest, kinds: Sequence
     cached, lost = cached_tokens(fleet, load), 0.0
     for s in near.serving:
         kind, was, now = kinds[s], near.before[s], near.held[s]
-        if was != now and caches_prefixes(kind):
+        if was != now and rules_of(kind.profile.engine).prefix_caching:
             most = kv_cache_tokens(kind.profile, kind.profile.settings(kind.max_loras, rank_of(kind, fleet)))
             came = sum(float(cached[a]) * max(0.0, share - was.get(a, 0.0)) for a, share in now.items())
             lost += min(came, max(0.0, most))

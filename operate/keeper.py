@@ -19,10 +19,11 @@ from packer.arrays import BoolArray, FloatArray
 from packer.change import Change
 from packer.cluster import ServerKind
 from packer.live.traffic import Sampled
-from packer.operate.capacity import Capacity, cache_lost, caches_prefixes, rank_of
+from packer.operate.capacity import Capacity, cache_lost, rank_of
 from packer.operate.measured import Requests
 from packer.operate.schedule import MOVE_COST_S
 from packer.solvers.nearest import Nearest
+from packer.twin.engine_rules import rules_of
 from packer.words import counted
 from packer.workload import Workload
 
@@ -164,7 +165,7 @@ class Keeper:
         loads = {s: own for s, own in found if own}
 
         def hit_rate(s: int) -> float | None:
-            if not caches_prefixes(self.kinds[s]):
+            if not rules_of(self.kinds[s].profile.engine).prefix_caching:
                 return None
             return self.capacity.expected(s, loads[s]).hit_rate if self.workload.shares_prefixes else 0.0
 

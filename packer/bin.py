@@ -28,11 +28,8 @@ class Bin:
     """A set of adapters on one server.
 
     `adapters`: indices into the workload, unique.
-    `settings`: how the server is started, of the kind that the profile takes: `profile.settings(max_loras,
-    max_lora_rank)`.
-    `profile`: what the server is.
-    `shares`: part of each adapter's rate that comes here, in ]0, 1]; 1 unless the adapter is replicated. Left out,
-    all are 1.
+    `settings`: of the kind that the profile takes: `profile.settings(max_loras, max_lora_rank)`.
+    `shares`: part of each adapter's rate that comes here, in ]0, 1]; left out, all are 1, as they are without replicas.
     """
 
     adapters: tuple[int, ...]

@@ -13,10 +13,11 @@ from packer.bin import Bin
 from packer.errors import ModelError
 from packer.evaluation import Evaluations
 from packer.memo import Memo
-from packer.predictors.content import Factors, caches_prefixes
+from packer.predictors.content import Factors
 from packer.predictors.learned import BoostingPredictor, LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.twin.engine_rules import caches_prefixes
 from packer.twin.tuning.policy import trains
 from packer.workload import Workload
 

@@ -14,21 +14,12 @@ from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.memo import Memo
-from packer.profile import Profile
-from packer.twin.engine_rules import rules_of
 from packer.workload import Workload
 
 Factors = FloatArray | float
 
 MAX_STORED = 200_000
 _CONTENT = attrgetter(*(item.name for item in fields(Adapter) if item.name != "name"))
-
-
-def caches_prefixes(workload: Workload, profile: Profile) -> bool:
-    """Whether prompts of the fleet begin alike and a server of this profile computes such beginnings only once."""
-    if not workload.shares_prefixes:
-        return False
-    return rules_of(profile.engine).prefix_caching
 
 
 def content_classes(workload: Workload) -> IntArray:

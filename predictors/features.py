@@ -72,10 +72,7 @@ def fleet_table(workload: Workload) -> FloatArray:
     for first, second in pairs:
         (i1, i2), (o1, o2) = length_moments(first), length_moments(second)
         moments.append((i1, o1, i2, o2, _product(first, second, workload.length_correlation)))
-    table = np.empty((len(workload), 7))
-    table[:, 0], table[:, 1] = workload.ranks, workload.rates
-    table[:, 2:7] = np.array(moments)[kind]
-    return table
+    return np.column_stack([workload.ranks, workload.rates, np.array(moments)[kind]])
 
 
 def engine_vector(profile: Profile) -> FloatArray:
@@ -92,10 +89,11 @@ class FeatureExtractor:
 
     def __init__(self, workload: Workload, profile: Profile) -> None:
         self.workload, self.profile = workload, profile
-        self._kv = _kv_tokens(profile)
-        law, paper = coefficient_vector(profile.latency), profile.latency.form == "paper"
-        load = workload.offered_tok_s_by_adapter
-        self.arrays = FleetArrays(fleet_table(workload), law, paper, engine_vector(profile), load)
+        self._kv, law = _kv_tokens(profile), profile.latency
+        self.arrays = FleetArrays(
+            fleet_table(workload), coefficient_vector(law), law.form == "paper", engine_vector(profile),
+            workload.offered_tok_s_by_adapter,
+        )  # fmt: skip
 
     def kv_cache_tokens(self, table: BinTable) -> FloatArray:
         """KV capacity of each bin, float64 (n,), tokens."""

@@ -16,7 +16,7 @@ from packer.evaluation import Evaluations, unsimulated
 from packer.io.profiles import load_profile, profile_names
 from packer.memo import Memo
 from packer.predictors.bin_table import BinTable
-from packer.predictors.content import Factors, caches_prefixes
+from packer.predictors.content import Factors
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, FeatureExtractor
@@ -34,6 +34,7 @@ from packer.predictors.targets import (
 from packer.predictors.trees_kernel import N_FIGURES, SHORT, evaluate_bins
 from packer.profile import Profile
 from packer.twin.engine.compile import begin
+from packer.twin.engine_rules import caches_prefixes
 from packer.twin.threads import in_threads
 from packer.twin.tuning.policy import trains
 from packer.workload import Workload

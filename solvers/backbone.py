@@ -15,10 +15,10 @@ from packer.checks import slot_rank_for
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.lengths import Lengths, each_at_normal, normal_grid
 from packer.memo import Memo
-from packer.predictors.content import caches_prefixes
 from packer.predictors.features import fleet_table, length_pairs
 from packer.profile import LoadingSpec, Profile
 from packer.terms import LINEAR, LINEAR_TERMS, PAPER
+from packer.twin.engine_rules import caches_prefixes
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.simulate import simulate
 from packer.workload import Workload

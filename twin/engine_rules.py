@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from packer.engine_spec import V1_RELEASE, EngineSpec
 from packer.errors import ValidationError, shown
 from packer.io.shipped import table
+from packer.profile import Profile
+from packer.workload import Workload
 
 Release = tuple[int, ...]
 _TABLE = table("packer.twin", "engine_rules.toml")
@@ -92,6 +94,11 @@ def rules_of(engine: EngineSpec) -> EngineRules:
         chosen = getattr(engine, name)
         holds[name] = engine.name == "vllm" and (holds[name] if chosen is None else chosen)
     return EngineRules(**{field.name: holds[field.name] for field in fields(EngineRules)})
+
+
+def caches_prefixes(workload: Workload, profile: Profile) -> bool:
+    """Whether prompts of the fleet begin alike and a server of this profile computes such beginnings only once."""
+    return workload.shares_prefixes and rules_of(profile.engine).prefix_caching
 
 
 def check_drafts(engine: EngineSpec) -> None:

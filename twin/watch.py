@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.twin.engine.state import FINISHED, ServerState
 from packer.twin.per_adapter import FEW_REQUESTS
-
-if TYPE_CHECKING:
-    from packer.workload import Workload
+from packer.workload import Workload
 
 PARTS = (0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8)
 """Parts of a run after which it is looked at."""

@@ -51,15 +51,11 @@ READERS = {
 
 
 def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str, bool]:
-    """What the function `read` expected; what it got, and who takes that or what to do; whether no command reads it.
-
-    "" where that is not clear.
-    """
+    """What the function `read` expected, what it got and what to do ("": not clear); whether no command reads it."""
     kind = kind_of(path) if read in READERS else None
     if kind is None or kind == READERS[read]:
         return "", "", False
-    said = (TAKEN_BY | INSTEAD)[kind]
-    return f"expected a {READERS[read]}.", f"This is a {kind}: {said}.", kind in INSTEAD
+    return f"expected a {READERS[read]}.", f"This is a {kind}: {(TAKEN_BY | INSTEAD)[kind]}.", kind in INSTEAD
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:

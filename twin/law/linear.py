@@ -87,31 +87,24 @@ def _fill(out: FloatArray, states: FloatArray, settings: FloatArray) -> None:
         )
 
 
+STATE = (
+    "decodes", "prefill_tokens", "adapters", "sum_ranks", "slots", "slot_rank", "kv_tokens", "waiting",
+    "sum_request_ranks", "padded_ranks", "registered", "attended",
+)  # fmt: skip
+"""Names of what a state is, in the order of `_fill`."""
+
+
 def linear_features(
-    *,
-    decodes: npt.ArrayLike,
-    prefill_tokens: npt.ArrayLike,
-    adapters: npt.ArrayLike,
-    sum_ranks: npt.ArrayLike,
-    slots: npt.ArrayLike,
-    slot_rank: npt.ArrayLike,
-    kv_tokens: npt.ArrayLike,
-    waiting: npt.ArrayLike,
-    graph_max_tokens: int,
-    sum_request_ranks: npt.ArrayLike = 0.0,
-    padded_ranks: npt.ArrayLike = 0.0,
-    registered: npt.ArrayLike = 0.0,
-    attended: npt.ArrayLike = 0.0,
-    ridge_tokens: float = 0.0,
-    expert_share: float = 0.0,
+    *, graph_max_tokens: int, ridge_tokens: float = 0.0, expert_share: float = 0.0, **state: npt.ArrayLike
 ) -> FloatArray:
-    """`state_vector` of many states, float64 (n, N_TERMS); for regressions on measurements."""
-    columns = (
-        decodes, prefill_tokens, adapters, sum_ranks, slots, slot_rank, kv_tokens, waiting,
-        sum_request_ranks, padded_ranks, registered, attended,
-    )  # fmt: skip
-    numbers = [np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in columns]
-    states = np.column_stack(np.broadcast_arrays(*numbers))
+    """`state_vector` of many states, float64 (n, N_TERMS); for regressions on measurements.
+
+    `state`: columns by the names in `STATE`; what is left out is 0. Raises `TypeError`: another name.
+    """
+    if unknown := state.keys() - set(STATE):
+        raise TypeError(f"linear_features() got unexpected columns: {', '.join(sorted(unknown))}")
+    columns = [np.atleast_1d(np.asarray(state.get(name, 0.0), dtype=np.float64)) for name in STATE]
+    states = np.column_stack(np.broadcast_arrays(*columns))
     out = np.empty((len(states), N_TERMS))
     _fill(out, states, np.array([0.0, graph_max_tokens, ridge_tokens, expert_share, 0.0]))
     return out

@@ -67,10 +67,7 @@ def pass_law_ms(profile: Profile) -> tuple[float, float]:
 
 
 def _prefill_ms(profile: Profile, tokens: int) -> float:
-    state = linear_features(
-        decodes=0, prefill_tokens=tokens, adapters=0, sum_ranks=0, slots=0, slot_rank=0, kv_tokens=0,
-        waiting=0, graph_max_tokens=profile.latency.graph_max_tokens,
-    )  # fmt: skip
+    state = linear_features(prefill_tokens=tokens, graph_max_tokens=profile.latency.graph_max_tokens)
     return float(state[0] @ coefficient_vector(profile.latency))
 
 
