@@ -11,12 +11,11 @@ import os
 import re
 import socket
 import threading
-import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from packer.errors import ValidationError, shown
 
@@ -115,17 +114,16 @@ def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> s
 
 def ask(
     where: Address, path: str, *, body: bytes | None = None, limit_bytes: int, total_s: float,
-    by_proxy: bool = False, content_type: str = "application/x-www-form-urlencoded",
+    content_type: str = "application/x-www-form-urlencoded",
 ) -> tuple[int, bytes]:  # fmt: skip
-    """Status and content of an answer to GET, or to POST with a `body`. Redirects are answers, too.
-
-    `content_type`: of the body. `by_proxy`: through the proxy that the environment names, if any.
+    """Status and content of an answer to GET, or to POST with a `body` of this type. Redirects are answers, too.
 
     Raises `OSError`: no answer, or not all of it within `total_s` or `limit_bytes`; `http.client.HTTPException`: an
     answer that is not HTTP.
     """
     parts = urlsplit(where.url)
-    connection, target, head = _connection(parts, path, total_s, by_proxy=by_proxy)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=total_s)
     late = threading.Event()
     sockets: list[socket.socket] = []
 
@@ -143,9 +141,9 @@ def ask(
     try:
         connection.connect()
         sockets.append(connection.sock)
-        kind = {} if body is None else {"Content-Type": content_type}
-        head |= {"Accept-Encoding": "identity", **where.headers, **kind}
-        connection.request("GET" if body is None else "POST", target, body, head)
+        head = {"Accept-Encoding": "identity", **where.headers}
+        head |= {} if body is None else {"Content-Type": content_type}
+        connection.request("GET" if body is None else "POST", parts.path + path, body, head)
         response = connection.getresponse()
         while len(data) <= limit_bytes and (piece := response.read1(PIECE)):
             data += piece
@@ -160,23 +158,3 @@ def ask(
     if len(data) > limit_bytes:
         raise OSError(f"an answer of more than {limit_bytes:,} bytes")
     return response.status, bytes(data)
-
-
-def _connection(
-    parts: SplitResult, path: str, total_s: float, *, by_proxy: bool
-) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
-    """A connection, perhaps to the proxy that the environment names; what is asked for over it, and its headers."""
-    secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-    host, target = parts.hostname or "", parts.path + path
-    proxy = urllib.request.getproxies().get(parts.scheme) if by_proxy else None
-    if not proxy or urllib.request.proxy_bypass(host):
-        return kind(host, parts.port, timeout=total_s), target, {}
-    through = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    login = _authorization(unquote(through.netloc.rpartition("@")[0]))
-    head = {"Proxy-Authorization": login} if login else {}
-    connection = kind(through.hostname or "", through.port, timeout=total_s)
-    if not secure:  # a proxy of HTTP is asked for the whole address
-        return connection, f"{parts.scheme}://{parts.netloc}{target}", head
-    connection.set_tunnel(host, parts.port, head)
-    return connection, target, {}

@@ -139,7 +139,7 @@ def _get(where: Address, parameters: Mapping[str, object]) -> Any:
     at = f"Prometheus at {where.url}"
     try:
         limits: dict[str, Any] = {"limit_bytes": MAX_ANSWER_BYTES, "total_s": TIMEOUT_S}
-        status, data = ask(where, "/api/v1/query_range", body=body, by_proxy=True, **limits)
+        status, data = ask(where, "/api/v1/query_range", body=body, **limits)
     except (OSError, ValueError) as error:
         raise SourceError(f"{at} can't be reached: {error}") from None
     except http.client.HTTPException as error:

@@ -110,22 +110,6 @@ def test_a_redirect_is_an_answer(serve: Callable[[Script], str]) -> None:
     assert asked == []
 
 
-def test_a_proxy_is_asked_where_it_is_meant(
-    serve: Callable[[Script], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The environment's proxy gets the whole address, with its own login."""
-    heads: list[bytes] = []
-    proxy = serve(lambda send, head: (heads.append(head), send(OK))[0])
-    monkeypatch.setenv("http_proxy", proxy.replace("//", "//me:secret@"))
-    monkeypatch.setenv("no_proxy", "")
-    found = ask(Address("http://prometheus.invalid:9090"), "/x", limit_bytes=10, total_s=5.0, by_proxy=True)
-    assert found == (200, b"ok")
-    assert heads[0].startswith(b"GET http://prometheus.invalid:9090/x HTTP/1.1\r\n")
-    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"me:secret") in heads[0]
-    with pytest.raises(OSError, match=r"resolution|known"):
-        ask(Address("http://prometheus.invalid:9090"), "/x", limit_bytes=10, total_s=5.0)
-
-
 def test_a_login_is_taken_out_of_an_address() -> None:
     """What an address shows is never its password; neither is what is shown of an object."""
     found = address_of("https://user:p%40ss@host:8443/path/")
