@@ -49,7 +49,7 @@ class Raw:
     adapter.
     `sent_tokens`: input + output tokens of all requests sent, refused ones included (at their mean where their
     lengths were never drawn). `server`, `timeline` (bins,), `rows` (n,): the kernel's records of the server, of time
-    and of these requests (`packer.twin.engine.state`). `tuning`: registers of
+    and of these requests (`packer.twin.engine.state`). `tuning`: the record of
     `packer.twin.tuning.state`, if the server trained. `found` (n,): tokens of each request that were in the KV cache
     at its first admission, -1 before that; None without prefix caching. `drafts`: None without speculative decoding.
     """
@@ -65,7 +65,7 @@ class Raw:
     timeline: Record
     means: FloatArray
     rows: Record
-    tuning: FloatArray | None = None
+    tuning: Record | None = None
     found: IntArray | None = None
     drafts: DraftTotals | None = None
 
@@ -353,7 +353,7 @@ class Server:
             RequestTrace(requests["sent_s"].copy(), marks.adapter[taken], prompt, output), refused,
             sent_tokens, requests["first_seen_s"].copy(), requests["finish_seen_s"].copy(),
             requests["status"] == rows.FINISHED, state.server, state.histogram, state.timeline,
-            state.means, requests, None if tuning is None else tuning.registers, self._found(state, pool, taken),
+            state.means, requests, None if tuning is None else tuning.job, self._found(state, pool, taken),
         )  # fmt: skip
 
     def _found(

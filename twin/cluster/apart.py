@@ -74,7 +74,7 @@ def _run(
         **{name: getattr(servers, name)[s : s + 1] for name in OWN},
         **{name: getattr(servers, name)[own] for name in ("sent_s", "adapter", "prompt", "output")},
         server=np.zeros(n, dtype=np.int64),
-        tuning=Tuning(servers.tuning.registers[s : s + 1], servers.tuning.lengths),
+        tuning=Tuning(servers.tuning.job[s : s + 1], servers.tuning.lengths),
     )
     deal(one, one.server, 0)
     run_until(one, 0, until_s, None)

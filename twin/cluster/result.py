@@ -99,7 +99,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         timeline,
         np.zeros(0),
         requests,
-        state.tuning.registers[one].sum(axis=0),
+        _sums(state.tuning.job[one])[0],
         _found(state, of),
         None
         if state.ahead is None or state.ahead.each is None

@@ -277,7 +277,7 @@ def _tuning(own: Sequence[Setup], seed: int) -> Tuning | None:
     first = jobs[0]
     if first is None:
         return None
-    return Tuning(np.stack([job.registers for job in jobs if job is not None]), first.lengths)
+    return Tuning(np.stack([job.job for job in jobs if job is not None]), first.lengths)
 
 
 def _prioritize(servers: Servers, kinds: Mapping[str, Setup], marks: Marks) -> None:

@@ -308,7 +308,7 @@ def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
         if engines[s] > 0:
             run_other(c, s, until_s, engines[s])
             return
-        tuning = Tuning(c.tuning.registers[s], c.tuning.lengths)
+        tuning = Tuning(c.tuning.job[s], c.tuning.lengths)
         advance(state_of(c, s), law_of_server(c, s), until_s, tuning)
     else:
         run_vllm(c, s, until_s)

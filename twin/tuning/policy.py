@@ -7,15 +7,14 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from packer.arrays import FloatArray
+from packer.arrays import Record
 from packer import registry
 from packer.errors import IncompatibleError
 from packer.job import FineTuning
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import linear_features
-from packer.twin.tuning import state as rows
-from packer.twin.tuning.state import Tuning
+from packer.twin.tuning.state import TRAINING, Tuning
 from packer.twin.tuning.step import next_batch
 
 NONE = "none"
@@ -41,8 +40,8 @@ class TuningPolicy(Protocol):
     searched: ClassVar[tuple[str, tuple[float, ...]]]
     own_base_model: ClassVar[bool]
 
-    def registers(self) -> dict[int, float]:
-        """Register of `packer.twin.tuning.state` → value, for the kernel."""
+    def parameters(self) -> dict[str, float]:
+        """Field of `packer.twin.tuning.state.TRAINING` → value, for the kernel."""
 
 
 def load_policy(spec: str) -> TuningPolicy:
@@ -83,21 +82,22 @@ def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
             "paper's, which does not say what the tokens of a prefill cost."
         )
     weights_ms, token_ms = pass_law_ms(profile)
-    registers = np.zeros(rows.N_REGISTERS)
+    training = np.zeros(1, dtype=TRAINING)[0]
     given = {
-        rows.RULE: policy.rule,
-        rows.LAYERS: job.layers,
-        rows.WEIGHTS_MS: max(weights_ms, 0.0) if job.weights_ms is None else job.weights_ms,
-        rows.TOKEN_MS: token_ms,
-        rows.BACKWARD_RATIO: job.backward_ratio,
-        rows.BATCH: job.batch,
-        rows.SAMPLES: math.inf if job.samples is None else job.samples,
-        **policy.registers(),
+        "rule": policy.rule,
+        "layers": job.layers,
+        "weights_ms": max(weights_ms, 0.0) if job.weights_ms is None else job.weights_ms,
+        "token_ms": token_ms,
+        "backward_ratio": job.backward_ratio,
+        "batch": job.batch,
+        "samples": math.inf if job.samples is None else job.samples,
+        **policy.parameters(),
     }
-    registers[list(given)] = list(given.values())
+    for field, value in given.items():
+        training[field] = value
     lengths = job.sample_tokens.sample(np.random.default_rng((seed, 0x74756E65)), LENGTHS)
-    next_batch(registers, lengths)
-    return Tuning(registers, lengths)
+    next_batch(training, lengths)
+    return Tuning(training, lengths)
 
 
 def reserved_bytes(job: FineTuning, profile: Profile) -> float:
@@ -123,17 +123,17 @@ def kv_tokens_of(job: FineTuning | None, profile: Profile) -> int:
 
 
 class Trained:
-    """What training came to in a run; `registers`: as the kernel left them."""
+    """What training came to in a run; `training`: as the kernel left it."""
 
-    def __init__(self, policy: str, registers: FloatArray, duration_s: float, steps: int) -> None:
+    def __init__(self, policy: str, training: Record, duration_s: float, steps: int) -> None:
         self.policy = policy
-        self.samples = int(registers[rows.DONE])
+        self.samples = int(training["done"])
         """Samples whose backward pass was complete."""
         self.samples_s = self.samples / duration_s
         """Samples per second."""
-        self.tok_s = float(registers[rows.TOKENS_DONE]) / duration_s
+        self.tok_s = float(training["tokens_done"]) / duration_s
         """Tokens of these samples per second."""
-        self.beside_share = float(registers[rows.BESIDE]) / steps if steps else 0.0
+        self.beside_share = float(training["beside"]) / steps if steps else 0.0
         """Share of the engine's steps during which training ran."""
 
     def to_dict(self) -> dict[str, float | str | int]:

@@ -69,7 +69,8 @@ def most_training(
         return simulate(workload, profile, tuning=spec, **server)
 
     found = list(in_threads(run, specs, workers))
-    good = [_holds(sim) for sim in found]
+    # A server without requests keeps all limits.
+    good = [not sim.starved and (not sim.sent or sim.slo_used <= 1.0) for sim in found]
     most = [(ok, sim.tuning_tok_s if ok else -sim.tuning_tok_s) for ok, sim in zip(good, found, strict=True)]
     best = most.index(max(most))
     return Tuned(
@@ -78,11 +79,6 @@ def most_training(
         found[best],
         tuple((spec, sim.tuning_tok_s, ok) for spec, sim, ok in zip(specs, found, good, strict=True)),
     )
-
-
-def _holds(sim: Run) -> bool:
-    """Whether a server starts, does not starve and keeps the goal; one without requests keeps all."""
-    return not sim.starved and (not sim.sent or sim.slo_used <= 1.0)
 
 
 def candidates(policy: str) -> Sequence[str]:

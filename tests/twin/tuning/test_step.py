@@ -24,7 +24,6 @@ from packer.twin.law.law import law_of
 from packer.twin.run import Run
 from packer.twin.server import Server, fill_inbox
 from packer.twin.simulate import simulate
-from packer.twin.tuning import state as rows
 from packer.twin.tuning.policy import load_policy, new_tuning
 from packer.workload import Workload
 
@@ -108,9 +107,9 @@ def test_as_the_slow_reference(
     same = {"rtol": 1e-9, "equal_nan": True}
     np.testing.assert_allclose(sim.raw.first_s, [r.first_s for r in naive.accepted], **same)
     np.testing.assert_allclose(sim.raw.finish_s, [r.finish_s for r in naive.accepted], **same)
-    assert sim.raw.tuning[rows.DONE] == naive.job.done
-    assert sim.raw.tuning[rows.TOKENS_DONE] == naive.job.tokens_done
-    assert sim.raw.tuning[rows.BESIDE] == naive.job.steps_beside
+    assert sim.raw.tuning["done"] == naive.job.done
+    assert sim.raw.tuning["tokens_done"] == naive.job.tokens_done
+    assert sim.raw.tuning["beside"] == naive.job.steps_beside
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -158,7 +157,7 @@ def test_how_a_run_is_cut_changes_nothing(profile: Profile, policy: str, cut_s: 
         fill_inbox(state, time_s)
         for until_s in pieces:
             advance(state, law_of(profile), float(until_s), tuning)
-        found.append((state.requests.tobytes(), state.timeline.tobytes(), tuning.registers.tobytes()))
+        found.append((state.requests.tobytes(), state.timeline.tobytes(), tuning.job.tobytes()))
     assert found[0] == found[1]
 
 

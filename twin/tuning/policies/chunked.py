@@ -13,10 +13,10 @@ from typing import ClassVar
 
 from numba import njit
 
-from packer.arrays import FloatArray
+from packer.arrays import Record
 from packer import checks
 from packer.twin.flags import ENGINE_FLAGS
-from packer.twin.tuning.state import CHUNK, CHUNKED, LEFT, PASS, SLO_MS, TOKENS, pass_ms
+from packer.twin.tuning.state import CHUNKED, pass_ms
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,26 @@ class Chunked:
         checks.integer("chunk_tokens", self.chunk_tokens, low=1, high=10**6)
         checks.real("slo_decode_ms", self.slo_decode_ms, low=0.0, high=1e6, open_low=True)
 
-    def registers(self) -> dict[int, float]:
+    def parameters(self) -> dict[str, float]:
         """What the kernel reads."""
-        return {CHUNK: float(self.chunk_tokens), SLO_MS: self.slo_decode_ms}
+        return {"chunk": self.chunk_tokens, "slo_ms": self.slo_decode_ms}
 
 
 @njit(**ENGINE_FLAGS)
-def chunks_of(r: FloatArray) -> float:
+def chunks_of(job: Record) -> float:
     """Chunks of a pass."""
-    return float(math.ceil(r[TOKENS] / r[CHUNK]))
+    return float(math.ceil(job.tokens / job.chunk))
 
 
 @njit(**ENGINE_FLAGS)
-def chunk_ms(r: FloatArray) -> float:
+def chunk_ms(job: Record) -> float:
     """Time of the next chunk with the GPU to itself, ms; the last one of a pass has the rest of the tokens."""
-    tokens = r[TOKENS] - (chunks_of(r) - 1.0) * r[CHUNK] if r[LEFT] == 1.0 else r[CHUNK]
-    return float(pass_ms(r, tokens, r[PASS]))
+    tokens = job.tokens - (chunks_of(job) - 1.0) * job.chunk if job.left == 1.0 else job.chunk
+    return float(pass_ms(job, tokens, job.direction))
 
 
 @njit(**ENGINE_FLAGS)
-def chunk_beside(r: FloatArray, decode_ms: float) -> tuple[float, float]:
+def chunk_beside(job: Record, decode_ms: float) -> tuple[float, float]:
     """Time of a decode step with the chunk that runs beside it, ms, and the number of chunks: 0 or 1."""
-    ms = decode_ms + chunk_ms(r)
-    return (ms, 1.0) if ms <= r[SLO_MS] else (decode_ms, 0.0)
+    ms = decode_ms + chunk_ms(job)
+    return (ms, 1.0) if ms <= job.slo_ms else (decode_ms, 0.0)

@@ -14,11 +14,9 @@ from typing import ClassVar
 from numba import njit
 
 from packer import checks
-from packer.arrays import FloatArray
+from packer.arrays import Record
 from packer.twin.flags import ENGINE_FLAGS
-from packer.twin.tuning.state import (
-    BACKWARD, DECODE_FACTOR, DEFER_S, FORWARD, LAYERS, LEFT, LLMSTATION, PASS, SLO_MS, TOKENS, TUNING_FACTOR, pass_ms,
-)  # fmt: skip
+from packer.twin.tuning.state import BACKWARD, FORWARD, LLMSTATION, pass_ms
 
 ROUNDING = 1e-9
 """Relative; a limit that is met exactly must not be missed by rounding."""
@@ -79,30 +77,30 @@ class LLMStation:
             checks.real(name, getattr(self, name), low=0.0, high=100.0)
         checks.real("defer_ms", self.defer_ms, low=0.0, high=1e6)
 
-    def registers(self) -> dict[int, float]:
+    def parameters(self) -> dict[str, float]:
         """What the kernel reads."""
         return {
-            SLO_MS: self.slo_decode_ms,
-            DECODE_FACTOR: 1.0 + self.kappa_decode,
-            TUNING_FACTOR: (1.0 + self.kappa_tuning) * (1.0 + self.suspend_overhead),
-            DEFER_S: self.defer_ms * 1e-3,
+            "slo_ms": self.slo_decode_ms,
+            "decode_factor": 1.0 + self.kappa_decode,
+            "tuning_factor": (1.0 + self.kappa_tuning) * (1.0 + self.suspend_overhead),
+            "defer_s": self.defer_ms * 1e-3,
         }
 
 
 @njit(**ENGINE_FLAGS)
-def tasklets_beside(r: FloatArray, decode_ms: float, fused_ms: float) -> tuple[float, float]:
+def tasklets_beside(job: Record, decode_ms: float, fused_ms: float) -> tuple[float, float]:
     """Time of a decode step with the tasklets that run beside it, ms, and their number.
 
     `decode_ms`: the step alone; `fused_ms`: with the tokens of the batch in its forward pass.
     """
-    layers = r[LAYERS]
+    layers = job.layers
     alone_ms = decode_ms / layers
-    if r[PASS] == FORWARD:
+    if job.direction == FORWARD:
         beside_ms = tasklet_ms = fused_ms / layers
     else:
-        beside_ms = alone_ms * r[DECODE_FACTOR]
-        tasklet_ms = pass_ms(r, r[TOKENS], BACKWARD) / layers * r[TUNING_FACTOR]
-    beside, tasklets = plan(layers, r[LEFT], alone_ms, beside_ms, tasklet_ms, r[SLO_MS])
+        beside_ms = alone_ms * job.decode_factor
+        tasklet_ms = pass_ms(job, job.tokens, BACKWARD) / layers * job.tuning_factor
+    beside, tasklets = plan(layers, job.left, alone_ms, beside_ms, tasklet_ms, job.slo_ms)
     if tasklets == 0.0:
         return decode_ms, 0.0
     return decode_ms + beside * (beside_ms - alone_ms), tasklets

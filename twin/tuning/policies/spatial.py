@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from numba import njit
 
-from packer.arrays import FloatArray
+from packer.arrays import Record
 from packer import checks
 from packer.twin.flags import ENGINE_FLAGS
-from packer.twin.tuning.state import DECODE_FACTOR, SHARE, SPATIAL, TUNING_FACTOR
+from packer.twin.tuning.state import SPATIAL
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class Spatial:
         for name in ("interference_decode", "interference_tuning"):
             checks.real(name, getattr(self, name), low=0.0, high=100.0)
 
-    def registers(self) -> dict[int, float]:
+    def parameters(self) -> dict[str, float]:
         """What the kernel reads."""
         return {
-            SHARE: self.share,
-            DECODE_FACTOR: 1.0 + self.interference_decode * self.share,
-            TUNING_FACTOR: 1.0 + self.interference_tuning,
+            "share": self.share,
+            "decode_factor": 1.0 + self.interference_decode * self.share,
+            "tuning_factor": 1.0 + self.interference_tuning,
         }
 
 
 @njit(**ENGINE_FLAGS)
-def shared_ms(r: FloatArray, decode_ms: float, step_ms: float) -> tuple[float, float]:
+def shared_ms(job: Record, decode_ms: float, step_ms: float) -> tuple[float, float]:
     """Time of a step beside training, ms, and the training done in it, ms of the whole GPU.
 
     `decode_ms`: the step without its prefill tokens, alone; `step_ms`: with them.
     """
-    ms = decode_ms * r[DECODE_FACTOR] + (step_ms - decode_ms) / (1.0 - r[SHARE])
-    return ms, ms * r[SHARE] / r[TUNING_FACTOR]
+    ms = decode_ms * job.decode_factor + (step_ms - decode_ms) / (1.0 - job.share)
+    return ms, ms * job.share / job.tuning_factor

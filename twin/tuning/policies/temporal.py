@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from packer import checks
-from packer.twin.tuning.state import DEFER_S, TEMPORAL
+from packer.twin.tuning.state import TEMPORAL
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,6 @@ class Temporal:
     def __post_init__(self) -> None:
         checks.real("defer_ms", self.defer_ms, low=0.0, high=1e6)
 
-    def registers(self) -> dict[int, float]:
+    def parameters(self) -> dict[str, float]:
         """What the kernel reads."""
-        return {DEFER_S: self.defer_ms * 1e-3}
+        return {"defer_s": self.defer_ms * 1e-3}
