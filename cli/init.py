@@ -83,8 +83,8 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     from packer.report.page import write_report
     from packer.traces.measure import rounded
 
-    told = any(typed(LOG_ONLY))
-    if not is_log(given.traffic_path, told=told) and kind_of(given.traffic_path) in ("workload", None):
+    assumed = any(typed(LOG_ONLY))
+    if not is_log(given.traffic_path, assumed=assumed) and kind_of(given.traffic_path) in ("workload", None):
         refuse_unused("a workload file", (*LOG_ONLY, "at"))
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     out.check(*(path for path in paths.values() if os.path.exists(path)))

@@ -209,9 +209,9 @@ def _number(value: Any) -> float:
 
 
 def _steady(values: dict[str, float], run: int) -> Steady:
-    lacking = [name for name, value in values.items() if not 0.0 < value < 1e12]
-    if lacking or values["output"] < 2.0:
-        what = ", ".join(_NAMES[name] for name in lacking) or "answers of two tokens or more"
+    missing = [name for name, value in values.items() if not 0.0 < value < 1e12]
+    if missing or values["output"] < 2.0:
+        what = ", ".join(_NAMES[name] for name in missing) or "answers of two tokens or more"
         raise FileFormatError(f"run {run}: expected positive figures, got none for {what}.")
     rate, prompt, output, itl_ms = (values[name] for name in _NAMES)
     return Steady(rate * (output - 1.0) * itl_ms * 1e-3, prompt, output, itl_ms)

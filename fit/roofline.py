@@ -129,11 +129,11 @@ class Roofline:
             total = total + model.expert_layers * self._experts_ms(tokens)
         head = BYTES * model.hidden * model.vocabulary / n
         total = total + 1e3 * head / (self.sheet.bandwidth_bytes_s * shares["read_16"])
-        everywhere = model.expert_layers if self.ranks > 1 else 0
+        exchanged = model.expert_layers if self.ranks > 1 else 0
         if n > 1:
-            total = total + (2 * model.layers - everywhere) * self._sum_ms(own, n)
-        if everywhere:
-            total = total + everywhere * self._sum_ms(tokens, n * self.ranks)
+            total = total + (2 * model.layers - exchanged) * self._sum_ms(own, n)
+        if exchanged:
+            total = total + exchanged * self._sum_ms(tokens, n * self.ranks)
         return total
 
     def _sum_ms(self, tokens: FloatArray, n: int) -> FloatArray:

@@ -17,7 +17,7 @@ from packer.traces.prefixes import with_hit_rate
 from packer.words import counted, listed
 from packer.workload import Workload
 
-SURE, LEAST, FEWEST = 4.0, 0.05, 50
+STANDARD_ERRORS, LEAST, FEWEST = 4.0, 0.05, 50
 """A difference counts from so many standard errors and such a share on, and after so many requests: what a server
 holds is known to 5 %, and with a look a minute at many servers smaller differences come by chance."""
 Side = Literal["input_tokens", "output_tokens"]
@@ -70,7 +70,7 @@ class Requests:
                 if side == "input_tokens" and any(self.fleet.sessions_by_adapter[a] for a in loads[s]):
                     continue  # first prompts are not known apart from later ones
                 measured, (mean, error) = getattr(sample, side), self.expected(loads[s], side, sample)
-                if abs(math.log(max(measured, 1e-9) / mean)) > max(SURE * error, LEAST):
+                if abs(math.log(max(measured, 1e-9) / mean)) > max(STANDARD_ERRORS * error, LEAST):
                     for a in own:
                         adapters[a] = self._longer(adapters[a], side, measured / mean)
                     said.setdefault(s, []).append(
@@ -117,7 +117,7 @@ class Requests:
         cv = max((fleet.adapters[a].input_tokens or fleet.input_tokens).cv for a in own)
         share = min(max(now, 1.0 / sample.requests), 1.0 - 1.0 / sample.requests)
         error = math.sqrt(share * (1.0 - share) * (1.0 + cv**2) / sample.requests)
-        if abs(now - before) <= max(SURE * error, LEAST):
+        if abs(now - before) <= max(STANDARD_ERRORS * error, LEAST):
             return ""
         adapters = list(fleet.adapters)
         for a, adapter in zip(own, with_hit_rate(fleet.subset(own), now).adapters, strict=True):
@@ -145,7 +145,7 @@ class Requests:
                 (self.fleet.mean_output_tokens[k], seen.mean_output_tokens[j], met.output_tokens),
             )
             if any(
-                abs(math.log(new / was)) > max(SURE * own.cv / math.sqrt(count), LEAST)
+                abs(math.log(new / was)) > max(STANDARD_ERRORS * own.cv / math.sqrt(count), LEAST)
                 for was, new, own in sides
                 if own is not None
             ):

@@ -99,10 +99,10 @@ def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     return with_engine(found, **rules)
 
 
-def is_log(path: str | os.PathLike[str], *, told: bool = False) -> bool:
-    """Whether a file is a log of requests, by what is in it, by its ending, or as the user `told`."""
+def is_log(path: str | os.PathLike[str], *, assumed: bool = False) -> bool:
+    """Whether a file is a log of requests, by what is in it, by its ending, or because that is `assumed`."""
     ending = os.fspath(path).lower().removesuffix(".gz").endswith(LOGS)
-    return kind_of(path) == "log of requests" or ((ending or told) and kind_of(path) is None)
+    return kind_of(path) == "log of requests" or ((ending or assumed) and kind_of(path) is None)
 
 
 def fleet_for(
@@ -123,7 +123,7 @@ def fleet_for(
     Raises `FileFormatError`: the file is neither, or the log has no request of an adapter; `IncompatibleError`: ranks
     were given with a workload file, which has its own.
     """
-    if is_log(path, told=fields != USUAL or bool(ranks.table or ranks.others)):
+    if is_log(path, assumed=fields != USUAL or bool(ranks.table or ranks.others)):
         log = read_trace(path, fields)
         given = named.adapters is not None or (log.ranks is not None and not (ranks.table or ranks.others))
         plain = [] if given else [name for name in log.names if name in base and name not in ranks.table]

@@ -54,15 +54,15 @@ def figures_of(reports: Sequence[BinReport]) -> tuple[PlanFigures, tuple[str, ..
         known = np.isfinite(values) & (weights > 0)
         return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan
 
-    lacking = [report.memory_error[1] for report in reports]
-    started = [report for report, failed in zip(reports, lacking, strict=True) if not failed]
+    memory_errors = [report.memory_error[1] for report in reports]
+    started = [report for report, failed in zip(reports, memory_errors, strict=True) if not failed]
     figures = PlanFigures(
         "vllm",
         sum(report.mean("measured", "total_token_throughput") or 0.0 for report in reports),
         mean("mean_ttft_ms"),
         mean("mean_itl_ms"),
         sum(bool(report.starved[1]) for report in started),
-        sum(lacking),
+        sum(memory_errors),
     )
     return figures, tuple(report.failure for report in started if report.failure is not None)
 

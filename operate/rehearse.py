@@ -311,11 +311,11 @@ def _beside(
         then = [replace(c, start=()) for c in changes]
         found.append(run("schedule", cluster, None, router="plan", changes=[*early, *then]))
     on = max(1, len(plan.bins))
-    everywhere = Cluster((kind,), (kind.name,) * count)
+    unrestricted = Cluster((kind,), (kind.name,) * count)
     off = [Change(0.0, stop=tuple(range(on, count)))] if on < count else []
     for name, row in RULES.items():
         scaler = Autoscaler(row["rule"], row["target"], on)
-        found.append(run(name, everywhere, scaler, router="affinity", changes=off))
+        found.append(run(name, unrestricted, scaler, router="affinity", changes=off))
     return found
 
 

@@ -126,8 +126,8 @@ def words_of(key: str) -> str:
     of_server, name = key.startswith("server."), key.rpartition(".")[2].removesuffix("_ms")
     statistic, _, what = name.rpartition("_")
     what = {"e2e": "latency", "normalised": "latency per output token"}.get(what, what.upper())
-    told = f"{statistic} {what}" if statistic else f"{what} of a request"
-    return f"{told} of a server" if of_server or (statistic and level(key) == "server") else told
+    words = f"{statistic} {what}" if statistic else f"{what} of a request"
+    return f"{words} of a server" if of_server or (statistic and level(key) == "server") else words
 
 
 def time_words(key: str, value: float) -> str:
@@ -281,17 +281,17 @@ class Goal:
         return known.get("ttft", none), np.min(gaps, axis=0)
 
     def __str__(self) -> str:
-        told = []
+        parts = []
         if mine := self.limits.at("adapter"):
             every = self.adapter_share == 1.0
             who = "every adapter" if every else f"{100 * self.adapter_share:g} % of the adapters"
-            told.append(f"{Limits.only(mine)} for {who}")
+            parts.append(f"{Limits.only(mine)} for {who}")
         if of_requests := self.limits.at("request"):
-            told.append(f"{Limits.only(of_requests)} for {100 * self.request_share:g} % of the requests")
+            parts.append(f"{Limits.only(of_requests)} for {100 * self.request_share:g} % of the requests")
         if of_servers := self.limits.at("server"):
-            told.append(str(Limits.only(of_servers)))
-        told += [f"{name}: {limits}" for name, limits in self.classes]
-        return "; ".join(told) or "no latency limits"
+            parts.append(str(Limits.only(of_servers)))
+        parts += [f"{name}: {limits}" for name, limits in self.classes]
+        return "; ".join(parts) or "no latency limits"
 
 
 GoalLike = Goal | str | Mapping[str, float]

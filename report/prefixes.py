@@ -67,8 +67,8 @@ def prefix_figures(plan: Plan) -> dict[str, Any] | None:
 def shares_prefixes(plan: Plan) -> bool:
     """Whether prompts of the fleet are known to begin alike."""
     trace = plan.workload.arrivals.trace
-    told = trace is not None and (trace.blocks is not None or trace.sessions is not None)
-    return told or plan.workload.shares_prefixes
+    recorded = trace is not None and (trace.blocks is not None or trace.sessions is not None)
+    return recorded or plan.workload.shares_prefixes
 
 
 def _caching(plan: Plan) -> list[int]:

@@ -62,12 +62,12 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
     each = BYTES_PER_LOGIT if profile.engine.release < SAMPLER_RELEASE else SAMPLER_BYTES_PER_LOGIT
     further = max(0, engine.server_seqs - profile.engine.server_seqs)
     extra_bytes = share * profile.gpu.memory_bytes - further * each * LARGEST_VOCABULARY
-    told = ", ".join(f"{name} {value}" for name, value in given.items())
+    changed = ", ".join(f"{name} {value}" for name, value in given.items())
     before = {"version": f" instead of {profile.engine.version}"}
     because = ", ".join(f"{name} {value}{before.get(name, '')}" for name, value in given.items())
     return replace(
         profile,
-        name=f"{profile.name} ({told})",
+        name=f"{profile.name} ({changed})",
         engine=engine,
         memory=_memory(profile, extra_bytes, engine.least_tokens),
         provenance={**profile.provenance, "settings": f"those of {profile.name}, but for {because}"},
