@@ -48,7 +48,6 @@ class Objective:
     `balances`: whether even loads are good for it; False: a search over a fixed number of GPUs also tries uneven
     ones.
     `goal`: the latency goal that every bin must keep (`within`); None: none.
-    `limits_all`: whether `limits` hold in every one of `scenarios`; False: in the first.
     """
 
     goal: Goal | None = None
@@ -56,7 +55,6 @@ class Objective:
     minimises: ClassVar[str] = "gpus"
     fixed_gpus: ClassVar[bool] = False
     balances: ClassVar[bool] = True
-    limits_all: ClassVar[bool] = False
 
     @property
     def limits(self) -> Mapping[str, float]:

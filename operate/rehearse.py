@@ -300,7 +300,7 @@ def _beside(
     if days:
         mean = rates[: 24 * days].reshape(days, 24, -1).max(axis=0)
         by_hour = {f"{hour:02d}:00": vector for hour, vector in enumerate(mean)}
-        day = schedule(fleet, kind.profile, by_hour, slo=_of_servers(fleet), max_replicas=MOST_REPLICAS)
+        day = schedule(fleet, kind.profile, by_hour, max_replicas=MOST_REPLICAS)
         windows = [
             replace(each, start_s=each.start_s + k * DAY_S, end_s=each.end_s + k * DAY_S)
             for k in range(days + (len(rates) % 24 > 0))
@@ -317,14 +317,3 @@ def _beside(
         scaler = Autoscaler(row["rule"], row["target"], on)
         found.append(run(name, unrestricted, scaler, router="affinity", changes=off))
     return found
-
-
-def _of_servers(fleet: Workload) -> dict[str, float]:
-    """The goal as a schedule takes it: limits of a request become limits of a server, for 99 % of its requests."""
-    limits = fleet.slo.limits.to_dict()
-    names = {
-        "ttft_ms": "server.p99_ttft_ms",
-        "itl_ms": "server.mean_itl_ms",
-        "tpot_ms": "server.mean_tpot_ms",
-    }
-    return {names[key]: most for key, most in limits.items() if key in names} or limits

@@ -195,12 +195,9 @@ class Evaluator:
         self, predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factor: Factors
     ) -> Evaluations:
         first, *others = self.scenarios(workload)
-        latencies = self.objective.limits if self.objective is not None and self.objective.limits_all else ()
         found = _of_profiles(predictors, first.workload, bins, first.factor * factor)
         for other in others:
-            found = _worse(
-                found, _of_profiles(predictors, other.workload, bins, other.factor * factor), latencies
-            )
+            found = _worse(found, _of_profiles(predictors, other.workload, bins, other.factor * factor))
         return self._with_nominal(found, workload, bins) if predictors == self._whole else found
 
     def _with_nominal(self, found: Evaluations, workload: Workload, bins: Sequence[Bin]) -> Evaluations:

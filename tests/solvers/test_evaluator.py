@@ -12,7 +12,6 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import PluginError
 from packer.evaluation import Evaluations
-from packer.goal import Goal
 from packer.io.profiles import load_profile
 from packer.objectives.base import Objective, Scenario, load_objective
 from packer.predictors.api import load_predictor
@@ -65,19 +64,6 @@ def test_bins_that_hold_with_the_margin_hold_without_it_too(over: float, holds: 
     evaluator = Evaluator(Slower(), goal, 0.05)
     assert goal.holds(evaluator.judged(FLEET, BINS)).tolist() == [holds, holds]
     assert evaluator.holds(FLEET, BINS).tolist() == [holds, holds]
-
-
-@pytest.mark.parametrize("all_count", [False, True])
-def test_limits_may_hold_in_every_scenario(all_count: bool) -> None:
-    """Of an objective that says so, limited figures are those of the worst scenario, else those of the first."""
-
-    class Limited(Rush):
-        limits_all = all_count
-
-    goal = Limited().within(Goal.only({"server.mean_itl_ms": 50.0}))
-    found = Evaluator(AnalyticPredictor(), goal).evaluate(FLEET, BINS)
-    shown = AnalyticPredictor().evaluate(FLEET.scaled(3.0 if all_count else 1.0), BINS)
-    np.testing.assert_array_equal(found.mean_itl_ms, shown.mean_itl_ms)
 
 
 def test_a_bin_is_as_good_as_in_its_worst_scenario() -> None:
