@@ -112,14 +112,14 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
         if any("/" not in name for name in names):
             called = ", ".join(names)
             out.note(f"the profile calls the base model {called}; --model gives vLLM its repository")
-    if out.as_json:
-        print_json({"format": target.format_name, "files": files})
-    elif target.output is None:
-        click.echo(next(iter(files.values())), nl=False, file=results())
     for path, name in paths.items():
         make_folder(path.parent)
         write_text(path, files[name], force=out.force)
         out.note(f"wrote {path}")
+    if out.as_json:
+        print_json({"format": target.format_name, "files": files})
+    elif target.output is None:
+        click.echo(next(iter(files.values())), nl=False, file=results())
     given = list(paths.values()) or list(files)[:1]
     others = [name for name in files if name not in given]
     if others and (target.output is not None or not out.as_json):

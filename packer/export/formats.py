@@ -183,7 +183,7 @@ _FILE_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{1,5}")
 def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path, str]:
     """Where each file of a format goes; if `output` is a file, only the one that it names.
 
-    Raises `OutputError`: one of them could not be written, or `output` ends as a file of another kind does. Nothing
+    Raises `OutputError`: a file of them could not be written, or `output` ends as one of another kind does. Nothing
     is made.
     """
     target = Path(output)
@@ -192,7 +192,6 @@ def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path
     name = None if output.endswith("/") else _file_meant(names, target)
     if name is not None:
         return {check_writable(target, force=force): name}
-    _check_new_folder(target)
     return {target / name: name for name in names}
 
 
@@ -209,17 +208,3 @@ def _file_meant(names: Sequence[str], target: Path) -> str | None:
         rule = f"expected a folder or a file that ends in {known}, got the ending {suffix!r}"
         raise OutputError(f"{target}: {rule}; a slash at the end makes it a folder.")
     return None
-
-
-def _check_new_folder(target: Path) -> None:
-    nearest = next((path for path in (target, *target.parents) if os.path.lexists(path)), target)
-    if not nearest.is_dir():
-        raise OutputError(f"{target}: the folder can't be made: {str(nearest)!r} is a file.")
-    if not os.access(nearest, os.W_OK):
-        raise OutputError(f"{target}: the folder can't be made: {str(nearest)!r} is not writable.")
-    try:
-        os.lstat(target)  # finds names that no folder can have
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{target}: the folder can't be made: {error}.") from None
