@@ -91,7 +91,7 @@ class MeasuredTraffic:
         path = self.log_path
         if path is not None:
             refuse_unused("--log", ("url", "export_path", *_OF_METRICS))
-            fields = USUAL if reading is None else reading.as_fields()
+            fields = USUAL if reading is None else reading.fields()
 
             def measure() -> Seen:
                 log = log_of_plan(path, fields)

@@ -89,7 +89,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     paths = {name: str(Path(given.folder) / name) for name in FILES}
     out.check(*(path for path in paths.values() if os.path.exists(path)))
     profile = given.profile()
-    fields, named, view = reading.as_fields(), reading.named(given.seed), View(given.at)
+    fields, named, view = reading.fields(), reading.named(given.seed), View(given.at)
     own = filter(None, (given.model, profile.model.name, profile.model.repository))
     fleet, observed = fleet_for(
         given.traffic_path, ranks.read(), view=view, fields=fields, named=named, base=tuple(own)

@@ -120,7 +120,7 @@ def from_log(
     if given.replay:
         refuse_unused("--replay", ("at",))
     known = ranks.read()
-    read = read_trace(log.log_path, reading.as_fields())
+    read = read_trace(log.log_path, reading.fields())
     how = {**values(given, "seed"), "window_s": view.window_s}
     seen = replace(view.view(), at="mean") if given.replay else view.view()
     found = observe_log(read, known, seen, named=reading.named(given.seed), **how)

@@ -62,18 +62,21 @@ ASSIGN: Readers = {"adapters": click.IntRange(1, 1_000_000), "exponent": click.F
 
 
 @bundle
-class Columns:
-    """Where a log of requests has what.
+class PlanLogOptions:
+    """How a log of requests to the adapters of a plan is read.
 
     keys: Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…, rank=…, session=…,
         cached=… (tokens found in the KV cache); dots go into nested objects; repeatable.
     skip: A model that is no adapter, as the base model; repeatable.
+    assign: Whose the requests are: strip-prefix (what stands before adapters' names, as hosted_vllm/); --strip-prefix
+        hosted_vllm/ is the same.
     """
 
     keys: tuple[str, ...] = option("--key", multiple=True, metavar="FIELD=NAME")
     skip: tuple[str, ...] = option(multiple=True, metavar="MODEL")
+    assign: dict[str, Any] = pairs("--assign", names=PREFIX)
 
-    def fields(self, strip_prefix: str = "") -> Fields:
+    def fields(self) -> Fields:
         """As `packer.traces.read.read_trace` takes them."""
         from packer.traces.access_log import Fields
         from packer.traces.columns import KEYS
@@ -84,26 +87,11 @@ class Columns:
             if name not in KEYS or not key:
                 raise ValidationError(f"Expected --key {'|'.join(KEYS)}=NAME, got {pair[:80]!r}.")
             keys[name] = key
-        return Fields(keys, self.skip, strip_prefix)
+        return Fields(keys, self.skip, self.assign.get("strip_prefix", ""))
 
 
 @bundle
-class PlanLogOptions(Columns):
-    """How a log of requests to the adapters of a plan is read.
-
-    assign: Whose the requests are: strip-prefix (what stands before adapters' names, as hosted_vllm/); --strip-prefix
-        hosted_vllm/ is the same.
-    """
-
-    assign: dict[str, Any] = pairs("--assign", names=PREFIX)
-
-    def as_fields(self) -> Fields:
-        """As `packer.traces.read.read_trace` takes them."""
-        return self.fields(self.assign.get("strip_prefix", ""))
-
-
-@bundle
-class LogOptions(Columns):
+class LogOptions(PlanLogOptions):
     """How a log of requests is read.
 
     assign: Whose the requests are: strip-prefix (what stands before adapters' names, as hosted_vllm/); or other
@@ -119,10 +107,6 @@ class LogOptions(Columns):
         from packer.operate.view import Named
 
         return Named(self.assign.get("adapters"), self.assign.get("exponent", 1.2), seed)
-
-    def as_fields(self) -> Fields:
-        """As `packer.traces.read.read_trace` takes them."""
-        return self.fields(self.assign.get("strip_prefix", ""))
 
 
 @bundle

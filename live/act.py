@@ -18,7 +18,7 @@ from packer.errors import IncompatibleError, LiveError, OutputError, PackerError
 from packer.gpu import base_model
 from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet, LiveState
-from packer.live.host import Command, Models, Running
+from packer.live.host import Models, Running, ShellCommand
 from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
 from packer.moves import Placement, ordered
@@ -46,7 +46,7 @@ class Acting:
         self.ranks: dict[str, int] = dict(zip(names, ranks, strict=True))
         self.router = RouterWriter(fleet, plan)
         self.state = LiveState.read(fleet.state)
-        self.starting: dict[int, Command] = {}
+        self.starting: dict[int, ShellCommand] = {}
         self._fresh = True
 
     @contextmanager

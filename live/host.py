@@ -113,9 +113,9 @@ class Running:
         """Run a command of the user's for this server. Raises `LiveError`: it fails or takes too long."""
         self.begin(text).wait(self.limits.start_s)
 
-    def begin(self, text: str) -> Command:
+    def begin(self, text: str) -> ShellCommand:
         """Begin a command of the user's for this server, without waiting for its end."""
-        return Command(filled("a command", text, name=self.name, url=self.where.url))
+        return ShellCommand(filled("a command", text, name=self.name, url=self.where.url))
 
     def _json(self, path: str, body: Any, total_s: float) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -140,7 +140,7 @@ class Running:
         return masked(self.where.masked(text))[:ERROR_TEXT].strip().rstrip(".")
 
 
-class Command:
+class ShellCommand:
     """A command of the user's in a shell, in a process group of its own, since it was made."""
 
     def __init__(self, text: str) -> None:

@@ -14,7 +14,7 @@ from packer.export.formats import FORMATS
 from packer.export.servers import Module, Options, servers
 from packer.io.files import make_folder, write_text
 from packer.live.fleet_file import LiveFleet
-from packer.live.host import Command
+from packer.live.host import ShellCommand
 from packer.plan import Plan
 
 Routes = Mapping[str, Mapping[int, float]]
@@ -98,4 +98,4 @@ class RouterWriter:
     def _reload(self) -> None:
         """Let the router read its files."""
         if self.fleet.router is not None and self.fleet.router.reload is not None:
-            Command(self.fleet.router.reload).wait(self.fleet.limits.start_s)
+            ShellCommand(self.fleet.router.reload).wait(self.fleet.limits.start_s)
