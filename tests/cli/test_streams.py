@@ -263,7 +263,7 @@ class Oracle(TwinPredictor):
 
 class Trainer(Chunked):
     name = "mine"
-    def registers(self, *_): return of({act!r})
+    def parameters(self, *_): return of({act!r})
 """
 
 
