@@ -80,6 +80,16 @@ def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, 
     return complete("packer.registry:names", kind)
 
 
+def complete_models(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Repositories of known models, and their names without an owner, in lower case where that is typed."""
+    from packer.fit.models import MODELS
+
+    short = [name.partition("/")[2] for name in MODELS]
+    short = [name.lower() for name in short] if incomplete == incomplete.lower() else short
+    names = [*MODELS, *short] if incomplete else list(MODELS)
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def once(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str:
     """The value of an option that other commands take several times."""
     if len(given) > 1:
@@ -96,7 +106,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "margin": {"type": click.FloatRange(min=0.0, max=10.0), "metavar": "X"},
     "max-lora-rank": {"type": int, "metavar": "RANK"},
     "max-replicas": {"type": click.IntRange(min=1, max=10_000), "metavar": "N"},
-    "model": {"metavar": "NAME|PATH", "shell_complete": complete("packer.fit.models:MODELS")},
+    "model": {"metavar": "NAME|PATH", "shell_complete": complete_models},
     **{name: {"metavar": "NAME", "shell_complete": complete_registered(name)} for name in REGISTERED},
     "output": {"flags": ("-o", "--output"), "metavar": "FILE"},
     "plot": {"metavar": "FILE"},

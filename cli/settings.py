@@ -33,6 +33,12 @@ NO_LAW = {
     "measured; leave it out (with --data-parallel-size it is on)",
 }
 """Settings of vLLM that are refused, with the reason."""
+NO_PROFILE = dict.fromkeys(
+    ("gpu", "model"),
+    "this command takes a profile: packer profiles estimate --gpu GPU --model MODEL -o FILE.toml, then --profile "
+    "FILE.toml",
+)
+"""Options of other commands that people try where one profile is taken."""
 ENGINE_SETTINGS: Readers = {
     "max-num-seqs": numbers(int),
     "max-model-len": numbers(int),
@@ -59,7 +65,7 @@ class EngineSettings:
     """Settings of one server in place of its profile's."""
 
     settings: dict[str, tuple[Any, ...]] = pairs(
-        "--set", names=ENGINE_SETTINGS, refused=NO_LAW, help=shared_help()["set"]
+        "--set", names=ENGINE_SETTINGS, refused=NO_LAW | NO_PROFILE, help=shared_help()["set"]
     )
 
     @property

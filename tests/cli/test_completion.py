@@ -36,6 +36,8 @@ def test_completion_offers_commands_and_formats(monkeypatch: pytest.MonkeyPatch,
         ("packer solve --max-num-s", "--max-num-seqs"),
         ("packer solve fleet.csv --max-num-seqs 64 --quant", "--quantization"),
         ("packer simulate fleet.csv --arrivals piece", "piecewise"),
+        ("packer init --model meta-llama/Llama-3.1-8", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("packer solve fleet.csv --model llama-3.1-8", "llama-3.1-8b-instruct"),
         ("packer workload from-metrics --gateway lite", "litellm"),
     ):
         monkeypatch.setenv("_PACKER_COMPLETE", "fish_complete")

@@ -114,6 +114,13 @@ def test_parallelism_without_a_law_is_refused_by_name(
     assert "stages of a pipeline are not estimated" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--gpu", "--model"])
+def test_commands_of_one_profile_say_how_to_name_another(fleet: str, capsys: Capture, option: str) -> None:
+    """They take a profile: of a GPU and a model one is estimated."""
+    assert run(["simulate", fleet, option, "l4", "--max-loras", "4"]) == 2
+    assert "packer profiles estimate --gpu GPU --model MODEL -o FILE.toml" in capsys.readouterr().err
+
+
 def test_data_parallel_servers_are_planned(tmp_path: Path, capsys: Capture) -> None:
     """The best number of data-parallel ranks is planned, with all of a server's GPUs; a profile's is its own."""
     table, path = tmp_path / "fleet.csv", tmp_path / "plan.json"
