@@ -36,8 +36,7 @@ def plan_lines(
     first, *rest = str(decision or "").split("\n")
     said: list[Part] = [Judged(first, plan.status is not Status.INFEASIBLE), *rest] if first else []
     if by_default:
-        names = ", ".join(dict.fromkeys(item.profile.name for item in plan.bins))
-        said.append(f"Profile     {names}, the default: --gpu and --model, or --profile, name yours")
+        said.append(default_words(plan))
     frontier = [_frontier(plan)] if plan.details.get("frontier") else []
     frontier += [_kinds(plan)] if plan.details.get("kinds") else []
     return [
@@ -51,6 +50,12 @@ def plan_lines(
         *(f"- {note}" for note in queueing(plan)),
         *([] if old is None else changes(old, plan)),
     ]
+
+
+def default_words(plan: Plan) -> str:
+    """That no one chose the profile of a plan."""
+    names = ", ".join(dict.fromkeys(item.profile.name for item in plan.bins))
+    return f"Profile     {names}, the default: --gpu and --model, or --profile, name yours"
 
 
 def _kinds(plan: Plan) -> Table:

@@ -11,6 +11,7 @@ from packer.cli.declare import bundle, command, flag, option, pairs, values
 from packer.cli.kinds import KindArguments
 from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table, write_json
+from packer.cli.plan_table import default_words
 from packer.errors import IncompatibleError
 from packer.words import counted, number
 
@@ -146,7 +147,8 @@ def schedule(
             for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
                 write_text(os.path.join(routes_path, f"{begin}-{name}"), text, force=out.force)
     write_json(data, results.output)
-    out.result(data, lambda: _lines(found, data, fleet.slo))
+    by_default = not (servers.profile_names or servers.gpu_names)
+    out.result(data, lambda: _lines(found, data, fleet.slo, by_default=by_default))
     for path in filter(None, (*files, routes_path)):
         out.note(f"wrote {path}")
     return 0
@@ -163,7 +165,8 @@ def _replayed(found: Schedule, rates: Any, hours: DayOptions) -> dict[str, Any]:
     return {"schedule": served.to_dict(), "static": replay(fleet, trace, static, **given).to_dict()}
 
 
-def _lines(found: Schedule, data: dict[str, Any], slo: Goal) -> list[Table | str]:
+def _lines(found: Schedule, data: dict[str, Any], slo: Goal, *, by_default: bool) -> list[Table | str]:
+    """The day for people; `by_default`: no one chose the profile."""
     rows = []
     for each in found.periods:
         names = " … ".join(dict.fromkeys((each.names[0], each.names[-1])))
@@ -172,17 +175,23 @@ def _lines(found: Schedule, data: dict[str, Any], slo: Goal) -> list[Table | str
     for k, item in enumerate(found.servers):
         hours = sum(end_s - start_s for start_s, end_s in found.running(k)) / 3600
         servers.append((k, item.max_loras, item.max_lora_rank, len(item.adapters), hours))
+    fewest = min(each.gpus for each in found.periods)
+    run = "all of them run all day" if fewest == found.static.n_gpus else f"the quietest takes {fewest}"
     lines: list[Table | str] = [
+        f"{found.static.hardware}: the goal holds in every period; {run}.",
+        *([default_words(found.static)] if by_default else []),
         Table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
         Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", "hours a day"), servers),
-        f"{number(found.gpu_hours, 1)} GPU-hours a day with {len(found.starts())} starts and {found.moves} moves, at "
+        f"{number(found.gpu_hours, 1)} GPU-hours a day with {counted(len(found.starts()), 'start')} and "
+        f"{counted(found.moves, 'move')}, at "
         f"most {counted(found.most_gpus, 'GPU')} at once; the static plan of {counted(found.static.n_gpus, 'GPU')} "
-        f"takes {number(found.static_gpu_hours, 1)}, {found.regret:.0%} more.",
+        f"takes {number(found.static_gpu_hours, 1)}, {100.0 * found.regret:.0f} % more.",
+        f"The goal: {slo}.",
     ]
     for name, row in data.get("replay", {}).items():
         p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"
         lines.append(
-            f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95}, {row['within_slo']:.1%} within "
-            f"their limits ({slo})."
+            f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95}, {100.0 * row['within_slo']:.1f} % within "
+            "their limits."
         )
     return lines
