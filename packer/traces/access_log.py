@@ -126,7 +126,7 @@ def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
     return (
         f"expected a log of requests, with a time and token counts: columns as {known}, or those of a gateway. Found: "
         f"{', '.join(list(seen)[:30]) or 'none'}; --key time=NAME, input=NAME, output=NAME and model=NAME "
-        "(of packer init, workload from-log) name others."
+        "(of packer init, workload from-log, evaluate --log) name others."
     )
 
 
