@@ -179,7 +179,7 @@ def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
                 if c.touched[s] == 1:
                     note(c, p, s)
             c.touched_words[word] = 0
-    best, lowest, guess = HOLD, math.inf, survey(c, p, server, first, last, r)
+    best, lowest, guess, guessed = HOLD, math.inf, survey(c, p, server, first, last, r), math.inf
     every, turn = last - first == c.wake_s.size, first + r % (last - first)
     for part in range(0 if guess >= 0 else 1, 3):
         j, end = (guess, guess + 1) if part == 0 else (turn, last) if part == 1 else (first, turn)
@@ -192,12 +192,12 @@ def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
             while j < end and server[j] >> 3 == word:
                 s = server[j]
                 if (may >> (s & 7)) & 1 and worth(c, p, s, r, lowest):
-                    value = score(c, p, s, r)
+                    value = guessed if part > 0 and j == guess else score(c, p, s, r)
                     if value < lowest:
                         best, lowest = s, value
                 j += 1
         if part == 0:  # the next in turn wins among equal ones
-            best, lowest = HOLD, np.nextafter(lowest, math.inf)
+            best, guessed, lowest = HOLD, lowest, np.nextafter(lowest, math.inf)
     return best
 
 

@@ -16,6 +16,7 @@ from packer.arrays import IntArray
 from packer.twin.cluster.state import Servers
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
+BitArray = npt.NDArray[np.uint8]
 MOST_BYTES = 2**22
 _SPREAD = 0x9E3779B97F4A7C1
 UNKNOWN, NEVER = -10, -20
@@ -29,23 +30,32 @@ class Residents(NamedTuple):
     when the last ones were set; UNKNOWN, or NEVER: all bits are 1.
     """
 
-    bits: npt.NDArray[np.uint8]
+    bits: BitArray
     own: npt.NDArray[np.int32]
     length: IntArray
     loads: IntArray
     begun: IntArray
 
 
-def new_residents(servers: Servers) -> Residents:
-    """Before the first request. Only vLLM's engine lists its batch, and only where adapters may be evicted."""
-    count, words = len(servers.wake_s), servers.touched_words.size
-    listed = servers.members.shape[1] > 1 and not servers.others
-    most = int(servers.servers["slots"].max()) + servers.members.shape[1] + LEFT if listed else 1
-    rows = 1
-    while listed and rows < count * most and 2 * rows * words <= MOST_BYTES:
+def is_listed(servers: Servers) -> bool:
+    """Whether the servers list their batch: only vLLM's engine does, and only where adapters may be evicted."""
+    return servers.members.shape[1] > 1 and not servers.others
+
+
+def new_bits(servers: Servers, most: int) -> BitArray:
+    """Rows of bits for at most so many adapters of a server: 0, or a row of 1 where nothing is listed."""
+    listed, words, rows = is_listed(servers), servers.touched_words.size, 1
+    while listed and rows < len(servers.wake_s) * most and 2 * rows * words <= MOST_BYTES:
         rows *= 2
+    return np.full((rows, words), 0 if listed else 255, dtype=np.uint8)
+
+
+def new_residents(servers: Servers) -> Residents:
+    """Before the first request."""
+    count, listed = len(servers.wake_s), is_listed(servers)
+    most = int(servers.servers["slots"].max()) + servers.members.shape[1] + LEFT if listed else 1
     return Residents(
-        np.full((rows, words), 0 if listed else 255, dtype=np.uint8),
+        new_bits(servers, most),
         np.zeros((count, most), dtype=np.int32),
         np.zeros(count, dtype=np.int64),
         np.full(count, UNKNOWN if listed else NEVER, dtype=np.int64),
@@ -54,16 +64,16 @@ def new_residents(servers: Servers) -> Residents:
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def _row(known: Residents, a: int) -> int:
-    """Of an adapter by its number."""
-    row: int = (((a + 1) * _SPREAD) >> 32) & (known.bits.shape[0] - 1)
+def row_of_bits(bits: BitArray, a: int) -> int:
+    """Row of an adapter by its number."""
+    row: int = (((a + 1) * _SPREAD) >> 32) & (bits.shape[0] - 1)
     return row
 
 
 @njit(**INLINED)
 def _holds(known: Residents, s: int, a: int) -> None:
     """Set the bit of a server for an adapter."""
-    row = _row(known, a)
+    row = row_of_bits(known.bits, a)
     known.bits[row, s >> 3] |= 1 << (s & 7)
     known.own[s, known.length[s]] = row
     known.length[s] += 1
@@ -125,7 +135,7 @@ def note_residents(c: Servers, known: Residents, s: int) -> None:
 @njit(**INLINED)
 def holders_among(known: Residents, word: int, a: int) -> int:
     """Which of eight servers may hold the adapter, as bits: the others have it neither in a slot nor in the batch."""
-    return int(known.bits[_row(known, a), word])
+    return int(known.bits[row_of_bits(known.bits, a), word])
 
 
 @njit(**INLINED)

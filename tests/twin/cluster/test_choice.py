@@ -15,7 +15,7 @@ from packer.io.profiles import load_profile
 from packer.twin.cluster.routers.affinity import Affinity
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.most_idle import MostIdle
-from packer.twin.cluster.routers.predicted import Predicted
+from packer.twin.cluster.routers.predicted import Predicted, latency_ms
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.state import Servers, on_gpu, outstanding
 from packer.workload import Workload
@@ -50,11 +50,20 @@ class EveryAffinity(ScoringRouter):
         return np.array([4.0])
 
 
-class EveryPredicted(Predicted):
+@njit
+def _latency_ms(c: Servers, p: Any, s: int, r: int) -> float:
+    """Predicted latency, where each server is asked for the adapter."""
+    return float(latency_ms(c, p[0], s, r, True))
+
+
+class EveryPredicted(ScoringRouter):
     """`predicted`."""
 
-    name = "every-predicted"
-    note = survey = among = worth = None
+    name, score = "every-predicted", staticmethod(_latency_ms)
+
+    def parameters(self, cluster: Cluster, workload: Workload) -> Any:
+        """The mean output tokens."""
+        return self.numbers(workload)
 
 
 @pytest.mark.parametrize(

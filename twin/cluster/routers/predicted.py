@@ -10,29 +10,36 @@ import numpy as np
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray
-from packer.twin.cluster.residents import Residents, holders_among, may_hold, new_residents, note_residents
+from packer.twin.cluster.residents import (
+    BitArray, Residents, holders_among, may_hold, new_residents, note_residents, row_of_bits,
+)  # fmt: skip
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, prefill_floor, rank_floors, ranks_of, step_ms
-from packer.twin.cluster.state import Servers, on_gpu, outstanding, row_of
+from packer.twin.cluster.running import Running, may_run, new_running, note_running
+from packer.twin.cluster.state import Servers, on_gpu, outstanding
 from packer.twin.engine.content import Content
-from packer.twin.flags import INLINED
+from packer.twin.flags import CALLED, INLINED
 
 SAFE = 1.0 - 1e-9
 """Sums of the same terms in another order differ by less."""
 
 
 class Known(NamedTuple):
-    """numbers: of `parameters`. kept (S, up to a multiple of 8, rows): of each server, three for each rank: what a
-    request takes at least if its adapter is in the batch, how much more if not, and its load; then what each further
-    prompt token takes at least. least (words, rows): the smallest ones of eight servers. looked (S, 6): the state of
-    each server when that was kept.
+    """numbers: of `parameters`. looked (S, 6): the state of each server when `kept` was.
+
+    kept (rows, S, up to a multiple of 8): of each server, three for each rank: what a request takes at least if its
+    adapter is in the batch, if it joins it, and its load; then what each further prompt token takes at least in the
+    first case and in the second. least (rows, words): the smallest ones of eight servers. floors (2, words): the least
+    that the request at hand takes on any of eight servers, and on those that have to load its adapter.
     """
 
     numbers: FloatArray
     looked: FloatArray
     kept: FloatArray
     least: FloatArray
+    floors: FloatArray
     holders: Residents
+    running: Running
 
 
 @njit(**INLINED)
@@ -43,10 +50,16 @@ def _load_ms(c: Servers, s: int, a: int) -> float:
 
 
 @njit(**INLINED)
-def _score(c: Servers, p: Known, s: int, r: int) -> float:
-    """Predicted latency of the request, ms."""
+def latency_ms(c: Servers, output_tokens: float, s: int, r: int, may_be_held: bool) -> float:
+    """Predicted latency of the request; `may_be_held`: False if the server certainly does not hold its adapter."""
     server, a = c.servers[s], c.adapter[r]
-    adapters, ranks = adapters_with(c, s, a)
+    adapters, ranks, load = float(server.active), float(server.active_ranks), 0.0
+    if c.ranks[a] > 0 and may_be_held:
+        adapters, ranks = adapters_with(c, s, a)
+        load = 0.0 if on_gpu(c, s, a) else _load_ms(c, s, a)
+    elif c.ranks[a] > 0:
+        adapters, ranks = min(adapters + 1.0, float(server.slots)), ranks + c.ranks[a]
+        load = _load_ms(c, s, a)
     decodes, tokens = float(server.decodes), float(server.waiting_prompt + c.prompt[r])
     budget = max(1.0, server.token_budget - decodes)
     steps = math.ceil(tokens / budget)
@@ -58,9 +71,14 @@ def _score(c: Servers, p: Known, s: int, r: int) -> float:
     else:
         alone = (n - server.running) * most
         prefill = step_ms(c, s, 0.0, tokens / steps, adapters, ranks, queued_ranks + rank, alone)
-    load = 0.0 if on_gpu(c, s, a) else _load_ms(c, s, a)
     decode = step_ms(c, s, n, 0.0, adapters, ranks, all_ranks + rank, n * most)
-    return float(steps * prefill + load + (p.numbers[0] - 1.0) * decode)
+    return float(steps * prefill + load + (output_tokens - 1.0) * decode)
+
+
+@njit(**INLINED)
+def _score(c: Servers, p: Known, s: int, r: int) -> float:
+    """Predicted latency of the request, ms."""
+    return float(latency_ms(c, p.numbers[0], s, r, may_hold(p.holders, s, c.adapter[r])))
 
 
 @njit(**INLINED)
@@ -81,52 +99,119 @@ def _changed(c: Servers, looked: FloatArray, s: int) -> bool:
 def _note(c: Servers, p: Known, s: int) -> None:
     """Keep what `Known` says of a server."""
     note_residents(c, p.holders, s)
+    note_running(c, p.running, s)
     if not _changed(c, p.looked[s], s):
         return
-    server, kept, loading = c.servers[s], p.kept[s], c.law.loading[c.kind[s]]
+    server, kept, loading = c.servers[s], p.kept, c.law.loading[c.kind[s]]
     decodes, waiting, n = float(server.decodes), float(server.waiting_prompt), outstanding(c, s) + 1.0
     adapters, ranks = float(server.active), float(server.active_ranks)
+    joined = min(adapters + 1.0, float(server.slots))
     steps = math.ceil((waiting + 1.0) / max(1.0, server.token_budget - decodes))
     fixed, slope = prefill_floor(c, s, decodes, adapters, ranks)
+    fixed_joined, slope_joined = prefill_floor(c, s, decodes, joined, ranks)
     all_ranks, _, largest = ranks_of(c, s)
     decode = step_ms(c, s, n, 0.0, adapters, ranks, all_ranks, n * largest)
-    joined = min(adapters + 1.0, float(server.slots))
-    joins = step_ms(c, s, n, 0.0, joined, ranks, all_ranks, n * largest) - decode
+    decode_joined = step_ms(c, s, n, 0.0, joined, ranks, all_ranks, n * largest)
+    further = p.numbers[0] - 1.0
     for k in range(1, c.classes.shape[1]):
         rank = float(c.classes[s, k].rank)
         own, more = rank_floors(c, s, rank, n, largest)
-        kept[3 * k - 3] = steps * fixed + slope * waiting + (p.numbers[0] - 1.0) * (decode + own)
-        kept[3 * k - 2] = (p.numbers[0] - 1.0) * (joins + more)
-        kept[3 * k - 1] = loading[0] + loading[1] * rank
-    kept[kept.size - 1] = slope
-    least, word = p.least[s >> 3], s & ~7
-    for k in range(kept.size):
-        least[k] = kept[k]
-        for other in range(word, word + 8):
-            least[k] = min(least[k], p.kept[other, k])
+        kept[3 * k - 3, s] = steps * fixed + slope * waiting + further * (decode + own)
+        kept[3 * k - 2, s] = (
+            steps * (fixed_joined + more) + slope_joined * waiting + further * (decode_joined + own + more)
+        )
+        kept[3 * k - 1, s] = loading[0] + loading[1] * rank
+    kept[kept.shape[0] - 2, s], kept[kept.shape[0] - 1, s] = slope, slope_joined
+    first = s & ~7
+    for k in range(kept.shape[0]):
+        least = kept[k, first]
+        for other in range(first + 1, first + 8):
+            if kept[k, other] < least:
+                least = kept[k, other]
+        p.least[k, s >> 3] = least
 
 
 @njit(**INLINED)
-def _floor(c: Servers, kept: FloatArray, r: int, held: bool) -> float:
-    """What the request takes at least by what is kept; `held`: its adapter may be in a slot or in the batch."""
-    k = 3 * c.rank_class[c.adapter[r]]
-    least = kept[k - 3] + kept[kept.size - 1] * c.prompt[r]
-    return float(least if held else least + kept[k - 2] + kept[k - 1])
+def _in_batch(c: Servers, p: Known, s: int, r: int) -> float:
+    """What the request takes at least on a server that has its adapter in the batch."""
+    rows = p.kept.shape[0]
+    return float(p.kept[3 * c.rank_class[c.adapter[r]] - 3, s] + p.kept[rows - 2, s] * c.prompt[r])
+
+
+@njit(**INLINED)
+def _least(c: Servers, p: Known, s: int, r: int) -> float:
+    """What the request takes at least on a server."""
+    a, rows = c.adapter[r], p.kept.shape[0]
+    if c.ranks[a] == 0 or may_run(p.running, s, a):
+        return float(_in_batch(c, p, s, r))
+    k = 3 * c.rank_class[a] - 2
+    least = p.kept[k, s] + p.kept[rows - 1, s] * c.prompt[r]
+    return float(least if may_hold(p.holders, s, a) else least + p.kept[k + 1, s])
+
+
+@njit(**CALLED)
+def _best_word(
+    kept: FloatArray, least: FloatArray, floors: FloatArray, held: BitArray, runs: BitArray, k: int, prompt: float
+) -> int:  # fmt: skip
+    """Set `floors`; returns the eight servers with the smallest.
+
+    held, runs (words,): which of eight servers may hold the adapter, and have it in their batch. k: row of `kept` of
+    its rank. A call of its own: the registers of the processor do not suffice for `choose` besides.
+    """
+    some, every, last = floors[0], floors[1], least.shape[0] - 1
+    batch, joins, load = least[k], least[k + 1], least[k + 2]
+    slope, slope_joined = least[last - 1], least[last]
+    for word in range(some.size):
+        some[word] = joins[word] + slope_joined[word] * prompt
+        every[word] = some[word] + load[word]
+    lowest, best = math.inf, 0
+    for word in range(some.size):
+        some[word] = every[word] if held[word] == 0 else some[word]
+        if some[word] < lowest:
+            lowest, best = some[word], word
+    for word in range(some.size):
+        if runs[word] == 0:
+            continue
+        floor = batch[word] + slope[word] * prompt
+        if floor < lowest:  # of one of the eight, which may not be among those
+            floor = some[word]
+            for s in range(8):
+                if (runs[word] >> s) & 1:
+                    floor = min(floor, kept[k, 8 * word + s] + kept[last - 1, 8 * word + s] * prompt)
+        if floor < some[word]:
+            some[word] = floor
+        if floor < lowest:
+            lowest, best = floor, word
+    return best
+
+
+@njit(**CALLED)
+def _best_word_of_base(least: FloatArray, floors: FloatArray, k: int, prompt: float) -> int:
+    """As `_best_word`, for a request to the base model, which no server has to hold."""
+    some, every, slope = floors[0], floors[1], least[least.shape[0] - 2]
+    lowest, best = math.inf, 0
+    for word in range(some.size):
+        some[word] = every[word] = least[k, word] + slope[word] * prompt
+        if some[word] < lowest:
+            lowest, best = some[word], word
+    return best
 
 
 @njit(**INLINED)
 def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> int:
-    """The server that takes least by what is kept."""
-    a, best, lowest = c.adapter[r], 0, math.inf
+    """The server that takes least by what is kept, where all are candidates."""
+    a, lowest, prompt = c.adapter[r], math.inf, float(c.prompt[r])
+    k = 3 * c.rank_class[a] - 3
+    if c.ranks[a] == 0:
+        best = 8 * _best_word_of_base(p.least, p.floors, k, prompt)
+    else:
+        held = p.holders.bits[row_of_bits(p.holders.bits, a)]
+        runs = p.running.bits[row_of_bits(p.running.bits, a)]
+        best = 8 * _best_word(p.kept, p.least, p.floors, held, runs, k, prompt)
     if last - first < c.wake_s.size:
         return -1
-    for word in range(p.least.shape[0]):
-        least = _floor(c, p.least[word], r, holders_among(p.holders, word, a) != 0)
-        if least < lowest:
-            lowest, best = least, 8 * word
-    lowest = math.inf
     for s in range(best, min(best + 8, c.wake_s.size)):
-        least = _floor(c, p.kept[s], r, may_hold(p.holders, s, a))
+        least = _least(c, p, s, r)
         if least < lowest:
             lowest, best = least, s
     return int(first + best)
@@ -135,27 +220,15 @@ def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: in
 @njit(**INLINED)
 def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
     """All, if their smallest terms may be below that with a load; without one those that may hold the adapter."""
-    a, kept = c.adapter[r], p.least[word]
-    if _floor(c, kept, r, True) * SAFE >= lowest:
+    if p.floors[0, word] * SAFE >= lowest:
         return 0
-    every = c.ranks[a] == 0 or _floor(c, kept, r, False) * SAFE < lowest
-    return 255 if every else int(holders_among(p.holders, word, a))
+    return 255 if p.floors[1, word] * SAFE < lowest else int(holders_among(p.holders, word, c.adapter[r]))
 
 
 @njit(**INLINED)
 def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
     """Whether the latency may be shorter than `lowest`."""
-    a, kept = c.adapter[r], p.kept[s]
-    held = c.ranks[a] == 0 or may_hold(p.holders, s, a)
-    least = _floor(c, kept, r, held)
-    if c.ranks[a] == 0 or not held or least * SAFE >= lowest:
-        return bool(least * SAFE < lowest)
-    row, k = row_of(c, s, a), 3 * c.rank_class[a]
-    if row == 0 or c.adapters[s, row].in_batch == 0:
-        least += kept[k - 2]
-    if row == 0 or c.adapters[s, row].resident == 0:
-        least += kept[k - 1]
-    return bool(least * SAFE < lowest)
+    return bool(_least(c, p, s, r) * SAFE < lowest)
 
 
 @dataclass(frozen=True)
@@ -170,6 +243,8 @@ class Predicted(ScoringRouter):
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Known:
         """With room for what is kept, and what the servers hold."""
-        words, rows = servers.touched_words.size, 3 * servers.classes.shape[1] - 2
-        looked, kept = np.full((8 * words, 6), np.inf), np.full((8 * words, rows), np.inf)
-        return Known(numbers, looked, kept, kept[:words].copy(), new_residents(servers))
+        words, rows = servers.touched_words.size, 3 * servers.classes.shape[1] - 1
+        kept, floors = np.full((rows, 8 * words), np.inf), np.zeros((2, words))
+        looked = np.full((8 * words, 6), np.inf)
+        least = kept[:, :words].copy()
+        return Known(numbers, looked, kept, least, floors, new_residents(servers), new_running(servers))
