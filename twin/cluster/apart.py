@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import njit
 
-from packer.arrays import IntArray
+from packer.arrays import FloatArray, IntArray, Record, record
 from packer.twin.cluster.events import deal
 from packer.twin.cluster.state import Servers, pair_places
 from packer.twin.engine.state import ADAPTER, PLACED, REQUEST, clear_rings, new_links, zeros
+from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.threads import in_threads
 from packer.twin.tuning.state import Tuning
 
@@ -27,17 +29,50 @@ OWN = (
 """Fields of `Servers` with a leading axis for the server that stay where they are."""
 
 
+SENT = record(
+    ("sent_s", "f8"),
+    ("adapter", "i4"),
+    ("prompt", "i4"),
+    ("output", "i4"),
+    ("number", "i4"),  # among all requests
+)
+"""A request, beside the others of its server: to collect these from columns waits for memory once for each."""
+
+
+@njit(**ENGINE_FLAGS)
+def _deal(
+    assigned: IntArray, place: IntArray, sent_s: FloatArray, adapter: IntArray, prompt: IntArray, output: IntArray,
+    dealt: Record,
+) -> None:  # fmt: skip
+    """Write each request to the next place of its server; `place` (S,): the first ones, which go on."""
+    for r in range(assigned.size):
+        s = assigned[r]
+        request = dealt[place[s]]
+        place[s] += 1
+        request.sent_s, request.adapter, request.prompt = sent_s[r], adapter[r], prompt[r]
+        request.output, request.number = output[r], r
+
+
+@njit(**ENGINE_FLAGS)
+def _put(requests: Record, dealt: Record, whole: Record) -> None:
+    """Write the requests of a server to where they belong among all."""
+    for i in range(dealt.size):
+        whole[dealt[i].number] = requests[i]
+
+
 def run_apart(
     servers: Servers, assigned: IntArray, until_s: float, run_until: Callable[..., None], jobs: int
 ) -> None:
     """Each server serves the requests that it is `assigned`, (n,), until `until_s`; `jobs`: of `in_threads`."""
     count = len(servers.wake_s)
     servers.server[:] = assigned
-    numbers = np.argsort(
-        assigned.astype(np.min_scalar_type(count)), kind="stable"
-    )  # of short ones, in linear time
     counts = np.bincount(assigned, minlength=count)
-    own = np.split(numbers, np.cumsum(counts)[:-1])
+    ends = np.cumsum(counts)
+    dealt = np.empty(len(assigned), dtype=SENT)
+    _deal(
+        servers.server, ends - counts, servers.sent_s, servers.adapter, servers.prompt, servers.output, dealt
+    )  # fmt: skip
+    own = np.split(dealt, ends[:-1])
 
     def some(first: int) -> None:
         part = range(first, min(first + SOME, count))
@@ -52,10 +87,11 @@ def run_apart(
 def _room(servers: Servers, n: int) -> dict[str, Any]:
     """Memory for the requests of a server, at most n, and their adapters."""
     rows = min(n, len(servers.ranks))
-    places = pair_places(rows)
+    places, ring = pair_places(rows), int(servers.servers["ring"][0])
     return {
         "requests": zeros((n,), REQUEST),
-        "links": new_links(n, int(servers.servers["ring"][0])),
+        "links": new_links(n, ring),
+        "ends": np.zeros((1, ring), dtype=np.int8),
         "adapters": zeros((1, rows + 1), ADAPTER),
         "heaps": np.zeros((1, 2, rows), dtype=PLACED),
         "pair_key": np.zeros(places, dtype=np.int64),
@@ -64,7 +100,7 @@ def _room(servers: Servers, n: int) -> dict[str, Any]:
 
 
 def _run(
-    servers: Servers, room: dict[str, Any], s: int, own: IntArray, until_s: float, run_until: Callable[..., None]
+    servers: Servers, room: dict[str, Any], s: int, own: Record, until_s: float, run_until: Callable[..., None]
 ) -> None:  # fmt: skip
     """Server `s` serves its `own` requests, which are given to it all at once."""
     n, record = len(own), servers.servers[s]
@@ -72,15 +108,13 @@ def _run(
     one = servers._replace(
         **room,
         **{name: getattr(servers, name)[s : s + 1] for name in OWN},
-        **{name: getattr(servers, name)[own] for name in ("sent_s", "adapter", "prompt", "output")},
+        sent_s=np.ascontiguousarray(own["sent_s"]),
+        **{name: own[name].astype(np.int64) for name in ("adapter", "prompt", "output")},
         server=np.zeros(n, dtype=np.int64),
         tuning=Tuning(servers.tuning.job[s : s + 1], servers.tuning.lengths),
     )
     deal(one, one.server, 0)
     run_until(one, 0, until_s, None)
-    whole, done = (
-        each.view(np.int64).reshape(-1, REQUEST.itemsize // 8) for each in (servers.requests, one.requests)
-    )
-    whole[own] = done[:n]
-    one.adapters[0, : one.seen[0] + 1] = one.requests[:n] = one.pair_key[:] = 0
+    _put(one.requests, own, servers.requests)
+    one.adapters[0, : one.seen[0] + 1] = one.requests[:n] = one.pair_key[:] = one.ends[:] = 0
     clear_rings(one.links, int(record["sentinel"]), len(one.links))

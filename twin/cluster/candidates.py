@@ -56,8 +56,9 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
         raise ValidationError(
             f"Expected a placement for adapters of several base models ({', '.join(workload.models)}): plan.cluster()."
         )
-    placement, number = None, {name: i for i, name in enumerate(workload.names)}
+    placement = None
     if cluster.placement is not None:
+        number = {name: i for i, name in enumerate(workload.names)}
         for name in (name for placed in cluster.placement for name in placed):
             if name not in number:
                 raise ValidationError(f"Expected to place adapters of the workload, got {shown(name)}.")

@@ -110,14 +110,22 @@ class Dispatch:
             raise PluginError(
                 f"Expected router {self.router.name!r} to assign {len(adapter)} requests, got {assigned.shape}."
             )
-        group = c.group[adapter]
-        allowed = np.repeat(np.arange(len(c.start) - 1), np.diff(c.start)) * len(self.cluster) + c.server
-        inside = (assigned >= 0) & (assigned < len(self.cluster))
-        wrong = np.flatnonzero(~(inside & np.isin(group * len(self.cluster) + assigned, allowed)))
+        wrong = self._not_allowed(assigned, adapter, c)
         if len(wrong):
             r = int(wrong[0])
             raise self.wrong(r, int(adapter[r]), float(time_s[r]), assigned[r])
         return assigned.astype(np.int64)
+
+    def _not_allowed(self, assigned: IntArray, adapter: IntArray, c: Candidates) -> IntArray:
+        """Requests whose server may not serve their adapter, by number."""
+        count, sizes = len(self.cluster), np.diff(c.start)
+        inside = (assigned >= 0) & (assigned < count)
+        if np.count_nonzero(sizes) == 1 and inside.all():
+            serves = np.zeros(count, dtype=np.bool_)
+            serves[c.server] = True
+            return np.flatnonzero(~serves[assigned])
+        allowed = np.repeat(np.arange(len(sizes)), sizes) * count + c.server
+        return np.flatnonzero(~(inside & np.isin(c.group[adapter] * count + assigned, allowed)))
 
     def adapter_rows(self, adapter: IntArray) -> int:
         """Adapters that a server has rows for: a little more than it sees of requests that go anywhere.

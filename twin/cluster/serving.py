@@ -197,6 +197,7 @@ class Serving:
             servers.adapters,
             servers.heaps,
             servers.phase,
+            servers.ends,
             servers.sets,
             servers.members,
             servers.series,

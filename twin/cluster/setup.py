@@ -167,11 +167,10 @@ def idle_servers(
     """The servers before the first request, and which engines they run; `rows_each`: room for so many adapters."""
     cluster, duration_s, seed = work.cluster, work.duration_s, work.seed
     n, count = len(time_s), len(own)
-    made = {
-        id(setup): setup.state(duration_s, work.bin_s, seed)
-        for setup in {id(each): each for each in own}.values()
-    }
+    setups = {id(setup): setup for setup in own}
+    made = {key: setup.state(duration_s, work.bin_s, seed) for key, setup in setups.items()}
     states = [made[id(setup)] for setup in own]
+    longest = {key: setup.longest_request() for key, setup in setups.items()}
     ranks = next(iter(kinds.values())).server.workload.ranks
     ring = rows.ring_of(int(marks.output_tokens.max()) if n else 1)
     distinct, rank_class = np.unique(ranks, return_inverse=True)
@@ -205,6 +204,7 @@ def idle_servers(
         series=np.zeros((count, max(state.series.size for state in states)), dtype=np.int64),
         classes=classes,
         phase=np.zeros((count, max(state.phase.size for state in states)), dtype=np.int64),
+        ends=np.zeros((count, ring), dtype=np.int8),
         histogram=np.zeros((count, rows.HISTOGRAM_BINS), dtype=np.int64),
         timeline=np.zeros((count, len(states[0].timeline)), dtype=rows.BIN),
         vector=np.zeros((count, states[0].vector.size)),
@@ -216,7 +216,7 @@ def idle_servers(
         prompt=np.require(marks.input_tokens, np.int64, ["C", "W"]),
         output=np.require(marks.output_tokens, np.int64, ["C", "W"]),
         server=np.full(n, -1, dtype=np.int64),
-        longest=np.array([setup.longest_request() for setup in own], dtype=np.int64),
+        longest=np.array([longest[id(setup)] for setup in own], dtype=np.int64),
         kind=np.array([names.index(kind) for kind in cluster.servers], dtype=np.int64),
         ranks=np.array(ranks),
         rank_class=rank_class.ravel().astype(np.int64) + 1,

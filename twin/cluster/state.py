@@ -63,6 +63,7 @@ class Servers(NamedTuple):
     classes: Record
     heaps: Record
     phase: IntArray
+    ends: ByteArray
     histogram: IntArray
     timeline: Record
     vector: FloatArray
@@ -160,7 +161,7 @@ def state_of(c: Servers, s: int) -> ServerState:
     """One server, as views."""
     return ServerState(
         c.servers[s], c.nothing, c.requests, c.links, c.adapters[s], c.classes[s], c.heaps[s], c.phase[s],
-        c.histogram[s], c.timeline[s], c.vector[0], c.nothing, c.sets[s], c.members[s], c.series[s],
+        c.ends[s], c.histogram[s], c.timeline[s], c.vector[0], c.nothing, c.sets[s], c.members[s], c.series[s],
     )  # fmt: skip
 
 
@@ -221,7 +222,9 @@ def number(c: Servers, s: int, a: int) -> int:
     adapter.blocks = c.blocks[c.kind[s], a]
     adapter.rank_class = c.rank_class[a]
     low, high = c.first[s], c.last[s]
-    while high - low > 1:
+    if high - low == c.ranks.size:  # it may serve all
+        low += a
+    while high - low > 1 and c.served[low] != a:
         middle = (low + high) >> 1
         if c.served[middle] <= a:
             low = middle

@@ -52,7 +52,9 @@ def start_decode(state: ServerState, r: int) -> None:
     server.decodes += 1
     server.context_tokens += request.context
     state.phase[phase_of(state.requests, r, server.block_size)] += 1
-    link_last(state.links["due"], due_bucket(server, request), r)
+    bucket = due_bucket(server, request)
+    state.ends[bucket - server.sentinel] = 1
+    link_last(state.links["due"], bucket, r)
 
 
 @njit(inline="always", **ENGINE_FLAGS)
@@ -129,8 +131,10 @@ def emit(state: ServerState, frontend: Record) -> None:
         counted = begin(state, outputs)
     bucket = server.sentinel + server.bucket
     # `for request in self.running`: they were admitted before those that have their first token now
-    while due[bucket].after != bucket:
-        complete(state, due[bucket].after)
+    if state.ends[server.bucket] == 1:  # the ring itself is seldom in the cache
+        state.ends[server.bucket] = 0
+        while due[bucket].after != bucket:
+            complete(state, due[bucket].after)
     while server.ended > 0:  # in the order of `self.running`, too; an output of one token ends at once
         r = server.ended - 1
         server.ended = requests[r].next

@@ -63,7 +63,7 @@ def oldest(server: Record, adapters: Record, sets: IntArray, idle: int, p: int, 
     if p == NO_LIMIT or (idle > 0 and adapters[idle].last_use < server.step + 1):
         return idle
     row = server.walk_row
-    for i in range(server.oldest[cache], server.set_mask[1 - row] + 1):
+    for i in range(server.oldest[cache], server.set_count[1 - row]):
         a = sets[1 - row, i]
         if a > 0:
             adapter = adapters[a]
@@ -183,7 +183,7 @@ def walk(server: Record, adapters: Record, sets: IntArray, members: Record, load
                 to_visit += bring(server, adapters, sets, loading, a, BEFORE_ALL) - 1
                 if adapters[a].last_use == server.step + 1:  # no longer what the last step touched
                     sets[1 - row, adapters[a].walked[1 - row]] = 0
-        for p in range(server.set_mask[row] + 1):
+        for p in range(server.set_count[row]):
             a = sets[row, p]
             if a == 0:
                 continue

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray, Record, record
+from packer.arrays import ByteArray, FloatArray, IntArray, Record, record
 from packer.terms import LINEAR_TERMS
 
 
@@ -128,7 +128,7 @@ SERVER = record(
     ("joiners", "i8"),  # adapters that joined in this step
     ("entries", "i8"),  # length of the list by entry
     ("set_step", "i8", (2,)),  # the last step whose batch is in each of `sets`, + 1
-    ("set_mask", "i8", (2,)),  # places of each of them, - 1
+    ("set_count", "i8", (2,)),  # adapters in each of them
     ("walk_row", "i8"),  # which of them holds the current step
     ("oldest", "i8", (2,)),  # how far the search for the least recently used adapter has come, by cache
     ("join_step", "i8"),  # last step that adapters joined, + 1
@@ -248,9 +248,10 @@ class ServerState(NamedTuple):
     their own heads in `links`; adapters (m + 1,) of `ADAPTER`; classes (distinct ranks + 1,) of `RANKS`, ascending from
     row 1; heaps (2, m) of `PLACED`: adapters with waiting requests by the first of these, those outside the batch
     and those in it; phase int64 (block_size,): decodes by the step, modulo block_size, in which they need a block;
-    histogram int64 (HISTOGRAM_BINS,) of gaps between tokens; timeline (bins,) of `BIN`; vector float64 (terms,):
+    ends int8 (ring,): 0 for heads in `links` whose rings of requests that finish are empty; histogram int64
+    (HISTOGRAM_BINS,) of gaps between tokens; timeline (bins,) of `BIN`; vector float64 (terms,):
     what the terms of the step law multiply; means float64 (terms + 2,) or (0,): see `charge.add_means`; sets int64
-    (2, places): two sets of adapters of the batch in the order of the walk, at their places in a Python set, and
+    (2, places): two sets of adapters of the batch in the order of the walk, and
     members (places,) of `MEMBER`, one place where no adapter is ever evicted; series int64 (2^k,): hash set of the
     time series of /metrics, (1,) where they are not read.
     """
@@ -263,6 +264,7 @@ class ServerState(NamedTuple):
     classes: Record
     heaps: Record
     phase: IntArray
+    ends: ByteArray
     histogram: IntArray
     timeline: Record
     vector: FloatArray
@@ -367,6 +369,7 @@ def new_state(
         classes=classes,
         heaps=np.zeros((2, len(adapters) - 1), dtype=PLACED),
         phase=np.zeros(server.block_size, dtype=np.int64),
+        ends=np.zeros(server.ring, dtype=np.int8),
         histogram=np.zeros(HISTOGRAM_BINS, dtype=np.int64),
         timeline=np.zeros(int(np.nextafter(server.run_s, 0.0) / server.bin_s) + 1, dtype=BIN),
         vector=np.zeros(terms),

@@ -69,7 +69,7 @@ def as_before(server: Record, step: int, made: int) -> bool:
 
 @njit(**CALLED)
 def order(server: Record, adapters: Record, sets: IntArray, members: Record, step: int) -> int:
-    """The row of `sets` that holds the batch of a step, the current one or the one before, in the order of the walk.
+    """The row of `sets` that begins with the batch of a step, the current one or the one before, as it is walked over.
 
     They are in the list by entry: those in the batch that joined by then, and those touched last in that step.
     Who left earlier is taken out of the list on the way. The row of the current step is made after that of the last.
@@ -96,11 +96,15 @@ def order(server: Record, adapters: Record, sets: IntArray, members: Record, ste
             if 5 * count >= 3 * mask:
                 mask = grow(sets, row, mask, adapters, members, count)
     server.entries = kept
+    count = 0  # only the order matters from now on: the empty places go
     for i in range(mask + 1):
-        if sets[row, i] > 0:
-            adapters[sets[row, i]].walked[row] = i
+        a = sets[row, i]
+        sets[row, count] = a
+        count += a > 0
+    for i in range(count):
+        adapters[sets[row, i]].walked[row] = i
     server.set_step[row] = step + 1
-    server.set_mask[row] = mask
+    server.set_count[row] = count
     return row
 
 

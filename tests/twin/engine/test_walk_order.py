@@ -45,7 +45,7 @@ class Named:
 
 def in_order(server: Record, sets: IntArray, row: int) -> list[int]:
     """Members of one of the two sets, in the order of its places."""
-    places = sets[row, : server.set_mask[row] + 1]
+    places = sets[row, : server.set_count[row]]
     return list(places[places > 0].tolist())
 
 
