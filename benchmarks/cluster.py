@@ -1,7 +1,7 @@
-"""Systems on four servers, tuned alike (README), and what clusters of many servers cost (docs/performance.md).
+"""Systems on four servers, tuned alike (README), with older counts (docs/comparison.md); costs of large clusters.
 
 uv run python benchmarks/cluster.py                # print
-uv run python benchmarks/cluster.py --write        # … and put the tables into README.md and docs/performance.md
+uv run python benchmarks/cluster.py --write        # … into README.md, docs/comparison.md and docs/performance.md
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ COLUMNS = (
     ("mean_tpot_ms", "TPOT, ms", 1),
     ("hit_rate", "hits", 3),
 )
+AGES_S = (0.0, 0.05, 1.0, 5.0)
+"""How old the counts that routers read may be, s."""
 SCALE = ((4, 600.0), (64, 600.0), (1024, 600.0))
 """Servers and simulated seconds."""
 ADAPTERS = 1_000_000
@@ -89,6 +91,23 @@ def systems_table(fleet: packer.Workload, cluster: packer.Cluster) -> str:
     return "\n".join([*lines, "", verdict(fleet, compared, results)])
 
 
+def stale_table(fleet: packer.Workload, cluster: packer.Cluster) -> str:
+    """One row per system that reads counts: the share of the requests that keep the SLO by the age of these."""
+    lines = [
+        "| system | settings | " + " | ".join(f"{age_s:g} s" for age_s in AGES_S) + " |",
+        "|---" * (len(AGES_S) + 2) + "|",
+    ]
+    for name in ("affinity", "llm-d", "vllm"):
+        how, own, settings = tuned(fleet, cluster, name)
+        cells = []
+        for age_s in AGES_S:
+            (found,) = packer.compare_systems(fleet, own, [how], seeds=SEEDS, stats_age_s=age_s)
+            row = found.figures["slo_attainment"]
+            cells.append(f"{row.mean:.3f} ± {(row.high - row.low) / 2:.3f}")
+        lines.append(f"| `{name}` | {settings} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def scale_table() -> str:
     """One row per number of servers, and a straight line through the last two for 100,000."""
     lines = [
@@ -122,16 +141,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Compare systems on four servers, and measure large clusters."
     )
-    parser.add_argument("--write", action="store_true", help="update README.md and docs/performance.md")
-    parser.add_argument("--only", choices=("systems", "scale"), help="one of the two tables")
+    parser.add_argument(
+        "--write", action="store_true", help="update README.md, docs/comparison.md and docs/performance.md"
+    )
+    parser.add_argument("--only", choices=("systems", "stale", "scale"), help="one of the tables")
     options = parser.parse_args()
-    if options.only != "scale":
-        fleet, cluster = packer.read_workload(ROOT / FLEET), packer.read_cluster(ROOT / CLUSTER)
+    fleet, cluster = packer.read_workload(ROOT / FLEET), packer.read_cluster(ROOT / CLUSTER)
+    if options.only in (None, "systems"):
         table = systems_table(fleet, cluster)
         print(table)
         if options.write:
             put(ROOT / "README.md", "systems", table)
-    if options.only != "systems":
+    if options.only in (None, "stale"):
+        table = stale_table(fleet, cluster)
+        print(table)
+        if options.write:
+            put(ROOT / "docs/comparison.md", "stale counts", table)
+    if options.only in (None, "scale"):
         table = scale_table()
         print(table)
         if options.write:
