@@ -74,6 +74,23 @@ class RequestTrace:
             if isinstance(column := getattr(self, each.name), np.ndarray):
                 column.setflags(write=False)
 
+    @classmethod
+    def unchecked(
+        cls,
+        time_s: npt.NDArray[np.float64],
+        adapter: npt.NDArray[np.int64],
+        input_tokens: npt.NDArray[np.int64],
+        output_tokens: npt.NDArray[np.int64],
+    ) -> RequestTrace:
+        """Requests that were simulated, from their columns."""
+        made, write = object.__new__(cls), object.__setattr__
+        given = (time_s, adapter, input_tokens, output_tokens, None, None, None, None)
+        for each, column in zip(fields(cls), given, strict=True):
+            write(made, each.name, column)
+        for column in given[:4]:
+            column.setflags(write=False)
+        return made
+
     def _check_blocks(self) -> None:
         """Each request has the ids of all full blocks of its prompt, and no more than it has blocks."""
         if self.blocks is None:

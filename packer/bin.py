@@ -91,8 +91,8 @@ class Bin:
 
     def workload(self, fleet: Workload) -> Workload:
         """What this server gets of the fleet's traffic."""
-        whole = not self.is_split and self.adapters == tuple(range(len(fleet)))
-        return fleet if whole else fleet.subset(self.adapters, self.shares)
+        all_ = len(self.adapters) == len(fleet) and self.adapters == tuple(range(len(fleet)))
+        return fleet if all_ and not self.is_split else fleet.subset(self.adapters, self.shares)
 
     def rates(self, fleet: Workload) -> npt.NDArray[np.float64]:
         """Rate of each adapter here, float64 (n,), req/s."""

@@ -74,6 +74,8 @@ class Frontier(Conditions):
     """Servers that use more than this of their limits are tried with more slots."""
     number: int = field(default=0, init=False)
     """Of the set of fresh hours that was simulated last."""
+    sets: int = field(default=0, init=False)
+    """Of the next set of fresh hours."""
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
@@ -138,8 +140,15 @@ class Frontier(Conditions):
         if n_gpus not in self._points:
             self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
             trial = Trial(self.kept, self.spare, self.over, self._wide(n_gpus), self.tight)
-            trial.go_on(self._proposals(n_gpus, following))
-            mended = None if trial.holds else self.mended(trial.tried)
+            proposals, mended = self._proposals(n_gpus, following), None
+            # Of wide fleets, whose splits are much alike, each is dealt anew before the next one is tried.
+            for some in ([bins] for bins in proposals) if self._wide(n_gpus) else [proposals]:
+                before = len(trial.tried)
+                trial.go_on(some)
+                if not trial.holds and len(trial.tried) > before:
+                    mended = self.mended(trial.tried[before:])
+                if trial.holds or mended or self.over():
+                    break
             self._points[n_gpus] = self.point_of(mended or trial.best)
         return self._points[n_gpus]
 
@@ -165,17 +174,41 @@ class Frontier(Conditions):
         made = with_best_slots(self.kept, [most], first, self.over)
         return made[0], self.kept.used(made, first)[0]
 
-    def first(self, low: int, high: int) -> int | None:
-        """Fewest GPUs that keep the limits, from `low`, or of a wide fleet where even splits do, to `high`; or None."""
+    def first(self, low: int, high: int, *, fresh: bool = False) -> int | None:
+        """Fewest GPUs that keep the limits, from `low`, or of a wide fleet where even splits do, to `high`; or None.
+
+        `fresh`: the next fresh hours are simulated on the most loaded server of an even split. What breaks it would
+        break the whole plan, and is kept before one is made.
+        """
         if self._wide(low) and high > 1:
-            even = fewest(
-                lambda n: next(chain(self._even(n), self._apart.on(n)), None) is not None,
-                max(2, low),
-                high,
-                self.over,
-            )
+            even = self._first_even(max(2, low), high)
+            if even is not None and fresh and (broken := self._broken_at(even)):
+                self.keep(broken)
+                self.sets += 1
+                even = self._first_even(even, high)
             low = low if even is None else even
         return self.first_that_holds(low, high)
+
+    def _splits(self, n: int) -> Iterator[Sequence[Bin]]:
+        """Even splits, and those of groups of ranks, on `n` servers, whose most loaded server keeps its limits."""
+        return chain(self._even(n), self._apart.on(n))
+
+    def _first_even(self, low: int, high: int) -> int | None:
+        return fewest(lambda n: next(self._splits(n), None) is not None, low, high, self.over)
+
+    def _broken_at(self, n: int) -> Hour | None:
+        """Of the next set of fresh hours the one that breaks the most loaded server of an even split most; or None."""
+        bins = next(self._splits(n), None)
+        if bins is None or not self.kept.all_count or self.over():
+            return None
+        full, _ = self.fullest(bins)
+        broken = self.kept.broken_later([full], self.sets)
+        return max(broken, key=lambda hour: self.kept.used([full], [hour])[0], default=None)
+
+    def fresh_set(self) -> int:
+        """The number of a set of fresh hours in which nothing was judged before."""
+        self.number, self.sets = self.sets, self.sets + 1
+        return self.number
 
     def lower(self, n: int, least: int | None = None) -> int:
         """Fewest GPUs from `least` to `n`, on which the limits are kept: the trees' are narrower than the twin's."""
@@ -284,13 +317,14 @@ class Frontier(Conditions):
         return len(self.workload) > WIDE * n_gpus
 
     def _proposals(self, n_gpus: int, following: int | None = None) -> Iterator[Sequence[Bin]]:
-        """Those of solvers, the even splits, first where a server gets hundreds of adapters, ranks apart, and parts of
-        every adapter on each server.
+        """Those of solvers, the even splits, ranks apart, and parts of every adapter on each server; where a server
+        gets hundreds of adapters the splits alone, the most even one if none keeps the limits.
 
         Of fewer servers than trees ask for only the first one, where a server of it starves in the twin, too.
         """
-        both, wide = (self._even(n_gpus), self._proposed(n_gpus)), self._wide(n_gpus)
-        for number, bins in enumerate(chain(*(both if wide else reversed(both)), self._apart.on(n_gpus))):
+        wide = self._wide(n_gpus)
+        found = self._any_splits(n_gpus) if wide else chain(self._proposed(n_gpus), self._splits(n_gpus))
+        for number, bins in enumerate(found):
             if following is not None and not wide:
                 self._begin(following)
             yield bins
@@ -315,6 +349,20 @@ class Frontier(Conditions):
             elif not self.kept.all_count or kept.used([tried], most=[1.0])[0] <= 1.0:
                 self._slots = tried.max_loras
                 yield with_most_slots(bins, tried.max_loras)
+
+    def _any_splits(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
+        """Splits that may keep the limits; else the most even one, with the slots of the last that did, if any."""
+        none = True
+        for bins in self._splits(n_gpus):
+            none = False
+            yield bins
+        if none:
+            parts, loads = self.parts.spread_over(n_gpus, self.max_replicas), self.workload
+            several = n_gpus > 1 and not self.spare
+            splits = even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ()
+            found = [parts.joined(split) for split in splits]
+            found.sort(key=lambda bins: max(item.offered_tok_s(loads) for item in bins))
+            yield from found[:1] or self._proposed(n_gpus)
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Servers for that many GPUs; with a spare GPU each has slots for every rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,19 +22,23 @@ from packer.twin.hours import Hours
 
 WORTH_GPUS = 5
 """Smaller plans get no such estimate, which takes as long as three to five more servers."""
-STEP = 1.04
-"""Sizes of servers differ by this factor: what breaks the goal is at most so much more than what keeps it."""
-_STEPS = 40
+STEP = 1.02
+"""Rates of servers differ by this factor: what breaks the goal is at most so much more than what keeps it."""
+LEAST, MOST = -12, 20
+"""Steps from the load of a server of the plan: from 0.79 to 1.49 of it."""
+SAMPLES = 3
+"""Servers of each rank: what the middle one of them carries is less chance."""
 SOURCE = "estimate: full servers of one slot rank keep the goal, if none of mixed ranks or other rates carries more"
 
 
 def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
     """An estimate of the GPUs that a fleet needs; None if the known bound is as high.
 
-    For each slot rank one server is filled with a fair sample of the rank's adapters, and with copies if they are few,
-    until it breaks the goal, with any slots, in one of the hours that the plan is held to. The rank takes as many
-    servers as its load is times the server's load. Servers that mix ranks have slots of the largest one for all. It is
-    not known whether the best mix of hot and quiet adapters, or of ranks, carries more than the sample.
+    For each slot rank a few servers get a fair sample of the rank's adapters each, with copies if they are few, as much
+    load as a server of the plan. The rates of a sample are raised, or lowered, until it breaks the goal, with any
+    slots, in one of the hours that the plan is held to. The rank takes as many servers as its load is times the load of
+    the middle one of these. Servers that mix ranks have slots of the largest one for all. It is not known whether the
+    best mix of hot and quiet adapters, or of ranks, carries more than the samples.
     """
     fleet, known = job.parts.fleet, plan.lower_bound or 1.0
     every = job.kept.all_count and not job.replayed
@@ -46,42 +51,72 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
         if share is None:
             return None
         servers += share
-    gpus = math.ceil(servers - 1e-6) * job.size
-    return Bound(float(gpus), SOURCE) if known < gpus <= plan.n_gpus else None
+    gpus = min(math.ceil(servers - 1e-6) * job.size, plan.n_gpus)
+    return Bound(float(gpus), SOURCE) if known < gpus else None
 
 
 def _part_of_a_server(job: Frontier, plan: Plan, members: IntArray, rank: int) -> float | None:
     """How many servers, at the least, adapters of one slot rank take; None where that is not found."""
-    fleet, profile = job.parts.fleet, job.profile
-    loads = fleet.offered_tok_s_by_adapter
+    loads = job.parts.fleet.offered_tok_s_by_adapter
     falling = members[np.argsort(-loads[members], kind="stable")]
     like = [item for item in plan.bins if item.max_lora_rank == rank] or plan.bins
     full = max(like, key=lambda item: item.offered_tok_s(job.workload))
-    guess_tok_s, slots = full.offered_tok_s(job.workload), full.max_loras
-    times = math.ceil(STEP**_STEPS * guess_tok_s / float(loads[members].sum())) + 1
+    guess_tok_s = full.offered_tok_s(job.workload)
+    times = math.ceil(SAMPLES * guess_tok_s / float(loads[members].sum())) + 1
     order = np.tile(falling[np.argsort(golden(len(falling)), kind="stable")], times)
-    sums = np.cumsum(loads[order])
-    near = int(np.searchsorted(sums, guess_tok_s)) + 1
-    order = order[: math.ceil(near * STEP**_STEPS)]
-    sample = replace(
-        fleet, adapters=tuple(replace(fleet.adapters[i], name=f"{k}") for k, i in enumerate(order.tolist()))
-    )
-    kept = KeptHours(sample, sample.scaled(1.0 + (job.margin or 0.0)), job.seed, Hours(job.seed, job.over))
-    kept.hours = [(kept.raised if load is job.raised else sample, seed) for load, seed in job.kept.hours]
+    ends = np.searchsorted(np.cumsum(loads[order]), guess_tok_s * np.arange(SAMPLES + 1)).tolist()
+    samples = [_Sample(job, order[a : max(b, a + 1)], full.max_loras, rank) for a, b in pairwise(ends)]
+    samples[0].search(LEAST, 0, 2)
+    for last, sample in pairwise(samples):  # samples are much alike
+        sample.search(LEAST, last.broken - 1, 1)
+    middle = sorted(samples, key=lambda sample: sample.least_tok_s)[SAMPLES // 2]
+    middle.search_slots()
+    return None if job.over() else float(loads[members].sum()) / middle.least_tok_s
 
-    def size(step: int) -> int:
-        return max(1, min(len(order), round(near * STEP**step)))
 
-    def holds(step: int) -> bool:
-        nonlocal slots
-        made = Bin(tuple(range(size(step))), profile.settings(1, rank), profile)
-        (best,) = with_best_slots(kept, with_most_slots([made], slots), kept.hours, job.over, tight=1.0)
-        if kept.used([best], most=[1.0])[0] > 1.0:
-            return False
-        slots = max(slots, best.max_loras)
-        return True
+class _Sample:
+    """A server of some adapters, by their rows in the fleet, whose rates rise until it breaks the goal."""
 
-    _, broken = reach(holds, -_STEPS, _STEPS, 0, 1, job.over)
-    if broken > _STEPS or job.over():
-        return None
-    return float(loads[members].sum() / sums[size(broken) - 1])
+    def __init__(self, job: Frontier, own: IntArray, slots: int, rank: int) -> None:
+        fleet, every = job.parts.fleet, tuple(range(len(own)))
+        adapters = (replace(fleet.adapters[i], name=f"{k}") for k, i in enumerate(own.tolist()))
+        self.job, self.fleet, self.hours = (
+            job,
+            replace(fleet, adapters=tuple(adapters)),
+            Hours(job.seed, job.over),
+        )
+        (self.server,) = with_most_slots([Bin(every, job.profile.settings(1, rank), job.profile)], slots)
+        self.broken = LEAST
+        """The fewest steps up at which it breaks the goal."""
+
+    @property
+    def least_tok_s(self) -> float:
+        """The least offered load with which it breaks the goal, as far as was looked."""
+        return float(self.fleet.offered_tok_s * STEP**self.broken)
+
+    def kept_at(self, step: int) -> KeptHours:
+        """The hours that the plan is held to, with so many steps more of each rate."""
+        job, fleet = self.job, self.hours.at(self.fleet, STEP**step)
+        kept = KeptHours(
+            fleet, self.hours.at(self.fleet, STEP**step * (1.0 + (job.margin or 0.0))), job.seed, self.hours
+        )
+        kept.hours = [(kept.raised if load is job.raised else fleet, seed) for load, seed in job.kept.hours]
+        return kept
+
+    def search(self, low: int, start: int, step: int) -> None:
+        """Find where it breaks the goal with its slots, from `start` in steps that double."""
+
+        def holds(step: int) -> bool:
+            return self.kept_at(step).used([self.server], most=[1.0])[0] <= 1.0
+
+        self.broken = reach(holds, low, MOST, start, step, self.job.over)[1]
+
+    def search_slots(self) -> None:
+        """With other slots it may carry more."""
+        while self.broken <= MOST and not self.job.over():
+            kept = self.kept_at(self.broken)
+            (other,) = with_best_slots(kept, [self.server], kept.hours, self.job.over, tight=1.0)
+            if kept.used([other], most=[1.0])[0] > 1.0:
+                return
+            self.server = other
+            self.search(self.broken, self.broken, 1)

@@ -164,7 +164,7 @@ class Deployment:
         """From the number of GPUs on which nothing starves."""
         most = self.job.most(self.max_gpus)
         self.low = min(self.job.least() + self.job.spare, most)
-        first = None if self.job.hopeless else self.job.first(self.low, most)
+        first = None if self.job.hopeless else self.job.first(self.low, most, fresh=self.rounds > 0)
         return self._plan(first if first is None or self.rounds else self.job.lower(first))
 
     def _plan(self, first: int | None) -> Plan | None:
@@ -179,7 +179,7 @@ class Deployment:
         if plan.bins == self.confirmed:
             return replace(plan, verified=True)
         job.progress("simulating fresh hours", number + 1, ROUNDS)
-        job.number, job.broken = number, job.kept.broken_later(plan.bins, number)
+        job.broken = job.kept.broken_later(plan.bins, job.fresh_set())
         last = number + 1 == ROUNDS
         if not job.broken:
             self.confirmed = plan.bins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -189,10 +190,35 @@ def cut_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...
 def _marks(workload: Workload, own: list[list[Lengths]], owner: IntArray, seed: int) -> Marks:
     """Marks of requests of these adapters, whose lengths are their `own`."""
     rho, n = workload.length_correlation, len(owner)
-    z_in, z_out = (_drawn(seed, stream, "standard_normal", n) for stream in (2, 3))
-    if rho:
-        z_out = z_out * np.sqrt(1.0 - rho * rho) + rho * z_in
-    return Marks(owner, _at_normal(own[0], owner, z_in), _at_normal(own[1], owner, z_out))
+
+    def tokens(side: int) -> IntArray:
+        lengths = own[side]
+        if all(each is lengths[0] for each in lengths):
+            return _tokens(lengths[0], side, rho, seed, n)
+        return _at_normal(lengths, owner, _scores(side, rho, seed, n))
+
+    return Marks(owner, tokens(0), tokens(1))
+
+
+def _scores(side: int, rho: float, seed: int, n: int) -> FloatArray:
+    """Normal scores of the lengths of the first n requests, those of outputs correlated with those of prompts."""
+    z = _drawn(seed, 2 + side, "standard_normal", n)
+    if side and rho:
+        z = z * math.sqrt(1.0 - rho * rho) + rho * _scores(0, rho, seed, n)
+    return z
+
+
+def _tokens(lengths: Lengths, side: int, rho: float, seed: int, n: int) -> IntArray:
+    """Lengths of the first n requests where all adapters have the same, int64 (n,), read-only: as with `_drawn`."""
+    kept = _kept(seed, side, id(lengths), rho)
+    tokens = kept[0][0] if kept else np.zeros(0, dtype=np.int64)
+    if len(tokens) < n:
+        z = _scores(side, rho, seed, max(n, min(2 * len(tokens), MOST_KEPT)))
+        tokens = in_parts(lambda part: lengths.at_normal(z[part]), len(z))
+        tokens.setflags(write=False)
+        if len(tokens) <= MOST_KEPT:
+            kept[:] = ((tokens, lengths),)
+    return tokens[:n]
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
@@ -326,8 +352,6 @@ def _at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntA
     objects = {id(each): each for each in lengths}  # adapters share them: a hash of each would take longest
     number: dict[Lengths, int] = {}
     place = {key: number.setdefault(each, len(number)) for key, each in objects.items()}
-    if len(number) == 1:
-        return in_parts(lambda part: lengths[0].at_normal(z[part]), len(z))
     group = np.array([place[id(each)] for each in lengths], dtype=np.int64)
     return in_parts(lambda part: each_at_normal(list(number), group[adapter[part]], z[part]), len(z))
 

@@ -219,7 +219,8 @@ def kept_requests(sim: Run) -> tuple[BoolArray, BoolArray]:
     gaps = np.maximum(requests.output_tokens - 1, 1)
     broke: BoolArray = np.zeros(len(requests), dtype=np.bool_)
     for what, column in sim.workload.slo.of_requests(sim.workload).items():
-        limit_ms = column[requests.adapter]
+        same = len(column) > 0 and bool((column == column[0]).all())
+        limit_ms = column[0] if same else column[requests.adapter]
         if what == "itl":
             with np.errstate(invalid="ignore"):
                 broke |= raw.finished & ((raw.finish_s - raw.first_s) * 1e3 > limit_ms * gaps)

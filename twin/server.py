@@ -350,7 +350,7 @@ class Server:
             sent_tokens += n_refused * workload.offered_tok_s / workload.rate
         requests = state.requests[taken]
         return Raw(
-            RequestTrace(requests["sent_s"].copy(), marks.adapter[taken], prompt, output), refused,
+            RequestTrace.unchecked(requests["sent_s"].copy(), marks.adapter[taken], prompt, output), refused,
             sent_tokens, requests["first_seen_s"].copy(), requests["finish_seen_s"].copy(),
             requests["status"] == rows.FINISHED, state.server, state.histogram, state.timeline,
             state.means, requests, None if tuning is None else tuning.job, self._found(state, pool, taken),

@@ -187,8 +187,10 @@ def is_stable(sim: Run) -> bool:
 def _waiting_at_last(sim: Run) -> float:
     """Mean number of requests that wait for their first token in the last third; more than it is by rounding."""
     start_s, end_s = sim.duration_s * 2.0 / 3.0, sim.duration_s
-    first_s = np.where(np.isnan(sim.raw.first_s), end_s, sim.raw.first_s)
-    waited_s = np.clip(first_s, start_s, end_s) - np.clip(sim.raw.requests.time_s, start_s, end_s)
+    late = np.flatnonzero(~(sim.raw.first_s <= start_s))
+    first_s = sim.raw.first_s[late]
+    first_s = np.where(np.isnan(first_s), end_s, first_s)
+    waited_s = np.clip(first_s, start_s, end_s) - np.clip(sim.raw.requests.time_s[late], start_s, end_s)
     return float(waited_s.sum()) / (end_s - start_s) * (1.0 + 1e-9)
 
 

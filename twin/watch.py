@@ -50,11 +50,12 @@ class Watch:
         limit_ms = workload.slo.column(workload, "p95_ttft_ms") * self.most * _ABOVE
         if not np.isfinite(limit_ms).any():
             return
-        done = np.flatnonzero(
-            (state.requests["status"] == FINISHED) & (state.requests["finish_seen_s"] <= now_s)
-        )
-        owner = state.requests["owner"][done]
-        ttft_ms = (state.requests["first_seen_s"][done] - state.requests["sent_s"][done]) * 1e3
+        sent = state.requests[: int(state.server["sent"])]
+        done = np.flatnonzero((sent["status"] == FINISHED) & (sent["finish_seen_s"] <= now_s))
+        owner = sent["owner"][done]
+        ttft_ms = (sent["first_seen_s"][done] - sent["sent_s"][done]) * 1e3
+        if ttft_ms.max(initial=0.0) <= limit_ms.min():
+            return
         m = len(workload)
         offered, completed = (
             np.bincount(state.requests["owner"], minlength=m),
@@ -70,9 +71,7 @@ class Watch:
         if int((own | pooled).sum()) <= allowed:
             return
         which = late & own[owner] if own.any() else ttft_ms > limit_ms[pooled].min()
-        certain_s = _when(
-            state.requests["finish_seen_s"][done][which], owner[which], offered, pooled=not own.any()
-        )
+        certain_s = _when(sent["finish_seen_s"][done][which], owner[which], offered, pooled=not own.any())
         blocks = float(state.timeline["kv_blocks"].sum()) / now_s / max(1, int(state.server["kv_blocks"]))
         raise BrokenError(self.most, certain_s / duration_s, blocks)
 

@@ -78,22 +78,31 @@ def place(task: Engines) -> BoolArray:
     copies = np.zeros(n, dtype=np.int64)
     failed = np.zeros(n, dtype=bool)
     spare, held = free, np.zeros(task.engines, dtype=np.int64)
-    while True:
-        adapter = next_adapter(task, copies, failed)
-        if adapter is None:
-            return holds
+
+    def give(adapter: int) -> bool:
+        """One more replica, on the engine with the fewest adapters of those with room."""
         room = np.minimum(free, spare) + _TOLERANCE * task.capacity
         fitting = np.flatnonzero(~holds[adapter] & (task.sizes[adapter] <= room))
         if not fitting.size:
-            failed[adapter] = True
-            continue
+            return False
         engine = fitting[held[fitting].argmin()]
         holds[adapter, engine] = True
         held[engine] += 1
         free[engine] -= task.sizes[adapter]
         copies[adapter] += 1
+        return True
+
+    # Room only gets less until each has a replica: what finds none in this pass would find none later.
+    for adapter in np.argsort(-task.shares, kind="stable").tolist():
+        give(adapter)
+    spare = _spare(task, holds, free) if copies.all() else free
+    while (adapter := next_adapter(task, copies, failed)) is not None:
+        if not give(adapter):
+            failed[adapter] = True
+            continue
         failed[:] = False
         spare = _spare(task, holds, free) if copies.all() else free
+    return holds
 
 
 def next_adapter(task: Engines, copies: IntArray, failed: BoolArray) -> int | None:
