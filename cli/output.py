@@ -233,7 +233,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    class Bars(Progress):
+    class ProgressBars(Progress):
         """A bar and the time that remains, only where it is known how much there is to do."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
@@ -242,7 +242,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
 
     text = TextColumn("{task.description}", markup=False)
     whole = (text, TimeElapsedColumn(), BarColumn(), TimeRemainingColumn())
-    with Bars(console=console(stderr=True), transient=True) as bar:
+    with ProgressBars(console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def update(what: str, done: int, total: int) -> None:

@@ -18,7 +18,7 @@ from packer.errors import IncompatibleError, LiveError, OutputError, PackerError
 from packer.gpu import base_model
 from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet, LiveState
-from packer.live.host import Models, Running, ShellCommand
+from packer.live.host import Models, RunningServer, ShellCommand
 from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
 from packer.moves import Placement, ordered
@@ -40,7 +40,7 @@ class Acting:
     def __init__(self, plan: Plan, fleet: LiveFleet, say: Callable[[str], None] = lambda _text: None) -> None:
         pairs = zip(fleet.servers, fleet.addresses(), strict=True)
         self.plan, self.fleet, self.say = plan, fleet, say
-        self.servers = [Running(host, where, fleet.limits) for host, where in pairs]
+        self.servers = [RunningServer(host, where, fleet.limits) for host, where in pairs]
         self.numbers = {each.name: s for s, each in enumerate(self.servers)}
         names, ranks = plan.workload.names, plan.workload.ranks.tolist()
         self.ranks: dict[str, int] = dict(zip(names, ranks, strict=True))
@@ -64,7 +64,7 @@ class Acting:
     def look(self) -> list[Models | str]:
         """What each server serves, or why it does not answer, asked twice."""
 
-        def one(server: Running) -> Models | str:
+        def one(server: RunningServer) -> Models | str:
             try:
                 return server.models()
             except LiveError:

@@ -36,7 +36,7 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningServer:
     """A server at its address; every call raises `LiveError` where no good answer comes in time."""
 
     host: Host

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from packer.errors import LiveError
 from packer.live.act import AT_ONCE
-from packer.live.host import Running
+from packer.live.host import RunningServer
 from packer.live.metrics import Page, grown, page_of
 
 PRIOR = 10.0
@@ -43,7 +43,7 @@ class Traffic:
     which are proportional to its load (Little's law); the planned shares count as `PRIOR` further looks.
     """
 
-    servers: Sequence[Running]
+    servers: Sequence[RunningServer]
     span_s: float
     looks: list[deque[Page]] = field(default_factory=list)
     times_s: deque[float] = field(default_factory=deque)
@@ -54,7 +54,7 @@ class Traffic:
     def scrape(self, now_s: float, which: Iterable[int]) -> list[str]:
         """Read the pages of these servers; returns why some could not be read."""
 
-        def one(server: Running) -> Page | str:
+        def one(server: RunningServer) -> Page | str:
             try:
                 return page_of(server.metrics(), now_s)
             except LiveError as error:

@@ -30,11 +30,9 @@ def measure_workload(
     of the normal scores of length / the adapter's mean length. Sessions and shared prefixes are those of the trace's
     sessions, blocks and cached tokens, if it has them; bursts are then those of first turns.
 
-    `trace`: its requests must have adapters, and the adapters ranks.
-    `replay`: keep the requests as they were instead of random arrivals.
-    `window_s`: measure bursts within windows of this length (`measure_arrivals`), for a fleet that gets the rates of
-    one of them; None measures them over the whole trace.
-    `name`: what the workload is called; None takes the trace's source.
+    `trace`: its requests have adapters, and the adapters ranks. `replay`: keep the requests as they were instead of
+    random arrivals. `window_s`: measure bursts within windows of this length (`measure_arrivals`), for a fleet that has
+    the rates of one of them; None: over the whole trace. `name`: of the workload; None: the trace's source.
     """
     if trace.adapter is None or trace.ranks is None:
         raise ValidationError("Expected a trace with adapters and ranks: assign them first.")
