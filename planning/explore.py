@@ -23,7 +23,7 @@ from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
 from packer.planning.solve import solve
-from packer.planning.splits import EVENER, SLOTS, even_splits
+from packer.planning.splits import EVENER, SLOTS, even_splits, most_even
 from packer.planning.trial import Trial
 from packer.predictors.content import caches_prefixes
 from packer.predictors.learned import TreePredictor
@@ -357,12 +357,9 @@ class Frontier(Conditions):
             none = False
             yield bins
         if none:
-            parts, loads = self.parts.spread_over(n_gpus, self.max_replicas), self.workload
-            several = n_gpus > 1 and not self.spare
-            splits = even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ()
-            found = [parts.joined(split) for split in splits]
-            found.sort(key=lambda bins: max(item.offered_tok_s(loads) for item in bins))
-            yield from found[:1] or self._proposed(n_gpus)
+            parts, several = self.parts.spread_over(n_gpus, self.max_replicas), n_gpus > 1 and not self.spare
+            even = most_even(parts.fleet, self.profile, n_gpus, self._slots) if several else None
+            yield from self._proposed(n_gpus) if even is None else [parts.joined(even)]
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Servers for that many GPUs; with a spare GPU each has slots for every rank."""

@@ -41,6 +41,13 @@ def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -
             yield [server_of(fleet, profile, part, slots) for part in parts]
 
 
+def most_even(fleet: Workload, profile: Profile, n: int, slots: int) -> list[Bin] | None:
+    """The even split whose fullest server has least load; None for fewer adapters than servers."""
+    loads = fleet.offered_tok_s_by_adapter
+    splits = even_splits(fleet, profile, n, slots)
+    return min(splits, key=lambda bins: _fullest([item.adapters for item in bins], loads), default=None)
+
+
 def _fullest(parts: Sequence[Sequence[int]], loads: FloatArray) -> float:
     """Load of the fullest part."""
     return max(float(loads[list(part)].sum()) for part in parts)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,13 +12,13 @@ import numpy.typing as npt
 
 from packer.adapter import MIN_RATE
 from packer.arrays import FloatArray, IntArray, in_parts
-from packer.arrival import Arrivals, Bursts, RequestTrace
+from packer.arrival import Arrivals, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS, Lengths, each_at_normal
 from packer.profile import Profile
 from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
-from packer.twin.bursts import in_bursts, integrated, own_streams
+from packer.twin.bursts import in_bursts, own_streams
 from packer.twin.engine.content import (
     Content,
     blocks_of_sessions,
@@ -28,11 +26,10 @@ from packer.twin.engine.content import (
     content_of_blocks,
     content_of_prefixes,
 )
+from packer.twin.streams import MOST_KEPT, common_clock, drawn_numbers, generator, kept_for
 from packer.workload import Workload
 
 MAX_REQUESTS = 100_000_000
-MOST_KEPT = 2**16
-"""So many requests of a server are kept at most: a search simulates it with several slots and rates."""
 SIDES = ("input_tokens", "output_tokens")
 EARLIER = 6.0
 """Mean lengths of the longest sessions from which on sessions are drawn before the run."""
@@ -105,7 +102,7 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
         )
     arrivals = workload.arrivals
     alone = arrivals.own is not None or arrivals.kind not in ("poisson", "bursty")
-    kept = _kept(seed, duration_s, arrivals, rates.tobytes() if alone else workload.rate)
+    kept = kept_for(seed, duration_s, arrivals, rates.tobytes() if alone else workload.rate)
     drawn = kept[0] if kept else _draw_times(workload, duration_s, seed)
     if len(drawn[0]) <= MOST_KEPT:
         kept[:] = (drawn,)
@@ -116,14 +113,16 @@ def _draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[Float
     """See `draw_times`."""
     arrivals, rates, expected = workload.arrivals, workload.rates, workload.rate * duration_s
     if arrivals.own is not None:
-        return own_streams(_generator(seed, 0), _generator(seed, 4), arrivals, rates, duration_s)
+        return own_streams(generator(seed, 0), generator(seed, 4), arrivals, rates, duration_s)
     if arrivals.kind not in ("poisson", "bursty"):
-        return _by_adapter(_generator(seed, 0), arrivals, rates, duration_s)
-    time_s = np.cumsum(_drawn(seed, 0, "standard_exponential", int(expected + 6 * np.sqrt(expected) + 16)))
+        return _by_adapter(generator(seed, 0), arrivals, rates, duration_s)
+    time_s = np.cumsum(
+        drawn_numbers(seed, 0, "standard_exponential", int(expected + 6 * np.sqrt(expected) + 16))
+    )
     time_s /= workload.rate
     time_s = time_s[: np.searchsorted(time_s, duration_s)]
     if arrivals.common is not None:
-        time_s = in_bursts(_common_clock(seed, arrivals.common, duration_s), time_s, duration_s)
+        time_s = in_bursts(common_clock(seed, arrivals.common, duration_s), time_s, duration_s)
     return time_s, None
 
 
@@ -162,10 +161,10 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
     if adapter is not None:
         return _marks(workload, own, adapter[:n], seed)
     shares = np.round(np.cumsum(workload.rates) / workload.rates.sum(), 12)  # the same whatever their unit
-    kept = _kept(seed, workload.length_correlation, shares.tobytes(), *map(id, own[0]), *map(id, own[1]))
+    kept = kept_for(seed, workload.length_correlation, shares.tobytes(), *map(id, own[0]), *map(id, own[1]))
     marks = kept[0] if kept else None
     if marks is None or len(marks.adapter) < n:
-        marks = _marks(workload, own, _choose(_drawn(seed, 1, "random", n), shares), seed)
+        marks = _marks(workload, own, _choose(drawn_numbers(seed, 1, "random", n), shares), seed)
         if n <= MOST_KEPT:
             kept[:] = marks, own
     return Marks(marks.adapter[:n], marks.input_tokens[:n], marks.output_tokens[:n])
@@ -202,15 +201,15 @@ def _marks(workload: Workload, own: list[list[Lengths]], owner: IntArray, seed: 
 
 def _scores(side: int, rho: float, seed: int, n: int) -> FloatArray:
     """Normal scores of the lengths of the first n requests, those of outputs correlated with those of prompts."""
-    z = _drawn(seed, 2 + side, "standard_normal", n)
+    z = drawn_numbers(seed, 2 + side, "standard_normal", n)
     if side and rho:
         z = z * math.sqrt(1.0 - rho * rho) + rho * _scores(0, rho, seed, n)
     return z
 
 
 def _tokens(lengths: Lengths, side: int, rho: float, seed: int, n: int) -> IntArray:
-    """Lengths of the first n requests where all adapters have the same, int64 (n,), read-only: as with `_drawn`."""
-    kept = _kept(seed, side, id(lengths), rho)
+    """Lengths of the first n requests where all adapters have the same, int64 (n,), as `drawn_numbers`."""
+    kept = kept_for(seed, side, id(lengths), rho)
     tokens = kept[0][0] if kept else np.zeros(0, dtype=np.int64)
     if len(tokens) < n:
         z = _scores(side, rho, seed, max(n, min(2 * len(tokens), MOST_KEPT)))
@@ -219,46 +218,6 @@ def _tokens(lengths: Lengths, side: int, rho: float, seed: int, n: int) -> IntAr
         if len(tokens) <= MOST_KEPT:
             kept[:] = ((tokens, lengths),)
     return tokens[:n]
-
-
-def _generator(seed: int, stream: int) -> np.random.Generator:
-    """Times, adapters and lengths each have their own stream, so that more of one does not change another."""
-    return np.random.default_rng(np.random.SeedSequence([seed, 0x7061636B, stream]))
-
-
-def _drawn(seed: int, stream: int, distribution: str, n: int) -> FloatArray:
-    """The first n numbers of a stream, float64 (n,), read-only: a search simulates many servers with the same seeds."""
-    kept = _kept(seed, stream)
-    numbers = kept[0] if kept else np.zeros(0)
-    if len(numbers) < n:
-        longest = max(n, min(2 * len(numbers), MOST_KEPT))
-        numbers = getattr(_generator(seed, stream), distribution)(longest)
-        numbers.setflags(write=False)
-        if longest <= MOST_KEPT:
-            kept[:] = (numbers,)
-    return numbers[:n]
-
-
-@lru_cache(maxsize=64)
-def _kept(*_key: object) -> list[Any]:
-    """A place for what was drawn last, which threads replace whole, and what the ids of its key belong to."""
-    return []
-
-
-@lru_cache(maxsize=4)
-def _place(*_key: object) -> tuple[Lock, list[Any]]:
-    """A place for what takes long to draw, and a lock so that one thread draws it and others wait."""
-    return Lock(), []
-
-
-def _common_clock(seed: int, bursts: Bursts, duration_s: float) -> tuple[FloatArray, FloatArray]:
-    """The clock of the bursts that all adapters share: the same for all servers of a fleet."""
-    lock, kept = _place(seed, bursts, duration_s)
-    with lock:
-        if not kept:
-            kept.append(integrated(_generator(seed, 4), bursts, duration_s))
-    clock: tuple[FloatArray, FloatArray] = kept[0]
-    return clock
 
 
 def _choose(u: FloatArray, cumulative: FloatArray) -> IntArray:
@@ -378,7 +337,7 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     )
     start_s, owner = draw_times(starts, before_s + duration_s, seed)
     owner = _lengths_of(starts, owner, len(start_s), seed).adapter
-    count = _generator(seed, 5).geometric(1.0 / turns[owner])
+    count = generator(seed, 5).geometric(1.0 / turns[owner])
     ends = np.cumsum(count)
     session, total = np.repeat(np.arange(len(count)), count), int(count.sum())
     turn = np.arange(total) - np.repeat(ends - count, count)
@@ -392,7 +351,7 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     adapter = owner[session]
     thought_s = np.array([0.0 if each is None else each.think_s for each in own])[adapter]
     wait_s = FIRST_TOKEN_S + PER_TOKEN_S * marks.output_tokens
-    wait_s += thought_s * _generator(seed, 6).standard_exponential(total)
+    wait_s += thought_s * generator(seed, 6).standard_exponential(total)
     time_s = start_s[session] - before_s + summed(wait_s) - wait_s
     prompt = summed(marks.input_tokens + marks.output_tokens) - marks.output_tokens
     here = (time_s >= 0.0) & (time_s < duration_s) & (prompt <= MAX_TOKENS)

@@ -17,7 +17,7 @@ from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.sessions import Sessions
 from packer.testing.analytic import small_profile
-from packer.twin import arrivals as drawing
+from packer.twin import streams
 from packer.twin.arrivals import (
     blocks_of_prefixes,
     cut_words,
@@ -60,7 +60,7 @@ def test_what_was_drawn_before_changes_nothing(arrivals: Arrivals) -> None:
     """Requests are the same bytes whether the numbers of their seed are drawn anew or kept from other servers."""
     draw_requests(FLEET.scaled(2.0).with_arrivals(arrivals), 700.0, 7)
     kept = draw_requests(FLEET.with_arrivals(arrivals), 500.0, 7)
-    drawing._kept.cache_clear()
+    streams.kept_for.cache_clear()
     anew = draw_requests(FLEET.with_arrivals(arrivals), 500.0, 7)
     for column in ("time_s", "adapter", "input_tokens", "output_tokens"):
         assert getattr(kept, column).tobytes() == getattr(anew, column).tobytes()
@@ -71,8 +71,10 @@ def test_threads_draw_what_one_draws() -> None:
     counts = [50_000, 10, 30_000, 1_000, 80_000, 5] * 4
     with ThreadPoolExecutor(6) as pool:
         for seed in range(3):
-            found = list(pool.map(lambda n, seed=seed: drawing._drawn(seed, 2, "standard_normal", n), counts))
-            whole = drawing._generator(seed, 2).standard_normal(max(counts))
+            found = list(
+                pool.map(lambda n, seed=seed: streams.drawn_numbers(seed, 2, "standard_normal", n), counts)
+            )
+            whole = streams.generator(seed, 2).standard_normal(max(counts))
             assert all(np.array_equal(each, whole[:n]) for each, n in zip(found, counts, strict=True))
 
 
@@ -169,7 +171,7 @@ def test_requests_drawn_in_parts_are_those_drawn_at_once(monkeypatch: pytest.Mon
         found = []
         for part in (2**18, 7):
             monkeypatch.setattr("packer.arrays.PART", part)
-            drawing._kept.cache_clear()
+            streams.kept_for.cache_clear()
             found.append(draw_requests(fleet, 20.0, 3))
         for column in ("time_s", "adapter", "input_tokens", "output_tokens"):
             assert getattr(found[0], column).tobytes() == getattr(found[1], column).tobytes()
