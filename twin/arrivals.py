@@ -15,7 +15,7 @@ from packer.arrays import FloatArray, IntArray, in_parts
 from packer.arrival import Arrivals, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError
-from packer.lengths import MAX_TOKENS, Lengths, each_at_normal
+from packer.lengths import MAX_TOKENS, Lengths
 from packer.profile import Profile
 from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
 from packer.twin.bursts import in_bursts, own_streams
@@ -26,6 +26,7 @@ from packer.twin.engine.content import (
     content_of_blocks,
     content_of_prefixes,
 )
+from packer.twin.own_lengths import at_normal, identities, own_lengths
 from packer.twin.streams import MOST_KEPT, common_clock, drawn_numbers, generator, kept_for
 from packer.workload import Workload
 
@@ -157,11 +158,11 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
         return Marks(
             trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], blocks, None, priority, sessions,
         )  # fmt: skip
-    own = [[getattr(a, side) or getattr(workload, side) for a in workload.adapters] for side in SIDES]
+    own = [own_lengths(workload, side) for side in SIDES]
     if adapter is not None:
         return _marks(workload, own, adapter[:n], seed)
     shares = np.round(np.cumsum(workload.rates) / workload.rates.sum(), 12)  # the same whatever their unit
-    kept = kept_for(seed, workload.length_correlation, shares.tobytes(), *map(id, own[0]), *map(id, own[1]))
+    kept = kept_for(seed, workload.length_correlation, shares.tobytes(), *map(identities, own))
     marks = kept[0] if kept else None
     if marks is None or len(marks.adapter) < n:
         marks = _marks(workload, own, _choose(drawn_numbers(seed, 1, "random", n), shares), seed)
@@ -192,9 +193,9 @@ def _marks(workload: Workload, own: list[list[Lengths]], owner: IntArray, seed: 
 
     def tokens(side: int) -> IntArray:
         lengths = own[side]
-        if all(each is lengths[0] for each in lengths):
+        if len(set(map(id, lengths))) == 1:
             return _tokens(lengths[0], side, rho, seed, n)
-        return _at_normal(lengths, owner, _scores(side, rho, seed, n))
+        return at_normal(lengths, owner, _scores(side, rho, seed, n))
 
     return Marks(owner, tokens(0), tokens(1))
 
@@ -214,8 +215,8 @@ def _tokens(lengths: Lengths, side: int, rho: float, seed: int, n: int) -> IntAr
     if len(tokens) < n:
         z = _scores(side, rho, seed, max(n, min(2 * len(tokens), MOST_KEPT)))
         tokens = in_parts(lambda part: lengths.at_normal(z[part]), len(z))
-        tokens.setflags(write=False)
         if len(tokens) <= MOST_KEPT:
+            tokens.setflags(write=False)
             kept[:] = ((tokens, lengths),)
     return tokens[:n]
 
@@ -306,15 +307,6 @@ def _unpredictable(
     return np.concatenate(pieces)
 
 
-def _at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntArray:
-    """Lengths at normal scores, of each adapter its own."""
-    objects = {id(each): each for each in lengths}  # adapters share them: a hash of each would take longest
-    number: dict[Lengths, int] = {}
-    place = {key: number.setdefault(each, len(number)) for key, each in objects.items()}
-    group = np.array([place[id(each)] for each in lengths], dtype=np.int64)
-    return in_parts(lambda part: each_at_normal(list(number), group[adapter[part]], z[part]), len(z))
-
-
 def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
     """Requests of `duration_s` seconds in sessions; some sessions began earlier (see `packer.sessions`).
 
@@ -376,5 +368,5 @@ def _turn_lengths(workload: Workload) -> list[list[Lengths]]:
         first = adapter.input_tokens or workload.input_tokens
         prefix = adapter.shared_prefix_tokens
         added.append(first if own is None else first.scaled(own.added_tokens(first.expected, prefix)))
-    sides = [[getattr(a, side) or getattr(workload, side) for a in workload.adapters] for side in SIDES]
+    sides = [own_lengths(workload, side) for side in SIDES]
     return [sides[0] + added, sides[1] + sides[1]]
