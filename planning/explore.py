@@ -268,7 +268,7 @@ class Frontier(Conditions):
         for n, point in list(self._points.items()):
             if n == first or (n > first and self.parts.parts != before):
                 del self._points[n]
-            elif n > first:
+            elif n > first and point.holds and not self.kept.holds(point.plan.bins, self.spare):
                 self._points[n] = self.point_of(point.plan.bins)
 
     def as_learned(self, parts: Replicas) -> Workload:
