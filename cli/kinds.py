@@ -90,10 +90,7 @@ class KindArguments(ServerSettings):
 
 
 def _by_profile(name: str, what: str, given: Sequence[str], profiles: Sequence[str]) -> dict[str, float]:
-    """Numbers for some of the profiles, given as PROFILE=NUMBER; whole ones for the number of GPUs.
-
-    A NUMBER alone is that of the only profile.
-    """
+    """Numbers given as PROFILE=NUMBER, whole ones of GPUs; a NUMBER alone is that of the only profile."""
     found = {}
     for item in given:
         profile, said, text = item.rpartition("=")
@@ -103,8 +100,7 @@ def _by_profile(name: str, what: str, given: Sequence[str], profiles: Sequence[s
             value = float(text)
         except ValueError:
             value = -1.0
-        whole = what == "PRICE" or value.is_integer()
-        if profile not in profiles or not 0.0 <= value < 1e9 or not whole:
+        if profile not in profiles or not (0.0 <= value < 1e9 and (what == "PRICE" or value.is_integer())):
             number = "a price" if what == "PRICE" else "a whole number"
             raise click.UsageError(
                 f"{name}: expected PROFILE={what} with one of {', '.join(profiles)} and {number} >= 0, "

@@ -21,10 +21,7 @@ from packer.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature: name, unit, its description in words, and how it changes when all rates grow by one factor.
-
-    `trend` 1: it grows, so that starvation may only become likelier with it; -1: it falls.
-    """
+    """A feature; `trend`: as all rates grow it grows (1), so that starvation may only get likelier, or falls (-1)."""
 
     name: str
     unit: str
