@@ -25,12 +25,12 @@ from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_mo
 from packer.planning.solve import solve
 from packer.planning.splits import EVENER, SLOTS, even_splits, most_even
 from packer.planning.trial import Trial
-from packer.predictors.content import caches_prefixes
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.search import fewest
 from packer.solvers.base import limit_of
 from packer.solvers.evaluator import rate_margin_for
+from packer.twin.engine_rules import caches_prefixes
 from packer.twin.hours import Hours
 from packer.words import counted
 from packer.workload import Workload

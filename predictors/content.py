@@ -14,7 +14,6 @@ from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.memo import Memo
-from packer.twin.engine_rules import caches_prefixes as caches_prefixes
 from packer.workload import Workload
 
 Factors = FloatArray | float
