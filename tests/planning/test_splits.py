@@ -90,3 +90,35 @@ def test_a_wide_fleet_takes_no_more_gpus_than_its_even_splits(server: Profile) -
     assert best.n_gpus > 1
     for bins in even_splits(fleet, server, best.n_gpus - 1) if best.n_gpus > 2 else ():
         assert not job.kept.holds(bins)
+
+
+def test_a_fresh_hour_that_breaks_the_fullest_server_is_kept_before_a_plan_is_made(
+    server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is made for it at once, and judged by the next set of fresh hours."""
+    job = Frontier(wide_fleet(3 * WIDE, 0.05), server)
+    hour, asked = (job.workload, 99), []
+
+    def broken_later(bins: list[Bin], number: int) -> list[tuple[Workload, int]]:
+        asked.append((len(bins), number))
+        return [hour]
+
+    monkeypatch.setattr(job.kept, "broken_later", broken_later)
+    found = job.first(2, 6, fresh=True)
+    assert asked == [(1, 0)]
+    assert job.kept.hours[0] == hour
+    assert job.fresh_set() == 1
+    assert found is not None
+    assert job.kept.holds(job.at(found).plan.bins)
+
+
+def test_where_no_split_holds_the_most_even_one_is_shown(server: Profile) -> None:
+    """Its fullest server has no more load than that of any other split."""
+    fleet = wide_fleet(6 * WIDE, 0.2)
+    job = Frontier(fleet, server)
+    (shown,) = job._proposals(2)
+    assert not job.kept.holds(shown)
+    others = even_splits(fleet, server, 2)
+    assert max(item.offered_tok_s(fleet) for item in shown) == min(
+        max(item.offered_tok_s(fleet) for item in split) for split in others
+    )
