@@ -233,7 +233,12 @@ class FleetFile:
     workload_path: str = argument("WORKLOAD")
 
     def fleet(self) -> Workload:
-        """The workload in the file."""
+        """The workload in the file; of a trace with timestamps in steps that is said."""
         from packer.io.workloads import read_workload
 
-        return read_workload(self.workload_path)
+        found = read_workload(self.workload_path)
+        if found.arrivals.trace is not None and (step_s := found.arrivals.trace.step_s):
+            from packer.operate.observe import stepped
+
+            note(stepped(step_s), quiet=bool(click.get_current_context().params.get("quiet")))
+        return found

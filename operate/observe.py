@@ -190,6 +190,7 @@ def replayed_trace(fleet: Workload) -> Trace:
     return Trace(
         replayed.time_s, replayed.input_tokens, replayed.output_tokens, np.searchsorted(seen, replayed.adapter),
         names, ranks, source=fleet.name, blocks=replayed.blocks, sessions=replayed.sessions,
+        step_s=replayed.step_s,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ class RequestTrace:
     request whose prompt is at least as long as all that was said before in its session begins with that.
     `priority`: int64 (n,): of each request, smaller ones first, on servers with `scheduling_policy` "priority". None:
     that of its adapter.
+    `step_s`: the times were recorded in multiples of this, s, and are spread over each step; 0: they were not.
     """
 
     time_s: npt.NDArray[np.float64]
@@ -46,6 +47,7 @@ class RequestTrace:
     end_s: float | None = field(default=None, kw_only=True)
     sessions: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
     priority: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
+    step_s: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         n = len(self.time_s)
@@ -84,7 +86,7 @@ class RequestTrace:
     ) -> RequestTrace:
         """Requests that were simulated, from their columns."""
         made, write = object.__new__(cls), object.__setattr__
-        given = (time_s, adapter, input_tokens, output_tokens, None, None, None, None)
+        given = (time_s, adapter, input_tokens, output_tokens, None, None, None, None, 0.0)
         for each, column in zip(fields(cls), given, strict=True):
             write(made, each.name, column)
         for column in given[:4]:

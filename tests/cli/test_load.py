@@ -16,6 +16,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def test_steps_of_timestamps_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests of a trace in whole steps are spread over each, which every command that takes it says."""
+    rows = "".join(f"{3 * (k // 4)},a{k % 2},8,300,20\n" for k in range(400))
+    Path("trace.csv").write_text("timestamp,adapter,rank,input_tokens,output_tokens\n" + rows)
+    for words in (["solve", "trace.csv", "-o", "a.json"], ["simulate", "trace.csv", "--max-loras", "2"]):
+        assert run(words) == 0
+        assert "timestamps come in steps of 3 s" in " ".join(capsys.readouterr().err.split())
+        assert run([*words, "--quiet", "--force"]) == 0
+        assert "steps" not in capsys.readouterr().err
+
+
 def test_a_trace_is_planned_for_its_busiest_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A trace of requests gets the plan of its busiest hour, which is said; or that of its requests as they were."""
     times = [*(4.0 * k for k in range(900)), *(3600.0 + 0.5 * k for k in range(7200))]
