@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -36,27 +37,46 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
 
     For each slot rank a few servers get a fair sample of the rank's adapters each, with copies if they are few, as much
     load as a server of the plan. The rates of a sample are raised, or lowered, until it breaks the goal, with any
-    slots, in one of the hours that the plan is held to. The rank takes as many servers as its load is times the load of
-    the middle one of these. Servers that mix ranks have slots of the largest one for all. It is not known whether the
+    slots, in one of the hours that the plan is held to: the middle one of these says what a server of that rank
+    carries. Servers that mix ranks carry what those of their largest one do. It is not known whether the
     best mix of hot and quiet adapters, or of ranks, carries more than the samples.
     """
     fleet, known = job.parts.fleet, plan.lower_bound or 1.0
     every = job.kept.all_count and not job.replayed
     if not every or plan.n_gpus < WORTH_GPUS or known >= plan.n_gpus or job.over():
         return None
-    ranks = slot_ranks(fleet.ranks)
-    servers = 0.0
+    ranks, loads = slot_ranks(fleet.ranks), fleet.offered_tok_s_by_adapter
+    offered_tok_s, most_tok_s = [], []
     for rank in np.unique(ranks).tolist():
-        share = _part_of_a_server(job, plan, np.flatnonzero(ranks == rank), rank)
-        if share is None:
+        members = np.flatnonzero(ranks == rank)
+        most = _most_tok_s(job, plan, members, rank)
+        if most is None:
             return None
-        servers += share
-    gpus = min(math.ceil(servers - 1e-6) * job.size, plan.n_gpus)
+        offered_tok_s.append(float(loads[members].sum()))
+        most_tok_s.append(most)
+    gpus = min(fewest_servers(offered_tok_s, most_tok_s) * job.size, plan.n_gpus)
     return Bound(float(gpus), SOURCE) if known < gpus else None
 
 
-def _part_of_a_server(job: Frontier, plan: Plan, members: IntArray, rank: int) -> float | None:
-    """How many servers, at the least, adapters of one slot rank take; None where that is not found."""
+def fewest_servers(offered_tok_s: Sequence[float], most_tok_s: Sequence[float]) -> int:
+    """The fewest servers for loads by rising slot rank, of which a server of each rank carries so much.
+
+    What is left over of a rank has a server of its own, or goes to servers of the next rank, which carry no more.
+    """
+    most = np.maximum.accumulate(np.array(most_tok_s)[::-1])[::-1].tolist()
+    last, fewest = len(most) - 1, math.inf
+    for passed_on in product((False, True), repeat=last):
+        servers, left = 0, 0.0
+        for k, (offered, carried) in enumerate(zip(offered_tok_s, most, strict=True)):
+            number = (left + offered) / carried
+            whole = math.floor(number + 1e-6) if k < last and passed_on[k] else math.ceil(number - 1e-6)
+            servers, left = servers + whole, max(0.0, left + offered - whole * carried)
+        fewest = min(fewest, servers)
+    return int(fewest)
+
+
+def _most_tok_s(job: Frontier, plan: Plan, members: IntArray, rank: int) -> float | None:
+    """The load that a server of adapters of one slot rank carries, tok/s; None if the search was cut short."""
     loads = job.parts.fleet.offered_tok_s_by_adapter
     falling = members[np.argsort(-loads[members], kind="stable")]
     like = [item for item in plan.bins if item.max_lora_rank == rank] or plan.bins
@@ -71,7 +91,7 @@ def _part_of_a_server(job: Frontier, plan: Plan, members: IntArray, rank: int) -
         sample.search(LEAST, last.broken - 1, 1)
     middle = sorted(samples, key=lambda sample: sample.least_tok_s)[SAMPLES // 2]
     middle.search_slots()
-    return None if job.over() else float(loads[members].sum()) / middle.least_tok_s
+    return None if job.over() else middle.least_tok_s
 
 
 class _Sample:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from packer import Adapter, Bin, Workload
 from packer.planning.explore import Frontier
-from packer.planning.fullest import SOURCE, STEP, by_full_servers
+from packer.planning.fullest import SOURCE, STEP, by_full_servers, fewest_servers
 from packer.planning.settle import with_best_slots
 from packer.profile import Profile
 from packer.search import reach
@@ -52,3 +56,25 @@ def test_copies_fill_a_server_where_a_rank_is_rare(job: Frontier, server: Profil
     assert alone is not None
     assert both is not None
     assert both.value <= alone.value + 1.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(1.0, 3.0)), min_size=1, max_size=4),
+)
+def test_what_is_left_over_of_a_rank_goes_to_larger_slots_or_has_a_server(
+    loads: list[tuple[float, float]],
+) -> None:
+    """As few servers as a search over all numbers of each rank finds, where small ranks may go to larger slots."""
+    offered, carried = zip(*loads, strict=True)
+    most = [max(carried[k:]) for k in range(len(carried))]
+
+    def enough(numbers: tuple[int, ...]) -> bool:
+        left = 0.0
+        for load, each, n in zip(offered, most, numbers, strict=True):
+            left = max(0.0, left + load - n * each)
+        return left <= 1e-6
+
+    found = fewest_servers(offered, carried)
+    highest = [math.ceil(sum(offered) / each) for each in most]
+    every = product(*(range(n + 1) for n in highest))
+    assert found == min(sum(numbers) for numbers in every if enough(numbers))
