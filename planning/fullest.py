@@ -63,11 +63,10 @@ def fewest_servers(offered_tok_s: Sequence[float], most_tok_s: Sequence[float]) 
 
     What is left over of a rank has a server of its own, or goes to servers of the next rank, which carry no more.
     """
-    most = np.maximum.accumulate(np.array(most_tok_s)[::-1])[::-1].tolist()
-    last, fewest = len(most) - 1, math.inf
+    last, fewest = len(most_tok_s) - 1, math.inf
     for passed_on in product((False, True), repeat=last):
         servers, left = 0, 0.0
-        for k, (offered, carried) in enumerate(zip(offered_tok_s, most, strict=True)):
+        for k, (offered, carried) in enumerate(zip(offered_tok_s, most_tok_s, strict=True)):
             number = (left + offered) / carried
             whole = math.floor(number + 1e-6) if k < last and passed_on[k] else math.ceil(number - 1e-6)
             servers, left = servers + whole, max(0.0, left + offered - whole * carried)

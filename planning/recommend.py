@@ -152,6 +152,7 @@ class Deployment:
     def __post_init__(self) -> None:
         self.workload, self.hours, self.over = self.job.workload, self.job.hours, self.job.over
         self.rounds = ROUNDS * (self.job.verify and not self.job.replayed)
+        self.job.sets = 0  # a search that goes on with the plans of another is judged as that was
 
     def explored(self) -> FrontierPoint | None:
         """The point with the fewest GPUs that holds, None if there is none, once the others are made."""

@@ -59,14 +59,14 @@ def test_copies_fill_a_server_where_a_rank_is_rare(job: Frontier, server: Profil
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(1.0, 3.0)), min_size=1, max_size=4),
+    st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(1.0, 3.0)), min_size=1, max_size=3),
 )
 def test_what_is_left_over_of_a_rank_goes_to_larger_slots_or_has_a_server(
     loads: list[tuple[float, float]],
 ) -> None:
     """As few servers as a search over all numbers of each rank finds, where small ranks may go to larger slots."""
     offered, carried = zip(*loads, strict=True)
-    most = [max(carried[k:]) for k in range(len(carried))]
+    most = sorted(carried, reverse=True)
 
     def enough(numbers: tuple[int, ...]) -> bool:
         left = 0.0
@@ -74,7 +74,7 @@ def test_what_is_left_over_of_a_rank_goes_to_larger_slots_or_has_a_server(
             left = max(0.0, left + load - n * each)
         return left <= 1e-6
 
-    found = fewest_servers(offered, carried)
+    found = fewest_servers(offered, most)
     highest = [math.ceil(sum(offered) / each) for each in most]
     every = product(*(range(n + 1) for n in highest))
     assert found == min(sum(numbers) for numbers in every if enough(numbers))

@@ -122,3 +122,14 @@ def test_where_no_split_holds_the_most_even_one_is_shown(server: Profile) -> Non
     assert max(item.offered_tok_s(fleet) for item in shown) == min(
         max(item.offered_tok_s(fleet) for item in split) for split in others
     )
+
+
+def test_a_search_that_goes_on_finds_what_the_first_one_found(server: Profile) -> None:
+    """It begins with the same fresh hours, so that both name the same number of servers."""
+    job = Frontier(wide_fleet(WIDE, 0.05), server)
+    points = [Deployment(job).explored() for _ in range(2)]
+    assert points[0] is not None
+    assert points[1] is not None
+    assert points[0].n_gpus == points[1].n_gpus
+    job.sets = 5
+    assert Deployment(job).job.sets == 0
