@@ -72,10 +72,8 @@ class Frontier(Conditions):
     """Servers on which nothing starves, by trees: fewer are given up where one starves in the twin, too."""
     tight: float = field(default=TIGHT, init=False)
     """Servers that use more than this of their limits are tried with more slots."""
-    number: int = field(default=0, init=False)
-    """Of the set of fresh hours that was simulated last."""
     sets: int = field(default=0, init=False)
-    """Of the next set of fresh hours."""
+    """Number of the next set of fresh hours."""
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
@@ -205,10 +203,10 @@ class Frontier(Conditions):
         broken = self.kept.broken_later([full], self.sets)
         return max(broken, key=lambda hour: self.kept.used([full], [hour])[0], default=None)
 
-    def fresh_set(self) -> int:
-        """The number of a set of fresh hours in which nothing was judged before."""
-        self.number, self.sets = self.sets, self.sets + 1
-        return self.number
+    @property
+    def number(self) -> int:
+        """Of the set of fresh hours that was simulated last; 0 before the first."""
+        return max(0, self.sets - 1)
 
     def lower(self, n: int, least: int | None = None) -> int:
         """Fewest GPUs from `least` to `n`, on which the limits are kept: the trees' are narrower than the twin's."""

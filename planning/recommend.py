@@ -180,7 +180,8 @@ class Deployment:
         if plan.bins == self.confirmed:
             return replace(plan, verified=True)
         job.progress("simulating fresh hours", number + 1, ROUNDS)
-        job.broken = job.kept.broken_later(plan.bins, job.fresh_set())
+        job.sets += 1
+        job.broken = job.kept.broken_later(plan.bins, job.number)
         last = number + 1 == ROUNDS
         if not job.broken:
             self.confirmed = plan.bins

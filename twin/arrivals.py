@@ -27,7 +27,7 @@ from packer.twin.engine.content import (
     content_of_prefixes,
 )
 from packer.twin.own_lengths import at_normal, identities, own_lengths
-from packer.twin.streams import MOST_KEPT, common_clock, drawn_numbers, generator, kept_for
+from packer.twin.streams import MOST_KEPT, common_clock, drawn_numbers, first_of, generator, kept_for
 from packer.workload import Workload
 
 MAX_REQUESTS = 100_000_000
@@ -210,15 +210,12 @@ def _scores(side: int, rho: float, seed: int, n: int) -> FloatArray:
 
 def _tokens(lengths: Lengths, side: int, rho: float, seed: int, n: int) -> IntArray:
     """Lengths of the first n requests where all adapters have the same, int64 (n,), as `drawn_numbers`."""
-    kept = kept_for(seed, side, id(lengths), rho)
-    tokens = kept[0][0] if kept else np.zeros(0, dtype=np.int64)
-    if len(tokens) < n:
-        z = _scores(side, rho, seed, max(n, min(2 * len(tokens), MOST_KEPT)))
-        tokens = in_parts(lambda part: lengths.at_normal(z[part]), len(z))
-        if len(tokens) <= MOST_KEPT:
-            tokens.setflags(write=False)
-            kept[:] = ((tokens, lengths),)
-    return tokens[:n]
+
+    def draw(most: int) -> IntArray:
+        z = _scores(side, rho, seed, most)
+        return in_parts(lambda part: lengths.at_normal(z[part]), len(z))
+
+    return first_of(kept_for(seed, side, id(lengths), rho), n, draw, lengths)
 
 
 def _choose(u: FloatArray, cumulative: FloatArray) -> IntArray:

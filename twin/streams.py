@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from packer.arrays import FloatArray
 from packer.arrival import Bursts
 from packer.twin.bursts import integrated
 
+Numbers = TypeVar("Numbers", bound=npt.NDArray[Any])
 MOST_KEPT = 2**16
 """So many requests of a server are kept at most: a search simulates it with several slots and rates."""
 
@@ -23,15 +26,28 @@ def generator(seed: int, stream: int) -> np.random.Generator:
 
 def drawn_numbers(seed: int, stream: int, distribution: str, n: int) -> FloatArray:
     """The first n numbers of a stream, float64 (n,), read-only: a search simulates many servers with the same seeds."""
-    kept = kept_for(seed, stream)
-    numbers = kept[0] if kept else np.zeros(0)
-    if len(numbers) < n:
-        longest = max(n, min(2 * len(numbers), MOST_KEPT))
-        numbers = getattr(generator(seed, stream), distribution)(longest)
+
+    def draw(most: int) -> FloatArray:
+        numbers: FloatArray = getattr(generator(seed, stream), distribution)(most)
+        return numbers
+
+    return first_of(kept_for(seed, stream), n, draw)
+
+
+def first_of(kept: list[Any], n: int, draw: Callable[[int], Numbers], *alive: object) -> Numbers:
+    """The first n of what is drawn, (n,), read-only; what was drawn before is taken where it is enough.
+
+    `draw`: the first numbers, as many as are asked for. `alive`: what the ids of the key of `kept` belong to.
+    """
+    numbers: Any = kept[0][0] if kept else None
+    if numbers is None or len(numbers) < n:
+        before = 0 if numbers is None else len(numbers)
+        numbers = draw(max(n, min(2 * before, MOST_KEPT)))
         numbers.setflags(write=False)
-        if longest <= MOST_KEPT:
-            kept[:] = (numbers,)
-    return numbers[:n]
+        if len(numbers) <= MOST_KEPT:
+            kept[:] = ((numbers, *alive),)
+    first: Numbers = numbers[:n]
+    return first
 
 
 @lru_cache(maxsize=64)

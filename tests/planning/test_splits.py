@@ -107,7 +107,7 @@ def test_a_fresh_hour_that_breaks_the_fullest_server_is_kept_before_a_plan_is_ma
     found = job.first(2, 6, fresh=True)
     assert asked == [(1, 0)]
     assert job.kept.hours[0] == hour
-    assert job.fresh_set() == 1
+    assert job.sets == 1
     assert found is not None
     assert job.kept.holds(job.at(found).plan.bins)
 
