@@ -99,11 +99,8 @@ class _Sample:
     def __init__(self, job: Frontier, own: IntArray, slots: int, rank: int) -> None:
         fleet, every = job.parts.fleet, tuple(range(len(own)))
         adapters = (replace(fleet.adapters[i], name=f"{k}") for k, i in enumerate(own.tolist()))
-        self.job, self.fleet, self.hours = (
-            job,
-            replace(fleet, adapters=tuple(adapters)),
-            Hours(job.seed, job.over),
-        )
+        self.job, self.hours = job, Hours(job.seed, job.over)
+        self.fleet = replace(fleet, adapters=tuple(adapters))
         (self.server,) = with_most_slots([Bin(every, job.profile.settings(1, rank), job.profile)], slots)
         self.broken = LEAST
         """The fewest steps up at which it breaks the goal."""

@@ -133,12 +133,12 @@ def note_residents(c: Servers, known: Residents, s: int) -> None:
 
 
 @njit(**INLINED)
-def holders_among(known: Residents, word: int, a: int) -> int:
-    """Which of eight servers may hold the adapter, as bits: the others have it neither in a slot nor in the batch."""
-    return int(known.bits[row_of_bits(known.bits, a), word])
+def servers_among(bits: BitArray, word: int, a: int) -> int:
+    """Which of eight servers may have the adapter where these bits say it, as bits: the others have not."""
+    return int(bits[row_of_bits(bits, a), word])
 
 
 @njit(**INLINED)
-def may_hold(known: Residents, s: int, a: int) -> bool:
-    """False: the adapter is neither in a slot of the server nor in its batch."""
-    return bool((holders_among(known, s >> 3, a) >> (s & 7)) & 1)
+def may_have(bits: BitArray, s: int, a: int) -> bool:
+    """False: the server does not have the adapter where these bits say it."""
+    return bool((servers_among(bits, s >> 3, a) >> (s & 7)) & 1)

@@ -101,15 +101,3 @@ def note_running(c: Servers, known: Running, s: int) -> None:
     if server.join_step != seen[0] or server.leave_step != seen[1] or begun < seen[2]:
         _follow(c, known, s, begun)
     seen[2] = begun
-
-
-@njit(**INLINED)
-def runners_among(known: Running, word: int, a: int) -> int:
-    """Which of eight servers may have the adapter in their batch, as bits: the others have not."""
-    return int(known.bits[row_of_bits(known.bits, a), word])
-
-
-@njit(**INLINED)
-def may_run(known: Running, s: int, a: int) -> bool:
-    """False: the adapter is not in the batch of the server."""
-    return bool((runners_among(known, s >> 3, a) >> (s & 7)) & 1)

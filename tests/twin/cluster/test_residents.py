@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from packer.twin.cluster.residents import Residents, may_hold, new_residents, note_residents
+from packer.twin.cluster.residents import Residents, may_have, new_residents, note_residents
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.state import Servers
 
@@ -22,8 +22,8 @@ def note(c: Servers, known: Residents, s: int) -> None:
 
 @njit
 def may(known: Residents, s: int, a: int) -> bool:
-    """`may_hold`, which only kernels call."""
-    return bool(may_hold(known, s, a))
+    """`may_have`, which only kernels call."""
+    return bool(may_have(known.bits, s, a))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from packer.twin.cluster.residents import row_of_bits
+from packer.twin.cluster.residents import may_have, row_of_bits
 from packer.twin.cluster.routers.base import AnyCluster, Request
-from packer.twin.cluster.running import Running, may_run, new_running, note_running
+from packer.twin.cluster.running import Running, new_running, note_running
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.state import Servers
 from packer.twin.cluster.view import ClusterView
@@ -24,8 +24,8 @@ def note(c: Servers, known: Running, s: int) -> None:
 
 @njit
 def may(known: Running, s: int, a: int) -> bool:
-    """`may_run`, which only kernels call."""
-    return bool(may_run(known, s, a))
+    """`may_have`, which only kernels call."""
+    return bool(may_have(known.bits, s, a))
 
 
 @njit

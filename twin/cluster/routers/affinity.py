@@ -10,7 +10,7 @@ from numba import njit
 from packer import checks
 from packer.arrays import FloatArray
 from packer.twin.cluster.routers.base import ScoringRouter
-from packer.twin.cluster.residents import Residents, holders_among, may_hold, new_residents, note_residents
+from packer.twin.cluster.residents import Residents, may_have, new_residents, note_residents, servers_among
 from packer.twin.cluster.routers.most_idle import no_requests, note_requests
 from packer.twin.cluster.state import Servers, on_gpu
 from packer.twin.engine.content import Content
@@ -39,14 +39,18 @@ def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
     least, a = p.least[word], c.adapter[r]
     if least >= lowest:
         return 0
-    return 255 if c.ranks[a] == 0 or least + p.numbers[0] < lowest else int(holders_among(p.holders, word, a))
+    return (
+        255
+        if c.ranks[a] == 0 or least + p.numbers[0] < lowest
+        else int(servers_among(p.holders.bits, word, a))
+    )
 
 
 @njit(**INLINED)
 def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
     """Whether its requests are fewer, with the slack where it certainly does not hold the adapter."""
     number, a = p.requests[s], c.adapter[r]
-    if c.ranks[a] > 0 and number < lowest and not may_hold(p.holders, s, a):
+    if c.ranks[a] > 0 and number < lowest and not may_have(p.holders.bits, s, a):
         number += p.numbers[0]
     return bool(number < lowest)
 
@@ -55,7 +59,7 @@ def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
 def _score(c: Servers, p: Known, s: int, r: int) -> float:
     """Its requests, and the slack if the adapter must be loaded."""
     number, a = p.requests[s], c.adapter[r]
-    held = c.ranks[a] == 0 or (may_hold(p.holders, s, a) and on_gpu(c, s, a))
+    held = c.ranks[a] == 0 or (may_have(p.holders.bits, s, a) and on_gpu(c, s, a))
     return float(number if held else number + p.numbers[0])
 
 

@@ -11,11 +11,11 @@ from numba import njit
 
 from packer.arrays import FloatArray, IntArray
 from packer.twin.cluster.residents import (
-    BitArray, Residents, holders_among, may_hold, new_residents, note_residents, row_of_bits,
+    BitArray, Residents, may_have, new_residents, note_residents, row_of_bits, servers_among,
 )  # fmt: skip
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, prefill_floor, rank_floors, ranks_of, step_ms
-from packer.twin.cluster.running import Running, may_run, new_running, note_running
+from packer.twin.cluster.running import Running, new_running, note_running
 from packer.twin.cluster.state import Servers, on_gpu, outstanding
 from packer.twin.engine.content import Content
 from packer.twin.flags import CALLED, INLINED
@@ -78,7 +78,7 @@ def latency_ms(c: Servers, output_tokens: float, s: int, r: int, may_be_held: bo
 @njit(**INLINED)
 def _score(c: Servers, p: Known, s: int, r: int) -> float:
     """Predicted latency of the request, ms."""
-    return float(latency_ms(c, p.numbers[0], s, r, may_hold(p.holders, s, c.adapter[r])))
+    return float(latency_ms(c, p.numbers[0], s, r, may_have(p.holders.bits, s, c.adapter[r])))
 
 
 @njit(**INLINED)
@@ -142,11 +142,11 @@ def _in_batch(c: Servers, p: Known, s: int, r: int) -> float:
 def _least(c: Servers, p: Known, s: int, r: int) -> float:
     """What the request takes at least on a server."""
     a, rows = c.adapter[r], p.kept.shape[0]
-    if c.ranks[a] == 0 or may_run(p.running, s, a):
+    if c.ranks[a] == 0 or may_have(p.running.bits, s, a):
         return float(_in_batch(c, p, s, r))
     k = 3 * c.rank_class[a] - 2
     least = p.kept[k, s] + p.kept[rows - 1, s] * c.prompt[r]
-    return float(least if may_hold(p.holders, s, a) else least + p.kept[k + 1, s])
+    return float(least if may_have(p.holders.bits, s, a) else least + p.kept[k + 1, s])
 
 
 @njit(**CALLED)
@@ -222,7 +222,9 @@ def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
     """All, if their smallest terms may be below that with a load; without one those that may hold the adapter."""
     if p.floors[0, word] * SAFE >= lowest:
         return 0
-    return 255 if p.floors[1, word] * SAFE < lowest else int(holders_among(p.holders, word, c.adapter[r]))
+    return (
+        255 if p.floors[1, word] * SAFE < lowest else int(servers_among(p.holders.bits, word, c.adapter[r]))
+    )
 
 
 @njit(**INLINED)
