@@ -224,7 +224,8 @@ class Frontier(Conditions):
             return min(
                 (n for n, each in self._points.items() if low <= n <= high and each.holds), default=None
             )
-        return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over)
+        # Steps grow slowly: the number is near `low`, and a plan on more GPUs takes more hours.
+        return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over, same=2)
 
     def extend(self, low: int, high: int, servers: float = math.inf) -> None:
         """Add points upward from `low` until one more GPU gains little, or they have so many servers together."""

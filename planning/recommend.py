@@ -259,8 +259,9 @@ class Deployment:
         return () if self.over() and any(room.headroom is None for room in found) else found
 
     def prove(self, plan: Plan) -> Plan:
-        """By load, relative to the twin; by an estimate: a search with trained trees, for Poisson arrivals, that finds
-        no fuller servers whose median TTFT and mean ITL are within the goal, or by full servers of each slot rank."""
+        """By load, relative to the twin; by an estimate: full servers of each slot rank, or for small plans a search
+        with trained trees, for Poisson arrivals, that finds no fuller servers whose median TTFT and mean ITL are within
+        the goal."""
         job = self.job
         ttft_ms, itl_ms = (float(each.max()) for each in job.workload.slo.columns(job.workload))
         goal = Slo(stable=True).within(
@@ -271,12 +272,14 @@ class Deployment:
             job.workload, (job.profile,), goal, Evaluator(TwinPredictor(seed=job.seed), goal, margin), seed=job.seed,
             stop=job.stop, time_limit_s=limit_of(job.remaining_s()),
         )  # fmt: skip
-        search = None
-        if job.kept.all_count and not job.over():
-            fleet = job.as_learned(job.parts)
-            search = replace(posed, workload=fleet, evaluator=Evaluator(job.predictor, goal, margin))
-        plan = bounded(posed, plan, simulated=False, search=search)
-        return told(posed, plan, by_full_servers(job, plan))
+        plan = bounded(posed, plan, simulated=False)
+        if (full := by_full_servers(job, plan)) is not None:
+            return told(posed, plan, full)
+        if not job.kept.all_count or job.over():
+            return plan
+        fleet = job.as_learned(job.parts)
+        search = replace(posed, workload=fleet, evaluator=Evaluator(job.predictor, goal, margin))
+        return bounded(posed, plan, simulated=False, search=search)
 
     def at_rates(self, workload: Workload) -> Plan | None:
         """The plan at other rates, without fresh hours."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.goal import STATISTICS
 from packer.io.frames import pl
+from packer.twin.quantiles import by_group
 
 if TYPE_CHECKING:
     from packer.twin.run import Run
@@ -51,18 +52,7 @@ def p95_ttft_ms(sim: Run) -> FloatArray:
 
     Interpolated linearly between requests, as `numpy.quantile` does.
     """
-    out = np.full(len(sim.workload), np.nan)
-    order = sim.ttft_order
-    short = sim.owners[order].astype(np.min_scalar_type(len(out)))  # NumPy sorts 16 bits by radix
-    values = sim.ttft_ms[order[np.argsort(short, kind="stable")]]
-    number = sim.completed_of.astype(np.int64)
-    some = np.flatnonzero(number)
-    start = (np.cumsum(number) - number)[some]
-    place = 0.95 * (number[some] - 1)
-    below = np.floor(place).astype(np.int64)
-    above = np.minimum(below + 1, number[some] - 1)
-    out[some] = values[start + below] + (place - below) * (values[start + above] - values[start + below])
-    return out
+    return by_group(sim.ttft_ms, sim.owners, sim.completed_of.astype(np.int64), 0.95)
 
 
 def mean_itl_ms(sim: Run) -> FloatArray:
@@ -124,12 +114,12 @@ def judged_ms(sim: Run, key: str) -> FloatArray:
         own_ms = np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0)
         return np.where(sim.completed_of >= MEAN_FROM, own_ms, server_ms)
     values, owners = sim.requests_ms(what)
-    order = np.lexsort((values, owners))
-    values, owners = values[order], owners[order]
     count = np.bincount(owners, minlength=len(sim.workload))
-    own = np.zeros(len(count))
-    for adapter, part in enumerate(np.split(values, np.cumsum(count)[:-1])):
-        own[adapter] = statistic_of(part, statistic) if len(part) else 0.0
+    if statistic == "mean":
+        own = ratio(np.bincount(owners, values, len(count)), count)
+    else:
+        own = by_group(values, owners, count, STATISTICS[statistic])
+    own = np.nan_to_num(own, nan=0.0)
     everyone = statistic_of(values, statistic) if len(values) else 0.0
     enough = ENOUGH[statistic]
     few_ms = np.where(count >= MEAN_FROM, own / FEW_MAY_REACH, 0.0)
@@ -174,17 +164,20 @@ def few_used(sim: Run) -> float:
     limits = sim.workload.slo.column(sim.workload, "p95_ttft_ms")[few] * FEW_MAY_REACH
     if not few.any() or sim.ttft_ms.max() <= limits.min():
         return 0.0
-    waits = sim.ttft_ms[sim.ttft_order]
+    # With a tenth of all waits beyond its levels one adapter alone exceeds `FEW_CHANCE`: shorter ones decide nothing.
+    n = len(sim.ttft_ms)
+    halves, tenth = [(n - 1) // 2, n // 2], 9 * n // 10
+    ordered = np.partition(sim.ttft_ms, [*halves, tenth])
+    usual, waits = float(ordered[halves].mean()), np.sort(ordered[tenth:])
     (number, limits), times = np.unique(np.array([number[few], limits]), axis=1, return_counts=True)
     place = 0.95 * (number - 1)
     part, above = np.maximum(place % 1.0, 1e-9), number - 1 - np.floor(place)
-    usual = float(waits[(len(waits) - 1) // 2] + waits[len(waits) // 2]) / 2.0
 
     def expected(used: float) -> float:
         """Adapters beyond: by the upper of the two requests around the percentile alone, or by both."""
         levels = used * limits
         both, upper = (
-            1.0 - np.searchsorted(waits, each, side="right") / len(waits)
+            (len(waits) - np.searchsorted(waits, each, side="right")) / n
             for each in (levels, usual + (levels - usual) / part)
         )
         beyond = np.maximum(_more_than(above, number, both), _more_than(above - 1, number, upper))

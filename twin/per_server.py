@@ -28,17 +28,13 @@ def mean(values: FloatArray) -> float:
 
 
 def quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
-    """Their quantiles at these shares; NaN without values."""
-    return tuple(np.quantile(values, shares).tolist()) if len(values) else (math.nan,) * len(shares)
-
-
-def quantiles_of_sorted(values: FloatArray, *shares: float) -> tuple[float, ...]:
-    """Those of rising values, as `numpy.quantile` interpolates them, without its search for their places."""
-    found = []
-    for share in shares if len(values) else ():
-        place = (len(values) - 1) * share
-        below = math.floor(place)
-        low, high = float(values[below]), float(values[min(below + 1, len(values) - 1)])
+    """Their quantiles at these shares, as `numpy.quantile` interpolates them, in less time; NaN without values."""
+    places = [(len(values) - 1) * share for share in shares if len(values)]
+    near = {min(k, len(values) - 1) for place in places for k in (int(place), int(place) + 1)}
+    ordered, found = np.partition(values, sorted(near)) if near else values, []
+    for place in places:
+        below = int(place)
+        low, high = float(ordered[below]), float(ordered[min(below + 1, len(values) - 1)])
         part = place - below
         found.append(low + (high - low) * part if part < 0.5 else high - (high - low) * (1.0 - part))
     return tuple(found) or (math.nan,) * len(shares)

@@ -211,11 +211,7 @@ class Run:
 
     mean_ttft_ms = cached_property(lambda self: by_server.mean(self.ttft_ms))
     """Mean TTFT."""
-    ttft_order = cached_property(lambda self: np.argsort(self.ttft_ms))
-    """Completed requests by rising TTFT, int64 (completed,)."""
-    ttft_quantiles_ms = cached_property(
-        lambda self: by_server.quantiles_of_sorted(self.ttft_ms[self.ttft_order], 0.5, 0.95, 0.99)
-    )
+    ttft_quantiles_ms = cached_property(lambda self: by_server.quantiles(self.ttft_ms, 0.5, 0.95, 0.99))
     """Median, 95th and 99th percentile of TTFT."""
     median_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[0]))
     """Median TTFT."""

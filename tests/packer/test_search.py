@@ -7,8 +7,8 @@ import pytest
 from packer.search import fewest, reach
 
 
-@pytest.mark.parametrize("low", [0, 1, 5])
-def test_every_threshold_is_found(low: int) -> None:
+@pytest.mark.parametrize(("low", "same"), [(0, 1), (1, 1), (5, 1), (1, 2)])
+def test_every_threshold_is_found(low: int, same: int) -> None:
     """Whatever the smallest number is, also none up to the highest; no number is tried twice."""
     high = low + 40
     for least in range(low, high + 2):
@@ -18,9 +18,16 @@ def test_every_threshold_is_found(low: int) -> None:
             tried.append(n)
             return n >= least
 
-        assert fewest(holds, low, high) == (least if least <= high else None)
-        assert len(set(tried)) == len(tried) <= 12
+        assert fewest(holds, low, high, same=same) == (least if least <= high else None)
+        assert len(set(tried)) == len(tried) <= 12 * same
         assert all(low <= n <= high for n in tried)
+
+
+def test_steps_double_after_as_many_as_are_asked_for() -> None:
+    """With two of each length, the three smallest numbers are tried one after the other."""
+    tried: list[int] = []
+    assert fewest(lambda n: tried.append(n) or n >= 9, 1, 100, same=2) == 9
+    assert tried == [1, 2, 3, 5, 7, 11, 9, 8]
 
 
 def test_a_stopped_search_gives_what_it_found() -> None:
