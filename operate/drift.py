@@ -11,7 +11,7 @@ import numpy as np
 from packer.adapter import IDLE_RATE, Adapter
 from packer.arrival import Arrivals
 from packer.gpu import base_model, serves
-from packer.operate.evaluate import PlanEvaluation, evaluate_plan, routed_within
+from packer.operate.evaluate import PlanEvaluation, evaluate_plan, holds_routed
 from packer.plan import Plan
 from packer.strategies import Predictor
 from packer.traces.trace import Trace
@@ -144,7 +144,7 @@ def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | No
     found = verdict_of(run)
     if "slo_used" in plan.limits or run.status != "ok":
         return found
-    return replace(found, holds=not run.starved and routed_within(plan, run))
+    return replace(found, holds=not run.starved and holds_routed(plan, run))
 
 
 def _placed(plan: Plan) -> Iterator[int]:

@@ -188,7 +188,7 @@ def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None) -> Plan:
     return replace(plan, workload=fleet, details={**plan.details, "limits": limits_of(fleet.slo)})
 
 
-def routed_within(plan: Plan, run: Run) -> bool:
+def holds_routed(plan: Plan, run: Run) -> bool:
     """Whether the plan's servers keep, in a run behind a live router, the limits that the plan was made for.
 
     Limits of adapters are compared with all requests of the cluster, limits of servers with each server's.
@@ -210,7 +210,7 @@ def _limits_kept(
     if any((values > most).any() for values, most in figures):
         # The share of adapters that keep their limits is one of the fleet: on a server with few it may be lower.
         shared = plan.objective == "recommend" and fleet.slo.adapter_share < 1.0
-        if not (shared and KeptHours(fleet, fleet, seed, hours).within(changed.bins, (fleet, seed))):
+        if not (shared and KeptHours(fleet, fleet, seed, hours).holds_in(changed.bins, (fleet, seed))):
             return False, (f"The latency limits break: {plan.goal}",)
     if any((np.isnan(values) & found.feasible).any() for values, _ in figures):
         return True, (f"The latency limits are not evaluated, which the twin does: {plan.goal}",)

@@ -29,13 +29,13 @@ class Group:
     """Adapters of near ranks, in indices of the fleet with its parts.
 
     `servers`: the fewest over which an even split keeps the limits, so far as is known; 0: none do.
-    `slots`: of these servers. `sure`: all of them were simulated, not the most loaded one alone.
+    `slots`: of these servers. `whole`: all of them were simulated, not the most loaded one alone.
     """
 
     members: IntArray
     servers: int
     slots: int = SLOTS
-    sure: bool = False
+    whole: bool = False
 
 
 @dataclass(eq=False)
@@ -63,12 +63,12 @@ class Apart:
             groups = self._cheapest(ranks, kinds, n)
             if not groups or sum(group.servers for group in groups) > n:
                 return
-            unsure = [group for group in groups if not group.sure]
-            if not unsure:
+            partly = [group for group in groups if not group.whole]
+            if not partly:
                 break
-            unsure[0].sure = job.kept.holds(self._servers(unsure[0], unsure[0].servers))
-            if not unsure[0].sure:
-                self._settle(unsure[0], unsure[0].servers + 1)
+            partly[0].whole = job.kept.holds(self._servers(partly[0], partly[0].servers))
+            if not partly[0].whole:
+                self._settle(partly[0], partly[0].servers + 1)
         else:
             return
         counts = np.array([group.servers for group in groups])
@@ -120,7 +120,7 @@ class Apart:
 
         low = near if group.servers else 1
         found = reach(breaks, low, len(group.members), near, stop=job.over)[1]
-        group.sure = False
+        group.whole = False
         group.servers, group.slots = (found, slots[found]) if found in slots else (0, group.slots)
 
     def _servers(self, group: Group, n: int) -> Sequence[Bin]:

@@ -13,7 +13,7 @@ from packer.planning.prove import closed, rounded
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import beyond_measured
-from packer.solvers.confirm import keeps_limits
+from packer.solvers.confirm import holding
 from packer.solvers.headroom import MOST_GPUS
 from packer.twin.memory.policy import memory_error
 from packer.twin.memory.starts import what_starts
@@ -36,7 +36,7 @@ def assemble(
     holds = goal.holds(evaluations)
     if not holds.all():  # without the margin, a bin that holds with it may be a percent slower
         held = goal.holds(evaluator.judged(problem.workload, solution.bins))
-        holds |= held & keeps_limits(goal, evaluations)
+        holds |= held & holding(goal, evaluations)
     limits = dict(goal.limits)
     key = goal.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
     bound = None if solution.lower_bound is None else rounded(problem, solution.lower_bound)

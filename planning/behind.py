@@ -26,7 +26,7 @@ def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
     rank = max(item.max_lora_rank for item in plan.bins)
     most = min(len(job.workload), most_slots_of(job.profile, rank))
     for slots in dict.fromkeys(min(most, each) for each in SLOTS):
-        if _keeps(job, plan, Cluster.of(job.profile, servers, max_loras=slots, max_lora_rank=rank)):
+        if _holds(job, plan, Cluster.of(job.profile, servers, max_loras=slots, max_lora_rank=rank)):
             gpus = counted(servers * job.size, "GPU")
             return (
                 f"{gpus} keep the goal in the same hours with every adapter on each server (max_loras {slots}) "
@@ -35,7 +35,7 @@ def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
     return ()
 
 
-def _keeps(job: Frontier, plan: Plan, cluster: Cluster) -> bool:
+def _holds(job: Frontier, plan: Plan, cluster: Cluster) -> bool:
     """Whether these servers keep the goal in the hours of the plan, and the time suffices to know it."""
     from packer.twin.cluster.simulate import simulate_cluster
 

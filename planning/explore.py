@@ -155,7 +155,7 @@ class Frontier(Conditions):
         point = self.at(n_gpus)
         if not point.holds and not self.spare and point.slo_attainment < self.workload.slo.share:
             others = chain(self._proposed(n_gpus), self._on_all(n_gpus))
-            point = self.put(Overload(self).most_within([point.plan.bins, *others], n_gpus))
+            point = self.put(Overload(self).most_attained([point.plan.bins, *others], n_gpus))
         return point
 
     def mended(self, plans: Sequence[Sequence[Bin]], further: Sequence[Hour] = ()) -> list[Bin] | None:

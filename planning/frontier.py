@@ -92,7 +92,7 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
     starving = tuple(k for k, hour in enumerate(hours) if not hour.figures.feasible)
     shown = (*job.kept.hours[:1], (job.raised, job.seed), job.kept.given)
     used = job.kept.used(bins, shown, [1.0] * len(bins))
-    beyond = bool(starving) or not job.kept.within(bins, (job.raised, job.seed))
+    beyond = bool(starving) or not job.kept.holds_in(bins, (job.raised, job.seed))
     prices = [item.profile.gpu.price_per_hour for item in bins]
     holds = job.kept.holds(bins, job.spare)
     plan = Plan(
@@ -120,7 +120,7 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
         float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
         None if None in prices else sum(price or 0.0 for price in prices),
         holds,
-        not (holds or beyond) and not all(job.kept.within(bins, hour) for hour in job.kept.hours),
+        not (holds or beyond) and not all(job.kept.holds_in(bins, hour) for hour in job.kept.hours),
         starving,
         tuple(k for k, used in enumerate(used) if used > 1.0 and k not in starving),
         plan,

@@ -141,15 +141,15 @@ class KeptHours:
 
     def holds(self, bins: Sequence[Bin], spare: int = 0) -> bool:
         """Whether the limits are kept at the raised rates, those given, and on what is left when a server is lost."""
-        held = all(self.within(bins, hour) for hour in (*self.hours, self.given))
+        held = all(self.holds_in(bins, hour) for hour in (*self.hours, self.given))
         order = sorted(range(len(bins)), key=lambda k: -bins[k].offered_tok_s(self.workload))
         for lost in order if held and spare else ():
             left, unplaced = without_server(self.workload, bins, lost)
-            if not left or unplaced or not self.within(left, self.given):
+            if not left or unplaced or not self.holds_in(left, self.given):
                 return False
         return held
 
-    def within(self, bins: Sequence[Bin], hour: Hour) -> bool:
+    def holds_in(self, bins: Sequence[Bin], hour: Hour) -> bool:
         """Whether no server starves or has a queue that grows in that hour, and enough adapters keep their limits."""
         return not self._broken(bins, [hour])
 

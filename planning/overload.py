@@ -29,16 +29,16 @@ class Overload:
 
     job: Frontier
 
-    def most_within(self, proposals: Sequence[Sequence[Bin]], n: int) -> Sequence[Bin]:
+    def most_attained(self, proposals: Sequence[Sequence[Bin]], n: int) -> Sequence[Bin]:
         """Of these servers, and of those of `_all_but_one`, those that keep the most requests within their limits.
 
         The first of the proposals is taken as it is, the others with the slots that suit them best.
         """
-        best, most = proposals[0], self._within(proposals[0])
+        best, most = proposals[0], self._attainment(proposals[0])
         for bins in (*proposals, *self._all_but_one(n)):
             made = self._slotted(bins)
-            if (within := self._within(made)) > most:
-                best, most = made, within
+            if (attained := self._attainment(made)) > most:
+                best, most = made, attained
         return best
 
     def _hours(self, bins: Sequence[Bin]) -> list[ServerHour]:
@@ -48,7 +48,7 @@ class Overload:
         """Share of the requests of each server that keep their limits."""
         return [float(np.nan_to_num(hour.figures.slo_attainment)) for hour in self._hours(bins)]
 
-    def _within(self, bins: Sequence[Bin]) -> float:
+    def _attainment(self, bins: Sequence[Bin]) -> float:
         """Requests within their limits, req/s."""
         rates = [float(item.rates(self.job.workload).sum()) for item in bins]
         return float(np.dot(rates, self._shares(bins)))

@@ -143,8 +143,8 @@ class Deployment:
     """Fewest servers that keep the goal in all hours so far."""
     least: int | None = field(init=False, default=None)
     """Fewer are not tried: fresh hours broke their plan."""
-    confirmed: tuple[Bin, ...] = field(init=False, default=())
-    """Servers that fresh hours confirmed, while fewer are tried."""
+    verified: tuple[Bin, ...] = field(init=False, default=())
+    """Servers that fresh hours verified, while fewer are tried."""
     widens = banded = True
     told: str = field(init=False, default="")
     """What the decision says after the servers."""
@@ -177,18 +177,18 @@ class Deployment:
         job = self.job
         if self.over() or self.first is None:
             return plan
-        if plan.bins == self.confirmed:
+        if plan.bins == self.verified:
             return replace(plan, verified=True)
         job.progress("simulating fresh hours", number + 1, ROUNDS)
         job.sets += 1
         job.broken = job.kept.broken_later(plan.bins, job.number)
         last = number + 1 == ROUNDS
         if not job.broken:
-            self.confirmed = plan.bins
+            self.verified = plan.bins
             if not last and (lower := job.lower(self.first, self.least)) < self.first:
                 return self._plan(lower) or plan
-        elif last and self.confirmed:
-            return replace(self._put(self.confirmed), verified=True)
+        elif last and self.verified:
+            return replace(self._put(self.verified), verified=True)
         return replace(plan, verified=not job.broken)
 
     def repair(self, plan: Plan, _number: int) -> Plan | None:

@@ -27,7 +27,7 @@ from packer.room import Room
 from packer.seeds import fresh
 from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
-from packer.solvers.confirm import confirmed_solution
+from packer.solvers.confirm import solution_that_holds
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.solvers.headroom import MOST_GPUS
 from packer.solvers.replan import Replan
@@ -206,7 +206,7 @@ class SolverTask:
 
     def _found(self, problem: Problem) -> Plan:
         """One search whose bins the whole predictor admits, checked and evaluated."""
-        solution = confirmed_solution(problem, lambda posed: by_model.solved(posed, self.solver))
+        solution = solution_that_holds(problem, lambda posed: by_model.solved(posed, self.solver))
         check(problem, solution)
         return assemble(problem, solution, self.solver.name, problem.elapsed_s(), verify=self.verify)
 

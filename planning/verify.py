@@ -17,7 +17,7 @@ from packer.objectives.base import Objective
 from packer.placement import check_placement
 from packer.predictors.twin import TwinPredictor
 from packer.solvers.base import Problem, Solution, used_gpus
-from packer.solvers.confirm import keeps_limits
+from packer.solvers.confirm import holding
 from packer.solvers.evaluator import Evaluator
 from packer.twin.margin import LATENCY_SLACK
 from packer.twin.memory.policy import memory_error
@@ -88,7 +88,7 @@ def twin_failures(
                 share = f"{scenario.name}, {rows[k].served_share:.0%} of the load is served"
                 failed.setdefault(k, _breaks(k, objective, share))
         whole = evaluator.evaluate(workload, bins)
-        for k in np.flatnonzero(~keeps_limits(objective, whole)).tolist():
+        for k in np.flatnonzero(~holding(objective, whole)).tolist():
             failed.setdefault(k, _breaks(k, objective, _exceeded(objective, whole[k]) or "it does not hold"))
     return dict(sorted(failed.items()))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from packer.solvers.base import Problem, Solution, start
 from packer.solvers.columns.exact import START_SHARE, ExactSearch
-from packer.solvers.confirm import all_hold, confirmed_by_twin, confirmed_solution
+from packer.solvers.confirm import all_hold, holds_in_twin, solution_that_holds
 from packer.solvers.cpsat.solver import CpSat
 from packer.solvers.greedy.balance import balanced
 from packer.solvers.limit import within_limit
@@ -35,7 +35,7 @@ class Auto:
         if problem.objective.fixed_gpus or problem.old_bins:
             return start(problem, _refining(problem))
         timed = replace(problem, max_gpus=None).within(_DEFAULT_S)
-        first = confirmed_solution(timed.with_share(START_SHARE), start)
+        first = solution_that_holds(timed.with_share(START_SHARE), start)
         if counts_gpus(problem) is not None:
             return within_limit(problem, replace(first, details={**first.details, "refined": False}))
         if first.unplaced:
@@ -53,7 +53,7 @@ class Auto:
             fewer = len(search.bins) < len(first.bins)
             return replace(first, bins=balanced(posed, search.bins) if fewer else first.bins)
 
-        found = confirmed_solution(timed.with_share(_EXACT_SHARE), smaller)
+        found = solution_that_holds(timed.with_share(_EXACT_SHARE), smaller)
         search = searches[0]
         details: dict[str, object] = {"greedy_gpus": len(first.bins)}
         refused = _refused(timed, found) if len(found.bins) < len(first.bins) else ""
@@ -79,5 +79,5 @@ def _refused(problem: Problem, found: Solution) -> str:
         return ""
     if problem.out_of_time():
         return "not_confirmed_in_time"
-    holds = all_hold(problem, found) if evaluator.confirms else confirmed_by_twin(problem, found.bins)
+    holds = all_hold(problem, found) if evaluator.confirms else holds_in_twin(problem, found.bins)
     return "" if holds else "refused_by_twin"

@@ -46,7 +46,7 @@ _SHED = (0.03, 0.06, 0.12, 0.25)
 """Shares of its load that a refused GPU gives away."""
 
 
-def confirmed_solution(problem: Problem, solve: Callable[[Problem], Solution]) -> Solution:
+def solution_that_holds(problem: Problem, solve: Callable[[Problem], Solution]) -> Solution:
     """What `solve` finds, with bins that the whole predictor admits as far as there is time.
 
     The plan keeps the bound of the first search, which claims least.
@@ -139,14 +139,14 @@ def _admitted(problem: Problem, bins: Sequence[Bin]) -> list[bool]:
     return SlotSearch(problem, problem.evaluator.judged).holds(bins)
 
 
-def confirmed_by_twin(problem: Problem, bins: Sequence[Bin]) -> bool:
+def holds_in_twin(problem: Problem, bins: Sequence[Bin]) -> bool:
     """Whether the twin admits every bin, at slightly raised rates and in an hour of its own."""
     twin = TwinPredictor(seed=seeds.confirming(problem.seed))
     found = Evaluator(twin, problem.objective, CONFIRMING).evaluate(problem.workload, bins)
-    return bool(keeps_limits(problem.objective, found).all())
+    return bool(holding(problem.objective, found).all())
 
 
-def keeps_limits(objective: Objective, found: Evaluations) -> BoolArray:
+def holding(objective: Objective, found: Evaluations) -> BoolArray:
     """Which bins the objective admits when latencies may exceed its limits by the slack, bool (n,)."""
     latencies = [item.name for item in fields(found) if item.name.endswith("_ms") or item.name == "slo_used"]
     eased = {name: getattr(found, name) / LATENCY_SLACK for name in latencies}

@@ -24,7 +24,7 @@ from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
 from packer.solvers.by_model import solved
 from packer.solvers.columns.mixed import Mixed
-from packer.solvers.confirm import all_hold, confirmed_solution
+from packer.solvers.confirm import all_hold, solution_that_holds
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
 
@@ -77,7 +77,7 @@ def measured(seed: int, time_limit_s: float) -> dict[str, Any]:
         evaluator = Evaluator.load("auto", profiles, objective=goal, margin=MARGIN)
         problem = Problem(workload, profiles, goal, evaluator, time_limit_s=limit_s)
         started = time.perf_counter()
-        found = confirmed_solution(problem, lambda part, solver=solver: solved(part, solver))  # type: ignore[misc]
+        found = solution_that_holds(problem, lambda part, solver=solver: solved(part, solver))  # type: ignore[misc]
         row |= {
             f"{name}_price": price(found),
             f"{name}_servers": len(found.bins),

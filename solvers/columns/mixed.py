@@ -17,7 +17,7 @@ from packer.solvers.columns.enumeration import cheapest_cover
 from packer.solvers.columns.exact import FEW_SIMULATED, ExactSearch
 from packer.solvers.columns.mixes import Cut, Mixes, cheapest
 from packer.solvers.columns.source import Source
-from packer.solvers.confirm import confirmed_solution, repaired
+from packer.solvers.confirm import repaired, solution_that_holds
 from packer.solvers.feasibility import OutOfTime
 from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
@@ -62,7 +62,7 @@ class Mixed:
     def solve(self, problem: Problem) -> Solution:
         """The cheapest of the plans found, with the bound of the relaxation."""
         free = replace(problem, max_gpus=None).within(DEFAULT_S)
-        best = confirmed_solution(free.with_share(_START_SHARE), starting_plan)
+        best = solution_that_holds(free.with_share(_START_SHARE), starting_plan)
         if best.unplaced:
             return within_limit(problem, best)
         if len(problem.profiles) == 1 and not problem.stock:

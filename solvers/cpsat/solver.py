@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from packer.moves import aligned, moves_of
 from packer.solvers.base import Problem, Solution, start
-from packer.solvers.confirm import confirmed_solution
+from packer.solvers.confirm import solution_that_holds
 from packer.solvers.cpsat.search import NeighbourhoodSearch
 from packer.solvers.limit import within_limit
 from packer.solvers.support import plain
@@ -44,7 +44,7 @@ class CpSat:
         timed = problem.within(DEFAULT_S)
         free = timed if problem.objective.fixed_gpus else replace(timed, max_gpus=None)
         name = self.first or _usual(problem)
-        first = confirmed_solution(free.with_share(_START_SHARE), lambda posed: start(posed, name))
+        first = solution_that_holds(free.with_share(_START_SHARE), lambda posed: start(posed, name))
         if first.unplaced or not first.bins:
             return within_limit(problem, first)
         search = NeighbourhoodSearch(timed, first.bins)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import packer
-from packer.operate.evaluate import routed_within
+from packer.operate.evaluate import holds_routed
 
 SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 
@@ -40,5 +40,5 @@ def test_a_plan_is_the_cluster_of_its_servers(workload: packer.Workload) -> None
     for name, tolerance in (("mean_itl_ms", 0.05), ("total_token_throughput", 0.05), ("mean_ttft_ms", 0.25)):
         figures = [getattr(server, name) for server in run.servers]
         np.testing.assert_allclose(figures, getattr(rows, name), rtol=tolerance, err_msg=name)
-    assert routed_within(plan, run) == (not alone.over_limits)
-    assert alone.holds == (routed_within(plan, run) and not run.starved)
+    assert holds_routed(plan, run) == (not alone.over_limits)
+    assert alone.holds == (holds_routed(plan, run) and not run.starved)

@@ -29,7 +29,7 @@ from packer.profile import LatencySpec, Profile
 from packer.seeds import fresh
 from packer.settings import Slots
 from packer.solvers.base import Solution
-from packer.solvers.confirm import keeps_limits
+from packer.solvers.confirm import holding
 from packer.solvers.evaluator import Evaluator
 from packer.testing.analytic import small_profile
 from packer.twin.override import with_engine
@@ -106,7 +106,7 @@ def test_latency_limits_are_checked_by_the_twin_with_a_little_slack() -> None:
         in twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0)), objective=far)[slowest]
     )
     used = replace(TwinPredictor().evaluate(FLEET, LIGHT), slo_used=np.array([1.015, 1.03]))
-    assert keeps_limits(Slo(), used).tolist() == [True, False]
+    assert holding(Slo(), used).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("over", "holds"), [(1.015, True), (1.03, False)])

@@ -59,7 +59,7 @@ def test_the_twin_confirms_smaller_plans_of_trained_predictors(monkeypatch: pyte
     monkeypatch.setattr(auto, "start", lambda _problem, *_: Solution(wasteful))
     task = problem(fleet, predictor=Imitator(), time_limit_s=8.0)
     for answer in (True, False):
-        monkeypatch.setattr(auto, "confirmed_by_twin", lambda *_args, answer=answer: answer)
+        monkeypatch.setattr(auto, "holds_in_twin", lambda *_args, answer=answer: answer)
         assert (len(Auto().solve(task).bins) < 12) is answer
 
 
@@ -80,7 +80,7 @@ def test_without_time_for_the_twin_greedys_plan_is_kept(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(auto, "start", lambda _problem, *_: Solution(wasteful))
     monkeypatch.setattr(ExactSearch, "run", searched)
-    monkeypatch.setattr(auto, "confirmed_by_twin", never)
+    monkeypatch.setattr(auto, "holds_in_twin", never)
     found = Auto().solve(problem(fleet, predictor=Imitator(), stop=lambda: bool(stopped)))
     assert found.bins == wasteful
     assert found.details["not_confirmed_in_time"] == 6

@@ -16,7 +16,7 @@ from packer.solvers.auto import Auto
 from packer.solvers.base import Problem, Solution
 from packer.solvers.bound import Bound
 from packer.solvers.columns.exact import ExactSearch
-from packer.solvers.confirm import STEPS, all_hold, confirmed_solution, repaired, with_other_slots
+from packer.solvers.confirm import STEPS, all_hold, repaired, solution_that_holds, with_other_slots
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.slots import real_bins
@@ -43,7 +43,7 @@ def posed(fleet: Workload, optimism: float = 1.0) -> Problem:
 def test_what_is_returned_holds_in_the_whole_predictor(optimism: float, seed: int) -> None:
     """Whatever the search overlooks, every bin of the solution is admitted, every adapter has a place."""
     task = posed(random_fleet(90, seed, rates=(1.6, 0.8, 0.3)), optimism)
-    found = confirmed_solution(task, Greedy().solve)
+    found = solution_that_holds(task, Greedy().solve)
     assert all_hold(task, found)
     assert sorted(i for item in found.bins for i in item.adapters) == list(range(90))
     assert optimism < 1.5 or not all_hold(task, Greedy().solve(task))
@@ -120,7 +120,7 @@ def test_the_last_repetition_is_relieved_too() -> None:
         last = len(calls) == STEPS + 2  # the first one, a careful one, and the repetitions
         return Solution(in_bins(*((most + 1, most - 1, most - 1, 1) if last else (most + 30, 2 * most - 30))))
 
-    found = confirmed_solution(task, search)
+    found = solution_that_holds(task, search)
     assert all_hold(task, found)
     assert found.details["relieved"] == 1
     assert all(calls)
@@ -132,7 +132,7 @@ def test_of_equal_plans_the_one_without_full_servers_is_taken() -> None:
     task = posed(equal_adapters(2 * most + 1))
     even = in_bins(*(len(each) for each in np.array_split(np.arange(2 * most + 1), 3)))
     plans = [in_bins(most + 1, most)]
-    found = confirmed_solution(task, lambda _problem: Solution(plans.pop() if plans else even))
+    found = solution_that_holds(task, lambda _problem: Solution(plans.pop() if plans else even))
     assert found.bins == even
 
 
@@ -141,7 +141,7 @@ def test_out_of_time_a_refused_plan_gives_way_to_a_conservative_one(monkeypatch:
     monkeypatch.setattr(Confirming, "cautious", Evaluator.whole)
     task = replace(posed(random_fleet(90, 1, rates=(1.6, 0.8, 0.3)), 1.5), stop=lambda: True)
     assert not all_hold(task, Greedy().solve(task))
-    assert all_hold(task, confirmed_solution(task, Greedy().solve))
+    assert all_hold(task, solution_that_holds(task, Greedy().solve))
 
 
 def test_the_bound_is_that_of_the_rates_as_given() -> None:
@@ -154,7 +154,7 @@ def test_the_bound_is_that_of_the_rates_as_given() -> None:
         seen.append(len(found.bins))
         return Solution(found.bins, lower_bound=float(len(found.bins)), bound_source="mine", proven=True)
 
-    found = confirmed_solution(task, search)
+    found = solution_that_holds(task, search)
     assert len(seen) > 1
     assert seen[-1] > seen[0]
     assert (found.lower_bound, len(found.bins)) == (seen[0], seen[-1])
