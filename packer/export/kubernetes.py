@@ -50,29 +50,38 @@ GATED = ("meta-llama/", "google/gemma")
 
 
 def check_pods(servers: tuple[ExportedServer, ...], options: Options) -> None:
-    """Raise `IncompatibleError` where an adapter is a path without a volume, or a gated model has no token.
+    """Raise `IncompatibleError` where an adapter is a path without a volume, or a gated model has no token: all that is
+    missing at once.
 
     Without one of them a pod is scheduled, takes a GPU and fails.
     """
+    paths = [
+        (item.name, path)
+        for server in servers
+        for item in server.modules
+        for kind, path in (parsed(item.source),)
+        if kind == "path"
+    ]
+    missing = []
+    if paths and not options.adapters_claim:
+        name, path = paths[0]
+        missing.append(
+            f"Adapter {shown(name)} is the path {shown(path)}, and no volume is mounted there: give "
+            "--adapters-claim, the volume claim that holds the adapters, or --sources with repositories."
+        )
     folder = options.adapters_dir.rstrip("/") + "/"
-    for server in servers:
-        for item in server.modules:
-            kind, path = parsed(item.source)
-            if kind != "path":
-                continue
-            if not options.adapters_claim:
-                raise IncompatibleError(
-                    f"Adapter {shown(item.name)} is the path {shown(path)}, and no volume is mounted there: give "
-                    "--adapters-claim, the volume claim that holds the adapters, or --sources with repositories."
-                )
-            if not path.startswith(folder):
-                raise IncompatibleError(
-                    f"Expected the path of adapter {shown(item.name)} to lie below {folder}, where the claim "
-                    f"{options.adapters_claim} is mounted (--adapters-dir), got {shown(path)}."
-                )
-    for model in sorted({server.model for server in servers}):
-        if model.startswith(GATED) and not options.token_secret:
-            raise IncompatibleError(
-                f"{model} is downloaded only with a Hugging Face token: give --token-secret, the Secret whose key "
-                "'token' holds it, or --model with a copy that needs none."
+    for name, path in paths if options.adapters_claim else ():
+        if not path.startswith(folder):
+            missing.append(
+                f"Expected the path of adapter {shown(name)} to lie below {folder}, where the claim "
+                f"{options.adapters_claim} is mounted (--adapters-dir), got {shown(path)}."
             )
+            break
+    gated = sorted({server.model for server in servers if server.model.startswith(GATED)})
+    if gated and not options.token_secret:
+        missing.append(
+            f"{gated[0]} is downloaded only with a Hugging Face token: give --token-secret, the Secret whose key "
+            "'token' holds it, or --model with a copy that needs none."
+        )
+    if missing:
+        raise IncompatibleError(" ".join(missing))

@@ -172,6 +172,7 @@ def test_estimates_are_announced(toy_plan: Callable[..., Plan], tmp_path: Path, 
     [
         (["--port", "65535"], "at most 65535, got 65535 + 1"),
         (["--format", "k8s"], "'/adapters/a', and no volume is mounted there: give --adapters-claim"),
+        (["--format", "k8s", "--model", "google/gemma-7b"], "--adapters-claim.*give --token-secret"),
         (["--format", "helm", *CLAIM, "--adapters-dir", "/a", "--sources", "hf.yaml"], "lie below /a/"),
         (["--format", "aibrix", *CLAIM, "--model", "meta-llama/Llama-3.1-8B"], "give --token-secret"),
         (["--format", "aibrix", *CLAIM, "--stack-version", "0.4"], "AIBrix 0.5 to 0.7.*got AIBrix 0.4"),
