@@ -20,26 +20,29 @@ from packer.solvers.bound import Bound
 from packer.solvers.candidates import slot_ranks
 from packer.solvers.order import golden
 from packer.twin.hours import Hours
+from packer.workload import Workload
 
 WORTH_GPUS = 5
 """Smaller plans get no such estimate, which takes as long as three to five more servers."""
 STEP = 1.02
-"""Rates of servers differ by this factor: what breaks the goal is at most so much more than what keeps it."""
+"""Loads of servers differ by this factor: what breaks the goal is at most so much more than what keeps it."""
 LEAST, MOST = -12, 20
 """Steps from the load of a server of the plan: from 0.79 to 1.49 of it."""
 SAMPLES = 3
 """Servers of each rank: what the middle one of them carries is less chance."""
+MANY = 1 << 20
+"""Slots for all adapters of a server."""
 SOURCE = "estimate: full servers of one slot rank keep the goal, if none of mixed ranks or other rates carries more"
 
 
 def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
     """An estimate of the GPUs that a fleet needs; None if the known bound is as high.
 
-    For each slot rank a few servers get a fair sample of the rank's adapters each, with copies if they are few, as much
-    load as a server of the plan. The rates of a sample are raised, or lowered, until it breaks the goal, with any
-    slots, in one of the hours that the plan is held to: the middle one of these says what a server of that rank
-    carries. Servers that mix ranks carry what those of their largest one do. It is not known whether the
-    best mix of hot and quiet adapters, or of ranks, carries more than the samples.
+    For each slot rank a few servers get a fair sample of the rank's adapters each, with copies if they are few: as many
+    as have the load of a server of the plan on average, with exactly that load. Samples get larger, or smaller, until
+    they break the goal, with any slots, in one of the hours that the plan is held to: the middle one of these says what
+    a server of that rank carries. Servers that mix ranks carry what those of their largest one do. It is not known
+    whether the best mix of hot and quiet adapters, or of ranks, carries more than the samples.
     """
     fleet, known = job.parts.fleet, plan.lower_bound or 1.0
     every = job.kept.all_count and not job.replayed
@@ -78,61 +81,72 @@ def _most_tok_s(job: Frontier, plan: Plan, members: IntArray, rank: int) -> floa
     """The load that a server of adapters of one slot rank carries, tok/s; None if the search was cut short."""
     loads = job.parts.fleet.offered_tok_s_by_adapter
     falling = members[np.argsort(-loads[members], kind="stable")]
+    order = falling[np.argsort(golden(len(falling)), kind="stable")]
     like = [item for item in plan.bins if item.max_lora_rank == rank] or plan.bins
     full = max(like, key=lambda item: item.offered_tok_s(job.workload))
-    guess_tok_s = full.offered_tok_s(job.workload)
-    times = math.ceil(SAMPLES * guess_tok_s / float(loads[members].sum())) + 1
-    order = np.tile(falling[np.argsort(golden(len(falling)), kind="stable")], times)
-    ends = np.searchsorted(np.cumsum(loads[order]), guess_tok_s * np.arange(SAMPLES + 1)).tolist()
-    samples = [_Sample(job, order[a : max(b, a + 1)], full.max_loras, rank) for a, b in pairwise(ends)]
-    samples[0].search(LEAST, 0, 2)
+    own = _Sample(job, order, full, rank)
+    samples = [own, *(_Sample(job, np.roll(order, -k * own.size(0)), full, rank) for k in range(1, SAMPLES))]
+    own.search(LEAST, 0, 2)
     for last, sample in pairwise(samples):  # samples are much alike
         sample.search(LEAST, last.broken - 1, 1)
-    middle = sorted(samples, key=lambda sample: sample.least_tok_s)[SAMPLES // 2]
+    middle = sorted(samples, key=lambda sample: sample.broken)[SAMPLES // 2]
     middle.search_slots()
-    return None if job.over() else middle.least_tok_s
+    return None if job.over() else middle.tok_s(middle.broken)
 
 
 class _Sample:
-    """A server of some adapters, by their rows in the fleet, whose rates rise until it breaks the goal."""
+    """A server of some adapters, by their rows in the fleet, which get more until it breaks the goal.
 
-    def __init__(self, job: Frontier, own: IntArray, slots: int, rank: int) -> None:
-        fleet, every = job.parts.fleet, tuple(range(len(own)))
-        adapters = (replace(fleet.adapters[i], name=f"{k}") for k, i in enumerate(own.tolist()))
-        self.job, self.hours = job, Hours(job.seed, job.over)
-        self.fleet = replace(fleet, adapters=tuple(adapters))
-        (self.server,) = with_most_slots([Bin(every, job.profile.settings(1, rank), job.profile)], slots)
+    `order`: of the adapters, any number of which from the first are a fair sample; then they come again. `full`: the
+    server of a plan whose load is that of step 0.
+    """
+
+    def __init__(self, job: Frontier, order: IntArray, full: Bin, rank: int) -> None:
+        self.job, self.order, self.rank, self.hours = job, order, rank, Hours(job.seed, job.over)
+        self.slots = MANY if full.max_loras >= len(full.adapters) else full.max_loras
+        self.full_tok_s = full.offered_tok_s(job.workload)
         self.broken = LEAST
-        """The fewest steps up at which it breaks the goal."""
+        """The lowest step at which it breaks the goal, as far as was looked."""
+        self._fleets: dict[int, Workload] = {}
 
-    @property
-    def least_tok_s(self) -> float:
-        """The least offered load with which it breaks the goal, as far as was looked."""
-        return float(self.fleet.offered_tok_s * STEP**self.broken)
+    def tok_s(self, step: int) -> float:
+        """The offered load of a step."""
+        return self.full_tok_s * STEP**step
 
-    def kept_at(self, step: int) -> KeptHours:
-        """The hours that the plan is held to, with so many steps more of each rate."""
-        job, fleet = self.job, self.hours.at(self.fleet, STEP**step)
-        kept = KeptHours(
-            fleet, self.hours.at(self.fleet, STEP**step * (1.0 + (job.margin or 0.0))), job.seed, self.hours
-        )
-        kept.hours = [(kept.raised if load is job.raised else fleet, seed) for load, seed in job.kept.hours]
-        return kept
+    def size(self, step: int) -> int:
+        """How many adapters have that load on average."""
+        loads = self.job.parts.fleet.offered_tok_s_by_adapter[self.order]
+        return max(1, round(self.tok_s(step) / float(loads.mean())))
+
+    def at(self, step: int) -> tuple[KeptHours, Bin]:
+        """The hours that the plan is held to, and the server with exactly the load of the step."""
+        job, fleet = self.job, self.job.parts.fleet
+        if step not in self._fleets:
+            rows = np.resize(self.order, self.size(step))
+            adapters = (replace(fleet.adapters[i], name=f"{k}") for k, i in enumerate(rows.tolist()))
+            sample = replace(fleet, adapters=tuple(adapters))
+            self._fleets[step] = sample.scaled(self.tok_s(step) / sample.offered_tok_s)
+        sample = self._fleets[step]
+        kept = KeptHours(sample, self.hours.at(sample, 1.0 + (job.margin or 0.0)), job.seed, self.hours)
+        kept.hours = [(kept.raised if load is job.raised else sample, seed) for load, seed in job.kept.hours]
+        every = Bin(tuple(range(len(sample))), job.profile.settings(1, self.rank), job.profile)
+        return kept, with_most_slots([every], self.slots)[0]
+
+    def holds(self, step: int) -> bool:
+        """Whether it keeps the goal with its slots."""
+        kept, server = self.at(step)
+        return kept.used([server], most=[1.0])[0] <= 1.0
 
     def search(self, low: int, start: int, step: int) -> None:
-        """Find where it breaks the goal with its slots, from `start` in steps that double."""
-
-        def holds(step: int) -> bool:
-            return self.kept_at(step).used([self.server], most=[1.0])[0] <= 1.0
-
-        self.broken = reach(holds, low, MOST, start, step, self.job.over)[1]
+        """Find where it breaks the goal, from `start` in steps that double."""
+        self.broken = reach(self.holds, low, MOST, start, step, self.job.over)[1]
 
     def search_slots(self) -> None:
         """With other slots it may carry more."""
         while self.broken <= MOST and not self.job.over():
-            kept = self.kept_at(self.broken)
-            (other,) = with_best_slots(kept, [self.server], kept.hours, self.job.over, tight=1.0)
+            kept, server = self.at(self.broken)
+            (other,) = with_best_slots(kept, [server], kept.hours, self.job.over, tight=1.0)
             if kept.used([other], most=[1.0])[0] > 1.0:
                 return
-            self.server = other
+            self.slots = other.max_loras
             self.search(self.broken, self.broken, 1)

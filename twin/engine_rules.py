@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from packer.engine_spec import V1_RELEASE, EngineSpec
 from packer.errors import ValidationError, shown
 from packer.io.shipped import table
+from packer.memo import Memo
 from packer.profile import Profile
 from packer.workload import Workload
 
@@ -79,6 +80,10 @@ def rules_of(engine: EngineSpec) -> EngineRules:
 
     Raises `ValidationError`: the version is beyond the newest whose rules are known, or does not have a setting.
     """
+    return _MADE(engine)
+
+
+def _made(engine: EngineSpec) -> EngineRules:
     release = engine.release
     if release > READ[-1]:
         raise ValidationError(
@@ -94,6 +99,9 @@ def rules_of(engine: EngineSpec) -> EngineRules:
         chosen = getattr(engine, name)
         holds[name] = engine.name == "vllm" and (holds[name] if chosen is None else chosen)
     return EngineRules(**{field.name: holds[field.name] for field in fields(EngineRules)})
+
+
+_MADE = Memo(_made)
 
 
 def caches_prefixes(workload: Workload, profile: Profile) -> bool:

@@ -34,6 +34,8 @@ USUAL = LEVELS[1]
 """Servers of plans often keep their limits up to about this factor of their rates."""
 MOST_AHEAD = 32
 """So many hours are begun, or kept, at most before they are asked for."""
+MOST_SERVED = 512
+"""What so many servers get of a fleet is kept."""
 SLO = {"slo_used": 1.0}
 """The limits of adapters (`Workload.slo`) as the limit of a figure."""
 
@@ -87,6 +89,8 @@ class Hours:
     """What was begun before it is asked for, the oldest first; what is found does not depend on it."""
     _growth: dict[Any, Growth] = field(default_factory=dict)
     _scaled: dict[Any, tuple[Workload, Workload]] = field(default_factory=dict)
+    _served: dict[Any, tuple[Workload, Workload]] = field(default_factory=dict)
+    """Fleets, and what servers get of their traffic, whose figures are computed once."""
 
     def all(
         self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None, requests: bool = False
@@ -166,9 +170,21 @@ class Hours:
 
     def _hour_of(self, job: Job, most: float | None) -> ServerHour | BrokenError:
         try:
-            return self._hour(_run(*job, watch=None if most is None else Watch(most)))
+            item, fleet, seed = job
+            watch = None if most is None else Watch(most)
+            return self._hour(_run(item, self._workload(item, fleet), seed, watch))
         except BrokenError as broken:
             return broken.with_traceback(None)
+
+    def _workload(self, item: Bin, fleet: Workload) -> Workload:
+        """What a server gets of a fleet's traffic, made once for its next hours."""
+        key = item, id(fleet)
+        if (found := self._served.get(key)) is None:
+            found = fleet, item.workload(fleet)
+            if len(self._served) >= MOST_SERVED:
+                self._served.clear()
+            self._served[key] = found
+        return found[1]
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
         """How far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then.
@@ -234,7 +250,9 @@ class Growth:
         """Whether one of `ServerHour.holds` is true at a level; None: all of them."""
         if level not in self._found:
             fleet = self.hours.at(self.fleet, LEVELS[level])
-            run = self.workers.begin(partial(_run, self.item, fleet, self.hours.seed)).result()
+            run = self.workers.begin(
+                lambda: _run(self.item, self.item.workload(fleet), self.hours.seed)
+            ).result()
             self._found[level] = self.hours.holds(run)
             if not self._found[level][0] and level < self._broken[0]:
                 self._broken = level, run
@@ -268,8 +286,8 @@ def _key(job: Job) -> Any:
     return item, id(fleet), seed
 
 
-def _run(item: Bin, fleet: Workload, seed: int, watch: Watch | None = None) -> Run:
-    return simulate(item.workload(fleet), item.profile, **asdict(item.settings), seed=seed, watch=watch)
+def _run(item: Bin, workload: Workload, seed: int, watch: Watch | None = None) -> Run:
+    return simulate(workload, item.profile, **asdict(item.settings), seed=seed, watch=watch)
 
 
 def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:
