@@ -29,7 +29,7 @@ STEP = 1.02
 LEAST, MOST = -12, 20
 """Steps from the load of a server of the plan: from 0.79 to 1.49 of it."""
 SAMPLES = 3
-"""Servers of each rank: what the middle one of them carries is less chance."""
+"""Servers of each rank: all servers of a plan keep the goal, the one that carries least says how full they can be."""
 MANY = 1 << 20
 """Slots for all adapters of a server."""
 SOURCE = "estimate: full servers of one slot rank keep the goal, if none of mixed ranks or other rates carries more"
@@ -40,9 +40,10 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
 
     For each slot rank a few servers get a fair sample of the rank's adapters each, with copies if they are few: as many
     as have the load of a server of the plan on average, with exactly that load. Samples get larger, or smaller, until
-    they break the goal, with any slots, in one of the hours that the plan is held to: the middle one of these says what
-    a server of that rank carries. Servers that mix ranks carry what those of their largest one do. It is not known
-    whether the best mix of hot and quiet adapters, or of ranks, carries more than the samples.
+    they break the goal, with any slots, in one of the hours that the plan is held to: the one that carries least says
+    what servers of that rank carry, all of which must keep the goal. Servers that mix ranks carry what those of their
+    largest one do. It is not known whether the best mix of hot and quiet adapters, or of ranks, carries more than the
+    samples.
     """
     fleet, known = job.parts.fleet, plan.lower_bound or 1.0
     every = job.kept.all_count and not job.replayed
@@ -84,14 +85,17 @@ def _most_tok_s(job: Frontier, plan: Plan, members: IntArray, rank: int) -> floa
     order = falling[np.argsort(golden(len(falling)), kind="stable")]
     like = [item for item in plan.bins if item.max_lora_rank == rank] or plan.bins
     full = max(like, key=lambda item: item.offered_tok_s(job.workload))
-    own = _Sample(job, order, full, rank)
-    samples = [own, *(_Sample(job, np.roll(order, -k * own.size(0)), full, rank) for k in range(1, SAMPLES))]
+    own = _Sample(job, plan, order, full, rank)
+    samples = [
+        own,
+        *(_Sample(job, plan, np.roll(order, -k * own.size(0)), full, rank) for k in range(1, SAMPLES)),
+    ]
     own.search(LEAST, 0, 2)
     for last, sample in pairwise(samples):  # samples are much alike
         sample.search(LEAST, last.broken - 1, 1)
-    middle = sorted(samples, key=lambda sample: sample.broken)[SAMPLES // 2]
-    middle.search_slots()
-    return None if job.over() else middle.tok_s(middle.broken)
+    least = min(samples, key=lambda sample: sample.broken)
+    least.search_slots()
+    return None if job.over() else least.tok_s(least.broken)
 
 
 class _Sample:
@@ -101,10 +105,12 @@ class _Sample:
     server of a plan whose load is that of step 0.
     """
 
-    def __init__(self, job: Frontier, order: IntArray, full: Bin, rank: int) -> None:
+    def __init__(self, job: Frontier, plan: Plan, order: IntArray, full: Bin, rank: int) -> None:
+        fresh = job.kept.fresh(plan.bins, job.number) if plan.verified else ()
         self.job, self.order, self.rank, self.hours = job, order, rank, Hours(job.seed, job.over)
         self.slots = MANY if full.max_loras >= len(full.adapters) else full.max_loras
         self.full_tok_s = full.offered_tok_s(job.workload)
+        self.held = list(dict.fromkeys([*job.kept.hours, job.kept.given, *fresh]))
         self.broken = LEAST
         """The lowest step at which it breaks the goal, as far as was looked."""
         self._fleets: dict[int, Workload] = {}
@@ -128,7 +134,7 @@ class _Sample:
             self._fleets[step] = sample.scaled(self.tok_s(step) / sample.offered_tok_s)
         sample = self._fleets[step]
         kept = KeptHours(sample, self.hours.at(sample, 1.0 + (job.margin or 0.0)), job.seed, self.hours)
-        kept.hours = [(kept.raised if load is job.raised else sample, seed) for load, seed in job.kept.hours]
+        kept.hours = [(kept.raised if load is job.raised else sample, seed) for load, seed in self.held]
         every = Bin(tuple(range(len(sample))), job.profile.settings(1, self.rank), job.profile)
         return kept, with_most_slots([every], self.slots)[0]
 

@@ -198,7 +198,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{sum(row['fewer_keep_margin'] for row in rows)} of them with rates raised by the margin"
         )
     if options.splits:
-        print(f"a split on one GPU fewer keeps them: {sum(row['split_keeps'] for row in rows)} fleets")
+        print(
+            f"a split on one GPU fewer keeps them: {sum(row['split_keeps'] for row in rows)} fleets, "
+            f"{sum(row['split_keeps_margin'] for row in rows)} of them with rates raised by the margin"
+        )
     if options.write:
         options.output.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
@@ -247,12 +250,14 @@ def one(number: int, hours: int, fewer: bool, splits_s: float = 0.0) -> dict[str
         ]
         row["starved"] += int(run.starved)
         row["growing"] += int(not run.stable)
+    raised = fleet.scaled(1.0 + (plan.margin or 0.0))
     if fewer:
         bins = packer.recommend(fleet, profile, max_gpus=plan.n_gpus - 1).bins if plan.n_gpus > 1 else ()
-        raised = fleet.scaled(1.0 + (plan.margin or 0.0))
         row["fewer_keep"], row["fewer_keep_margin"] = _keeps(bins, fleet), _keeps(bins, raised)
     if splits_s:
-        row["split_keeps"] = plan.n_gpus > 1 and _split_keeps(fleet, profile, plan.n_gpus - 1, splits_s)
+        found, n = plan.n_gpus > 1, plan.n_gpus - 1
+        row["split_keeps"] = found = found and _split_keeps(fleet, profile, n, splits_s)
+        row["split_keeps_margin"] = found and _split_keeps(raised, profile, n, splits_s)
     return row
 
 
