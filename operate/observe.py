@@ -41,7 +41,7 @@ def observe_log(
     fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s)).scaled(rate_factor)
     rates = rates_of(trace, window_s)
     table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))
-    if view.at != "mean" and not replay and len(table.rates) > 1:
+    if view.at != "mean" and not replay and not table.whole:
         fleet = with_rates(fleet, next(iter(loads.values())))
     if fleet.shares_prefixes and (said := shared_words(fleet)):
         notes.append(said)
@@ -190,7 +190,7 @@ def replayed_trace(fleet: Workload) -> Trace:
     return Trace(
         replayed.time_s, replayed.input_tokens, replayed.output_tokens, np.searchsorted(seen, replayed.adapter),
         names, ranks, source=fleet.name, blocks=replayed.blocks, sessions=replayed.sessions,
-        step_s=replayed.step_s,
+        step_s=replayed.step_s, start_s=replayed.start_s,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from packer.planning.periods import Periods
 from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.solvers.evaluator import rate_margin_for
-from packer.traces.pattern import clock, rates_of
+from packer.traces.pattern import DAY_S, clock, rates_of
 from packer.traces.trace import Trace
 from packer.twin.hours import Hours, merged
 from packer.twin.memory.starts import starting
@@ -39,6 +39,8 @@ MOVE_COST_S = 10.0
 def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[str, FloatArray]:
     """Rates of the fleet's adapters by period of the day, from the requests of a trace; of several days their mean.
 
+    A part of a day begins after the time without requests, so that its periods follow each other.
+
     Raises `ValidationError`: the trace names no adapters, or one that is not in the fleet.
     """
     table = rates_of(trace, period_s).by_time_of_day()
@@ -50,7 +52,10 @@ def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[st
         )
     index = [number[name] for name in table.names]
     found: dict[str, FloatArray] = {}
-    for begin_s, vector in zip(table.start_s.tolist(), table.rates, strict=True):
+    apart_s = np.diff(table.start_s, append=table.start_s[0] + DAY_S)
+    first = int(apart_s.argmax()) + 1 if apart_s.max() > period_s else 0
+    starts_s, vectors = np.roll(table.start_s, -first), np.roll(table.rates, -first, axis=0)
+    for begin_s, vector in zip(starts_s.tolist(), vectors, strict=True):
         rates = np.zeros(len(workload))
         rates[index] = vector
         found[clock(begin_s)] = rates

@@ -100,8 +100,10 @@ class Observed:
             else:
                 day = f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " * (len(self.table.rates) > 24)
                 when = f"{day}{clock(start_s)} (UTC)"
-        if at == "mean" or len(self.table.rates) == 1:
+        if at == "mean" or self.table.whole:
             return "the mean"
+        if len(self.table.rates) == 1:
+            return f"{when}, the only whole one of these windows"
         return f"{when}, {self.times_mean:.2g} × the mean"
 
 

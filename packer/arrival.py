@@ -37,6 +37,7 @@ class RequestTrace:
     `priority`: int64 (n,): of each request, smaller ones first, on servers with `scheduling_policy` "priority". None:
     that of its adapter.
     `step_s`: the times were recorded in multiples of this, s, and are spread over each step; 0: they were not.
+    `start_s`: what the times count from, s since 1970 (UTC), or since the start of a recording without dates.
     """
 
     time_s: npt.NDArray[np.float64]
@@ -48,6 +49,7 @@ class RequestTrace:
     sessions: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
     priority: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
     step_s: float = field(default=0.0, kw_only=True)
+    start_s: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         n = len(self.time_s)
@@ -62,6 +64,8 @@ class RequestTrace:
         if self.end_s is not None and n and not self.time_s[-1] < self.end_s < math.inf:
             rule = "Expected a request trace to end after its last request"
             raise ValidationError(f"{rule}, got {self.end_s}.")
+        if not math.isfinite(self.start_s):
+            raise ValidationError(f"Expected a request trace to start at a finite time, got {self.start_s}.")
         self._check_blocks()
         if self.sessions is not None and (len(self.sessions) != n or (n and int(self.sessions.min()) < 0)):
             raise ValidationError("Expected a session >= 0 for each request of a request trace.")
@@ -86,7 +90,7 @@ class RequestTrace:
     ) -> RequestTrace:
         """Requests that were simulated, from their columns."""
         made, write = object.__new__(cls), object.__setattr__
-        given = (time_s, adapter, input_tokens, output_tokens, None, None, None, None, 0.0)
+        given = (time_s, adapter, input_tokens, output_tokens, None, None, None, None, 0.0, 0.0)
         for each, column in zip(fields(cls), given, strict=True):
             write(made, each.name, column)
         for column in given[:4]:
@@ -125,7 +129,7 @@ class RequestTrace:
             self.time_s[rows], self.adapter[rows], self.input_tokens[rows], self.output_tokens[rows],
             blocks=None if self.blocks is None else self.blocks.take(rows),
             sessions=None if self.sessions is None else self.sessions[rows],
-            priority=None if self.priority is None else self.priority[rows],
+            priority=None if self.priority is None else self.priority[rows], start_s=self.start_s,
         )  # fmt: skip
 
     @classmethod

@@ -55,6 +55,7 @@ class ArrivalsTable(FileTable):
     input_tokens: list[int] | None = None
     output_tokens: list[int] | None = None
     end_s: float | None = None
+    start_s: float = 0.0
     blocks: BlocksTable | None = None
     sessions: list[int] | None = None
     priority: list[int] | None = None
@@ -67,7 +68,7 @@ class ArrivalsTable(FileTable):
             if self.blocks is not None:
                 blocks = self.blocks.blocks()
             columns: dict[str, Any] = {name: _int64(each) for name, each in given.items() if each is not None}
-            trace = RequestTrace(time_s, **columns, blocks=blocks, end_s=self.end_s)
+            trace = RequestTrace(time_s, **columns, blocks=blocks, end_s=self.end_s, start_s=self.start_s)
         elif self.end_s is not None or any(given[name] is not None for name in _REQUIRED):
             rule = f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
             raise ValidationError(rule)
@@ -89,6 +90,8 @@ def arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
             value = {"starts": value.starts.tolist(), "ids": value.ids.tolist(), "tokens": value.tokens}
         if value is not None:
             data[key] = value.tolist() if isinstance(value, np.ndarray) else value
+    if arrivals.trace is not None and arrivals.trace.start_s:
+        data["start_s"] = arrivals.trace.start_s
     return data
 
 

@@ -177,11 +177,16 @@ def _time(row: Row, key: str) -> float:
     return found
 
 
+def unit_of(number: float) -> float:
+    """The unit of a numeric time, s: by how large it is, that of a time since 1970."""
+    return next((unit for limit, unit in _UNITS if number > limit), 1.0)
+
+
 def _seconds(text: str) -> float:
     """A time in s; NaN where the text is none."""
     with suppress(ValueError, OverflowError):
         number = checks.decimal(text)
-        return number * next((unit for limit, unit in _UNITS if number > limit), 1.0)
+        return number * unit_of(number)
     for form in (None, *_TIME_FORMATS):
         with suppress(ValueError, OverflowError):
             parsed = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)

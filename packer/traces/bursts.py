@@ -39,13 +39,14 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
 
     `window_s`: measure bursts within windows of this length, relative to the rate of each window, so that a plan for
     the rates of one window does not count the difference between windows twice. The trend inside each window is
-    removed, because a day's ramp is no burst, and time scales above a tenth of the window are left out. A trace of
-    less than two windows is one. None: relative to the mean rate of the whole trace, which is within hours, and of a
+    removed, because a day's ramp is no burst, and time scales above a tenth of the window are left out. A trace
+    without a whole window is one. None: relative to the mean rate of the whole trace, which is within hours, and of a
     longer trace a slow factor beside these bursts: fitted at once, the course of a day hides bursts of minutes.
     Raises `ValidationError`: the trace names no adapters.
     """
     within_s = window_s or HOUR_S
-    several = trace.span_s >= 2.0 * within_s
+    # A plan for the rates of one window has the bursts of whole windows, if there are any.
+    several = trace.span_s - _before(trace, within_s) >= (within_s if window_s else 2.0 * within_s)
     common, own = _factors(trace, within_s if several else trace.span_s, TREND_DEGREE)
     if window_s is None and several:
         slow = _factors(trace, trace.span_s, 0, (common, own))
@@ -103,16 +104,22 @@ def _product(fast: Bursts | None, slow: Bursts | None) -> Bursts | None:
 def _factors(
     trace: Trace, window_s: float, degree: int, fast: tuple[Bursts | None, Bursts | None] | None = None
 ) -> tuple[Bursts | None, Bursts | None]:
-    """The common and the own factor within windows; beside fast ones those of the slower scales, which remain."""
+    """The common and the own factor within windows; beside fast ones those of the slower scales, which remain.
+
+    Several windows start at the multiples of their length, as those of rates do (`packer.traces.pattern.rates_of`).
+    """
     time_s, adapter = trace.time_s - trace.time_s[0], trace.requests().adapter
-    if not _significant(time_s, trace.span_s, window_s, degree):
+    skipped_s = _before(trace, window_s) if trace.span_s > window_s else 0.0
+    whole = np.flatnonzero(time_s >= skipped_s)
+    time_s, adapter, span_s = time_s[whole] - skipped_s, adapter[whole], trace.span_s - skipped_s
+    if not _significant(time_s, span_s, window_s, degree):
         return None, None
-    cell_s = max(_cell_s(time_s, trace.span_s), trace.step_s)
-    counts = _counts(time_s, trace.span_s, cell_s)
+    cell_s = max(_cell_s(time_s, span_s), trace.step_s)
+    counts = _counts(time_s, span_s, cell_s)
     size = _row_cells(len(counts), cell_s, window_s)
     lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree)
     from_s, fast = (0.0, (None, None)) if fast is None else (LONGEST_SHARE * HOUR_S, fast)
-    found = _own_covariance(trace, time_s, adapter, window_s, degree)
+    found = _own_covariance(len(trace.names), span_s, (time_s, adapter), window_s, degree)
     own = None
     if found is not None:
         own_lag_s, seen, same, length_s = found
@@ -125,6 +132,11 @@ def _factors(
         total = _beside(total, same * known)
     common = fitted(lag_s, _beside(total, _covariance(fast[0], lag_s)), size * cell_s, degree, from_s)
     return common, own
+
+
+def _before(trace: Trace, window_s: float) -> float:
+    """Time from the first request to the first multiple of the length of a window, s."""
+    return float(-(trace.start_s + trace.time_s[0]) % window_s)
 
 
 def _covariance(bursts: Bursts | None, lag_s: FloatArray) -> FloatArray:
@@ -164,7 +176,7 @@ def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int
 
 
 def _own_covariance(
-    trace: Trace, time_s: FloatArray, adapter: IntArray, window_s: float, degree: int
+    adapters: int, span_s: float, requests: tuple[FloatArray, IntArray], window_s: float, degree: int
 ) -> tuple[FloatArray, FloatArray, float, float] | None:
     """Lags, s, covariances of the bursts that an adapter does not share with others, the sum of the squared shares of
     adapters in all requests, and the length of the windows, s. None: they are not above chance.
@@ -172,16 +184,17 @@ def _own_covariance(
     The covariance within adapters, pooled with the squares of their means as weights, is
     (1 + common) × (1 + own) − 1; that between adapters is the common one alone.
     """
-    if len(trace.names) < 2 or window_s < 100 * OWN_CELL_S:
+    time_s, adapter = requests
+    if adapters < 2 or window_s < 100 * OWN_CELL_S:
         return None
-    cell_s = max(OWN_CELL_S, trace.span_s * len(trace.names) / 50_000_000, trace.span_s / MAX_CELLS)
-    cells = int(trace.span_s / cell_s)
+    cell_s = max(OWN_CELL_S, span_s * adapters / 50_000_000, span_s / MAX_CELLS)
+    cells = int(span_s / cell_s)
     inside = (time_s / cell_s).astype(np.int64)
     size, most = _row_cells(cells, cell_s, window_s), max(1, MAX_CELLS // cells)
 
     def rows() -> Iterator[FloatArray]:
-        for first in range(0, len(trace.names), most):  # in parts, which bounds the memory
-            n = min(most, len(trace.names) - first)
+        for first in range(0, adapters, most):  # in parts, which bounds the memory
+            n = min(most, adapters - first)
             kept = (inside < cells) & (adapter >= first) & (adapter < first + n)
             counts = np.bincount((adapter[kept] - first) * cells + inside[kept], minlength=n * cells)
             yield _rows(counts.reshape(n, cells).astype(np.float64), size)

@@ -29,6 +29,7 @@ class RateTable:
     `tokens`: float64 (adapters,), mean input + output tokens of a request: the weight of a rate in the load.
     `start_s`: float64 (windows,), when each window starts, s since 1970 (UTC) or since the first request.
     `window_s`: length of a window.
+    `whole`: the one window is all of a trace, which has no whole window.
     """
 
     names: tuple[str, ...]
@@ -36,6 +37,7 @@ class RateTable:
     tokens: FloatArray
     start_s: FloatArray
     window_s: float
+    whole: bool = False
 
     @property
     def offered_tok_s(self) -> FloatArray:
@@ -92,9 +94,8 @@ class RateTable:
 def rates_of(trace: Trace, window_s: float) -> RateTable:
     """The rates of a trace's adapters in windows: requests / the part of the window that the trace covers.
 
-    The first and the last window are cut off by the trace's ends. One that is covered by less than
-    `WHOLE_FROM` is left out if another remains; if none is covered so far, the one covered best is kept. A trace
-    that is no longer than a window is one window.
+    The first and the last window are cut off by the trace's ends. One that is covered by less than `WHOLE_FROM` is left
+    out, but for those of whole days that together are one window of the day. A trace without a whole window is one.
 
     `trace`: its requests must name their adapters. It covers half a mean gap between two requests before its first
     and after its last one.
@@ -117,14 +118,22 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     begins = window_s * np.arange(count, dtype=np.float64)
     covered_s = np.minimum(begins + window_s, offset + trace.span_s + gap_s / 2)
     covered_s -= np.maximum(begins, offset - gap_s / 2)
+    requests = np.bincount(adapter, minlength=len(trace.names))
+    tokens = (
+        np.bincount(adapter, trace.input_tokens + trace.output_tokens, minlength=len(trace.names)) / requests
+    )
+    flat = np.bincount(window * len(trace.names) + adapter, minlength=count * len(trace.names))
+    table = flat.reshape(count, len(trace.names)).astype(np.float64)
+    if count > 1 and begins[-1] % DAY_S == 0.0 and max(covered_s[0], covered_s[-1]) < WHOLE_FROM * window_s:
+        table[0] += table[-1]
+        covered_s[0] += covered_s[-1]
     kept = covered_s >= WHOLE_FROM * window_s
     if not kept.any():
-        kept[np.argmax(covered_s)] = True
-    flat = np.bincount(window * len(trace.names) + adapter, minlength=count * len(trace.names))
-    rates = flat.reshape(count, len(trace.names))[kept] / covered_s[kept, np.newaxis]
-    requests = np.bincount(adapter, minlength=len(trace.names))
-    tokens = np.bincount(adapter, trace.input_tokens + trace.output_tokens, minlength=len(trace.names))
-    return RateTable(trace.names, rates, tokens / requests, first + begins[kept], window_s)
+        rates = requests[np.newaxis] / (trace.span_s + gap_s)
+        return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, whole=True)
+    rates = table[kept] / covered_s[kept, np.newaxis]
+    whole = trace.span_s <= window_s
+    return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole=whole)
 
 
 def clock(time_s: float) -> str:

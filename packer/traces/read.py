@@ -24,11 +24,20 @@ from packer.io.frames import pl
 from packer.io.parquet import MAGIC, check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
 from packer.lengths import MAX_TOKENS
-from packer.traces.access_log import USUAL, Fields, LogRow, columns_of, nothing, requests_of, since_1970
+from packer.traces.access_log import (
+    USUAL,
+    Fields,
+    LogRow,
+    columns_of,
+    nothing,
+    requests_of,
+    since_1970,
+    unit_of,
+)
 from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import RequestRows, Trace, trace_of_rows
 
-MAX_TIME = 1e15
+MAX_TIME, MOST_NS = 1e15, 1e19
 
 
 @reader
@@ -182,7 +191,8 @@ def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float6
     numbers = column.cast(pl.Float64, strict=False)
     if not numbers.null_count():
         times: npt.NDArray[np.float64] = numbers.to_numpy()
-        return (times * unit_s, 0.0) if np.all(np.abs(times) <= MAX_TIME) else None
+        unit_s = unit_of(float(times.min())) if unit_s == 1.0 and len(times) else unit_s
+        return (times * unit_s, 0.0) if np.all(np.abs(times * unit_s) <= MAX_TIME) else None
     text = column.str.replace("T", " ", literal=True).str.replace(r"Z$", "+00:00")
     zone = "%#z" if text.str.contains(r"[+-]\d\d:?\d\d$").all() else ""
     stamps = text.str.to_datetime(f"%Y-%m-%d %H:%M:%S%.f{zone}", time_unit="ns", strict=False)
@@ -238,6 +248,9 @@ def _time(row: Row, kind: TraceFormat) -> float:
         with suppress(ValueError):
             return since_1970(datetime.fromisoformat(cell.strip()))
     try:
-        return row.real(kind.time, low=-MAX_TIME, high=MAX_TIME) * kind.unit_s
+        if kind.unit_s != 1.0:
+            return row.real(kind.time, low=-MAX_TIME, high=MAX_TIME) * kind.unit_s
+        number = row.real(kind.time, low=-MAX_TIME, high=MOST_NS)
+        return number * unit_of(number)
     except FileFormatError:
         row.fail(kind.time, f"expected seconds or a date and time, got {shown(cell)}.")

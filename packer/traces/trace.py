@@ -84,7 +84,7 @@ class Trace:
             raise ValidationError("Expected a trace whose requests name their adapters.")
         return RequestTrace(
             self.time_s, self.adapter, self.input_tokens, self.output_tokens, blocks=self.blocks,
-            sessions=self.sessions, priority=self.priority, step_s=self.step_s,
+            sessions=self.sessions, priority=self.priority, step_s=self.step_s, start_s=self.start_s,
         )  # fmt: skip
 
 
