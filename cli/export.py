@@ -12,6 +12,7 @@ from packer.cli.output import check_distinct, note, print_json
 from packer.cli.streams import results
 from packer.export.formats import FORMATS, export_plan, output_paths
 from packer.io.files import make_folder, write_text
+from packer.plan import Status
 from packer.words import counted
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
     Stacks: the vLLM production stack (helm), AIBrix, llm-d, KServe, Ray Serve LLM, NVIDIA Dynamo; each format
     names the versions that it fits in docs/how-to/export.md. grafana is a dashboard of predicted and measured figures.
 
-    An infeasible plan is not exported (exit code 3). With --json the files are printed as one JSON object.
+    A plan with adapters that have no server is not exported (exit code 3); of one that breaks its goal that is said.
+    With --json the files are printed as one JSON object.
     vLLM loads adapters from paths and Hugging Face repositories; some stacks from buckets too.
 
     \b
@@ -100,6 +102,8 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
     for path in paths:
         check_distinct(path)
     out.note_profiles(*(item.profile for item in plan.bins))
+    if plan.status is Status.INFEASIBLE:
+        out.note(f"the plan is infeasible: {(plan.reasons or ('it breaks its goal',))[0].rstrip('.')}")
     shares = [pair for each in plan.bins for pair in zip(each.adapters, each.shares, strict=True)]
     split = {i for i, share in shares if share < 1}
     if split and FORMATS[target.format_name].by_load:

@@ -195,11 +195,16 @@ def replayed_trace(fleet: Workload) -> Trace:
 
 
 def _drawn(fleet: Workload, trace: Trace, window_s: float | None) -> Workload:
-    """The workload that a trace shows, with the classes and the goal of the fleet that replays it."""
-    measured = measure_workload(trace, window_s=window_s)
-    classes = {adapter.name: adapter.slo_class for adapter in fleet.adapters}
-    adapters = tuple(replace(a, slo_class=classes[a.name]) for a in measured.adapters)
-    return replace(measured, adapters=adapters, slo=fleet.slo)
+    """The workload that a trace shows, with all that it does not show of the fleet that replays it."""
+    measured, own = measure_workload(trace, window_s=window_s), {each.name: each for each in fleet.adapters}
+    adapters = tuple(
+        replace(
+            own[a.name], rate=a.rate, input_tokens=a.input_tokens, output_tokens=a.output_tokens,
+            shared_prefix_tokens=a.shared_prefix_tokens, sessions=a.sessions,
+        )
+        for a in measured.adapters
+    )  # fmt: skip
+    return replace(measured, adapters=adapters, slo=fleet.slo, fine_tuning=fleet.fine_tuning)
 
 
 def _of_metrics(metrics: Metrics, rates: Sequence[float], ranks: Sequence[int]) -> Workload:

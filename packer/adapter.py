@@ -9,7 +9,7 @@ from packer.lengths import MAX_TOKENS, Lengths
 from packer.sessions import Sessions
 
 MAX_RANK = checks.SLOT_RANKS[-1]
-MIN_RATE = 1e-15
+MIN_RATE = 1e-12
 """Smallest request rate, req/s: below it, times between requests overflow."""
 IDLE_RATE = 1e-6
 """Rate of an adapter that is served but sends nothing, req/s: files may say 0."""

@@ -139,11 +139,11 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         ("break", "the goal", () if holds else point.queueing),
     )
     broken = [_listed(gpus, verb, rest) for verb, rest, gpus in which if gpus]
-    points = [replace(each, n_gpus=each.n_gpus * job.size) for each in job.points]
+    points = [replace(each, n_gpus=each.plan.n_gpus) for each in job.points]
     later = job.broken if plan.verified is False else ()
     weaker = {goal: count * job.size for goal, count in weaker_goals(job, point).items()}
     told = outcome(
-        replace(point, n_gpus=point.n_gpus * job.size),
+        replace(point, n_gpus=point.plan.n_gpus),
         points,
         plan.rooms,
         job.workload.slo,

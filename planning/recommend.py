@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import Goal, GoalLike
@@ -106,6 +107,8 @@ def recommend(
         margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, verify=verify, progress=progress, stop=stop,
         time_limit_s=time_limit_s,
     )  # fmt: skip
+    if max_gpus is not None:
+        checks.integer("max_gpus", max_gpus, low=1)
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
     old_bins = () if old_plan is None else running(old_plan, fleet)
     if any(item.profile != kinds[0].profile for item in old_bins):
@@ -283,7 +286,11 @@ class Deployment:
 
     def at_rates(self, workload: Workload) -> Plan | None:
         """The plan at other rates, without fresh hours."""
-        found = Deployment(replace(self.job, workload=workload, verify=False)).explored()
+        if self.over():
+            return None
+        limit_s = limit_of(self.job.remaining_s())
+        job = replace(self.job, workload=workload, verify=False, time_limit_s=limit_s)
+        found = Deployment(job).explored()
         return None if found is None else found.plan
 
     def explain(self, plan: Plan) -> Plan:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -154,8 +155,9 @@ class Replicas:
             self._whole += [i] * parts
             for k in range(parts):
                 name = adapter.name
-                while k and name in names:
-                    name = f"{name[:200]} {k}"
+                if k and name in names:
+                    numbered = (f"{adapter.name[:200]} {number}" for number in count(k))
+                    name = next(other for other in numbered if other not in names)
                 names.add(name)
                 adapters.append(replace(adapter, name=name, rate=adapter.rate / parts))
         # Parts are placed for random arrivals: a trace has no requests for them.

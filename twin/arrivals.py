@@ -74,7 +74,10 @@ def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTr
     time_s, adapter = draw_times(workload, duration_s, seed)
     marks = draw_marks(workload, adapter, len(time_s), seed)
     blocks = marks.blocks if marks.prefix_ids is None else blocks_of_prefixes(marks, marks.prefix_ids)
-    return RequestTrace(time_s, marks.adapter, marks.input_tokens, marks.output_tokens, blocks=blocks)
+    return RequestTrace(
+        time_s, marks.adapter, marks.input_tokens, marks.output_tokens, blocks=blocks, sessions=marks.sessions,
+        priority=marks.priority,
+    )  # fmt: skip
 
 
 def replaying(workload: Workload, duration_s: float, seed: int) -> Workload:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -79,14 +80,16 @@ class Hours:
     limits: Mapping[str, float] = field(default_factory=dict)
     _stored: dict[Any, tuple[Workload, ServerHour]] = field(default_factory=dict)
     """With the fleet, so that no other one has its id."""
-    _broken: dict[Any, BrokenError] = field(default_factory=dict)
-    """Hours that were ended because they broke their limits so many times."""
+    _broken: dict[Any, tuple[Workload, BrokenError]] = field(default_factory=dict)
+    """Hours that were ended because they broke their limits so many times; with the fleet, too."""
     _sizes: dict[Any, int] = field(default_factory=dict)
     """Requests of the hours that have theirs, the oldest first."""
 
     _workers: Workers = field(default_factory=Workers)
     _ahead: dict[Any, tuple[Workload, Future[ServerHour | BrokenError]]] = field(default_factory=dict)
     """What was begun before it is asked for, the oldest first; what is found does not depend on it."""
+    _lock: Lock = field(default_factory=Lock, repr=False)
+    """Held while `_ahead` changes: several threads ask for hours."""
     _growth: dict[Any, Growth] = field(default_factory=dict)
     _scaled: dict[Any, tuple[Workload, Workload]] = field(default_factory=dict)
     _served: dict[Any, tuple[Workload, Workload]] = field(default_factory=dict)
@@ -126,24 +129,27 @@ class Hours:
             if not self._knows(key, enough)
         }
         self._simulate(missing, then)
-        return [self._stored[key][1] if key in self._stored else self._broken[key] for key in keys]
+        return [self._stored[key][1] if key in self._stored else self._broken[key][1] for key in keys]
 
     def ahead(self, jobs: Sequence[tuple[Job, float]]) -> None:
         """Begin hours that are likely to be judged, with how much of their limits ends them."""
         for job, most in jobs if self._workers.jobs > 1 and not self.stop() else ():
-            if (key := (_key(job), most)) not in self._ahead and not self._knows(*key):
-                self._ahead[key] = job[1], self._workers.begin(partial(self._hour_of, job, most), later=True)
+            with self._lock:
+                if (key := (_key(job), most)) not in self._ahead and not self._knows(*key):
+                    begun = self._workers.begin(partial(self._hour_of, job, most), later=True)
+                    self._ahead[key] = job[1], begun
         self.forget(MOST_AHEAD)
 
     def forget(self, most: int = 0) -> None:
         """Keep no more than so many hours that were begun before they are asked for."""
-        while len(self._ahead) > most:
-            self._ahead.pop(next(iter(self._ahead)))[1].cancel()
+        with self._lock:
+            while len(self._ahead) > most:
+                self._ahead.pop(next(iter(self._ahead)))[1].cancel()
 
     def _knows(self, key: Any, most: float | None) -> bool:
         """Whether an hour is stored, or that it breaks so much of its limits."""
         return key in self._stored or (
-            most is not None and key in self._broken and self._broken[key].most >= most
+            most is not None and key in self._broken and self._broken[key][1].most >= most
         )
 
     def _simulate(
@@ -151,7 +157,8 @@ class Hours:
     ) -> None:
         begun = {}
         for key, (job, most) in missing.items():
-            _, future = self._ahead.pop((key, most), (None, None))
+            with self._lock:
+                _, future = self._ahead.pop((key, most), (None, None))
             if future is None or future.cancel():
                 future = self._workers.begin(partial(self._hour_of, job, most))
             begun[key] = future
@@ -160,7 +167,7 @@ class Hours:
             for key, future in begun.items():
                 found = future.result()
                 if isinstance(found, BrokenError):
-                    self._broken[key] = found
+                    self._broken[key] = missing[key][0][1], found
                 else:
                     self._stored[key] = missing[key][0][1], found
                     self._sizes[key] = 0 if found.ttft_ms is None else found.ttft_ms.size

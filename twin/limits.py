@@ -130,7 +130,7 @@ def _limits(sim: Run) -> list[Limit]:
             f"ITL {itl:.0f} ms with {running:.0f} requests running", "fewer requests per GPU",
         ),
     ]  # fmt: skip
-    if sim.max_loras < len(sim.workload):
+    if sim.max_loras < sim.workload.n_loras:
         slots = active / sim.max_loras
         used = f"{active:.0f} of {sim.max_loras} in use"
         found.append(Limit("slots", slots, used, _more_slots(sim)))

@@ -25,6 +25,8 @@ MOST_WINDOWS = 20_000_000
 SMALLEST_CELL_S, MAX_CELLS = 0.05, 2_000_000
 LONGEST_SHARE = 0.1
 """Longest time scale and lag, as a share of the trace: longer ones can't be estimated from a single realisation."""
+FEWEST_CELLS = 10
+"""Cells of a window whose covariances say something."""
 SIGNIFICANCE = 0.999
 HOUR_S = 3600.0
 """Of traces that last hours, bursts are measured within hours."""
@@ -117,6 +119,8 @@ def _factors(
     cell_s = max(_cell_s(time_s, span_s), trace.step_s)
     counts = _counts(time_s, span_s, cell_s)
     size = _row_cells(len(counts), cell_s, window_s)
+    if size < FEWEST_CELLS:
+        return None, None
     lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree)
     from_s, fast = (0.0, (None, None)) if fast is None else (LONGEST_SHARE * HOUR_S, fast)
     found = _own_covariance(len(trace.names), span_s, (time_s, adapter), window_s, degree)

@@ -84,7 +84,7 @@ class RateTable:
         found = {"mean": self.rates.mean(axis=0)}
         for percentile in percentiles:
             checks.real("a percentile", percentile, low=0.0, high=100.0)
-            position = max(0, math.ceil(percentile / 100.0 * len(order)) - 1)
+            position = max(0, math.ceil(percentile * len(order) / 100.0 - 1e-9) - 1)
             found[f"p{percentile:g}"] = self.rates[order[position]]
         found["peak"] = self.rates[order[-1]]
         found["each-peak"] = self.rates.max(axis=0)
@@ -95,7 +95,8 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     """The rates of a trace's adapters in windows: requests / the part of the window that the trace covers.
 
     The first and the last window are cut off by the trace's ends. One that is covered by less than `WHOLE_FROM` is left
-    out, but for those of whole days that together are one window of the day. A trace without a whole window is one.
+    out, but for those of whole days that together are one window of the day. A trace without requests in a
+    whole window is one.
 
     `trace`: its requests must name their adapters. It covers half a mean gap between two requests before its first
     and after its last one.
@@ -109,6 +110,7 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
         first -= first % window_s
     offset = trace.start_s - first
     window = ((trace.time_s + offset) // window_s).astype(np.int64)
+    window = np.zeros_like(window) if trace.span_s <= window_s else window
     count = int(window[-1]) + 1
     if count > MAX_WINDOWS or count * len(trace.names) > 50 * MAX_WINDOWS:
         rule = (
@@ -126,9 +128,9 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     table = flat.reshape(count, len(trace.names)).astype(np.float64)
     if count > 1 and begins[-1] % DAY_S == 0.0 and max(covered_s[0], covered_s[-1]) < WHOLE_FROM * window_s:
         table[0] += table[-1]
-        covered_s[0] += covered_s[-1]
+        covered_s[0] = min(window_s, covered_s[0] + covered_s[-1])
     kept = covered_s >= WHOLE_FROM * window_s
-    if not kept.any():
+    if not table[kept].any():
         rates = requests[np.newaxis] / (trace.span_s + gap_s)
         return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, whole=True)
     rates = table[kept] / covered_s[kept, np.newaxis]

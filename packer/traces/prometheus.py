@@ -187,7 +187,7 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
     totals = {kind: [sum(found[kind].get(name, {}).values()) for name in names] for kind in _COUNTED[1:]}
     sums = {kind: np.array(column) for kind, column in totals.items()}
     if shares is not None:
-        names = sorted(shares)
+        names = sorted(set(shares) - set(skip))
         weights = np.array([shares[name] for name in names])
         counts = counts.sum(axis=1, keepdims=True) * weights
         sums = {kind: total.sum() * weights for kind, total in sums.items()}

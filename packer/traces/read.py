@@ -62,10 +62,10 @@ def _without_half_line(data: bytes) -> bytes:
     """The bytes of a log without a last line that is still being written."""
     whole, newline, last = data.rpartition(b"\n")
     try:
-        json.loads(last)
+        entry = json.loads(last)
     except (ValueError, RecursionError):
         return whole + newline
-    return data
+    return data if isinstance(entry, dict) else whole + newline
 
 
 def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:

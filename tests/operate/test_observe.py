@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,17 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Slo
-from packer.operate.observe import at_load, busiest_requests, log_of_plan, observe_log, seen_in_log
+from packer.operate.observe import (
+    at_load,
+    busiest_requests,
+    drawn_within,
+    log_of_plan,
+    observe_log,
+    observe_replayed,
+    seen_in_log,
+)
 from packer.traces.assign import Ranks
+from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace
 from packer.workload import Workload
 
@@ -92,3 +102,33 @@ def test_the_busiest_window_of_a_log(tmp_path: Path) -> None:
     hour = busiest_requests(log, 3600.0)
     assert (len(hour), hour.time_s[0], hour.names) == (1800, 0.0, ("a",))
     assert hour.time_s[-1] < 3600.0
+
+
+def test_the_ways_to_read_a_log_use_the_hours_of_the_day(tmp_path: Path) -> None:
+    """A log from 17:30 to 19:30 has its busiest hour at 18:00, measured, replayed and evaluated alike."""
+    path, start = tmp_path / "log.csv", 20_000 * 86_400 + 17 * 3600 + 1800
+    times = np.concatenate([np.arange(0.0, 1800.0, 10.0), np.arange(1800.0, 7200.0, 1.0)]) + start
+    rows = "".join(f"{t:.1f},a,8,100,50\n" for t in times)
+    path.write_text(f"timestamp,adapter,rank,input_tokens,output_tokens\n{rows}", "utf-8")
+    log = read_trace(path)
+    measured = observe_log(log, Ranks({}))
+    replayed = observe_replayed(measure_workload(log, replay=True))
+    for found in (measured, replayed):
+        assert found.fleet.rates.tolist() == pytest.approx([1.0], rel=0.01)
+        assert found.planned_for.startswith("18:00 (UTC)")
+    assert seen_in_log(log_of_plan(path), 3600.0, busiest=True).rates.tolist() == pytest.approx(
+        [1.0], rel=0.01
+    )
+
+
+def test_what_a_trace_does_not_show_stays(fleet: Workload) -> None:
+    """Base models, priorities and limits of a replayed fleet are kept at every load."""
+    adapters = tuple(
+        replace(a, model=f"m{k % 2}", priority=k, slo_class="chat") for k, a in enumerate(fleet.adapters)
+    )
+    kept = replace(fleet, adapters=adapters)
+    for found in (observe_replayed(kept).fleet, at_load(kept, "mean"), drawn_within(kept, 3600.0)):
+        names = {each.name: each for each in adapters}
+        assert [(a.model, a.priority, a.slo_class) for a in found.adapters] == [
+            (names[a.name].model, names[a.name].priority, "chat") for a in found.adapters
+        ]

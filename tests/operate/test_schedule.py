@@ -335,3 +335,14 @@ def test_periods_about_midnight_are_merged_only_where_that_saves_gpus(found: Sch
 
     assert schedules._merged([late, early], plan_for, 0.0) == [late, early]
     assert not tried
+
+
+@pytest.mark.parametrize(("from_hour", "hours"), [(22, 4), (9, 3), (6, 24)])
+def test_periods_of_a_part_of_a_day_follow_each_other(from_hour: int, hours: int) -> None:
+    """Also over midnight; a whole day begins there."""
+    times = np.arange(0.0, hours * 3600.0, 100.0)
+    ones = np.ones(len(times), dtype=np.int64)
+    seen = Trace(times, ones, ones, ones * 0, ("a",), start_s=20_000 * 86_400.0 + from_hour * 3600.0)
+    found = rates_of_trace(seen, Workload([Adapter("a", 8, 1.0)]), 3600.0)
+    first = 0 if hours == 24 else from_hour
+    assert list(found) == [f"{(first + k) % 24:02d}:00" for k in range(hours)]

@@ -24,3 +24,10 @@ def test_every_gpu_has_a_part(
         assert len(replicas.spread_over(n, allowed).fleet) >= min(n, len(fleet))
     assert len(replicas.spread_over(most, allowed).fleet) == most
     assert len(replicas.spread_over(most + 1, allowed).fleet) < most + 1
+
+
+def test_parts_of_adapters_with_long_names_have_names() -> None:
+    """Two names that begin alike for 200 characters get parts of different names."""
+    adapters = [Adapter("x" * 250 + end, 8, 1.0) for end in "ab"]
+    found = Replicas(Workload(adapters), {0: 3, 1: 3}).fleet.names
+    assert len(set(found)) == 6

@@ -77,3 +77,14 @@ def test_requests_that_come_together_are_bursts() -> None:
     assert found.name == "bursts"
     assert "of the time, up to " in found.usage
     assert limit_of(run(steady, 1)).name != "bursts"
+
+
+def test_a_server_of_the_base_model_alone_has_a_limit() -> None:
+    """It has no slots that could be short."""
+    run = packer.simulate(
+        Workload([Adapter("base", 0, 60.0)]),
+        packer.load_profile("h100-64gb/llama-3.1-8b-instruct"),
+        max_loras=1,
+        duration_s=300.0,
+    )
+    assert limit_of(run).name != "slots"

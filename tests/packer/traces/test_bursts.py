@@ -263,3 +263,27 @@ def test_two_adapters_have_bursts_of_their_own() -> None:
     found = measure_arrivals(trace).own
     assert found is not None
     assert found.cv == pytest.approx(1.5, rel=0.6)
+
+
+@pytest.mark.parametrize("hour", [0.0, 0.5, 0.75])
+@pytest.mark.parametrize("hours", [2.0, 4.0])
+def test_a_change_at_a_full_hour_is_no_burst(hour: float, hours: float) -> None:
+    """Bursts are measured in the windows of rates, hours of the clock, whenever a log starts."""
+    rng, start_s = np.random.default_rng(3), 20_000 * 86_400.0 + (17.0 + hour) * 3600.0
+    changes_s = (1.0 - hour) * 3600.0
+    times = np.sort(
+        [*rng.uniform(0.0, changes_s, int(changes_s)), *rng.uniform(changes_s, hours * 3600.0, 60_000)]
+    )
+    ones = np.full(len(times), 100, dtype=np.int64)
+    seen = Trace(
+        times - times[0], ones, ones, np.zeros(len(times), dtype=np.int64), ("a",), (8,), start_s=start_s
+    )
+    assert measure_arrivals(seen, 3600.0).kind == "poisson"
+
+
+def test_requests_at_few_times_have_no_bursts(recwarn: pytest.WarningsRecorder) -> None:
+    """Too few cells say nothing, and no warning of NumPy reaches the user."""
+    times, ones = np.repeat([0.0, 50.0, 100.0], 70), np.full(210, 10, dtype=np.int64)
+    seen = Trace(times, ones, ones, np.zeros(210, dtype=np.int64), ("a",), (8,))
+    assert measure_arrivals(seen).kind == "poisson"
+    assert not recwarn.list

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packer.arrays import FloatArray
 from packer.errors import ValidationError
 from packer.traces.pattern import RateTable, latest_rates, loads_text, rates_of
 from packer.traces.trace import Trace
@@ -153,3 +154,43 @@ def test_a_day_has_every_window() -> None:
     for window_s in (90.0, 7 * 3600.0):
         with pytest.raises(ValidationError, match="whole minutes that divide a day"):
             RateTable(("a",), rates, np.ones(1), starts, window_s).day()
+
+
+def test_the_ends_of_whole_days_are_one_window() -> None:
+    """A log of a day from 07:30 has 24 windows, that of 07:00 from both of its halves."""
+    start_s = 20_000 * 86_400.0 + 7.5 * 3600.0
+    times = [
+        *np.arange(0.0, 1800.0, 60.0),
+        *np.arange(1800.0, 84_600.0, 600.0),
+        *np.arange(84_600.0, 86_400.0, 20.0),
+    ]
+    seen = rates_of(replace(trace(times, [0] * len(times), ("a",)), start_s=start_s), 3600.0)
+    assert len(seen.rates) == 24
+    assert seen.start_s[0] == start_s - 1800.0
+    assert seen.rates[0, 0] == pytest.approx(120 / 3600, rel=0.01)
+    assert list(seen.day())[7] == "07:00"
+
+
+@pytest.mark.parametrize(
+    ("minute", "times"), [(20, np.arange(0.0, 4800.0, 60.0)), (50, np.append(np.arange(0.0, 600.0), 9000.0))]
+)
+def test_a_trace_without_requests_in_a_whole_window_is_one(minute: int, times: FloatArray) -> None:
+    """No whole hour, or none with a request: the rate is that of the whole trace."""
+    start_s = 10 * 3600.0 + minute * 60.0
+    seen = rates_of(replace(trace(times.tolist(), [0] * len(times), ("a",)), start_s=start_s), 3600.0)
+    assert seen.whole
+    assert seen.rates.shape == (1, 1)
+    assert seen.rates[0, 0] == pytest.approx((len(times) - 1) / times[-1], rel=0.01)
+
+
+def test_a_trace_as_long_as_a_window_keeps_its_last_request() -> None:
+    """The request at its very end counts."""
+    seen = rates_of(trace([0.0, 1800.0, 3600.0], [0, 0, 1], ("a", "b")), 3600.0)
+    assert (seen.rates > 0).all()
+
+
+@pytest.mark.parametrize("percentile", [7.0, 14.0, 28.0, 55.0, 56.0])
+def test_percentiles_are_exact(percentile: float) -> None:
+    """Of 100 windows, p7 is the seventh from below."""
+    table = RateTable(("a",), np.arange(1.0, 101.0)[:, None], np.ones(1), np.arange(100.0), 1.0)
+    assert table.loads([percentile])[f"p{percentile:g}"].tolist() == [percentile]

@@ -223,3 +223,23 @@ def test_names_have_no_control_characters(tmp_path: Path) -> None:
     path.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1, "adapter": "a\\u0000"}\n')
     with pytest.raises(FileFormatError, match=r"row 1, column 'adapter': .*control characters"):
         read.read_trace(path)
+
+
+@pytest.mark.parametrize("unit", [1, 10**3, 10**6, 10**9])
+@pytest.mark.parametrize("more", ["", ",priority"])
+def test_numeric_times_since_1970_have_any_unit(tmp_path: Path, unit: int, more: str) -> None:
+    """s, ms, µs and ns are told apart by their size, by the fast and the careful reader."""
+    path, last = tmp_path / "log.csv", ",1" if more else ""
+    rows = "".join(f"{(1_767_259_234 + k) * unit},a,8,10,5{last}\n" for k in range(30))
+    path.write_text(f"timestamp,adapter,rank,input_tokens,output_tokens{more}\n{rows}", "utf-8")
+    found = read_trace(path)
+    assert found.span_s == pytest.approx(29.0)
+    assert found.start_s == pytest.approx(1_767_259_234)
+
+
+def test_a_row_that_is_still_written_is_left_out(tmp_path: Path) -> None:
+    """A growing CSV may end within its first number."""
+    path = tmp_path / "log.csv"
+    rows = "".join(f"{k},a,10,5\n" for k in range(30))
+    path.write_text(f"timestamp,model,input_tokens,output_tokens\n{rows}30.5", "utf-8")
+    assert len(read_trace(path, growing=True)) == 30
