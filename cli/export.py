@@ -103,7 +103,8 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
         check_distinct(path)
     out.note_profiles(*(item.profile for item in plan.bins))
     if plan.status is Status.INFEASIBLE:
-        out.note(f"the plan is infeasible: {(plan.reasons or ('it breaks its goal',))[0].rstrip('.')}")
+        said = str(plan.details.get("decision") or "\n".join(plan.reasons) or "it breaks its goal")
+        out.note(f"the plan is infeasible: {said.splitlines()[0].rstrip('.')}")
     shares = [pair for each in plan.bins for pair in zip(each.adapters, each.shares, strict=True)]
     split = {i for i, share in shares if share < 1}
     if split and FORMATS[target.format_name].by_load:

@@ -80,10 +80,17 @@ def _band(plan: Plan) -> list[str]:
     most, fewest = band["most"], band["fewest"]
     low, high = fewest["gpus"] or "?", most["gpus"] or "too many"
     span = f"{low} to {high} GPUs" if low != high else "as many GPUs"
+    if _priced(plan):  # by kinds of different prices the number of GPUs says little
+        span = " to ".join(money(each["objective_value"]) for each in (fewest, most)) + " per hour"
     return [
         f"The profile is an estimate: at {most['capacity']:.2f} to {fewest['capacity']:.2f} times its capacity "
         f"the fleet takes {span}. Calibrate it (packer profiles fit) for one number."
     ]
+
+
+def _priced(plan: Plan) -> bool:
+    """Whether the plan is one of least cost."""
+    return plan.objective.partition(":")[0] == "cost"
 
 
 def _frontier(plan: Plan) -> Table:
@@ -376,4 +383,5 @@ def _bound(plan: Plan) -> str:
         needed = "GPU is" if plan.lower_bound == 1 else "GPUs are"
         source = "" if plan.lower_bound == 1 else source
         return f"{counted(plan.n_gpus, 'GPU')}, at least {plan.lower_bound:g} {needed} needed{source}; "
-    return f"lower bound {plan.lower_bound:g}{source}; "
+    price = f"{money(plan.objective_value[0])} per hour, " if _priced(plan) and plan.objective_value else ""
+    return f"{price}lower bound {plan.lower_bound:g}{source}; "

@@ -109,8 +109,8 @@ def _enough(job: Frontier, servers: int) -> str:
     """How many GPUs would do, if that is so in fresh hours."""
     gpus = servers * job.size
     if not job.replayed and job.kept.broken_later(job.at(servers).plan.bins):
-        return f"{gpus} GPUs keep the goal in one hour and break it in another: leave out --gpus."
-    return f"{gpus} GPUs keep the goal: --gpus {gpus}."
+        return f"{gpus} GPUs keep the goal in one hour and break it in another: leave out --gpus and --available."
+    return f"{gpus} GPUs keep the goal: --gpus {gpus}, or --available {gpus}."
 
 
 def _unreachable(job: Frontier) -> str:
@@ -193,7 +193,8 @@ def outcome(
     fewer GPUs.
     """
     price = "" if best.price_per_hour is None else f", {money(best.price_per_hour)} per hour"
-    lines = [f"the goal {_holding(rooms) if breaking is None else _breaking(best, breaking, spare)}{price}."]
+    said = _holding(rooms) if breaking is None else _breaking(best, breaking, spare, why)
+    lines = [f"the goal {said}{price}."]
     if math.isnan(best.p95_ttft_ms):
         lines.append("No request completed in the simulated hour.")
     else:
@@ -226,10 +227,11 @@ def _holding(rooms: Sequence[Room]) -> str:
     return f"holds to less than +{100 * (LEVELS[1] - 1.0):.0f} %" if rooms else "holds"
 
 
-def _breaking(point: FrontierPoint, breaking: int, spare: int) -> str:
-    """How many adapters break the goal, or when."""
+def _breaking(point: FrontierPoint, breaking: int, spare: int, why: Callable[[FrontierPoint], str]) -> str:
+    """How many adapters break the goal, or when; where one hour alone breaks it, what happens there."""
     if breaking:
-        return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}"
+        hour = f" in another hour{why(point)}" if point.broken_later else ""
+        return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}{hour}"
     return f"breaks {'when a GPU is lost' if spare else 'in some hours'}"
 
 

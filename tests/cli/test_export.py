@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from packer import load_plan
 from packer.cli import run
 from packer.plan import Plan, Status
 
@@ -215,3 +216,15 @@ def test_shares_that_a_stack_does_not_keep_are_named(
     err = capsys.readouterr().err
     assert ("the 1 adapter on several servers by load" in err) is told
     assert ("--router most-idle" in err) is told
+
+
+def test_a_plan_that_breaks_its_goal_is_exported_with_a_word(
+    plan_path: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """It runs, and whoever starts it knows what it lacks; one with adapters without a server is refused."""
+    broken = dataclasses.replace(
+        load_plan(plan_path), status=Status.INFEASIBLE, reasons=("server 0 breaks the goal.",)
+    )
+    broken.save(tmp_path / "broken.json")
+    assert run(["export", str(tmp_path / "broken.json")]) == 0
+    assert "the plan is infeasible: server 0 breaks the goal" in capsys.readouterr().err
