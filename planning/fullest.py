@@ -24,6 +24,8 @@ from packer.workload import Workload
 
 WORTH_GPUS = 5
 """Smaller plans get no such estimate, which takes as long as three to five more servers."""
+WORTH_FRESH_GPUS = 10
+"""Of smaller plans full servers are not held to the fresh hours that confirmed the plan, which take half a second."""
 STEP = 1.02
 """Loads of servers differ by this factor: what breaks the goal is at most so much more than what keeps it."""
 LEAST, MOST = -12, 20
@@ -106,7 +108,8 @@ class _Sample:
     """
 
     def __init__(self, job: Frontier, plan: Plan, order: IntArray, full: Bin, rank: int) -> None:
-        fresh = job.kept.fresh(plan.bins, job.number) if plan.verified else ()
+        verified = plan.verified and plan.n_gpus >= WORTH_FRESH_GPUS
+        fresh = job.kept.fresh(plan.bins, job.number) if verified else ()
         self.job, self.order, self.rank, self.hours = job, order, rank, Hours(job.seed, job.over)
         self.slots = MANY if full.max_loras >= len(full.adapters) else full.max_loras
         self.full_tok_s = full.offered_tok_s(job.workload)
