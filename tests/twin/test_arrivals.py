@@ -324,3 +324,15 @@ def test_a_replayed_log_of_sessions_hits_as_the_sessions_did(turns: float) -> No
     ]
     assert runs[0].prefix_hit_rate == runs[1].prefix_hit_rate > runs[2].prefix_hit_rate == 0.0
     np.testing.assert_array_equal(runs[0].raw.finish_s, runs[1].raw.finish_s)
+
+
+def test_requests_of_a_replayed_trace_keep_sessions_and_priorities() -> None:
+    """What is sent to a real server is what the twin replays."""
+    ones = np.ones(4, dtype=np.int64)
+    sessions, priority = np.array([0, 0, 1, 1]), np.array([3, 1, 2, 0])
+    trace = RequestTrace(np.arange(4.0), 0 * ones, 50 * ones, 9 * ones, sessions=sessions, priority=priority)
+    fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
+    found = draw_requests(fleet, 2.5, 0)
+    assert found.sessions is not None
+    assert found.priority is not None
+    assert (found.sessions.tolist(), found.priority.tolist()) == ([0, 0, 1], [3, 1, 2])

@@ -328,3 +328,23 @@ def test_refused_query_is_reported(prometheus: str) -> None:
     source = CounterNames("rate(", "x", "y", "z")
     with pytest.raises(SourceError, match="parse error"):
         fetch(prometheus, source, end_s=time.time(), span_s=6.0, window_s=3.0)
+
+
+def test_skipped_models_are_left_out_of_vllms_own_metrics() -> None:
+    """The shares of the others stay: requests to the base model are not theirs."""
+    times = [3600.0, 7200.0]
+
+    def series(*rows: tuple[dict[str, str], list[list[Any]]]) -> dict[str, Any]:
+        found = [{"metric": labels, "values": values} for labels, values in rows]
+        return {"status": "success", "data": {"resultType": "matrix", "result": found}}
+
+    first, second = ({"running_lora_adapters": names} for names in ("a,base", "b"))
+    seen = {
+        "window_s": 3600.0,
+        "requests": series(({}, [[t, "100"] for t in times])),
+        **{key: series(({}, [[t, "9000"] for t in times])) for key in ("input_tokens", "output_tokens")},
+        "running": series((first, [[times[0], "1"]]), (second, [[times[1], "2"]])),
+    }
+    every, some = (parse(seen, SOURCES["vllm"], skip=skip).table for skip in ((), ("base",)))
+    assert (every.names, some.names) == (("a", "b", "base"), ("a", "b"))
+    np.testing.assert_allclose(some.rates, every.rates[:, :2])
