@@ -236,25 +236,6 @@ def test_the_commands_apply_and_refuse(
     assert run(["live", "follow", str(tmp_path / "plan.json")]) == 2
 
 
-def test_a_log_is_followed_as_it_ends(
-    plan: Plan, servers: list[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command measures the last window of a log, whose busiest one is over, with and without --every."""
-    plan.save(tmp_path / "plan.json")
-    text = "".join(f'[[servers]]\nurl = "{each.url}"\n' for each in servers)
-    (tmp_path / "servers.toml").write_text(f"schema = 1\n{text}")
-    times = np.concatenate([np.arange(0, 3600, 2.0), np.arange(3600, 7200, 40.0)]) + 1_767_225_600
-    usage = '"usage": {"prompt_tokens": 100, "completion_tokens": 50}'
-    log = "\n".join(f'{{"timestamp": {t:.0f}, "model": "a0", {usage}}}' for t in times)
-    (tmp_path / "log.jsonl").write_text(log, "utf-8")
-    seen: list[packer.Workload] = []
-    monkeypatch.setattr(Following, "run", lambda self, *_: seen.append(self.read()))
-    words = f"live follow {tmp_path}/plan.json --servers {tmp_path}/servers.toml --log {tmp_path}/log.jsonl --dry-run"
-    for more in ([], ["--every", "30s"]):
-        assert run([*words.split(), *more]) == 0
-        assert seen.pop().rates.tolist() == [pytest.approx(0.025, rel=0.3)]
-
-
 def test_measured_lengths_and_hits_enter_the_decision(
     following: Callable[..., Following], servers: list[StandIn], plan: Plan
 ) -> None:
