@@ -13,7 +13,7 @@ from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.plan import Plan
 from packer.planning.explore import Frontier
-from packer.planning.kept import KeptHours
+from packer.planning.kept import Hour, KeptHours
 from packer.planning.settle import with_best_slots, with_most_slots
 from packer.search import reach
 from packer.solvers.bound import Bound
@@ -52,10 +52,12 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
     if not every or plan.n_gpus < WORTH_GPUS or known >= plan.n_gpus or job.over():
         return None
     ranks, loads = slot_ranks(fleet.ranks), fleet.offered_tok_s_by_adapter
+    fresh = job.kept.fresh(plan.bins, job.number) if plan.verified and plan.n_gpus >= WORTH_FRESH_GPUS else ()
+    held = list(dict.fromkeys([*job.kept.hours, job.kept.given, *fresh]))
     offered_tok_s, most_tok_s = [], []
     for rank in np.unique(ranks).tolist():
         members = np.flatnonzero(ranks == rank)
-        most = _most_tok_s(job, plan, members, rank)
+        most = _most_tok_s(job, plan, held, members, rank)
         if most is None:
             return None
         offered_tok_s.append(float(loads[members].sum()))
@@ -80,18 +82,19 @@ def fewest_servers(offered_tok_s: Sequence[float], most_tok_s: Sequence[float]) 
     return int(fewest)
 
 
-def _most_tok_s(job: Frontier, plan: Plan, members: IntArray, rank: int) -> float | None:
-    """The load that a server of adapters of one slot rank carries, tok/s; None if the search was cut short."""
+def _most_tok_s(
+    job: Frontier, plan: Plan, held: Sequence[Hour], members: IntArray, rank: int
+) -> float | None:
+    """The load that a server of adapters of one slot rank carries in these hours, tok/s; None if the search was cut
+    short."""
     loads = job.parts.fleet.offered_tok_s_by_adapter
     falling = members[np.argsort(-loads[members], kind="stable")]
     order = falling[np.argsort(golden(len(falling)), kind="stable")]
     like = [item for item in plan.bins if item.max_lora_rank == rank] or plan.bins
     full = max(like, key=lambda item: item.offered_tok_s(job.workload))
-    own = _Sample(job, plan, order, full, rank)
-    samples = [
-        own,
-        *(_Sample(job, plan, np.roll(order, -k * own.size(0)), full, rank) for k in range(1, SAMPLES)),
-    ]
+    own = _Sample(job, held, order, full, rank)
+    rolled = [np.roll(order, -k * own.size(0)) for k in range(1, SAMPLES)]
+    samples = [own, *(_Sample(job, held, other, full, rank) for other in rolled)]
     own.search(LEAST, 0, 2)
     for last, sample in pairwise(samples):  # samples are much alike
         sample.search(LEAST, last.broken - 1, 1)
@@ -103,17 +106,15 @@ def _most_tok_s(job: Frontier, plan: Plan, members: IntArray, rank: int) -> floa
 class _Sample:
     """A server of some adapters, by their rows in the fleet, which get more until it breaks the goal.
 
-    `order`: of the adapters, any number of which from the first are a fair sample; then they come again. `full`: the
-    server of a plan whose load is that of step 0.
+    `held`: the hours in which it must keep the goal. `order`: of the adapters, any number of which from the first are a
+    fair sample; then they come again. `full`: the server of a plan whose load is that of step 0.
     """
 
-    def __init__(self, job: Frontier, plan: Plan, order: IntArray, full: Bin, rank: int) -> None:
-        verified = plan.verified and plan.n_gpus >= WORTH_FRESH_GPUS
-        fresh = job.kept.fresh(plan.bins, job.number) if verified else ()
-        self.job, self.order, self.rank, self.hours = job, order, rank, Hours(job.seed, job.over)
+    def __init__(self, job: Frontier, held: Sequence[Hour], order: IntArray, full: Bin, rank: int) -> None:
+        self.job, self.held, self.order, self.rank = job, held, order, rank
+        self.hours = Hours(job.seed, job.over)
         self.slots = MANY if full.max_loras >= len(full.adapters) else full.max_loras
         self.full_tok_s = full.offered_tok_s(job.workload)
-        self.held = list(dict.fromkeys([*job.kept.hours, job.kept.given, *fresh]))
         self.broken = LEAST
         """The lowest step at which it breaks the goal, as far as was looked."""
         self._fleets: dict[int, Workload] = {}

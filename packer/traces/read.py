@@ -191,8 +191,8 @@ def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float6
     numbers = column.cast(pl.Float64, strict=False)
     if not numbers.null_count():
         times: npt.NDArray[np.float64] = numbers.to_numpy()
-        unit_s = unit_of(float(times.min())) if unit_s == 1.0 and len(times) else unit_s
-        return (times * unit_s, 0.0) if np.all(np.abs(times * unit_s) <= MAX_TIME) else None
+        times = times * (_unit_s(float(times.min()), unit_s) if len(times) else 1.0)
+        return (times, 0.0) if np.all(np.abs(times) <= MAX_TIME) else None
     text = column.str.replace("T", " ", literal=True).str.replace(r"Z$", "+00:00")
     zone = "%#z" if text.str.contains(r"[+-]\d\d:?\d\d$").all() else ""
     stamps = text.str.to_datetime(f"%Y-%m-%d %H:%M:%S%.f{zone}", time_unit="ns", strict=False)
@@ -201,6 +201,11 @@ def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float6
     nanoseconds = stamps.dt.timestamp("ns").to_numpy()
     # Relative first: a float holds today's date in seconds only to 0.2 µs.
     return (nanoseconds - nanoseconds[:1]) * 1e-9, float(nanoseconds[:1].sum()) * 1e-9
+
+
+def _unit_s(number: float, unit_s: float) -> float:
+    """The unit of a numeric time, s: the trace's own, or, of one in seconds, what its size since 1970 says."""
+    return unit_of(number) if unit_s == 1.0 else unit_s
 
 
 def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
@@ -248,9 +253,7 @@ def _time(row: Row, kind: TraceFormat) -> float:
         with suppress(ValueError):
             return since_1970(datetime.fromisoformat(cell.strip()))
     try:
-        if kind.unit_s != 1.0:
-            return row.real(kind.time, low=-MAX_TIME, high=MAX_TIME) * kind.unit_s
-        number = row.real(kind.time, low=-MAX_TIME, high=MOST_NS)
-        return number * unit_of(number)
+        number = row.real(kind.time, low=-MAX_TIME, high=MAX_TIME if kind.unit_s != 1.0 else MOST_NS)
+        return number * _unit_s(number, kind.unit_s)
     except FileFormatError:
         row.fail(kind.time, f"expected seconds or a date and time, got {shown(cell)}.")
