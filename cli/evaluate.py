@@ -198,12 +198,15 @@ def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
     from packer.cli.cluster import lines_of
     from packer.cli.simulate import result_of as figures_of
     from packer.operate.evaluate import holds_routed
+    from packer.seeds import evaluating
     from packer.twin.cluster.simulate import simulate_cluster
 
     refuse_unused("--router", (*_CHANGED, "predictor", "rewrite", "output", "log_path", "url", "export_path"))
     fleet = plan.workload.scaled(changes.rate_factor) if changes.rate_factor != 1.0 else plan.workload
-    seed, duration_s = changes.seed or 0, changes.duration_s
-    run = simulate_cluster(fleet, plan.cluster(), router=changes.router, seed=seed, duration_s=duration_s)
+    seed = evaluating(plan.seed) if changes.seed is None else changes.seed
+    run = simulate_cluster(
+        fleet, plan.cluster(), router=changes.router, seed=seed, duration_s=changes.duration_s
+    )
     kept = holds_routed(plan, run)
     result = {**figures_of([run]), "holds": kept and not run.starved}
     broken = [] if kept else [f"The plan breaks its latency limits behind this router: {plan.goal}."]

@@ -68,7 +68,7 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
     elif found.over_limits and found.holds and not (plan.limits or new):
         said = f"The plan holds. It was made for {plan.objective}, not for these limits."
     lines.append(Judged(said, found.holds and not new))
-    if found.holds:
+    if found.holds or not (found.over_limits or found.broken):
         lines += [f"{reason}." for reason in plan.reasons]
     return lines
 

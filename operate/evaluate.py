@@ -22,10 +22,11 @@ from packer.planning.kept import KeptHours
 from packer.planning.rooms import with_room
 from packer.solvers.evaluator import Evaluator
 from packer.strategies import Predictor
-from packer.twin.hours import Hours, of_hours
+from packer.twin.hours import FRESH_HOURS, Hours, of_hours
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
+from packer.words import counted
 from packer.workload import Workload
 
 SHOWN = (
@@ -33,6 +34,8 @@ SHOWN = (
     *SIMULATED,
 )
 """Figures of a server in the JSON result."""
+MORE_HOURS = 8
+"""Where one of the further hours breaks a plan, so many more say whether that is rare."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +125,7 @@ def evaluate_plan(
     `rate_factor`, `add`, `remove`: every rate times this; adapters that come (each goes to the server with the least
     offered load whose slots are large enough), and names of those that go.
     `lose`: numbers of servers that are lost; their adapters go to the others (`packer.failover`).
-    `seed`: None takes one that no search has used.
+    `seed`: None takes one that neither the search nor the verification of the plan has used.
     `duration_s`: simulated time of each server, for the twin only, without headroom; None: an hour (whole cycles of
     piecewise rates), and for starvation as long as a clear result needs.
     `slo`: the goal that the plan is held to, as for `packer.solve`; None: what it was made for.
@@ -135,7 +138,7 @@ def evaluate_plan(
     changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove, lose=lose)
     if not changed.bins:
         raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")
-    used = seeds.fresh(plan.seed) if seed is None else seed
+    used = seeds.evaluating(plan.seed) if seed is None else seed
     hours = Hours(used, limits=plan.limits)
     profiles = list(dict.fromkeys(item.profile for item in changed.bins))
     evaluator = Evaluator.load(predictor, profiles, seed=used)
@@ -154,6 +157,8 @@ def evaluate_plan(
     left = {*changed.unplaced, *(plan.workload.names[i] for i in plan.unplaced)}
     unplaced = [i for i, name in enumerate(names) if name in left]
     kept, reasons = _limits_kept(plan, changed, found, hours)
+    if kept and plan.limits and evaluator.name == "twin" and duration_s is None:
+        kept, reasons = _kept_elsewhere(plan, changed, hours)
     whole = not unplaced and bool(found.feasible.all()) and kept
     evaluated = Plan(
         changed.workload,
@@ -206,15 +211,46 @@ def _limits_kept(
 ) -> tuple[bool, tuple[str, ...]]:
     """Whether no limit that the plan was made for is known to break, and what is to be said of them."""
     figures = [(getattr(found, name), most) for name, most in plan.limits.items()]
-    fleet, seed = changed.workload, hours.seed
-    if any((values > most).any() for values, most in figures):
-        # The share of adapters that keep their limits is one of the fleet: on a server with few it may be lower.
-        shared = plan.objective == "recommend" and fleet.slo.adapter_share < 1.0
-        if not (shared and KeptHours(fleet, fleet, seed, hours).holds_in(changed.bins, (fleet, seed))):
-            return False, (f"The latency limits break: {plan.goal}",)
+    over = any((values > most).any() for values, most in figures)
+    # The share of adapters that keep their limits is one of the fleet: on a server with few it may be lower.
+    if over and not (_shared(plan, changed) and _keeps(plan, changed, hours, hours.seed)):
+        return False, (f"The latency limits break: {plan.goal}",)
     if any((np.isnan(values) & found.feasible).any() for values, _ in figures):
         return True, (f"The latency limits are not evaluated, which the twin does: {plan.goal}",)
     return True, ()
+
+
+def _kept_elsewhere(plan: Plan, changed: Changed, hours: Hours) -> tuple[bool, tuple[str, ...]]:
+    """Whether the limits are kept in most further hours, where that is a matter of chance, and in how many they break.
+
+    Plans that are made for a goal keep it in about 19 of 20 hours (`benchmarks/solvers`): one hour that breaks is
+    no reason to make another plan.
+    """
+    if changed.workload.arrivals.trace is not None or not hours.by_chance(changed.bins, changed.workload):
+        return True, ()
+    looked, broken, allowed = 0, 0, 1
+    for more in (FRESH_HOURS, MORE_HOURS):
+        places = range(looked + 1, looked + more + 1)
+        looked += more
+        found = sum(not _keeps(plan, changed, hours, seeds.fresh(hours.seed, place)) for place in places)
+        broken += found
+        if found != allowed:
+            break
+    said = f"The latency limits break in {broken} of {counted(looked, 'further hour')}: {plan.goal}"
+    return found <= allowed, (said,) if broken else ()
+
+
+def _keeps(plan: Plan, changed: Changed, hours: Hours, seed: int) -> bool:
+    """Whether the servers keep in an hour what the plan was made for."""
+    if _shared(plan, changed):
+        fleet = changed.workload
+        return KeptHours(fleet, fleet, seed, hours).holds_in(changed.bins, (fleet, seed))
+    return all(hour.holds[0] for hour in hours.all(changed.bins, changed.workload, seed=seed))
+
+
+def _shared(plan: Plan, changed: Changed) -> bool:
+    """Whether the limits count for a share of all adapters of the fleet."""
+    return plan.objective == "recommend" and changed.workload.slo.adapter_share < 1.0
 
 
 def _simulated(workload: Workload, bins: Sequence[Bin], seed: int, duration_s: float) -> Evaluations:

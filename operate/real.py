@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from packer.bin import Bin
+from packer.evaluation import mean_of
 from packer.live.launch import Launch
 from packer.live.validate import BinReport, Validation, ValidationSpec
 from packer.plan import Plan
@@ -47,20 +47,20 @@ def measured(
 def figures_of(reports: Sequence[BinReport]) -> tuple[PlanFigures, tuple[str, ...]]:
     """Figures of a plan from the reports of its servers, and why some could not be measured."""
     loads = [[run.outcome.load for run in report.runs if run.outcome.load is not None] for report in reports]
-    weights = np.array([sum(len(load.done) for load in each) for each in loads])
+    requests = [sum(len(load.done) for load in each) for each in loads]
+    gaps = [sum(int((load.received_tokens[load.done] - 1).clip(0).sum()) for load in each) for each in loads]
 
-    def mean(name: str) -> float:
+    def mean(name: str, weights: Sequence[int]) -> float:
         values = np.array([each.mean("measured", name) for each in reports], dtype=np.float64)  # None: NaN
-        known = np.isfinite(values) & (weights > 0)
-        return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan
+        return mean_of(values, weights)
 
     memory_errors = [report.memory_error[1] for report in reports]
     started = [report for report, failed in zip(reports, memory_errors, strict=True) if not failed]
     figures = PlanFigures(
         "vllm",
         sum(report.mean("measured", "total_token_throughput") or 0.0 for report in reports),
-        mean("mean_ttft_ms"),
-        mean("mean_itl_ms"),
+        mean("mean_ttft_ms", requests),
+        mean("mean_itl_ms", gaps),
         sum(bool(report.starved[1]) for report in started),
         sum(memory_errors),
     )

@@ -159,8 +159,11 @@ def hourly_rates(fleet: Workload, hours: int) -> FloatArray:
     return found
 
 
-def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int) -> list[int]:
-    """The fewest GPUs of each hour alone, found for hours in the order of their load: a heavier one needs no fewer."""
+def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int, at_hand: int) -> list[int]:
+    """The fewest GPUs of each hour alone, found for hours in the order of their load: a heavier one needs no fewer.
+
+    An hour that no number of GPUs serves counts with the GPUs `at_hand`.
+    """
     steady = fleet.with_arrivals(Arrivals())
     order = np.argsort(rates @ fleet.mean_tokens)
     found = np.zeros(len(order), dtype=np.int64)
@@ -171,7 +174,7 @@ def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int) -
             with_rates(steady, rates[order[place]]), kind.profile, slo=steady.slo, margin=MARGIN, verify=False,
             with_headroom=False, max_replicas=MOST_REPLICAS, seed=seed,
         )  # fmt: skip
-        return plan.n_gpus if plan.status is not Status.INFEASIBLE else 10**6
+        return plan.n_gpus if plan.status is not Status.INFEASIBLE else at_hand
 
     def fill(low: int, high: int) -> None:
         found[order[low:high]], found[order[high]] = gpus(low), gpus(high)
@@ -255,9 +258,9 @@ def rehearse(
     kind = keeper.kinds[-1]
     rates = hourly_rates(fleet, hours)
     progress("hindsight", 0, 0)
-    fewest = hindsight(fleet, kind, rates, seed)
+    fewest = hindsight(fleet, kind, rates, seed, count * kind.profile.engine.gpus)
     if beside:
-        outcomes += _beside(steady, plan, kind, rates, run, count)
+        outcomes += _beside(steady, plan, kind, rates, run, count, seed)
     log = [
         {
             "time_s": each.change.time_s, "why": each.why, "loads": each.loads, "start": list(each.change.start),
@@ -291,16 +294,19 @@ def _beside(
     rates: FloatArray,
     run: Callable[..., Rehearsed],
     count: int,
+    seed: int,
 ) -> list[Rehearsed]:
     """Fixed servers for the peak, a schedule by the hour, and autoscalers."""
     peak = with_rates(fleet, rates[int(np.argmax(rates @ fleet.mean_tokens))])
-    static = solve(peak, kind.profile, slo=fleet.slo, max_replicas=MOST_REPLICAS, with_headroom=False)
+    static = solve(
+        peak, kind.profile, slo=fleet.slo, max_replicas=MOST_REPLICAS, with_headroom=False, seed=seed
+    )
     found = [run("static, for the peak", static.cluster(), None, router="plan")] if static.bins else []
     days = len(rates) // 24
     if days:
         mean = rates[: 24 * days].reshape(days, 24, -1).max(axis=0)
         by_hour = {f"{hour:02d}:00": vector for hour, vector in enumerate(mean)}
-        day = schedule(fleet, kind.profile, by_hour, max_replicas=MOST_REPLICAS)
+        day = schedule(fleet, kind.profile, by_hour, max_replicas=MOST_REPLICAS, seed=seed)
         windows = [
             replace(each, start_s=each.start_s + k * DAY_S, end_s=each.end_s + k * DAY_S)
             for k in range(days + (len(rates) % 24 > 0))

@@ -130,6 +130,7 @@ class RequestTrace:
             blocks=None if self.blocks is None else self.blocks.take(rows),
             sessions=None if self.sessions is None else self.sessions[rows],
             priority=None if self.priority is None else self.priority[rows], start_s=self.start_s,
+            step_s=self.step_s,
         )  # fmt: skip
 
     @classmethod
@@ -149,7 +150,9 @@ class RequestTrace:
 
     def faster(self, factor: float) -> RequestTrace:
         """The same requests in less time: every rate times `factor`."""
-        return replace(self, time_s=self.time_s / factor, end_s=self.span_s / factor)
+        return replace(
+            self, time_s=self.time_s / factor, end_s=self.span_s / factor, step_s=self.step_s / factor
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,15 @@ class Bin:
         """Offered load of this server, tok/s."""
         return float(self.rates(fleet) @ fleet.mean_tokens[indices(self.adapters)])
 
+    def requests_s(self, fleet: Workload) -> float:
+        """Requests that this server is sent, 1/s."""
+        return float(self.rates(fleet).sum())
+
+    def gaps_s(self, fleet: Workload) -> float:
+        """Gaps between output tokens that it is asked for, 1/s: the weight of its mean ITL among servers."""
+        outputs = fleet.mean_output_tokens[indices(self.adapters)]
+        return float(self.rates(fleet) @ np.maximum(outputs - 1.0, 0.0))
+
     def renumbered(self, number: Mapping[int, int]) -> Bin | None:
         """The bin with its adapters under other numbers; those without one are left out, None if none is left."""
         placed = zip(self.adapters, self.shares, strict=True)

@@ -38,6 +38,13 @@ class Label:
         return f"{self.text if self.column is None else self.column} {self.unit}".strip()
 
 
+def mean_of(values: npt.ArrayLike, weights: npt.ArrayLike) -> float:
+    """The weighted mean of what is known; NaN where nothing is. `values`, `weights`: float64 (n,)."""
+    value, weight = np.asarray(values, np.float64), np.asarray(weights, np.float64)
+    known = ~np.isnan(value) & (weight > 0.0)
+    return float(np.average(value[known], weights=weight[known])) if known.any() else math.nan
+
+
 _NONE: Any = 0.0
 _ASSUMED: Any = True
 _UNKNOWN: Any = math.nan

@@ -5,12 +5,17 @@ Streams are this far apart so that none meets another for any seed that people t
 
 from __future__ import annotations
 
-_FRESH, _CONFIRMING, _FURTHER = 1_000_003, 17, 7919
+_FRESH, _CONFIRMING, _FURTHER, _EVALUATING = 1_000_003, 17, 7919, 500_009
 
 
 def fresh(seed: int, number: int = 1) -> int:
-    """Of the `number`-th hour, from 1, that no search has used: plans are verified and evaluated in it."""
+    """Of the `number`-th hour, from 1, that no search has used: plans are verified in it."""
     return seed + _FRESH * number
+
+
+def evaluating(seed: int) -> int:
+    """Of the hour in which a plan is evaluated, which neither its search nor its verification has used."""
+    return seed + _EVALUATING
 
 
 def confirming(seed: int) -> int:

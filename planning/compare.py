@@ -7,13 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from packer import registry
 from packer.bin import Bin
 from packer.errors import InputError, ModelError, VerificationError
-from packer.evaluation import Evaluations
+from packer.evaluation import Evaluations, mean_of
 from packer.objectives.base import load_objective
 from packer.plan import Plan, Status
 from packer.planning.solve import solve
@@ -28,7 +25,8 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class PlanFigures:
-    """Figures of a whole plan from one source ("twin", "vllm", a predictor); latencies are means over requests."""
+    """Figures of a whole plan from one source ("twin", "vllm", a predictor): mean TTFT over requests, mean ITL over
+    gaps between tokens."""
 
     source: str
     total_token_throughput: float
@@ -43,17 +41,11 @@ class PlanFigures:
     def of(cls, source: str, workload: Workload, bins: Sequence[Bin], found: Evaluations) -> PlanFigures:
         """The sums and means of a plan's evaluations."""
         starts = ~found.memory_error
-        rates = np.array([item.rates(workload).sum() for item in bins])
-
-        def mean(values: npt.NDArray[np.float64]) -> float:
-            known = starts & ~np.isnan(values)
-            return float(np.average(values[known], weights=rates[known])) if known.any() else float("nan")
-
         return cls(
             source,
             float(found.total_token_throughput.sum()),
-            mean(found.mean_ttft_ms),
-            mean(found.mean_itl_ms),
+            mean_of(found.mean_ttft_ms, starts * [item.requests_s(workload) for item in bins]),
+            mean_of(found.mean_itl_ms, starts * [item.gaps_s(workload) for item in bins]),
             int((found.starved & starts).sum()),
             int(found.memory_error.sum()),
             int((found.feasible & (found.mean_ttft_ms > workload.slo.limits.p95_ttft_ms)).sum()),

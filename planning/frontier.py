@@ -12,7 +12,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.evaluation import Evaluations
+from packer.evaluation import Evaluations, mean_of
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving
 from packer.plan import Plan, Status
@@ -45,7 +45,7 @@ class FrontierPoint:
     """A plan on some number of GPUs, with its figures at the rates as given.
 
     `n_gpus`: GPUs used.
-    `p95_ttft_ms`, `mean_itl_ms`, `slo_attainment`, `goodput_tok_s`: over all requests.
+    `p95_ttft_ms`, `slo_attainment`, `goodput_tok_s`: over all requests. `mean_itl_ms`: over all gaps between tokens.
     `worst_adapter`, `worst_adapter_ttft_ms`: the adapter with the highest p95 TTFT, and that.
     `price_per_hour`: of all GPUs, by the profile's price; None where it has none.
     `holds`: whether enough adapters keep their limits with every rate raised by the margin, in every further hour
@@ -74,12 +74,6 @@ class FrontierPoint:
     def to_dict(self) -> dict[str, Any]:
         """The figures without the plan, JSON-able."""
         return {key: value for key, value in vars(self).items() if key != "plan"}
-
-
-def _average(values: Any, weights: Any) -> float:
-    """Weighted mean of what is known; NaN where nothing is."""
-    weights = np.where(np.isnan(values), 0.0, weights)
-    return float(np.average(np.nan_to_num(values), weights=weights)) if weights.sum() > 0 else math.nan
 
 
 def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
@@ -115,8 +109,8 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
         float(np.quantile(requests, 0.95)) if len(requests) else math.nan,
         job.workload.names[worst],
         float(adapters.p95_ttft_ms[worst]),
-        _average(figures.mean_itl_ms, figures.total_token_throughput),
-        _average(figures.slo_attainment, np.array([item.rates(job.workload).sum() for item in bins])),
+        mean_of(figures.mean_itl_ms, [item.gaps_s(job.workload) for item in bins]),
+        mean_of(figures.slo_attainment, [item.requests_s(job.workload) for item in bins]),
         float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
         None if None in prices else sum(price or 0.0 for price in prices),
         holds,

@@ -14,7 +14,7 @@ from packer.evaluation import AdapterFigures
 from packer.failover import without_server
 from packer.planning.lone import lone_run
 from packer.solvers.candidates import gains_cache
-from packer.twin.hours import Hours, Job, merged
+from packer.twin.hours import FRESH_HOURS, Hours, Job, merged
 from packer.twin.limits import USED_UP
 from packer.twin.run import Run
 from packer.twin.watch import BrokenError
@@ -22,9 +22,6 @@ from packer.workload import Workload
 
 Hour = tuple[Workload, int]
 """A fleet, and the seed of the hour in which it is simulated."""
-FRESH_HOURS = 3
-"""Fresh hours that a plan is simulated on where arrivals vary (`Arrivals.varies`), where requests wait longer than a
-limit, which is chance, or where servers are equal (so many for each of them); one is enough for others."""
 SERVER_HOURS = 12
 """Where arrivals vary, servers of few are simulated on more fresh hours, together on so many: that none breaks says,
 with a confidence of 95 %, that less than 22 % of the hours do (0.78^12 = 0.05)."""
@@ -176,15 +173,11 @@ class KeptHours:
         return int((used <= 1.0).sum()) >= self.required
 
     def fresh(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
-        """The `number`-th set of fresh hours, at the rates as given, that these servers are simulated on."""
-        # Where a request waits longer than a limit, how many of an adapter's do is another number each hour.
-        least_ms = self.workload.slo.columns(self.workload)[0].min()
-        chance = self._varies or any(h.slowest_ms > least_ms for h in self.simulated.all(bins, self.workload))
-        different = len(set(bins))
-        first, more = (
-            1 + number * FRESH_HOURS,
-            FRESH_HOURS * (len(bins) // different - 1),
-        )  # for servers that are alike
+        """The `number`-th set of fresh hours, at the rates as given, that these servers are simulated on: one, or
+        `FRESH_HOURS` where they may break by chance (so many for each of equal servers)."""
+        chance, different = self.simulated.by_chance(bins, self.workload), len(set(bins))
+        first = 1 + number * FRESH_HOURS
+        more = FRESH_HOURS * (len(bins) // different - 1)  # for servers that are alike
         if self._varies:
             more = max(more, -(-SERVER_HOURS // different) - FRESH_HOURS)
         places = [*range(first, first + (FRESH_HOURS if chance or more > 0 else 1))]

@@ -162,7 +162,7 @@ class Mix(Deployment):
     def judge(self, plan: Plan, number: int) -> Plan:
         """By the hours in which plans must keep the limits, and fresh ones."""
         kept = self.job.kept
-        holds = kept.holds(plan.bins, self.job.spare) and not kept.broken_later(plan.bins)
+        holds = kept.holds(plan.bins, self.job.spare) and not kept.broken_later(plan.bins, number)
         return replace(plan, verified=holds)
 
     def look_around(self, _plan: Plan | None = None) -> None:

@@ -76,7 +76,13 @@ def _grown(task: Task, plan: Plan, proof: Future[Plan]) -> tuple[Rooms, Sequence
     More slots are judged after the proof, which may ask the same predictor.
     """
     rooms = task.rooms(plan)
-    if not rooms or not task.widens or task.over():
-        return rooms, plan.bins, rooms
-    proof.result()
-    return rooms, *with_slots(task.hours, plan.workload, plan.bins, rooms, task.holds)
+    bins, more = plan.bins, rooms
+    if rooms and task.widens and not task.over():
+        proof.result()
+        bins, more = with_slots(task.hours, plan.workload, plan.bins, rooms, task.holds)
+    confirmed = task.hours.confirmed(rooms, plan.bins, plan.workload)
+    return (
+        confirmed,
+        bins,
+        confirmed if bins == plan.bins else task.hours.confirmed(more, bins, plan.workload),
+    )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from packer.bin import Bin
 from packer.errors import InputError
-from packer.evaluation import Evaluation
+from packer.evaluation import Evaluation, mean_of
 from packer.export.formats import start_commands
 from packer.plan import Plan
 from packer.twin.memory.policy import memory_policy
@@ -89,8 +89,7 @@ def in_limits(plan: Plan) -> tuple[float, float] | None:
     rows = list(plan.evaluations)
     if not rows or not all(math.isfinite(row.slo_attainment) for row in rows):
         return None
-    rates = [float(item.rates(plan.workload).sum()) for item in plan.bins]
-    share = sum(row.slo_attainment * rate for row, rate in zip(rows, rates, strict=True)) / sum(rates)
+    share = mean_of(plan.evaluations.slo_attainment, [item.requests_s(plan.workload) for item in plan.bins])
     return share, sum(row.goodput_tok_s for row in rows)
 
 

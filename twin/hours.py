@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packer import seeds
 from packer.bin import Bin
 from packer.evaluation import SIMULATED, AdapterFigures, Evaluation, Evaluations
 from packer.plan import Plan
@@ -35,6 +36,8 @@ USUAL = LEVELS[1]
 """Servers of plans often keep their limits up to about this factor of their rates."""
 MOST_AHEAD = 32
 """So many hours are begun, or kept, at most before they are asked for."""
+FRESH_HOURS = 3
+"""Further hours in which servers are simulated that may break their limits by chance (`Hours.by_chance`)."""
 MOST_SERVED = 512
 """What so many servers get of a fleet is kept."""
 SLO = {"slo_used": 1.0}
@@ -206,11 +209,25 @@ class Hours:
             found += in_threads(partial(Growth.room, like=found[-1]), grown, TOGETHER)
         return tuple(found)
 
+    def confirmed(self, rooms: Sequence[Room], items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
+        """The rooms of the servers in further hours, too, where limits may break by chance."""
+        if not rooms or not self.by_chance(items, fleet):
+            return tuple(rooms)
+        grown = [(self.growth(item, fleet), room) for item, room in zip(items, rooms, strict=True)]
+        return tuple(in_threads(lambda job: job[0].confirmed(job[1]), grown, TOGETHER))
+
     def at(self, fleet: Workload, factor: float) -> Workload:
         """The fleet at other rates, made once."""
         if factor == 1.0 or (id(fleet), factor) in self._scaled:
             return fleet if factor == 1.0 else self._scaled[id(fleet), factor][1]
         return self._scaled.setdefault((id(fleet), factor), (fleet, fleet.scaled(factor)))[1]
+
+    def by_chance(self, items: Sequence[Bin], fleet: Workload) -> bool:
+        """Whether the servers may break in another hour limits that they keep in this one: their arrivals vary, or
+        requests wait longer than a limit, and how many of an adapter's do is another number each hour.
+        """
+        least_ms = fleet.slo.columns(fleet)[0].min()
+        return fleet.arrivals.varies or any(hour.slowest_ms > least_ms for hour in self.all(items, fleet))
 
     def growth(self, item: Bin, fleet: Workload) -> Growth:
         """What is known of a server at higher rates."""
@@ -256,14 +273,17 @@ class Growth:
     def holds(self, mark: int | None, level: int) -> bool:
         """Whether one of `ServerHour.holds` is true at a level; None: all of them."""
         if level not in self._found:
-            fleet = self.hours.at(self.fleet, LEVELS[level])
-            run = self.workers.begin(
-                lambda: _run(self.item, self.item.workload(fleet), self.hours.seed)
-            ).result()
-            self._found[level] = self.hours.holds(run)
-            if not self._found[level][0] and level < self._broken[0]:
-                self._broken = level, run
+            self._found[level] = self._hour(level, self.hours.seed)
         return all(self._found[level]) if mark is None else self._found[level][mark]
+
+    def _hour(self, level: int, seed: int) -> tuple[bool, bool, bool]:
+        """`ServerHour.holds` of an hour at a level."""
+        served = self.item.workload(self.hours.at(self.fleet, LEVELS[level]))
+        run = self.workers.begin(partial(_run, self.item, served, seed)).result()
+        holds = self.hours.holds(run)
+        if not holds[0] and level < self._broken[0]:
+            self._broken = level, run
+        return holds
 
     def reach(self, mark: int | None, near: float | None) -> float | None:
         """The highest factor that holds, which may be `near` another one; None: no factor does."""
@@ -280,6 +300,26 @@ class Growth:
         slo = self.reach(0, USUAL if like is None else like.slo)
         queue = self.reach(1, slo if like is None else like.queue)
         starvation = self.reach(2, queue if like is None else like.starvation)
+        return self._room(slo, queue, starvation)
+
+    def confirmed(self, room: Room) -> Room:
+        """The room with the highest factor, of those up to its own, at which further hours keep the limits, too.
+
+        Hours at the rates as given are looked at where the plan is made or evaluated.
+        """
+        level = 0 if room.slo is None else LEVELS.index(room.slo)
+        for place in range(1, 1 + FRESH_HOURS):
+            seed = seeds.fresh(self.hours.seed, place)
+            while level > 0 and not self.hours.stop() and not self._hour(level, seed)[0]:
+                level -= 1
+        return (
+            room
+            if room.slo in (None, LEVELS[level])
+            else self._room(LEVELS[level], room.queue, room.starvation)
+        )
+
+    def _room(self, slo: float | None, queue: float | None, starvation: float | None) -> Room:
+        """With what limits the server first."""
         level, sim = self._broken
         if sim is None:
             return Room(slo, queue, starvation)

@@ -124,7 +124,11 @@ def _read_frame(frame: pl.DataFrame, fields: Fields) -> tuple[TraceFormat | None
     if kind is None:
         return None, requests_of(frame_rows(frame)[1], fields)
     frame = frame.select(
-        [name for name in (*kind.required, kind.adapter, kind.rank, kind.session) if name in frame.columns]
+        [
+            name
+            for name in (*kind.required, kind.adapter, kind.rank, kind.session, kind.priority)
+            if name in frame.columns
+        ]
     )
     check_plain(frame)
     columns = None

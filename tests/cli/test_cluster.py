@@ -217,7 +217,7 @@ def test_a_plan_behind_a_router(fleet: str, tmp_path: Path, capsys: pytest.Captu
     """`packer evaluate PLAN --router` simulates the plan's servers; a plan is also a cluster for simulate."""
     plan = str(tmp_path / "plan.json")
     assert run(["solve", fleet, "--no-verify", "-o", plan, "-q"]) == 0
-    routed = _json(["evaluate", plan, "--router", "plan", "--duration", "60"], capsys)
+    routed = _json(["evaluate", plan, "--router", "plan", "--duration", "60", "--seed", "0"], capsys)
     given = _json(["simulate", fleet, "--cluster", plan, "--system", "packer", "--duration", "60"], capsys)
     for name in ("completed", "mean_ttft_ms", "servers", "router"):
         assert routed[name] == given[name]

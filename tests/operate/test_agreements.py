@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import packer
+from packer.bin import Bin
 from packer.operate.evaluate import holds_routed
+from packer.planning.explore import Frontier
 
 SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 
@@ -40,5 +42,26 @@ def test_a_plan_is_the_cluster_of_its_servers(workload: packer.Workload) -> None
     for name, tolerance in (("mean_itl_ms", 0.05), ("total_token_throughput", 0.05), ("mean_ttft_ms", 0.25)):
         figures = [getattr(server, name) for server in run.servers]
         np.testing.assert_allclose(figures, getattr(rows, name), rtol=tolerance, err_msg=name)
+    (point,) = (row for row in plan.details["frontier"] if row["n_gpus"] == plan.n_gpus)
+    assert point["mean_itl_ms"] == pytest.approx(run.mean_itl_ms, rel=0.05)
     assert holds_routed(plan, run) == (not alone.over_limits)
     assert alone.holds == (holds_routed(plan, run) and not run.starved)
+
+
+def test_mean_itl_of_a_plan_is_that_of_all_gaps() -> None:
+    """A server whose requests have few output tokens counts with their gaps, as in a run of the whole cluster."""
+    long, short = packer.Lengths.constant(3000), packer.Lengths.constant(20)
+    workload = packer.Workload(
+        [packer.Adapter(f"long-{k}", 8, 0.12, long, short) for k in range(10)]
+        + [packer.Adapter(f"chat-{k}", 64, 0.5, short, packer.Lengths.constant(400)) for k in range(10)]
+    )
+    bins = [
+        Bin(tuple(range(first, first + 10)), SERVER.settings(10, rank), SERVER)
+        for first, rank in ((0, 8), (10, 64))
+    ]
+    job = Frontier(workload, SERVER)
+    point = job.point_of(bins)
+    servers = job.hours.all(bins, workload)
+    run = packer.simulate_cluster(workload, point.plan.cluster(), router="plan", seed=1)
+    assert servers[1].figures.mean_itl_ms > 1.3 * servers[0].figures.mean_itl_ms
+    assert point.mean_itl_ms == pytest.approx(run.mean_itl_ms, rel=0.03)

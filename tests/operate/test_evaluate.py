@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import packer
-from packer import Workload
+from packer import Workload, seeds
+from packer.operate import evaluate
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Plan
 from packer.profile import Profile
+from packer.twin.hours import Hours
 
 
 @pytest.fixture(scope="module", params=["gpus", "recommend"])
@@ -38,3 +40,37 @@ def test_evaluated_again_they_are_the_same(plan: Plan) -> None:
         "slo_used",
     ):
         np.testing.assert_array_equal(getattr(found.plan.evaluations, name), getattr(plan.evaluations, name))
+
+
+def test_the_hour_is_one_that_made_no_plan() -> None:
+    """The seed of an evaluation is none of those with which plans are searched, confirmed or verified."""
+    used = {0, seeds.confirming(0), *(seeds.fresh(0, n) for n in range(1, 20_000))}
+    used |= {seeds.further(0, n) for n in range(1_000)}
+    asked = {seeds.evaluating(0), *(seeds.fresh(seeds.evaluating(0), n) for n in range(1, 12))}
+    assert not used & asked
+
+
+@pytest.mark.parametrize(
+    ("broken", "holds", "said"),
+    [
+        ((), True, ""),
+        ((2,), True, "break in 1 of 11 further hours"),
+        ((2, 3), False, "break in 2 of 3 further hours"),
+        ((1, 9), True, "break in 2 of 11 further hours"),
+        ((1, 4, 11), False, "break in 3 of 11 further hours"),
+        ((4, 5, 6), True, ""),
+    ],
+)
+def test_one_hour_that_breaks_is_no_reason_for_another_plan(
+    plan: Plan, broken: tuple[int, ...], holds: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where limits break by chance, three further hours are looked at, and eight more where one of them breaks."""
+    seed = seeds.evaluating(plan.seed)
+    bad = {seeds.fresh(seed, place) for place in broken}
+    monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
+    monkeypatch.setattr(evaluate, "_keeps", lambda _plan, _changed, _hours, hour: hour not in bad)
+    found = evaluate_plan(plan)
+    assert found.holds is (holds or not plan.limits)
+    shown = [reason for reason in found.plan.reasons if "further" in reason]
+    assert len(shown) == bool(said and plan.limits)
+    assert all(said in reason for reason in shown)

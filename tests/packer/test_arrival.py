@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,10 @@ def test_nonsense_is_refused(options: dict[str, object]) -> None:
     """A process that can't be drawn from is refused when it is specified."""
     with pytest.raises(ValidationError):
         Arrivals(**options)  # type: ignore[arg-type]
+
+
+def test_steps_of_recorded_times_stay_with_the_requests() -> None:
+    """Some requests of a trace were recorded in the same steps; in half of the time the steps are half as long."""
+    recorded = replace(trace([0.0, 1.0, 2.0]), step_s=1.0)
+    assert recorded.take(slice(1, None)).step_s == 1.0
+    assert recorded.faster(2.0).step_s == 0.5

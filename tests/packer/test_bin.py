@@ -24,6 +24,7 @@ def test_a_bin_carries_its_part_of_the_load(toy_profile: Profile) -> None:
         assert own.names == ("a2", "a0")
         assert item.offered_tok_s(FLEET) == pytest.approx(own.offered_tok_s)
         assert item.rates(FLEET) == pytest.approx(own.rates)
+        assert item.requests_s(FLEET) == pytest.approx(own.rate)
 
 
 def test_the_whole_fleet_is_not_copied(toy_profile: Profile) -> None:

@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from packer.evaluation import FIGURES, FLAGS, PLAN_FIGURES, Evaluation, Evaluations
+from packer.evaluation import FIGURES, FLAGS, PLAN_FIGURES, Evaluation, Evaluations, mean_of
 from packer.planning.frontier import FrontierPoint
 
 
@@ -47,6 +47,13 @@ def test_served_share() -> None:
     assert row(offered_tok_s=10.0, total_token_throughput=9.0).served_share == pytest.approx(0.9)
     assert row(offered_tok_s=0.0, total_token_throughput=0.0).served_share == 1.0
     assert np.isclose(Evaluations.of([]).offered_tok_s.size, 0)
+
+
+def test_means_are_of_what_is_known() -> None:
+    """A figure that is not known, or that has no weight, does not count; without any the mean is not known."""
+    assert mean_of([1.0, np.nan, 4.0, 9.0], [1.0, 5.0, 2.0, 0.0]) == pytest.approx(3.0)
+    assert np.isnan(mean_of([np.nan], [1.0]))
+    assert np.isnan(mean_of([], []))
 
 
 def test_figures_of_a_plan_are_those_of_the_frontier() -> None:

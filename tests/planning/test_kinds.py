@@ -191,7 +191,7 @@ def test_a_mix_is_taken_that_holds_now_and_in_a_fresh_hour(
     job = SimpleNamespace(
         over=lambda: False, workload=plan.workload, margin=0.0, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
         put=lambda _bins: point, hours=None, replayed=False, spare=0, verify=True,
-        kept=SimpleNamespace(holds=lambda *_: holds, broken_later=lambda _bins: broken),
+        kept=SimpleNamespace(holds=lambda *_: holds, broken_later=lambda *_: broken),
     )  # fmt: skip
     found = judged(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
     assert found is not None

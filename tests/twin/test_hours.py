@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
+from packer import seeds
 from packer.adapter import Adapter
-from packer.arrival import Arrivals
+from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
 from packer.profile import LatencySpec, Profile
 from packer.room import LEVELS
 from packer.twin import hours as stored
 from packer.twin.hours import Hours, ServerHour
+from packer.twin.limits import Limit
+from packer.twin.simulate import simulate
 from packer.twin.threads import Workers
 from packer.workload import Workload
 
@@ -140,3 +143,57 @@ def test_marks_of_a_server_are_found_in_few_levels(
     assert len(asked) == len(set(asked)) <= 13
     assert growth.reach(None, near) == LEVELS[ends[0]]
     assert len(asked) == len(set(asked))
+
+
+@pytest.mark.parametrize("chance", [True, False])
+def test_room_is_what_the_worst_of_further_hours_leaves(
+    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, chance: bool
+) -> None:
+    """Where limits break by chance, the room is that of the worst hour, which says what limits the server; other marks
+    stay, and a server whose limits break at once in another hour keeps the rates as given."""
+    worst = {seeds.fresh(0, place): end for place, end in ((1, 6), (2, 3), (3, 5))}
+    asked = list[int]()
+
+    def run(_item: Bin, fleet: Workload, seed: int) -> tuple[int, int]:
+        asked.append(seed)
+        return LEVELS.index(round(fleet.rate, 4)), worst.get(seed, 7)
+
+    monkeypatch.setattr(stored, "_run", run)
+    monkeypatch.setattr(Hours, "holds", lambda _self, at: (at[0] <= at[1], at[0] <= 9, at[0] <= 12))
+    monkeypatch.setattr(Hours, "by_chance", lambda *_: chance)
+    monkeypatch.setattr(stored, "limit_of", lambda at: Limit("slots", 1.0, str(at[1]), ""))
+    profile, fleet = make_profile(), Workload([Adapter("a", 8, 1.0)])
+    item, hours = Bin((0,), profile.settings(1, 8), profile), Hours()
+    rooms = hours.rooms([item], fleet)
+    assert rooms[0].slo == LEVELS[7]
+    (found,) = hours.confirmed(rooms, [item], fleet)
+    assert (found.queue, found.starvation) == (LEVELS[9], LEVELS[12])
+    assert found.slo == LEVELS[3 if chance else 7]
+    assert found.usage == (f"3 at +{LEVELS[4] - 1:.0%}" if chance else rooms[0].usage)
+    worst[seeds.fresh(0, 1)] = -1
+    assert hours.confirmed(rooms, [item], fleet)[0].slo == (1.0 if chance else LEVELS[7])
+    assert hours.confirmed((), [item], fleet) == ()
+
+
+def test_confirmed_room_is_kept_in_each_hour(make_profile: Callable[..., Profile]) -> None:
+    """Of a bursty fleet, the highest factor at which simulations with the seeds of all hours keep the limits."""
+    fleet = Workload(
+        [Adapter(f"a{k}", 8, 0.05) for k in range(12)],
+        arrivals=Arrivals("bursty", common=Bursts(0.6, ((60.0, 1.0),))),
+    )
+    profile = make_profile(latency=LatencySpec("linear", {"base_ms": 20.0}))
+    item, hours = Bin(tuple(range(12)), profile.settings(6, 8), profile), Hours()
+    (alone,) = hours.rooms([item], fleet)
+    (found,) = hours.confirmed([alone], [item], fleet)
+
+    def used(factor: float) -> float:
+        own = item.workload(fleet.scaled(factor))
+        places = [0, *(seeds.fresh(0, place) for place in range(1, 4))]
+        return max(
+            simulate(own, profile, max_loras=6, max_lora_rank=8, seed=seed).slo_used for seed in places
+        )
+
+    assert alone.slo is not None
+    assert found.slo is not None
+    assert 1.0 < found.slo < alone.slo
+    assert used(found.slo) <= 1.0 < used(LEVELS[LEVELS.index(found.slo) + 1])

@@ -105,17 +105,20 @@ def test_parquet_and_gzip_say_the_same(tmp_path: Path) -> None:
     """The same requests read the same from CSV, gzip and Parquet, whatever the type of the time column."""
     times = [datetime(2023, 11, 16, tzinfo=UTC) + timedelta(milliseconds=250 * k) for k in range(3)]
     frame = pl.DataFrame({"timestamp": times, "input_tokens": [1, 2, 3], "output_tokens": [4.0, 5.0, 6.0]})
+    frame = frame.with_columns(priority=pl.Series([1, 0, 2]))
     frame.write_parquet(tmp_path / "aware.parquet")
     frame.with_columns(pl.col("timestamp").dt.replace_time_zone(None)).write_parquet(
         tmp_path / "naive.parquet"
     )
     frame.with_columns(timestamp=pl.Series([0.0, 0.25, 0.5])).write_parquet(tmp_path / "number.parquet")
-    text = "timestamp,input_tokens,output_tokens\n0,1,4\n0.25,2,5\n0.5,3,6\n"
+    text = "timestamp,input_tokens,output_tokens,priority\n0,1,4,1\n0.25,2,5,0\n0.5,3,6,2\n"
     (tmp_path / "plain.csv.gz").write_bytes(gzip.compress(text.encode()))
     for path in tmp_path.iterdir():
         trace = read_trace(path)
         assert trace.time_s.tolist() == [0.0, 0.25, 0.5]
         assert trace.output_tokens.tolist() == [4, 5, 6]
+        assert trace.priority is not None
+        assert trace.priority.tolist() == [1, 0, 2]
 
 
 cells = st.one_of(
