@@ -107,7 +107,7 @@ def schedule(
     """
 
     from packer.export.formats import export_plan
-    from packer.export.keda import scaled_objects
+    from packer.export.keda import check_day, scaled_objects
     from packer.export.servers import Options
     from packer.io.files import make_folder, write_text
     from packer.io.plans import write_plan
@@ -126,6 +126,8 @@ def schedule(
     out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet().held_to(hours.slo)
     rates = hours.rates(fleet)
+    if keda_path is not None:
+        check_day(len(rates) * hours.period_s)
     given = values(hours, "rates_path", "trace_path") | {"slo": fleet.slo}
     with out.progress() as progress:
         found = find(fleet, kinds, rates, **given, progress=progress)

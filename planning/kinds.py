@@ -202,7 +202,7 @@ def _merged(
         headroom=tuple(factor for plan in plans for factor in plan.headroom),
         reasons=(*unpriced(options), *(reason for plan in plans for reason in plan.reasons)),
         unplaced=tuple(sorted(index[i] for index, option in chosen for i in option.plan.unplaced)),
-        verified=None if None in verified else all(verified),
+        verified=False if False in verified else None if None in verified else True,
         adapters=_adapters(len(workload), chosen),
         runtime_s=runtime_s,
         versions={key: value for plan in plans for key, value in plan.versions.items()},

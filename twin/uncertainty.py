@@ -16,6 +16,11 @@ from packer.twin.threads import in_threads
 from packer.twin.timeline import SUMMARY
 
 MAX_SEEDS = 10_000
+SHARES = (
+    "mean_kv_usage", "busy_share", "slo_attainment", "hit_rate", "host_hit_rate", "cold_start_share",
+    "prefix_hit_rate", "draft_acceptance",
+)  # fmt: skip
+"""Metrics that are never above 1."""
 T = TypeVar("T")
 
 
@@ -71,6 +76,8 @@ def intervals(simulations: Sequence[Run], metrics: Sequence[str] = SUMMARY) -> p
         found = interval(values)
         if found.low is not None and (values >= 0.0).all():  # counts and times are not negative
             found = found._replace(low=max(found.low, 0.0))
+        if found.high is not None and metric in SHARES:
+            found = found._replace(high=min(found.high, 1.0))
         rows.append((metric, *found))
     kinds = {
         "metric": pl.String,

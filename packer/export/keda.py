@@ -26,9 +26,7 @@ def scaled_objects(
     `timezone`: as cron triggers take it.
     Raises `ValidationError`: the schedule is not one of a day of 24 h.
     """
-    if day_s != DAY_S:
-        rule = f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
-        raise ValidationError(rule)
+    check_day(day_s)
     early_s = math.ceil(startup_s / _MINUTE_S) * _MINUTE_S
     joined = {name: _round_midnight(spans) for name, spans in running.items()}
     scaled = {
@@ -39,6 +37,13 @@ def scaled_objects(
     if not scaled:
         return NOTHING
     return templates.render("keda.yaml", scaled=scaled, timezone=timezone, namespace=namespace)
+
+
+def check_day(day_s: float) -> None:
+    """Raise `ValidationError` unless a schedule of this length can be written as cron triggers."""
+    if day_s != DAY_S:
+        rule = f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
+        raise ValidationError(rule)
 
 
 def _round_midnight(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -144,3 +144,14 @@ def test_a_day_of_metrics_becomes_a_schedule(
     assert run(["schedule", "seen.csv", "--rates", "measured.csv", "--period", "21600", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.partition("{")[2].join(("{", "")))
     assert [name for each in found["periods"] for name in each["periods"]] == lines[0].split(",")[1:]
+
+
+def test_days_that_cron_triggers_do_not_support_are_refused_before_planning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four periods of an hour are no day of 24 h: nothing is planned or written."""
+    monkeypatch.setattr("packer.operate.schedule.schedule", lambda *_args, **_more: pytest.fail("planned"))
+    words = ["schedule", "fleet.csv", "--rates", "day.csv", "--keda", "keda.yaml", "--static", "plan.json"]
+    assert run(words) == 2
+    assert "a schedule of 24 h for cron triggers, got one of 4.0 h" in " ".join(capsys.readouterr().err.split())
+    assert not Path("plan.json").exists()

@@ -84,3 +84,11 @@ def test_what_can_not_be_negative_has_no_negative_interval() -> None:
         (row,) = intervals(runs, metrics=["figure"]).to_dicts()
         assert (row["low"] < 0.0) is below
         assert row["mean"] < row["high"]
+
+
+def test_the_interval_of_a_share_ends_at_one() -> None:
+    """Runs in which nearly all requests are within their limits leave no more than all; a time has no such end."""
+    runs: Any = [SimpleNamespace(slo_attainment=share, figure=share) for share in (0.9, 1.0, 1.0)]
+    share, figure = intervals(runs, metrics=["slo_attainment", "figure"]).to_dicts()
+    assert share["high"] == 1.0 < figure["high"]
+    assert share["low"] == figure["low"]
