@@ -192,14 +192,6 @@ class Replicas:
     def _number(self, parts: Mapping[int, int | None]) -> int:
         return len(self.workload) + sum((count or 1) - 1 for count in parts.values())
 
-    def rates_of_parts(self, rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Rates of the parts, float64, req/s, given the rates of the adapters."""
-        return (rates / np.bincount(self._whole))[self._whole]
-
-    def rates_of_whole(self, rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Rates of the adapters, float64, req/s, given the rates of the parts."""
-        return np.bincount(self._whole, rates).astype(np.float64)
-
     def joined(self, bins: Sequence[Bin]) -> tuple[Bin, ...]:
         """The bins of the fleet of parts, with shares of the original's adapters."""
         if not self.parts:
