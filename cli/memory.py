@@ -11,6 +11,7 @@ from packer.cli.declare import bundle, command, option
 from packer.cli.options import Writing, common, numbers
 from packer.cli.output import Table
 from packer.cli.settings import OneProfile
+from packer.settings import MAX_LORAS
 from packer.words import number
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ def capacity(found: MemoryTable) -> Table:
 
 def _costs(found: MemoryTable, slots: SlotArguments) -> Table:
     from packer.operate.memory import slot_cost_tokens
-    from packer.twin.memory.starts import MOST_SLOTS
 
     ranks = slots.max_lora_rank
     needed = slot_rank_for(slots.rank_needed) if slots.rank_needed else ranks[0]
@@ -81,7 +81,7 @@ def _costs(found: MemoryTable, slots: SlotArguments) -> Table:
     for rank in ranks:
         cost = slot_cost_tokens(found.profile, rank)
         extra = cost - slot_cost_tokens(found.profile, needed)
-        limit = f"> {MOST_SLOTS:,}" if found.largest[rank] >= MOST_SLOTS else f"{found.largest[rank]:,}"
+        limit = f"> {MAX_LORAS:,}" if found.largest[rank] >= MAX_LORAS else f"{found.largest[rank]:,}"
         rows.append((rank, limit, number(cost, 0), f"+{extra:,.0f} each" if extra > 0 else "–"))
     columns = ("slot rank", "most slots", "KV tokens a slot", f"beyond rank {needed}")
     return Table("Slots", columns, rows, left=())

@@ -18,7 +18,7 @@ class MemoryTable:
     `tokens`: (max_loras, max_lora_rank) → tokens of KV cache; None where the server does not start.
     `errors`: (max_loras, max_lora_rank) → why the server does not start, or None.
     `largest`: max_lora_rank → the largest `max_loras` with which the server starts, at most
-    `packer.twin.memory.starts.MOST_SLOTS`; 0 if none.
+    `packer.settings.MAX_LORAS`; 0 if none.
     """
 
     profile: Profile

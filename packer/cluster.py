@@ -16,6 +16,7 @@ from packer.errors import IncompatibleError, UnknownNameError, ValidationError, 
 from packer.goal import Goal
 from packer.job import FineTuning
 from packer.profile import Profile
+from packer.settings import MAX_LORAS
 from packer.strategies import Engine
 
 MOST_SERVERS = 1_000_000
@@ -37,7 +38,7 @@ class ServerKind:
     engine: Engine = VLLM
 
     def __post_init__(self) -> None:
-        checks.integer("max_loras", self.max_loras, low=1, high=100_000)
+        checks.integer("max_loras", self.max_loras, low=1, high=MAX_LORAS)
         if self.max_lora_rank is not None:
             checks.slot_rank("max_lora_rank", self.max_lora_rank)
 

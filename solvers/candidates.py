@@ -12,9 +12,9 @@ from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.profile import Profile
-from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.twin.arrivals import cut_words
-from packer.twin.memory.policy import kv_cache_tokens, memory_error
+from packer.twin.memory.policy import kv_cache_tokens
+from packer.twin.memory.starts import largest_max_loras
 from packer.workload import Workload
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384)
@@ -37,12 +37,7 @@ def slot_ranks(ranks: IntArray) -> IntArray:
 @lru_cache(maxsize=4096)
 def most_slots_of(profile: Profile, max_lora_rank: int) -> int:
     """The most slots of a rank with which a server starts: more leave too little KV cache. 1 if none does."""
-    low, high = 1, MAX_ADAPTERS_PER_GPU + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = memory_error(profile, profile.settings(middle, max_lora_rank)) is None
-        low, high = (middle, high) if fits else (low, middle)
-    return low
+    return max(1, largest_max_loras(profile, max_lora_rank))
 
 
 @lru_cache(maxsize=65536)

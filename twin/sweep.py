@@ -14,6 +14,7 @@ from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.io.frames import pl
 from packer.profile import Profile
+from packer.settings import MAX_LORAS
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
 from packer.twin.verdict import verdict_of
@@ -51,7 +52,7 @@ class Grid:
         for factor in self.rate_factors:
             checks.real("a rate factor", factor, low=0.0, high=1e6, open_low=True)
         for value in self.max_loras:
-            checks.integer("max_loras", value, low=1, high=100_000)
+            checks.integer("max_loras", value, low=1, high=MAX_LORAS)
         if not 0 < len(self) <= MAX_POINTS:
             raise ValidationError(f"Expected a grid of 1 to {MAX_POINTS} points, got {len(self)}.")
 

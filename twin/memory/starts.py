@@ -8,20 +8,18 @@ from packer import checks
 from packer.errors import IncompatibleError
 from packer.profile import Profile
 from packer.search import fewest
-from packer.settings import Settings
+from packer.settings import MAX_LORAS, Settings
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.workload import Workload
 
-MOST_SLOTS = 100_000
-"""No larger `max_loras` is tried."""
 CONTEXT_STEP = 1024
 """Shorter contexts are proposed in multiples of this."""
 
 
 def largest_max_loras(profile: Profile, rank: int) -> int:
-    """Largest max_loras with which the server starts (at most `MOST_SLOTS`); 0 if it never does."""
-    too_many = fewest(lambda n: memory_error(profile, profile.settings(n, rank)) is not None, 1, MOST_SLOTS)
-    return MOST_SLOTS if too_many is None else too_many - 1
+    """Largest max_loras with which the server starts (at most `MAX_LORAS`); 0 if it never does."""
+    too_many = fewest(lambda n: memory_error(profile, profile.settings(n, rank)) is not None, 1, MAX_LORAS)
+    return MAX_LORAS if too_many is None else too_many - 1
 
 
 def what_starts(profile: Profile, settings: Settings) -> str | None:
