@@ -15,6 +15,7 @@ from packer.arrays import FloatArray
 from packer.checks import slot_rank_for
 from packer.cluster import ServerKind
 from packer.plan import Plan
+from packer.search import reach
 from packer.solvers.nearest import Nearest
 from packer.twin.engine_rules import rules_of
 from packer.twin.memory.policy import kv_cache_tokens
@@ -86,20 +87,12 @@ class Capacity:
         """The same of a kind of server."""
         k = self._last.get(kind.name, round(math.log(sum(load.values())) / math.log(STEP)))
         step = 1 if kind.name in self._last else 8
-        holds = self._holds(kind, load, k)
-        way = step if holds else -step
-        for _ in range(MOST_STEPS):
-            if self._holds(kind, load, k + way) != holds:
-                break
-            k += way
-        else:
-            return STEP**k
-        low, high = sorted((k, k + way))
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._holds(kind, load, middle) else (low, middle)
-        self._last[kind.name] = low
-        return STEP**low
+        low, high = k - MOST_STEPS * step, k + MOST_STEPS * step
+        even = 2 * MOST_STEPS  # no step outwards is longer
+        held, _ = reach(lambda n: self._holds(kind, load, n), low, high, start=k, step=step, same=even)
+        if low <= held < high:
+            self._last[kind.name] = held
+        return STEP ** max(low, held)
 
     def _holds(self, kind: ServerKind, load: Mapping[int, float], k: int) -> bool:
         return self.run(kind, load, STEP**k / sum(load.values())).slo_used <= 1.0
