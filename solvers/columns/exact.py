@@ -45,18 +45,23 @@ _EVALUATED_BEYOND = 20_000
 
 
 class Exact:
-    """Fewest GPUs by column generation over classes; stops at gap 0, the time limit or when nothing helps."""
+    """Fewest GPUs by column generation over classes; stops at gap 0, the time limit or when nothing helps.
+
+    `start_share`: of the time, for the plan that the search starts from. `bound_alone`: as of `ExactSearch.run`.
+    """
 
     name = "exact"
     supports = staticmethod(counts_gpus)
+    start_share = START_SHARE
+    bound_alone = False
 
     def solve(self, problem: Problem) -> Solution:
         """Greedy's bins or fewer, with the bound."""
-        first = start(problem.with_share(START_SHARE))
+        first = start(problem.with_share(self.start_share))
         if first.unplaced:
             return within_limit(problem, first)
         search = ExactSearch(problem, first.bins)
-        search.run()
+        search.run(bound_alone=self.bound_alone)
         return search.solution(first)
 
 
