@@ -128,6 +128,12 @@ class Plan:
         return sum(item.gpus for item in self.bins)
 
     @property
+    def price_per_hour(self) -> float | None:
+        """Of all servers, US dollars; None where one has no price."""
+        prices = [item.profile.gpu.price_per_hour for item in self.bins]
+        return None if None in prices else sum(price or 0.0 for price in prices)
+
+    @property
     def headroom_words(self) -> list[str]:
         """The headroom of each server: "none" where it has none, a dash where it was not looked for."""
         factors = self.headroom or (None,) * len(self.bins)

@@ -87,7 +87,6 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
     shown = (*job.kept.hours[:1], (job.raised, job.seed), job.kept.given)
     used = job.kept.used(bins, shown, [1.0] * len(bins))
     beyond = bool(starving) or not job.kept.holds_in(bins, (job.raised, job.seed))
-    prices = [item.profile.gpu.price_per_hour for item in bins]
     holds = job.kept.holds(bins, job.spare)
     plan = Plan(
         job.workload,
@@ -112,7 +111,7 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
         mean_of(figures.mean_itl_ms, [item.gaps_s(job.workload) for item in bins]),
         mean_of(figures.slo_attainment, [item.requests_s(job.workload) for item in bins]),
         float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
-        None if None in prices else sum(price or 0.0 for price in prices),
+        plan.price_per_hour,
         holds,
         not (holds or beyond) and not all(job.kept.holds_in(bins, hour) for hour in job.kept.hours),
         starving,

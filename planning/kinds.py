@@ -45,17 +45,12 @@ class Option:
     told: str
 
     @property
-    def price_per_hour(self) -> float | None:
-        """Of all servers; None where one has no price."""
-        prices = [item.profile.gpu.price_per_hour for item in self.plan.bins]
-        return None if None in prices else sum(price or 0.0 for price in prices)
-
-    @property
     def rank(self) -> tuple[bool, bool, float, int, float]:
         """Smaller is better: whether the limits are broken, whether the search ended before fresh hours were simulated,
         price, GPUs, room to grow; without a price GPUs and room alone (`cheapest` compares no price with none).
         """
-        price, plan = self.price_per_hour, self.plan
+        plan = self.plan
+        price = plan.price_per_hour
         unsure = plan.verified is None and (plan.interrupted or plan.time_limit_reached)
         room = min((each.headroom or 0.0 for each in plan.rooms), default=0.0)
         return (not self.holds, unsure, 0.0 if price is None else price, plan.n_gpus, -room)
@@ -66,21 +61,21 @@ class Option:
             "model": self.model,
             "kinds": self.kinds,
             "gpus": self.plan.n_gpus,
-            "price_per_hour": self.price_per_hour,
+            "price_per_hour": self.plan.price_per_hour,
             "holds": self.holds,
         }
 
 
 def cheapest(found: Sequence[Option]) -> Option:
     """The best option by `rank`; by the number of GPUs where one that keeps the limits has no price."""
-    if any(option.holds and option.price_per_hour is None for option in found):
+    if any(option.holds and option.plan.price_per_hour is None for option in found):
         return min(found, key=lambda option: (*option.rank[:2], *option.rank[3:]))
     return min(found, key=lambda option: option.rank)
 
 
 def unpriced(options: Sequence[Option]) -> tuple[str, ...]:
     """Say which kinds have no price, where they are compared with others; () where all have one, or none."""
-    without = sorted({option.kinds for option in options if option.price_per_hour is None})
+    without = sorted({option.kinds for option in options if option.plan.price_per_hour is None})
     if not without or len(without) == len({option.kinds for option in options}):
         return ()
     return (f"No price is known for {listed(without)}: fewest GPUs decide. --price {without[0]}=… sets one.",)
@@ -229,7 +224,7 @@ def _adapters(n: int, chosen: Sequence[tuple[tuple[int, ...], Option]]) -> Adapt
 def _total(chosen: Sequence[Option]) -> list[str]:
     """GPUs and price of all models together, where there are several."""
     gpus = sum(option.plan.n_gpus for option in chosen)
-    prices = [option.price_per_hour for option in chosen]
+    prices = [option.plan.price_per_hour for option in chosen]
     price = "" if None in prices else f", {money(sum(each or 0.0 for each in prices))} per hour"
     return [f"{gpus} GPUs{price}."] if len(chosen) > 1 else []
 
@@ -237,13 +232,13 @@ def _total(chosen: Sequence[Option]) -> list[str]:
 def _said(best: Option, options: Sequence[Option]) -> str:
     """Lines: what to deploy for one model, what fewer servers would give, and what the other kinds would take."""
     others = [
-        f"{each.kinds} {'would take' if each.holds else 'does not keep the goal with'} {_gpus(each)}"
+        f"{each.kinds} {'would take' if each.holds else 'does not keep the goal with'} {_gpus(each.plan)}"
         for each in options
         if each.model == best.model and each is not best
     ]
     return "\n".join([f"{best.plan.hardware}: {best.told}", *(f"{each}." for each in others)])
 
 
-def _gpus(option: Option) -> str:
-    price = "" if option.price_per_hour is None else f", {money(option.price_per_hour)} per hour"
-    return f"{counted(option.plan.n_gpus, 'GPU')}{price}"
+def _gpus(plan: Plan) -> str:
+    price = "" if plan.price_per_hour is None else f", {money(plan.price_per_hour)} per hour"
+    return f"{counted(plan.n_gpus, 'GPU')}{price}"
