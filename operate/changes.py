@@ -10,7 +10,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import UnknownNameError, ValidationError, shown
 from packer.failover import placed, without_server
-from packer.moves import match, moved
+from packer.moves import going_on, moves_of
 from packer.plan import Moves, Plan
 from packer.workload import Workload
 
@@ -120,10 +120,6 @@ def between(old: Plan, new: Plan) -> Moves:
     """
     if new.moves is not None and len(new.moves.servers) == len(new.bins):
         return new.moves
-    number = {name: i for i, name in enumerate(new.workload.names)}
-    now = {i: number[name] for i, name in enumerate(old.workload.names) if name in number}
-    left = [(k, kept) for k, item in enumerate(old.bins) if (kept := item.renumbered(now)) is not None]
-    bins = [item for _, item in left]
-    becomes = match(bins, new.bins)
-    servers = tuple(left[becomes[k]][0] if k in becomes else None for k in range(len(new.bins)))
-    return Moves(tuple(moved(bins, new.bins)), servers)
+    left = going_on(old, new.workload)
+    found, numbers = moves_of(tuple(left.values()), new.bins), tuple(left)
+    return replace(found, servers=tuple(None if k is None else numbers[k] for k in found.servers))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from packer.bin import Bin
 from packer.change import Change
 from packer.errors import IncompatibleError, shown
-from packer.plan import Moves
+from packer.plan import Moves, Plan
 from packer.words import listed
+from packer.workload import Workload
 
 Placement = Sequence[Mapping[str, float]]
 """Of each server its adapters with the share of their requests, 0 for one that is held without requests."""
@@ -22,6 +23,17 @@ def by_adapter(placed: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, d
         for name, share in own.items():
             found.setdefault(name, {})[s] = share
     return found
+
+
+def going_on(old: Plan, workload: Workload) -> dict[int, Bin]:
+    """The servers of a plan that have an adapter left in a fleet, in its indices, by their numbers in the plan.
+
+    Adapters are matched by name.
+    """
+    number = {name: i for i, name in enumerate(workload.names)}
+    now = {i: number[name] for i, name in enumerate(old.workload.names) if name in number}
+    kept = ((k, item.renumbered(now)) for k, item in enumerate(old.bins))
+    return {k: item for k, item in kept if item is not None}
 
 
 def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:

@@ -9,6 +9,7 @@ from packer import checks
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
+from packer.moves import going_on
 from packer.plan import Plan, Status
 from packer.solvers.candidates import candidates_of
 from packer.solvers.nearest import Nearest, lightest
@@ -23,22 +24,14 @@ def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
         raise IncompatibleError(
             "The running plan has no GPUs, so that there is nothing to keep: plan without it."
         )
-    return tuple(_left(old, workload).values())
-
-
-def _left(old: Plan, workload: Workload) -> dict[int, Bin]:
-    """The old plan's servers that have an adapter left, by their numbers."""
-    number = {name: i for i, name in enumerate(workload.names)}
-    now = {i: number[name] for i, name in enumerate(old.workload.names) if name in number}
-    kept = ((k, item.renumbered(now)) for k, item in enumerate(old.bins))
-    return {k: item for k, item in kept if item is not None}
+    return tuple(going_on(old, workload).values())
 
 
 def numbered(plan: Plan, old: Plan | None) -> Plan:
     """The plan that follows `running` with the old plan's numbers of the servers that go on."""
     if old is None or plan.moves is None:
         return plan
-    numbers = tuple(_left(old, plan.workload))
+    numbers = tuple(going_on(old, plan.workload))
     servers = tuple(None if k is None else numbers[k] for k in plan.moves.servers)
     return replace(plan, moves=replace(plan.moves, servers=servers))
 
