@@ -196,7 +196,7 @@ class _Day:
             periods = self._periods(group, self.rates)
             if (found := periods.plan(group.max_gpus)) is None:
                 raise _none_holds(periods.missed(group.max_gpus))
-            bins += _of_fleet(found.bins, group)
+            bins += [item.under(group.adapters) for item in found.bins]
         return self._plan(list(self.rates), bins)
 
     def period(self, names: Sequence[str], static: Plan) -> Period:
@@ -209,7 +209,7 @@ class _Day:
             kept = _in_group([static.bins[k] for k in own], group)
             made = self._with_fewer(group, names, kept) or kept
             places += [own[k] for k in _places(kept, made)]
-            bins += _of_fleet(made, group)
+            bins += [item.under(group.adapters) for item in made]
         begin_s = list(self.rates).index(names[0]) * self.period_s
         end_s = begin_s + len(names) * self.period_s
         return Period(tuple(names), begin_s, end_s, self._plan(names, bins), tuple(places))
@@ -263,15 +263,10 @@ class _Day:
         return replace(plan, evaluations=figures, adapters=merged(plan.workload, plan.bins, hours))
 
 
-def _of_fleet(bins: Sequence[Bin], group: _Group) -> list[Bin]:
-    """Servers of a group in indices of the fleet."""
-    return [replace(item, adapters=tuple(group.adapters[i] for i in item.adapters)) for item in bins]
-
-
 def _in_group(bins: Sequence[Bin], group: _Group) -> list[Bin]:
     """Servers of the fleet in indices of a group."""
     number = {i: k for k, i in enumerate(group.adapters)}
-    return [replace(item, adapters=tuple(number[i] for i in item.adapters)) for item in bins]
+    return [item.under(number) for item in bins]
 
 
 def _places(static: Sequence[Bin], bins: Sequence[Bin]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -111,6 +111,10 @@ class Bin:
         """Gaps between output tokens that it is asked for, 1/s: the weight of its mean ITL among servers."""
         outputs = fleet.mean_output_tokens[indices(self.adapters)]
         return float(self.rates(fleet) @ np.maximum(outputs - 1.0, 0.0))
+
+    def under(self, numbers: Sequence[int] | Mapping[int, int]) -> Bin:
+        """The bin with its adapters under other numbers: `numbers[i]` for i."""
+        return replace(self, adapters=tuple(numbers[i] for i in self.adapters))
 
     def renumbered(self, number: Mapping[int, int]) -> Bin | None:
         """The bin with its adapters under other numbers; those without one are left out, None if none is left."""

@@ -177,11 +177,7 @@ def _merged(
     """One plan of the best option of each model."""
     plans = [option.plan for _, option in chosen]
     first = plans[0]
-    bins = tuple(
-        replace(item, adapters=tuple(index[i] for i in item.adapters))
-        for index, option in chosen
-        for item in option.plan.bins
-    )
+    bins = tuple(item.under(index) for index, option in chosen for item in option.plan.bins)
     holds = all(option.holds for _, option in chosen)
     band = first.details.get("estimate_band") if len(plans) == 1 else None
     verified = [plan.verified for plan in plans]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,10 +101,7 @@ class Overload:
             return []
         split = {k: job.parts.parts[i] for k, i in enumerate(first) if i in job.parts.parts}
         parts = Replicas(job.workload.subset(tuple(first)), split).spread_over(n - 1, job.max_replicas)
-        found = [
-            replace(item, adapters=tuple(first[i] for i in item.adapters))
-            for item in parts.joined(job.placed(parts, n - 1))
-        ]
+        found = [item.under(first) for item in parts.joined(job.placed(parts, n - 1))]
         rank = slot_rank_for(int(job.workload.ranks[rest].max()))
         found.append(Bin(tuple(rest), job.profile.settings(1, rank), job.profile))
         return [item.with_slots(likely_slots(job.workload, item)) for item in found] if found[:-1] else []

@@ -121,7 +121,7 @@ def merged(problem: Problem, found: Sequence[Part], solutions: Sequence[Solution
     moved: list[int] = []
     for part, one in zip(found, solutions, strict=True):
         index = np.array(part.adapters, dtype=np.int64)
-        bins += [replace(item, adapters=tuple(index[list(item.adapters)].tolist())) for item in one.bins]
+        bins += [item.under(part.adapters) for item in one.bins]
         unplaced += index[list(one.unplaced)].tolist()
         model = part.problem.workload.models
         reasons += [f"{model[0]}: {text}" if len(found) > 1 and model else text for text in one.reasons]

@@ -128,9 +128,7 @@ class _Search:
         for part in self.parts:
             number = {i: k for k, i in enumerate(part.adapters)}
             own = (item for item in first.bins if item.adapters[0] in number)
-            self.bins.append(
-                tuple(replace(item, adapters=tuple(number[i] for i in item.adapters)) for item in own)
-            )
+            self.bins.append(tuple(item.under(number) for item in own))
         self.packings: list[dict[tuple[int, ...], tuple[Bin, ...]]] = [{} for _ in self.parts]
         """Servers found by model and mix."""
 

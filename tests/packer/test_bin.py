@@ -57,3 +57,5 @@ def test_a_renumbered_bin_keeps_its_shares(toy_profile: Profile) -> None:
     item = Bin((3, 5, 8), toy_profile.settings(2, 8), toy_profile, (0.5, 1.0, 0.25))
     assert item.renumbered({5: 0, 8: 1}) == Bin((0, 1), item.settings, toy_profile, (1.0, 0.25))
     assert item.renumbered({4: 0}) is None
+    assert item.under({3: 1, 5: 0, 8: 2}) == Bin((1, 0, 2), item.settings, toy_profile, item.shares)
+    assert Bin((2, 0), item.settings, toy_profile, (0.5, 1.0)).under((3, 5, 8)).adapters == (8, 3)
