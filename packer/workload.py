@@ -215,6 +215,11 @@ class Workload:
         vars(made).update({name: _frozen(vars(self)[name][own]) for name in known})
         return made
 
+    def of_model(self, model: str | None) -> tuple[tuple[int, ...], Workload]:
+        """Indices of the adapters of a base model, and the workload of them alone."""
+        own = tuple(i for i, adapter in enumerate(self.adapters) if adapter.model == model)
+        return own, self if len(own) == len(self) else self.subset(own)
+
     def scaled(self, rate_factor: float) -> Workload:
         """The same fleet with every rate multiplied; a trace is replayed in less time, or more."""
         checks.real("rate_factor", rate_factor, low=0.0, open_low=True)

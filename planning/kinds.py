@@ -99,8 +99,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
     chosen: list[tuple[tuple[int, ...], Option]] = []
     options: list[Option] = []
     for model, offered in by_model.items():
-        index = tuple(i for i, adapter in enumerate(workload.adapters) if adapter.model == model)
-        own = workload if len(index) == len(workload) else workload.subset(index)
+        index, own = workload.of_model(model)
         offered = tuple(starting(own, offered))
         found = []
         for profile in offered:

@@ -49,13 +49,13 @@ def parts(problem: Problem) -> list[Part]:
         return [Part(everyone, replace(problem, profiles=profiles), tuple(range(len(problem.old_bins))))]
     found = []
     for model, profiles in offered.items():
-        index = tuple(i for i, adapter in enumerate(fleet.adapters) if adapter.model == model)
+        index, mine = fleet.of_model(model)
         number = {i: k for k, i in enumerate(index)}
         old = [k for k, item in enumerate(problem.old_bins) if set(item.adapters) <= number.keys()]
         bins = tuple(item for k in old if (item := problem.old_bins[k].renumbered(number)) is not None)
         own = replace(
             problem,
-            workload=fleet.subset(index),
+            workload=mine,
             profiles=profiles,
             objective=problem.objective.anchored(bins),
             old_bins=bins,

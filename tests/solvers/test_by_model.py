@@ -87,10 +87,7 @@ def test_every_solver_takes_models_and_kinds(solver: str) -> None:
 def test_models_need_what_they_need_alone() -> None:
     """The plan of a fleet of two models is that of each one beside the other."""
     whole = plan_of(fleet(), KINDS[1:])
-    alone = [
-        plan_of(fleet().subset([i for i, a in enumerate(fleet().adapters) if a.model == model]), KINDS[1:])
-        for model in ("llama", "qwen")
-    ]
+    alone = [plan_of(fleet().of_model(model)[1], KINDS[1:]) for model in ("llama", "qwen")]
     assert whole.n_gpus == sum(plan.n_gpus for plan in alone)
     assert whole.lower_bound is not None
     assert whole.lower_bound == sum(plan.lower_bound or 0.0 for plan in alone)

@@ -168,7 +168,7 @@ def test_gpus_at_hand_go_to_the_model_that_saves_most() -> None:
     check(given, found)
     prices = {}
     for model in ("llama", "qwen"):
-        own = whole.subset(tuple(i for i, adapter in enumerate(whole.adapters) if adapter.model == model))
+        own = whole.of_model(model)[1]
         offered = [each for each in kinds if each[0].model.name == model]
         for count in range(3):
             prices[model, count] = price(Mixed().solve(problem(own, offered, stock={"small": count})))
