@@ -240,6 +240,10 @@ class Goal:
         """Keys of all its limits."""
         return (*self.keys("adapter"), *self.keys("request"), *self.keys("server"))
 
+    def limits_of(self, slo_class: str | None) -> Limits:
+        """Of the adapters of a class; one that is not known has the limits of adapters without a class."""
+        return dict(self.classes).get(slo_class or "", self.limits)
+
     def column(self, workload: Workload, key: str) -> FloatArray:
         """One limit of each adapter, float64 (n,), ms; infinite where it has none.
 

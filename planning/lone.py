@@ -44,7 +44,7 @@ def lone_run(fleet: Workload, alone: Bin, seed: int) -> Run:
 def needs(run: Run, part: float) -> Iterator[tuple[str, str]]:
     """The limits of adapters and servers of which a `lone_run` uses more than a part, and what it needs, in words."""
     goal = run.workload.slo
-    limits = dict(goal.classes).get(run.workload.adapters[0].slo_class or "", goal.limits).to_dict()
+    limits = goal.limits_of(run.workload.adapters[0].slo_class).to_dict()
     for key, limit in (goal.limits.at("server") | limits).items():
         where = level(key)
         if where == "request":
@@ -62,13 +62,9 @@ def unreachable(run: Run) -> Iterator[str]:
     for limit, needed in needs(run, 1.0):
         yield f"{limit} cannot be met: {needed}"
     goal = run.workload.slo
-    limits = dict(goal.classes).get(run.workload.adapters[0].slo_class or "", goal.limits).to_dict()
+    limits = goal.limits_of(run.workload.adapters[0].slo_class).at("request")
     if requests_used(run) > 1.0:
-        named = " and ".join(
-            f"{words_of(key)} {time_words(key, value)}"
-            for key, value in limits.items()
-            if level(key) == "request"
-        )
+        named = " and ".join(f"{words_of(key)} {time_words(key, value)}" for key, value in limits.items())
         yield (
             f"{named} cannot be met for {100 * goal.request_share:g} % of the requests: an idle server keeps it for "
             f"{run.slo_attainment:.1%}"
