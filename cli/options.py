@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import argument, bundle, flag, option, shared_help
-from packer.cli.output import Part, Progress, check_distinct, note, print_json, progress_bar, show
+from packer.cli.output import Part, check_distinct, note, print_json, progress_bar, show
 from packer.errors import shown
+from packer.progress import Progress
 from packer.words import counted
 
 if TYPE_CHECKING:

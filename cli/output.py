@@ -21,6 +21,7 @@ import click
 from packer.cli.streams import plain_json, results
 from packer.errors import OutputError
 from packer.io.frames import pl
+from packer.progress import Progress, silent
 from packer.words import number, visible
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120
 """Columns of a table that goes to a file or pipe."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total); total 0 means unknown."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -229,7 +227,7 @@ def _same_file(name: str, path: str | os.PathLike[str]) -> bool:
 def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
     """A progress bar on standard error, if that is a terminal; else a function that does nothing."""
     if quiet or not sys.stderr.isatty():
-        yield lambda _what, _done, _total: None
+        yield silent
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -20,6 +20,7 @@ from packer.fit.score import ScoredRun
 from packer.fit.step_law import prior_of
 from packer.fit.tables import MeasuredRun, Profiling
 from packer.profile import LatencySpec, Profile
+from packer.progress import Progress, silent
 
 TERMS = (
     "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_slot_ms",
@@ -32,8 +33,6 @@ DIGITS = 6
 SEED = 1000
 FOLDS = 8
 """Most groups of families that are left out of the fit in turn; up to so many families each are one."""
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +90,7 @@ def fit_runs(
 
 def calibrate(
     base: Profile, profiling: Profiling, runs: Sequence[MeasuredRun] = (), *, cross_validate: bool = True,
-    progress: Progress = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> Calibration:  # fmt: skip
     """Fit a profile.
 

@@ -16,12 +16,13 @@ from packer.io.files import claimed
 from packer.io.web import Address
 from packer.lengths import Lengths
 from packer.live import from_log
-from packer.live.campaign import Campaign, Progress
+from packer.live.campaign import Campaign
 from packer.live.environment import served_models
 from packer.live.launch import Launch
 from packer.live.server import ServerOptions
 from packer.live.task import BASE, Endpoint, Outcome, Session, Task
 from packer.profile import MemorySpec, Profile
+from packer.progress import Progress, silent
 from packer.settings import Settings, Slots
 from packer.workload import Workload
 
@@ -135,7 +136,7 @@ def calibrate(
     servers: Sequence[Settings] = SERVERS,
     budget_s: float | None = None,
     seed: int = 0,
-    progress: Progress = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> tuple[Profile, list[Outcome], bool]:
     """Measure servers of a launch file and fit its profile.
 
@@ -157,7 +158,7 @@ def calibrate_url(
     settings: Settings,
     budget_s: float | None = None,
     seed: int = 0,
-    progress: Progress = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> tuple[Profile, list[Outcome], bool]:
     """Measure a server that runs already, from the outside; returns as `calibrate` does.
 

@@ -22,11 +22,11 @@ from packer.live.results import read_result
 from packer.live.server import Failure, LiveServer, ServerOptions
 from packer.live.step_log import read_steps
 from packer.live.task import BASE, Endpoint, Outcome, Session, Task
+from packer.progress import Progress, silent
 
 STEP_LOG_FLUSH_S = 0.7
 METRICS_SAMPLES = 60
 """Scrapes of /metrics in a run of a minute or more: each stops the server's output while the page is rendered."""
-Progress = Callable[[str, int, int], None]
 
 
 class Campaign:
@@ -48,7 +48,7 @@ class Campaign:
         *,
         budget_s: float | None = None,
         cores: Sequence[int] = (),
-        progress: Progress = lambda _what, _done, _total: None,
+        progress: Progress = silent,
         stop: Callable[[], bool] = lambda: False,
         endpoint: Endpoint | None = None,
     ) -> None:

@@ -18,11 +18,12 @@ from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.io.files import claimed
 from packer.live.calibration import options_for
-from packer.live.campaign import Campaign, Progress
+from packer.live.campaign import Campaign
 from packer.live.launch import Launch
 from packer.live.metrics import page_of
 from packer.live.server import split_cores
 from packer.live.task import Outcome, Session, Task
+from packer.progress import Progress, silent
 from packer.twin.run import Run
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
@@ -192,7 +193,7 @@ class Validation:
         bins: Sequence[Bin],
         folder: Path,
         spec: ValidationSpec,
-        progress: Progress = lambda _what, _done, _total: None,
+        progress: Progress = silent,
         keys: Sequence[str] = (),
     ) -> None:
         self.keys = tuple(keys) or tuple(f"gpu-{i}" for i in range(len(bins)))
@@ -251,7 +252,7 @@ class Validation:
             mine = self.spec.gpus[place * each : (place + 1) * each]
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
             launch = replace(launch, environment={**launch.environment, **visible})
-        say = self.progress if self.spec.parallel == 1 else lambda _what, _done, _total: None
+        say = self.progress if self.spec.parallel == 1 else silent
         return Campaign(launch, self.folder, cores=cores, progress=say, stop=self._stop.is_set)
 
     def session(self, index: int) -> Session:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.kept import KeptHours
 from packer.planning.rooms import with_room
+from packer.progress import Progress, silent
 from packer.solvers.evaluator import Evaluator
 from packer.strategies import Predictor
 from packer.twin.hours import FRESH_HOURS, Hours, of_hours
@@ -117,7 +118,7 @@ def evaluate_plan(
     seed: int | None = None,
     duration_s: float | None = None,
     slo: GoalLike | None = None,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> PlanEvaluation:
     """Whether a plan holds: its servers with new figures, at the rates as given, without a margin.
 

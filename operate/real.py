@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from packer.live.launch import Launch
 from packer.live.validate import BinReport, Validation, ValidationSpec
 from packer.plan import Plan
 from packer.planning.compare import PlanFigures, Result
+from packer.progress import Progress, silent
 from packer.workload import Workload
 
 
@@ -24,7 +25,7 @@ def measured(
     launch: Launch,
     folder: Path,
     spec: ValidationSpec,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> list[Result]:
     """The results with the figures of real servers; equal servers of different plans are measured once.
 
@@ -80,7 +81,7 @@ def measure_plans(
     launch: Launch,
     folder: Path,
     spec: ValidationSpec,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> dict[str, list[BinReport]]:
     """The reports of each plan's bins (name → plan) on real servers, equal ones once; resumes in the same folder."""
     keys = {name: [_key(fleet, item) for item in plan.bins] for name, plan in plans.items()}

@@ -26,6 +26,7 @@ from packer.operate.replay import changes_of, windows_of
 from packer.operate.schedule import schedule
 from packer.plan import Plan, Status
 from packer.planning.solve import solve
+from packer.progress import Progress, silent
 from packer.traces.pattern import DAY_S
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.run import Run
@@ -209,7 +210,7 @@ def rehearse(
     beside: bool = True,
     period_s: float = 60.0,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> Rehearsal:
     """Run a trace through the controller, and through what it is compared with, with the same failures.
 

@@ -25,6 +25,7 @@ from packer.planning.frontier import Conditions
 from packer.planning.periods import Periods
 from packer.planning.recommend import recommend
 from packer.profile import Profile
+from packer.progress import Progress, silent
 from packer.solvers.evaluator import rate_margin_for
 from packer.traces.pattern import DAY_S, clock, rates_of
 from packer.traces.trace import Trace
@@ -73,7 +74,7 @@ def schedule(
     margin: float | None = None,
     max_replicas: int | None = None,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
 ) -> Schedule:
     """Plans for the periods of a day, with few moves between them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import GoalLike
 from packer.predictors.build import register_ray
+from packer.progress import Progress, silent
 from packer.strategies import Placement, SizedPlacement
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System, judged, load_system, placed
@@ -43,10 +44,6 @@ class SystemResult:
         return shown | {"figures": {name: row._asdict() for name, row in self.figures.items()}}
 
 
-def _silent(_what: str, _done: int, _total: int) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Trials:
     """How systems are run: see `compare_systems`."""
@@ -68,7 +65,7 @@ class Trials:
         workload: Workload,
         placed_systems: Sequence[tuple[System, Cluster]],
         seeds: int,
-        progress: Callable[[str, int, int], None] = _silent,
+        progress: Progress = silent,
     ) -> list[SystemResult]:
         """The result of each system on its own cluster, whose adapters are placed already, over so many seeds."""
         given = {"workload": workload, "router": self.router, "duration_s": self.duration_s, "slo": self.slo}
@@ -96,7 +93,7 @@ def compare_systems(
     stats_age_s: float | None = None,
     jobs: int = -1,
     backend: str = "threading",
-    progress: Callable[[str, int, int], None] = _silent,
+    progress: Progress = silent,
 ) -> list[SystemResult]:
     """Simulate each system with the same requests, for the seeds `seed`, `seed` + 1, ….
 
@@ -128,7 +125,7 @@ def servers_needed(
     *,
     share: float | None = None,
     most: int = 1024,
-    progress: Callable[[str, int, int], None] = _silent,
+    progress: Progress = silent,
 ) -> SystemResult | None:
     """The result with the fewest equal servers at which the mean SLO attainment reaches `share`.
 
@@ -198,7 +195,7 @@ def _figures(**given: Any) -> dict[str, Any]:
 
 
 def _run_all(
-    runs: Sequence[dict[str, Any]], jobs: int, backend: str, progress: Callable[[str, int, int], None]
+    runs: Sequence[dict[str, Any]], jobs: int, backend: str, progress: Progress
 ) -> list[dict[str, Any]]:
     """The runs in parallel; results in their order."""
     from joblib import Parallel, delayed, parallel_config

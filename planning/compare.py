@@ -17,6 +17,7 @@ from packer.planning.solve import solve
 from packer.planning.verify import twin_failures
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.progress import Progress, silent
 from packer.seeds import fresh
 from packer.solvers.base import Spreading
 from packer.twin.sweep import fleet_of
@@ -142,7 +143,7 @@ class Comparison:
         for n in self.sizes:
             yield fleet_of(self.workload, n, self.seed)
 
-    def run(self, progress: Callable[[str, int, int], None] = lambda *_: None) -> Iterator[Result]:
+    def run(self, progress: Progress = silent) -> Iterator[Result]:
         """Results one by one, reference by the twin with a fresh seed."""
         done = 0
         for fleet in self.fleets():

@@ -17,13 +17,12 @@ from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
+from packer.progress import Progress, silent
 from packer.twin.hours import merged
 from packer.workload import Workload
 
 if TYPE_CHECKING:
     from packer.planning.explore import Frontier
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -35,7 +34,7 @@ class Conditions:
     spare: int = 0
     seed: int = 0
     verify: bool = True
-    progress: Progress = lambda _what, _done, _total: None
+    progress: Progress = silent
     stop: Callable[[], bool] = lambda: False
     time_limit_s: float | None = None
 
@@ -130,7 +129,7 @@ def frontier(
     max_replicas: int | None = None,
     spare: int = 0,
     seed: int = 0,
-    progress: Progress = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> list[FrontierPoint]:
     """GPUs against latency and price, from the fewest on which nothing starves to the point of no further gain.
 

@@ -17,12 +17,13 @@ from packer.planning.behind import fewer_behind_router
 from packer.planning.explain import breaks_later, finished, missed, nearly_idle
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, nearby, numbered, running
-from packer.planning.frontier import Conditions, FrontierPoint, Progress
+from packer.planning.frontier import Conditions, FrontierPoint
 from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
 from packer.planning.prove import bounded, told
 from packer.planning.settle import with_best_slots
 from packer.predictors.twin import TwinPredictor
+from packer.progress import Progress, silent
 from packer.room import Room
 from packer.solvers.base import Problem, limit_of
 from packer.solvers.evaluator import Evaluator
@@ -53,7 +54,7 @@ def recommend(
     old_plan: Plan | None = None,
     seed: int = 0,
     verify: bool = True,
-    progress: Progress = lambda _what, _done, _total: None,
+    progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
     time_limit_s: float | None = None,
 ) -> Plan:

@@ -23,6 +23,7 @@ from packer.planning.rooms import with_room
 from packer.planning.spare import with_spare
 from packer.planning.verify import check, twin_failures
 from packer.predictors.twin import TwinPredictor
+from packer.progress import Progress, silent
 from packer.room import Room
 from packer.seeds import fresh
 from packer.solvers import by_model
@@ -66,7 +67,7 @@ def solve(
     old_plan: Plan | None = None,
     verify: bool = True,
     with_headroom: bool = True,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """Plan a fleet: which adapter on which GPU, with which slots.

@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from packer.predictors.dataset import LABELS, TTFT_LABELS, Spec, dataset_bytes
 from packer.predictors.features import NAMES
 from packer.predictors.scenarios import scenario
 from packer.profile import Profile
+from packer.progress import Progress, silent
 from packer.twin.until_clear import evaluate_until_clear
 
 PART_ROWS = 32
@@ -26,7 +27,6 @@ MAX_OUTSTANDING = 26_800
 """Largest number of outstanding requests, as the client of the measured runs had it."""
 
 Backend = Literal["processes", "ray"]
-Progress = Callable[[str, int, int], None]
 
 
 def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def part_of(number: int, spec: Spec, profile: Profile, parent: int | None = None
 
 def build_dataset(
     profile: Profile, path: str | os.PathLike[str], *, rows: int, seed: int = 0, jobs: int = -1,
-    backend: Backend = "processes", force: bool = False, progress: Progress = lambda _what, _done, _total: None,
+    backend: Backend = "processes", force: bool = False, progress: Progress = silent,
 ) -> Spec:  # fmt: skip
     """Simulate `rows` scenarios and write them as Parquet. An interrupted build goes on where it stopped.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,8 @@ from packer.predictors.features import NAMES
 from packer.predictors.kinds import Arrays, ModelKind, kind_of, refined
 from packer.predictors.store import Model
 from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS, decoded, probability
+from packer.progress import Progress, silent
 from packer.twin.scores import macro_f1, smape
-
-Progress = Callable[[str, int, int], None]
 
 HELD_OUT = 0.2
 FOLDS = 5
@@ -64,7 +63,7 @@ class TrainingTable:
 
 def train(
     kind_name: str, data: Dataset, *, seed: int = 0, search: bool = False, refine: bool = False,
-    progress: Progress = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> Model:  # fmt: skip
     """A trained predictor with its model card (`header["scores"]`, on rows held out by groups).
 

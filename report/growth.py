@@ -12,6 +12,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.plan import Plan
+from packer.progress import Progress, silent
 from packer.report.figures import Line, Mark, Panel, Scatter
 from packer.report.figures_svg import Chart, chart
 from packer.words import listed
@@ -103,7 +104,7 @@ def growth_of(
     *,
     predictor: str,
     limit: int | None = None,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> GrowthCurves | None:
     """The GPUs of a plan, or `limit` of them, at growing rates; None where rates can't grow (a replayed trace).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -15,6 +15,7 @@ from packer.errors import FileFormatError, reader, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.plan import Plan
+from packer.progress import Progress, silent
 from packer.report import context
 from packer.report.figures_svg import Chart
 from packer.report.growth import GrowthCurves, growth_of
@@ -102,7 +103,7 @@ def write_report(
     comparison: Sequence[Mapping[str, object]] = (),
     seed: int = 0,
     force: bool = True,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> GrowthCurves | None:
     """Write the page, atomically, and return the growth that it shows.
 

@@ -14,6 +14,7 @@ from packer.errors import ValidationError
 from packer.objectives.base import Objective
 from packer.plan import Moves
 from packer.profile import Profile
+from packer.progress import Progress, silent
 from packer.solvers.evaluator import Evaluator
 from packer.workload import Workload
 
@@ -66,7 +67,7 @@ class Problem:
     time_limit_s: float | None = None
     started: float = field(default_factory=time.monotonic)
     old_bins: tuple[Bin, ...] = ()
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None
+    progress: Progress = silent
     stop: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.profile import Profile
+from packer.progress import Progress, silent
 from packer.search import reach
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
@@ -92,7 +93,7 @@ def cliff(
     seeds: int = SEEDS,
     seed: int = 0,
     jobs: int = 1,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
     **settings: Any,
 ) -> Cliff | None:
     """The load factor at which a run of this server fails with the probability `PROBABILITY`.
@@ -119,7 +120,7 @@ def cliff_of(
     seeds: Sequence[int],
     *,
     jobs: int = 1,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> Cliff | None:
     """`cliff` of anything that fails at a load factor, with a seed, or does not: `failed(factor, seed)`."""
     lowest, highest = _level(LOWEST), _level(HIGHEST)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -14,6 +14,7 @@ from packer.adapter import Adapter
 from packer.errors import ValidationError
 from packer.io.frames import pl
 from packer.profile import Profile
+from packer.progress import Progress, silent
 from packer.settings import MAX_LORAS
 from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
@@ -111,7 +112,7 @@ class Sweep:
         self,
         *,
         jobs: int = 1,
-        progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+        progress: Progress = silent,
     ) -> Iterator[dict[str, Any]]:
         """Results at all points, as they come; `jobs`: threads, -1 for one per core."""
         yield from in_threads(self.row, list(self.grid), jobs=jobs, progress=progress)

@@ -9,6 +9,8 @@ from itertools import count
 from queue import PriorityQueue
 from typing import Any, TypeVar
 
+from packer.progress import Progress, silent
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -17,7 +19,7 @@ def in_threads(
     run: Callable[[K], T],
     items: Collection[K],
     jobs: int = -1,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> Iterator[T]:
     """`run` of each item, in order, as they come; `jobs`: threads, -1 for one per core.
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.io.frames import pl
+from packer.progress import Progress, silent
 from packer.twin.run import Run
 from packer.twin.threads import in_threads
 from packer.twin.timeline import SUMMARY
@@ -30,7 +31,7 @@ def repeated(
     seeds: int,
     seed: int = 0,
     jobs: int = -1,
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
 ) -> list[T]:
     """`run` with each of the seeds `seed`, `seed` + 1, …, in `jobs` threads, -1: one per core."""
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)

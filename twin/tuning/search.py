@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from packer.progress import Progress, silent
 from packer.twin.threads import in_threads
 from packer.profile import Profile
 from packer.twin.run import Run
@@ -94,7 +95,7 @@ def tuning_rows(
     *,
     rate_factors: Sequence[float] = (1.0,),
     max_loras: Sequence[int],
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    progress: Progress = silent,
     **given: Any,
 ) -> list[dict[str, Any]]:
     """One row for each number of slots, rate factor and policy; `given`: see `most_training`."""
