@@ -11,8 +11,7 @@ from typing import Any
 from packer.bin import Bin
 from packer.plan import Plan
 from packer.settings import Settings
-
-HOUR_S = 3600.0
+from packer.times import HOUR_S
 
 
 @dataclass(frozen=True, eq=False)

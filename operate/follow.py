@@ -18,9 +18,9 @@ from packer.live.act import Acting, words
 from packer.live.host import Models
 from packer.live.traffic import PRIOR, Traffic
 from packer.operate.capacity import server_kinds
-from packer.operate.day import HOUR_S
 from packer.operate.drift import unreplayed
 from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
+from packer.times import HOUR_S
 from packer.workload import Workload
 
 After = Callable[[list[Decision]], None]

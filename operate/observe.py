@@ -11,8 +11,8 @@ import numpy as np
 from packer.adapter import Adapter
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
-from packer.operate.day import HOUR_S
 from packer.operate.view import AS_LOGGED, BUSIEST, Named, Observed, View
+from packer.times import HOUR_S
 from packer.traces.access_log import USUAL, Fields
 from packer.traces.assign import Ranks
 from packer.traces.bursts import bursts_within

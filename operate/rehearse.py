@@ -20,14 +20,13 @@ from packer.io.shipped import table
 from packer.objectives.headroom import with_rates
 from packer.operate.autoscalers import Autoscaler
 from packer.operate.capacity import server_kinds
-from packer.operate.day import HOUR_S
 from packer.operate.keeper import Keeper
 from packer.operate.replay import changes_of, windows_of
 from packer.operate.schedule import schedule
 from packer.plan import Plan, Status
 from packer.planning.solve import solve
 from packer.progress import Progress, silent
-from packer.traces.pattern import DAY_S
+from packer.times import DAY_S, HOUR_S
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.run import Run
 from packer.workload import Workload

@@ -18,8 +18,9 @@ from packer.errors import ValidationError
 from packer.goal import GoalLike
 from packer.moves import by_adapter
 from packer.objectives.headroom import with_rates
-from packer.operate.day import HOUR_S, Schedule
+from packer.operate.day import Schedule
 from packer.seeds import further
+from packer.times import HOUR_S
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.run import Run

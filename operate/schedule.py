@@ -17,7 +17,7 @@ from packer.evaluation import Evaluations
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.moves import moves_of
-from packer.operate.day import HOUR_S, Period, Schedule, keys_of, with_steady_settings
+from packer.operate.day import Period, Schedule, keys_of, with_steady_settings
 from packer.operate.observe import drawn_within
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
@@ -27,7 +27,8 @@ from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.progress import Progress, silent
 from packer.solvers.evaluator import rate_margin_for
-from packer.traces.pattern import DAY_S, clock, rates_of
+from packer.times import DAY_S, HOUR_S
+from packer.traces.pattern import clock, rates_of
 from packer.traces.trace import Trace
 from packer.twin.hours import Hours, merged
 from packer.twin.memory.starts import starting

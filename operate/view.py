@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.errors import ValidationError
-from packer.operate.day import HOUR_S
+from packer.times import HOUR_S
 from packer.traces.assign import DEFAULT_EXPONENT, Ranks, assign_adapters
 from packer.traces.pattern import RateTable, clock
 from packer.traces.trace import Trace

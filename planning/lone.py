@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.goal import level, time_words, words_of
+from packer.times import HOUR_S
 from packer.twin.engine_rules import caches_prefixes
-from packer.twin.hours import HOUR_S
 from packer.twin.per_adapter import judged_ms, requests_used
 from packer.twin.run import Run
 from packer.twin.simulate import simulate

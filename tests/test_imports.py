@@ -12,7 +12,7 @@ CORE = {
     "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engine_spec", "engines",
     "errors", "evaluation", "failover", "fingerprint", "gamma", "goal", "gpu", "job", "lengths", "memo",
     "moves", "placement", "plan", "profile", "progress", "registry", "room", "search", "seeds", "sessions", "settings",
-    "speculation", "strategies", "terms", "version", "words", "workload",
+    "speculation", "strategies", "terms", "times", "version", "words", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

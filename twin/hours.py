@@ -27,7 +27,6 @@ from packer.twin.until_clear import evaluation_of
 from packer.twin.watch import BrokenError, Watch
 from packer.workload import Workload
 
-HOUR_S = 3600.0
 MOST_REQUESTS = 20_000_000
 """Stored hours keep so many requests (4 bytes each); beyond that the oldest hours lose theirs."""
 TOGETHER = 4

@@ -8,6 +8,7 @@ from packer import checks
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import GoalLike
 from packer.profile import Profile
+from packer.times import HOUR_S
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.run import Run
 from packer.twin.server import Raw, Server
@@ -19,7 +20,6 @@ MAX_CONCURRENCY = 1_000_000
 """Requests that a client may keep open; one machine has 65,535 ports for each address."""
 
 MAX_BINS = 1_000_000
-HOUR_S = 3600.0
 
 
 def simulate(

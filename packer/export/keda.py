@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from packer.errors import ValidationError, shown
 from packer.export import templates
+from packer.times import DAY_S
 
-DAY_S = 86_400.0
 _MINUTE_S = 60.0
 NOTHING = "# Every server runs all day: nothing is scaled.\n"
 

@@ -16,6 +16,7 @@ import numpy as np
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals, Bursts
 from packer.gamma import gamma_covariances
+from packer.times import HOUR_S
 from packer.traces.burst_fit import MIN_CV, fitted, polynomials
 from packer.traces.trace import Trace
 
@@ -28,8 +29,6 @@ LONGEST_SHARE = 0.1
 FEWEST_CELLS = 10
 """Cells of a window whose covariances say something."""
 SIGNIFICANCE = 0.999
-HOUR_S = 3600.0
-"""Of traces that last hours, bursts are measured within hours."""
 OWN_CELL_S = 5.0
 """Own bursts of adapters are measured from this time scale on: single adapters have few requests."""
 TREND_DEGREE = 2

@@ -12,9 +12,9 @@ from packer import checks
 from packer.arrays import FloatArray, IntArray
 from packer.errors import ValidationError
 from packer.io.tables import csv_text
+from packer.times import DAY_S
 from packer.traces.trace import Trace
 
-DAY_S = 86_400.0
 MAX_WINDOWS = 1_000_000
 WHOLE_FROM = 0.9
 """A window at the end of a trace counts as whole if the trace covers this share of it."""
