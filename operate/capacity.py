@@ -53,6 +53,11 @@ def rank_of(kind: ServerKind, fleet: Workload) -> int:
     return slot_rank_for(int(fleet.ranks.max())) if kind.max_lora_rank is None else kind.max_lora_rank
 
 
+def load_of(held: Mapping[int, float], load: FloatArray) -> dict[int, float]:
+    """Load of each adapter that comes to a server, tok/s. `held`: shares by adapter; `load`: of each adapter, tok/s."""
+    return {a: tok_s for a, share in held.items() if (tok_s := load[a] * share) > 0.0}
+
+
 @dataclass(eq=False)
 class Capacity:
     """Asks the twin for each server, beginning at the load that it held the last time."""

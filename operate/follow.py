@@ -17,7 +17,7 @@ from packer.errors import IncompatibleError, PackerError
 from packer.live.act import Acting, words
 from packer.live.host import Models
 from packer.live.traffic import PRIOR, Traffic
-from packer.operate.capacity import server_kinds
+from packer.operate.capacity import load_of, server_kinds
 from packer.operate.drift import unreplayed
 from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
 from packer.times import HOUR_S
@@ -219,7 +219,7 @@ class Following:
 
     def own_load(self, s: int, load: FloatArray) -> dict[int, float]:
         """Load of each adapter on a server, tok/s."""
-        return {a: load[a] * share for a, share in self.holding[s].items() if share * load[a] > 0.0}
+        return load_of(self.holding[s], load)
 
     @property
     def holding(self) -> Sequence[dict[int, float]]:

@@ -19,7 +19,7 @@ from packer.arrays import BoolArray, FloatArray
 from packer.change import Change
 from packer.cluster import ServerKind
 from packer.live.traffic import Sampled
-from packer.operate.capacity import Capacity, cache_lost, rank_of
+from packer.operate.capacity import Capacity, cache_lost, load_of, rank_of
 from packer.operate.measured import Requests
 from packer.operate.schedule import MOVE_COST_S
 from packer.solvers.nearest import Nearest
@@ -158,11 +158,7 @@ class Keeper:
     def _learn(self, now_s: float, seen: Observation) -> None:
         """Lengths and hit rates that differ from what is known by more than their error are known from now on."""
         load, held = seen.load_tok_s, self.held if seen.held is None else seen.held
-        found = (
-            (s, {a: load[a] * share for a, share in held[s].items() if load[a] * share > 0.0})
-            for s in self.serving
-        )
-        loads = {s: own for s, own in found if own}
+        loads = {s: own for s in self.serving if (own := load_of(held[s], load))}
 
         def hit_rate(s: int) -> float | None:
             if not rules_of(self.kinds[s].profile.engine).prefix_caching:
@@ -244,8 +240,7 @@ class Keeper:
 
     def _judge(self, now_s: float, s: int, load: FloatArray, held: Mapping[int, float]) -> None:
         """The twin says what a server with these adapters holds of their mix."""
-        own = {a: load[a] * share for a, share in held.items() if share}
-        if own:
+        if own := load_of(held, load):
             self._caps[s] = self.capacity.of(s, own)
             self._asked_s[s] = now_s
 
