@@ -10,7 +10,7 @@ import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
-from packer.checks import slot_rank_for
+from packer.predictors.bin_table import SLOT_RANK_FOR
 from packer.profile import Profile
 from packer.twin.arrivals import cut_words
 from packer.twin.memory.policy import kv_cache_tokens
@@ -31,7 +31,7 @@ AWAY = 2
 
 def slot_ranks(ranks: IntArray) -> IntArray:
     """Rank of the slot that an adapter of each rank takes, int64 (n,)."""
-    return np.array([slot_rank_for(rank) for rank in ranks.tolist()])
+    return SLOT_RANK_FOR[ranks].astype(np.int64)
 
 
 @lru_cache(maxsize=4096)

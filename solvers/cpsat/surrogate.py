@@ -9,7 +9,6 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
-from packer.checks import slot_rank_for
 from packer.profile import Profile
 from packer.search import reach
 from packer.solvers.base import Problem
@@ -110,7 +109,7 @@ def _orders(
 ) -> list[tuple[int, ...]]:
     """Random orders of these adapters, the first one of each needs the slot rank."""
     loads = problem.workload.offered_tok_s_by_adapter[members]
-    largest = np.array([slot_rank_for(r) == rank for r in problem.workload.ranks[members].tolist()])
+    largest = slot_ranks(problem.workload.ranks[members]) == rank
     found = []
     for k in range(_SIMULATED_ORDERS if problem.evaluator.simulates else _ORDERS):
         keys = rng.exponential(size=len(members)) / np.maximum(loads, 1e-9) ** _POWERS[k % len(_POWERS)]
