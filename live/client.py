@@ -173,9 +173,6 @@ async def _send_all(run: _Run, session: Any, stop: asyncio.Event, tasks: set[asy
             await _sleep_until(run, due, stop)
             if run.ended:
                 return
-        if run.outstanding >= run.job.max_outstanding:
-            run.state[i] = results.REFUSED
-            continue
         run.outstanding += 1
         task = asyncio.create_task(_request(run, session, i))
         tasks.add(task)

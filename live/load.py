@@ -46,7 +46,6 @@ class LoadJob:
     `drain_s`: seconds to wait after `duration_s` for unfinished requests; the run's duration grows accordingly.
     `token_ids`: prompts are random token ids in [low, high[; those of blocks with one id are the same. Turns of a
     session repeat the answers that the server gave before them (`Said`).
-    `max_outstanding`: requests beyond it are refused by the client.
     `stall_s`: nothing came for so long while requests were outstanding: the server hangs, the run ends.
     `failures_to_stop`: so many failed requests in a row, none completed in between: the run ends.
     `metrics_interval_s`: time between looks at /metrics; 0 looks at the start and the end only.
@@ -60,7 +59,6 @@ class LoadJob:
     drain_s: float = 0.0
     token_ids: tuple[int, int] = (1000, 9000)
     seed: int = 0
-    max_outstanding: int = 1_000_000
     stall_s: float = 60.0
     failures_to_stop: int = 50
     metrics_interval_s: float = 1.0

@@ -25,8 +25,8 @@ from packer.io.files import MAX_BYTES, atomic_path, read_bytes
 from packer.io.tables import first_line
 from packer.twin.stability import due_share
 
-NOT_SENT, UNFINISHED, COMPLETED, FAILED, REFUSED = range(5)
-"""States of a request; refused: by the client, because too many were outstanding."""
+NOT_SENT, UNFINISHED, COMPLETED, FAILED = range(4)
+"""States of a request."""
 FAULTY_SHARE = 0.05
 """A server that fails a larger share of the requests sent is not evaluated."""
 
@@ -136,10 +136,10 @@ class LoadResult:
         return float((self.finish_s - self.first_s)[many].sum() * 1e3 / gaps) if gaps else float("nan")
 
     def summary(self) -> dict[str, Any]:
-        """The keys of `vllm bench serve`, and further ones: unfinished, refused, lateness, how the run ended."""
+        """The keys of `vllm bench serve`, and further ones: unfinished, lateness, how the run ended."""
         done, span = self.done, self.duration_s
-        states = (COMPLETED, FAILED, UNFINISHED, REFUSED)
-        counts = {_STATE_WORDS[state]: int((self.state == state).sum()) for state in states}
+        states = {"completed": COMPLETED, "failed": FAILED, "unfinished": UNFINISHED}
+        counts = {name: int((self.state == state).sum()) for name, state in states.items()}
         tokens_in, tokens_out = self.input_tokens[done].sum(), self.received_tokens[done].sum()
         summary: dict[str, Any] = {"duration": span, **counts}
         summary |= {"total_input_tokens": int(tokens_in), "total_output_tokens": int(tokens_out)}
@@ -161,7 +161,6 @@ class LoadResult:
         return head | extra | self.summary()
 
 
-_STATE_WORDS = ("not sent", "unfinished", "completed", "failed", "refused")
 _NAMES = [each.name for each in fields(LoadResult)]
 _ARRAYS, _INFO = _NAMES[:11], _NAMES[11:]
 

@@ -100,19 +100,6 @@ def test_a_server_that_stops_answering_hangs_however_short_the_run(
     assert result.fault == result.ended
 
 
-def test_the_clients_limit_refuses(
-    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
-) -> None:
-    """Beyond max_outstanding requests are refused, not queued."""
-    with LiveServer(with_fault("hang:0"), SLOTS, tmp_path) as server:
-        assert server.start() is None
-        result = asyncio.run(
-            run_load(replace(job(server.url, fleet, 0.5), duration_s=1.2, max_outstanding=5))
-        )
-    assert int((result.state == results.UNFINISHED).sum()) == 5
-    assert int((result.state == results.REFUSED).sum()) == len(result.state) - 5
-
-
 @pytest.fixture
 def result() -> LoadResult:
     """Three requests: two complete, one unfinished."""
