@@ -12,7 +12,7 @@ def reach(
     """The largest number known to hold and the smallest known not to, from `low` to `high`: neighbours, unless `stop`
     ended the search after the first; low - 1 if none holds, high + 1 if all do.
 
-    Outwards from `start` (None: from `low`) in steps that double after each `same` of them (0: none), then by
+    Outwards from `start` (None: from `low`) in steps (`step` 0: none) that double after each `same` of them, then by
     halving. Numbers below one that holds are taken to hold.
     """
     good, bad, n = low - 1, high + 1, low if start is None else min(max(start, low), high)

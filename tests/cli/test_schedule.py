@@ -153,5 +153,7 @@ def test_days_that_cron_triggers_do_not_support_are_refused_before_planning(
     monkeypatch.setattr("packer.operate.schedule.schedule", lambda *_args, **_more: pytest.fail("planned"))
     words = ["schedule", "fleet.csv", "--rates", "day.csv", "--keda", "keda.yaml", "--static", "plan.json"]
     assert run(words) == 2
-    assert "a schedule of 24 h for cron triggers, got one of 4.0 h" in " ".join(capsys.readouterr().err.split())
+    assert "a schedule of 24 h for cron triggers, got one of 4.0 h" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert not Path("plan.json").exists()
