@@ -68,8 +68,9 @@ def _kinds(plan: Plan) -> Table:
         cells = [row["kinds"], row["gpus"], money(row["price_per_hour"]), goal]
         rows.append([*(row[name] or "–" for name in models), *cells])
     columns = [*models, "kinds", "GPUs", "price/h", "latency goal"]
-    left, caption = (0, len(models), len(columns) - 1), f"The goal: {plan.goal}."
-    return Table("Kinds of server", columns, rows, left=left, caption=caption)
+    return Table(
+        "Kinds of server", columns, rows, left=(0, len(models), len(columns) - 1), caption=_goal(plan)
+    )
 
 
 def _band(plan: Plan) -> list[str]:
@@ -109,11 +110,15 @@ def _frontier(plan: Plan) -> Table:
         cells = [number(row[name], label.digits) for name, label in shown.items()]
         rows.append([row["n_gpus"], *cells, mark + (" ←" if row["n_gpus"] == plan.n_gpus else "")])
     columns = ["GPUs", *(label.head for label in shown.values()), "latency goal"]
+    return Table("GPUs against latency", columns, rows, left=(len(columns) - 1,), caption=_goal(plan))
+
+
+def _goal(plan: Plan) -> str:
+    """The goal, and at which rates and in which hours plans are held to it."""
     judged = [f"with rates raised by {plan.margin:.1%}"] if plan.margin else []
     judged += ["in several hours"] if plan.workload.arrivals.trace is None else []
     how = f", judged {' and '.join(judged)}; figures at the rates as given" if judged else ""
-    caption = f"The goal: {plan.goal}{how}."
-    return Table("GPUs against latency", columns, rows, left=(len(columns) - 1,), caption=caption)
+    return f"The goal: {plan.goal}{how}."
 
 
 def changes(old: Plan, plan: Plan) -> list[Table | str]:

@@ -179,12 +179,13 @@ def _lines(found: Schedule, data: dict[str, Any], slo: Goal, *, by_default: bool
         servers.append((k, item.max_loras, item.max_lora_rank, len(item.adapters), hours))
     fewest = min(each.gpus for each in found.periods)
     run = "all of them run all day" if fewest == found.static.n_gpus else f"the quietest takes {fewest}"
+    span = "a day" if (hours := found.periods[-1].end_s / 3600.0) == 24.0 else f"in {hours:g} h"
     lines: list[Table | str] = [
         f"{found.static.hardware}: the goal holds in every period; {run}.",
         *([default_words(found.static)] if by_default else []),
         Table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
-        Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", "hours a day"), servers),
-        f"{number(found.gpu_hours, 1)} GPU-hours a day with {counted(len(found.starts()), 'start')} and "
+        Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", f"hours {span}"), servers),
+        f"{number(found.gpu_hours, 1)} GPU-hours {span} with {counted(len(found.starts()), 'start')} and "
         f"{counted(found.moves, 'move')}, at "
         f"most {counted(found.most_gpus, 'GPU')} at once; the static plan of {counted(found.static.n_gpus, 'GPU')} "
         f"takes {number(found.static_gpu_hours, 1)}, {100.0 * found.regret:.0f} % more.",

@@ -54,7 +54,7 @@ class RankOptions:
                 table |= read_ranks(each)
             else:
                 others += each
-        return Ranks({**table, **dict.fromkeys(self.base, 0)}, tuple(others))
+        return Ranks({**table, **dict.fromkeys(self.base, 0)}, tuple(others), self.base)
 
 
 PREFIX: Readers = {"strip-prefix": str}

@@ -18,6 +18,7 @@ import click
 import packer
 from packer import registry
 from packer.cli import cli
+from packer.twin.cluster.system import load_system, system_names
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 HELP_OPTIONS = cli.context_settings["help_option_names"]
@@ -119,7 +120,11 @@ def strategies() -> str:
         "Registered under these names; see also [write your own](../write-your-own.md).\n",
     ]
     for kind in registry.GROUPS:
-        parts += [f"## {kind.capitalize()}s\n"]
+        parts += [f"## {kind.capitalize()}s\n".replace("ys\n", "ies\n")]
+        if kind == "system":  # folders of descriptions
+            systems = map(load_system, system_names())
+            parts += [*(f"- `{each.name}`: {each.summary}" for each in systems), ""]
+            continue
         for name in registry.names(kind):
             value = registry.load(kind, name)
             target = value if inspect.isclass(value) else inspect.getmodule(value)

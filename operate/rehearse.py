@@ -34,6 +34,8 @@ from packer.workload import Workload
 MARGIN = 0.0
 """Of hindsight, which knows the rates of each hour."""
 MOST_REPLICAS = 4
+LAST = 0.01
+"""A last hour of which the trace has less than this part is left out."""
 RULES = table("packer.operate", "rules.toml")
 """Rules on metrics: what they look at, their target for each server, and where they are from."""
 
@@ -227,7 +229,7 @@ def rehearse(
         raise IncompatibleError("Expected a trace of requests to rehearse with, got a fleet without one.")
     startup_s = max(item.profile.startup_s for item in plan.bins)
     count = servers or 2 * len(plan.bins)
-    hours = max(1, math.ceil(trace.span_s / HOUR_S))
+    hours = max(1, math.ceil(trace.span_s / HOUR_S - LAST))
     length_s = hours * HOUR_S
     rng = np.random.default_rng((seed, 34))
     expected = failures_per_day * length_s / DAY_S

@@ -12,7 +12,7 @@ import numpy as np
 from packer import checks
 from packer.arrays import FloatArray
 from packer.bin import Bin
-from packer.errors import ValidationError, shown
+from packer.errors import InfeasibleError, ValidationError, shown
 from packer.evaluation import Evaluations
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
@@ -99,8 +99,8 @@ def schedule(
     `margin`, `seed`, `progress`, `stop`: as for `packer.recommend`.
 
     Raises `IncompatibleError`: a base model has no profile or no server that starts, or GPUs are limited with several
-    kinds of server; `ValidationError`: there is no period, no plan serves all of them, or more GPUs than are at hand
-    run while servers are replaced.
+    kinds of server; `ValidationError`: there is no period, or more GPUs than are at hand run while servers are
+    replaced; `InfeasibleError`: no plan serves all periods.
     """
     if not rates:
         raise ValidationError("Expected the rates of at least one period, got none.")
@@ -163,8 +163,8 @@ def _groups(
     return [_Group(tuple(sorted(own)), each) for each, own in held.items()]
 
 
-def _none_holds(plan: Plan) -> ValidationError:
-    return ValidationError(f"No plan holds in every period: {' '.join(plan.reasons[:3])}")
+def _none_holds(plan: Plan) -> InfeasibleError:
+    return InfeasibleError(f"No plan holds in every period: {' '.join(plan.reasons[:3])}")
 
 
 @dataclass(frozen=True, eq=False)

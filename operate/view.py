@@ -125,7 +125,8 @@ class Named:
         """The trace with adapters and ranks, and what was assumed, in sentences."""
         if trace.adapter is not None and self.adapters is None:
             own = trace.ranks is not None and not (ranks.table or ranks.others)
-            return trace if own else replace(trace, ranks=ranks.of(trace.names, seed=self.seed)), []
+            ranked = trace if own else replace(trace, ranks=ranks.of(trace.names, seed=self.seed))
+            return ranked, ranks.unseen(trace.names)
         count = self.adapters or DEFAULT_ADAPTERS
         notes = []
         if self.adapters is None:

@@ -3,6 +3,7 @@
 PackerError                             exit code 1 unless said otherwise
 ├── InputError (ValueError)            something the user gave is wrong; exit code 2
 │   ├── ValidationError                a value breaks a rule
+│   │   └── InfeasibleError            no plan serves what a whole schedule asks for; exit code 3
 │   ├── FileFormatError                a file can't be read as what it should be (file, row, column)
 │   ├── SourceError                    a service that data are read from (Prometheus) is unreachable or refused
 │   ├── UnknownNameError (LookupError) no profile, solver, … of that name
@@ -46,6 +47,12 @@ class InputError(PackerError, ValueError):
 
 class ValidationError(InputError):
     """A value breaks a rule; the message says the rule and the value."""
+
+
+class InfeasibleError(ValidationError):
+    """No plan serves what a whole schedule asks for; its message says what would."""
+
+    exit_code = 3
 
 
 class FileFormatError(InputError):

@@ -284,6 +284,11 @@ class Goal:
         gaps = [known[name] for name in ("itl", "tpot") if name in known] or [none]
         return known.get("ttft", none), np.min(gaps, axis=0)
 
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is limited."""
+        return not self.classes and self.limits == Limits.only({})
+
     def __str__(self) -> str:
         parts = []
         if mine := self.limits.at("adapter"):

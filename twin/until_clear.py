@@ -110,12 +110,18 @@ def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
         value = mean(name)
         return 0.0 if math.isnan(value) and not math.isnan(mean("mean_ttft_ms")) else value
 
+    # As the throughput: the part of what was sent, of the load that is offered.
+    sent = [sim.sent_tokens / sim.duration_s for sim in simulations]
+    parts = [sim.goodput_tok_s / each for sim, each in zip(simulations, sent, strict=True) if each]
+    good = math.nan if not parts or math.isnan(mean("goodput_tok_s")) else float(np.mean(parts)) * offered
+
     return Evaluation(
         offered_tok_s=offered,
         total_token_throughput=0.0 if failed else share * offered,
         starved=starved,
         memory_error=failed,
-        **{name: mean(name) for name in ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", *SIMULATED)},
+        **{name: mean(name) for name in ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", *SIMULATED)}
+        | {"goodput_tok_s": good},
         **{name: gap(name) for name in ("mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")},
         kv_cache_tokens=float(first.kv_cache_tokens),
         starvation_probability=float(starved),

@@ -139,7 +139,8 @@ def drawn(count: int, seed: int, folders: tuple[str, ...], done: list[Mutant]) -
         row = path.read_text("utf-8").splitlines()[node.lineno - 1].strip()
         other = ast.fix_missing_locations(other)
         mutant = Mutant(name, node.lineno, ast.unparse(node), ast.unparse(other), row=row)
-        if (path, node.lineno) in lines or (name, mutant.before, mutant.after) in passed:
+        same = mutant.before == mutant.after  # 1e19 + 1 is the same number
+        if same or (path, node.lineno) in lines or (name, mutant.before, mutant.after) in passed:
             continue
         lines.add((path, node.lineno))
         yield mutant

@@ -20,6 +20,7 @@ from packer.lengths import Lengths
 from packer.sessions import Sessions
 from packer.traces.prefixes import common_groups
 from packer.traces.trace import Trace
+from packer.words import listed
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 DEFAULT_EXPONENT = 1.2
@@ -82,10 +83,18 @@ class Ranks:
 
     `table`: adapter → rank; 0 for the base model.
     `others`: ranks of adapters that the table does not name, drawn uniformly; empty where they are unknown.
+    `base`: names of the base model that traffic is expected to have.
     """
 
     table: Mapping[str, int] = field(default_factory=dict)
     others: tuple[int, ...] = ()
+    base: tuple[str, ...] = ()
+
+    def unseen(self, names: Sequence[str]) -> list[str]:
+        """A sentence where the base model has none of the requests, though it was named."""
+        missing = [name for name in self.base if name not in names]
+        said = f"no request is to {listed(missing, 3)}, named as the base model (--base): traffic is to"
+        return [f"{said} {listed(sorted(names), 5)}"] if missing else []
 
     def of(self, names: Sequence[str], *, seed: int = 0) -> tuple[int, ...]:
         """The rank of each adapter.

@@ -16,9 +16,9 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class PlanRouter:
-    """Each adapter to the server that holds it; replicas by smooth weighted round robin, as nginx does.
-
-    A session stays on the replica of its first request.
+    """Each adapter to the server that holds it; replicas by smooth weighted round robin, a session where its first
+    request went. Exported routes draw the replica at random by the same shares, so that queues are those of
+    `packer evaluate` without a router.
     """
 
     name = "plan"
