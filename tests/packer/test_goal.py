@@ -8,7 +8,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.errors import ValidationError
-from packer.goal import Limits, Slo
+from packer.goal import Goal, Limits, Slo
 from packer.workload import Workload
 
 
@@ -110,3 +110,10 @@ def test_a_workload_keeps_its_limits() -> None:
     assert strict.subset([1]).slo == strict.scaled(2.0).slo == Slo.of(300.0)
     assert strict.fingerprint != fleet.fingerprint
     assert str(strict.slo) == "p95 TTFT <= 300 ms and mean ITL <= 100 ms for every adapter"
+
+
+def test_a_goal_without_limits_is_none() -> None:
+    """ "none" leaves nothing, a class with limits of its own leaves something."""
+    assert Goal().parsed(["none"]).is_none
+    assert not Goal().is_none
+    assert not Goal(limits=Limits.only({}), classes=(("chat", Limits(500.0, 40.0)),)).is_none
