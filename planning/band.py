@@ -27,7 +27,7 @@ def with_band(plan: Plan, again: Callable[[Workload], Plan | None]) -> Plan:
     """The plan with `details["estimate_band"]`: GPUs and objective at both ends of the capacities that are likely.
 
     A server of c times the estimated capacity serves what an estimated one serves at 1 / c of the rates; `again`
-    makes the plan at such rates, None if there is none.
+    makes the plan at such rates, None if there is none. The plan itself is one where its margin covers them.
     """
     band = capacity_band([item.profile for item in plan.bins])
     if band is None or plan.workload.arrivals.trace is not None or plan.status is Status.INFEASIBLE:
@@ -35,7 +35,9 @@ def with_band(plan: Plan, again: Callable[[Workload], Plan | None]) -> Plan:
     ends = {}
     for name, capacity in zip(("most", "fewest"), band, strict=True):
         found = again(plan.workload.scaled(1.0 / capacity))
-        whole = None if found is None or found.status is Status.INFEASIBLE else found
+        held = [plan] if (1.0 + (plan.margin or 0.0)) * capacity >= 0.99 else []  # both are rounded
+        held += [] if found is None or found.status is Status.INFEASIBLE else [found]
+        whole = min(held, key=lambda each: (each.objective_value[:1], each.n_gpus), default=None)
         ends[name] = {
             "capacity": capacity,
             "gpus": None if whole is None else whole.n_gpus,

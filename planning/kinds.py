@@ -128,23 +128,24 @@ class Mix(Deployment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.rounds = len(MIXED)
+        self.rounds = 1 + len(MIXED)
 
     def propose(self) -> Plan | None:
-        """By `mixed`, for throughput."""
+        """By `mixed`, for throughput: none that keeps the goal is cheaper."""
         return self._mixed(MIXED[0])
 
     def repair(self, plan: Plan, number: int) -> Plan | None:
-        """The same with a larger margin."""
-        return self._mixed(MIXED[number])
+        """By `mixed` within the goal; then for throughput with larger margins."""
+        return self._mixed(MIXED[0], within=True) if number == 1 else self._mixed(MIXED[number - 1])
 
-    def _mixed(self, tighter: float) -> Plan | None:
+    def _mixed(self, tighter: float, *, within: bool = False) -> Plan | None:
         job = self.job
-        if job.over():
+        if job.over() or (within and job.replayed):
             return None
         priced = all(profile.gpu.price_per_hour is not None for profile in self.profiles)
+        fleet = job.workload if within else job.workload.with_arrivals(Arrivals())
         plan = solve(
-            job.workload.with_arrivals(Arrivals()), self.profiles, "cost" if priced else "gpus", solver="mixed",
+            fleet, self.profiles, "cost" if priced else "gpus", solver="mixed", slo=fleet.slo if within else None,
             margin=(job.margin or 0.0) + tighter, seed=job.seed, stop=job.stop, verify=False, with_headroom=False,
             time_limit_s=limit_of(min(_MIXED_S, job.remaining_s())),
         )  # fmt: skip

@@ -29,3 +29,12 @@ def test_calibrated_profiles_have_no_band() -> None:
     known = load_profile("h100-64gb/llama-3.1-8b-instruct")
     assert capacity_band([known, small_profile()]) is None
     assert capacity_band([known, ESTIMATE]) == (0.5, 2.0)
+
+
+def test_a_plan_whose_margin_covers_an_end_is_the_dearest_there() -> None:
+    """With rates raised twofold the plan is one at half of the capacity, where greedy finds none with fewer GPUs."""
+    fleet = random_fleet(80, seed=1)
+    plan = solve(fleet, ESTIMATE, predictor=AnalyticPredictor(), margin=1.0, verify=False)
+    band = plan.details["estimate_band"]
+    assert isinstance(band, dict)
+    assert band["fewest"]["gpus"] < band["most"]["gpus"] <= plan.n_gpus

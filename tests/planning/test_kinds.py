@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals
 from packer.errors import IncompatibleError, ValidationError
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
@@ -25,6 +26,7 @@ from packer.planning.loop import judged
 from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.room import Room
+from packer.twin.margin import MIXED
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -196,3 +198,32 @@ def test_a_mix_is_taken_that_holds_now_and_in_a_fresh_hour(
     found = judged(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
     assert found is not None
     assert found.verified == (holds and not broken)
+
+
+def test_mixes_are_searched_for_throughput_then_within_the_goal(
+    toy_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No mix is cheaper than that for throughput, which the goal may break; then the goal, with the fleet's own
+    arrivals, decides, and at last throughput with larger margins."""
+    plan = toy_plan(["a", "b"])
+    first, second = plan.bins
+    other = replace(second, profile=replace(second.profile, name="other"))
+    asked = list[tuple[bool, float, str]]()
+
+    def solved(fleet: Workload, *_args: Any, **more: Any) -> Plan:
+        asked.append((more["slo"] is not None, more["margin"], fleet.arrivals.kind))
+        return replace(plan, bins=(first, other))
+
+    monkeypatch.setattr(kinds, "solve", solved)
+    point = SimpleNamespace(plan=replace(plan, verified=None))
+    fleet = plan.workload.with_arrivals(Arrivals("unpredictable"))
+    job = SimpleNamespace(
+        over=lambda: False, workload=fleet, margin=0.1, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
+        put=lambda _bins: point, hours=None, replayed=False, spare=0, verify=True,
+        kept=SimpleNamespace(holds=lambda *_: True, broken_later=lambda *_: True),
+    )  # fmt: skip
+    judged(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
+    margins = [0.1, 0.1, *(pytest.approx(0.1 + more) for more in MIXED[1:])]
+    assert asked == [
+        (k == 1, margin, "unpredictable" if k == 1 else "poisson") for k, margin in enumerate(margins)
+    ]
