@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from packer import checks
@@ -15,6 +15,9 @@ from packer.solvers.candidates import candidates_of
 from packer.solvers.nearest import Nearest, lightest
 from packer.words import counted
 from packer.workload import Workload
+
+REPAIRS = 3
+"""How often adapters are taken from servers that do not hold to those that do."""
 
 
 def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
@@ -46,7 +49,8 @@ def gpus_words(plan: Plan) -> str:
 def nearby(
     fleet: Workload, old: Sequence[Bin], servers: int, holds: Callable[[Bin], bool]
 ) -> Iterator[list[Bin]]:
-    """The running servers with newcomers placed; then without the fewest adapters that make each one hold.
+    """The running servers with newcomers placed; then without the fewest adapters that make each one hold; then what
+    some servers still can't carry on those that can.
 
     On at most so many servers: those with the least load are closed, and further ones are opened for what has no place.
     What a closed server had of an adapter goes to the servers that have the rest.
@@ -55,7 +59,13 @@ def nearby(
     kept = [item for item in old if any(item is each for each in falling[:servers])]
     yield (full := _placed(fleet, kept, len(kept)))
     lighter = [_lighter(fleet, item, holds) for item in (full if len(kept) == servers else kept)]
-    yield _placed(fleet, lighter, servers)
+    yield (tried := _placed(fleet, lighter, servers))
+    for _ in range(REPAIRS):
+        lighter = [_lighter(fleet, item, holds) for item in tried]
+        given = {k for k, item in enumerate(lighter) if len(item.adapters) < len(tried[k].adapters)}
+        if not 0 < len(given) < len(tried):
+            return
+        yield (tried := _placed(fleet, lighter, len(lighter), given))
 
 
 def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool]) -> Bin:
@@ -69,11 +79,15 @@ def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool]) -> Bin:
     return lightest(item, here, made) or item
 
 
-def _placed(fleet: Workload, bins: Sequence[Bin], servers: int) -> list[Bin]:
-    """The servers with all adapters that none of them has, the heaviest first, each on the one with the least load."""
+def _placed(fleet: Workload, bins: Sequence[Bin], servers: int, full: Collection[int] = ()) -> list[Bin]:
+    """The servers with all adapters that none of them has, the heaviest first, each on the one with the least load that
+    is not `full`."""
     held = [dict(zip(item.adapters, item.shares, strict=True)) for item in bins]
     near = Nearest(
-        fleet.offered_tok_s_by_adapter, held + [{} for _ in range(servers - len(bins))], range(servers)
+        fleet.offered_tok_s_by_adapter,
+        held + [{} for _ in range(servers - len(bins))],
+        range(servers),
+        fits=lambda server, _adapter: server not in full,
     )
     near.place_rest()
     return [
