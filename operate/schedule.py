@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,7 +165,8 @@ def _groups(
 
 
 def _none_holds(plan: Plan) -> InfeasibleError:
-    return InfeasibleError(f"No plan holds in every period: {' '.join(plan.reasons[:3])}")
+    reasons = re.sub(r"--gpus \d+, or ", "", " ".join(plan.reasons[:3]))  # an option of `packer solve` alone
+    return InfeasibleError(f"No plan holds in every period: {reasons}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -157,3 +157,13 @@ def test_days_that_cron_triggers_do_not_support_are_refused_before_planning(
         capsys.readouterr().err.split()
     )
     assert not Path("plan.json").exists()
+
+
+def test_a_day_without_a_plan_could_not_be_done(capsys: pytest.CaptureFixture[str]) -> None:
+    """Too few GPUs end with 3, as for `packer solve`, and the number that would do as an option of this command."""
+    words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "21600", "--available", "1"]
+    assert run(words) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "No plan holds in every period" in said
+    assert "--available" in said
+    assert "--gpus" not in said

@@ -59,6 +59,9 @@ def test_the_hour_is_one_that_made_no_plan() -> None:
         ((1, 9), True, "break in 2 of 11 further hours"),
         ((1, 4, 11), False, "break in 3 of 11 further hours"),
         ((4, 5, 6), True, ""),
+        ((0,), True, "break in 1 of 13 hours"),
+        ((0, 1), True, "break in 2 of 13 hours"),
+        ((0, 5, 12), False, "The latency limits break"),
     ],
 )
 def test_one_hour_that_breaks_is_no_reason_for_another_plan(
@@ -66,11 +69,19 @@ def test_one_hour_that_breaks_is_no_reason_for_another_plan(
 ) -> None:
     """Where limits break by chance, three further hours are looked at, and eight more where one of them breaks."""
     seed = seeds.evaluating(plan.seed)
-    bad = {seeds.fresh(seed, place) for place in broken}
+    bad = {seeds.fresh(seed, place) if place else seed for place in broken}
     monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
     monkeypatch.setattr(evaluate, "_keeps", lambda _plan, _changed, _hours, hour: hour not in bad)
+
+    def limits_kept(
+        _plan: Plan, _changed: object, _found: object, hours: Hours
+    ) -> tuple[bool, tuple[str, ...]]:
+        kept = hours.seed not in bad or not plan.limits
+        return kept, () if kept else ("The latency limits break",)
+
+    monkeypatch.setattr(evaluate, "_limits_kept", limits_kept)
     found = evaluate_plan(plan)
     assert found.holds is (holds or not plan.limits)
-    shown = [reason for reason in found.plan.reasons if "further" in reason]
+    shown = [reason for reason in found.plan.reasons if "break" in reason]
     assert len(shown) == bool(said and plan.limits)
     assert all(said in reason for reason in shown)
