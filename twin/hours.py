@@ -305,12 +305,13 @@ class Growth:
         return self._room(slo, queue, starvation)
 
     def confirmed(self, room: Room) -> Room:
-        """The room with the highest factor, of those up to its own, at which further hours keep the limits, too.
+        """The room with the highest factor, of those up to its own, at which further hours keep the limits, too: one
+        where hours are alike, `FRESH_HOURS` where they are not.
 
         Hours at the rates as given are looked at where the plan is made or evaluated.
         """
         level = 0 if room.slo is None else LEVELS.index(room.slo)
-        for place in range(1, 1 + FRESH_HOURS):
+        for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):
             seed = seeds.fresh(self.hours.seed, place)
             while level > 0 and not self.hours.stop() and not self._hour(level, seed)[0]:
                 level -= 1

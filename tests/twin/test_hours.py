@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -145,12 +146,15 @@ def test_marks_of_a_server_are_found_in_few_levels(
     assert len(asked) == len(set(asked))
 
 
-@pytest.mark.parametrize("chance", [True, False])
+@pytest.mark.parametrize(
+    ("chance", "kind", "end"), [(True, "unpredictable", 3), (True, "poisson", 6), (False, "poisson", 7)]
+)
 def test_room_is_what_the_worst_of_further_hours_leaves(
-    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, chance: bool
+    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, chance: bool, kind: Any, end: int
 ) -> None:
-    """Where limits break by chance, the room is that of the worst hour, which says what limits the server; other marks
-    stay, and a server whose limits break at once in another hour keeps the rates as given."""
+    """Where limits break by chance, the room is that of the worst hour (of two where hours are alike), which says what
+    limits the server; other marks stay, and a server whose limits break at once in another hour keeps the rates as
+    given."""
     worst = {seeds.fresh(0, place): end for place, end in ((1, 6), (2, 3), (3, 5))}
     asked = list[int]()
 
@@ -162,14 +166,14 @@ def test_room_is_what_the_worst_of_further_hours_leaves(
     monkeypatch.setattr(Hours, "holds", lambda _self, at: (at[0] <= at[1], at[0] <= 9, at[0] <= 12))
     monkeypatch.setattr(Hours, "by_chance", lambda *_: chance)
     monkeypatch.setattr(stored, "limit_of", lambda at: Limit("slots", 1.0, str(at[1]), ""))
-    profile, fleet = make_profile(), Workload([Adapter("a", 8, 1.0)])
+    profile, fleet = make_profile(), Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals(kind))
     item, hours = Bin((0,), profile.settings(1, 8), profile), Hours()
     rooms = hours.rooms([item], fleet)
     assert rooms[0].slo == LEVELS[7]
     (found,) = hours.confirmed(rooms, [item], fleet)
     assert (found.queue, found.starvation) == (LEVELS[9], LEVELS[12])
-    assert found.slo == LEVELS[3 if chance else 7]
-    assert found.usage == (f"3 at +{LEVELS[4] - 1:.0%}" if chance else rooms[0].usage)
+    assert found.slo == LEVELS[end]
+    assert found.usage == (f"{end} at +{LEVELS[end + 1] - 1:.0%}" if chance else rooms[0].usage)
     worst[seeds.fresh(0, 1)] = -1
     assert hours.confirmed(rooms, [item], fleet)[0].slo == (1.0 if chance else LEVELS[7])
     assert hours.confirmed((), [item], fleet) == ()
