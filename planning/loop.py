@@ -81,8 +81,5 @@ def _grown(task: Task, plan: Plan, proof: Future[Plan]) -> tuple[Rooms, Sequence
         proof.result()
         bins, more = with_slots(task.hours, plan.workload, plan.bins, rooms, task.holds)
     confirmed = task.hours.confirmed(rooms, plan.bins, plan.workload)
-    return (
-        confirmed,
-        bins,
-        confirmed if bins == plan.bins else task.hours.confirmed(more, bins, plan.workload),
-    )
+    more = confirmed if bins == plan.bins else task.hours.confirmed(more, bins, plan.workload)
+    return confirmed, bins, more

@@ -315,11 +315,9 @@ class Growth:
             seed = seeds.fresh(self.hours.seed, place)
             while level > 0 and not self.hours.stop() and not self._hour(level, seed)[0]:
                 level -= 1
-        return (
-            room
-            if room.slo in (None, LEVELS[level])
-            else self._room(LEVELS[level], room.queue, room.starvation)
-        )
+        if room.slo in (None, LEVELS[level]):
+            return room
+        return self._room(LEVELS[level], room.queue, room.starvation)
 
     def _room(self, slo: float | None, queue: float | None, starvation: float | None) -> Room:
         """With what limits the server first."""
