@@ -49,9 +49,10 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
     """
     plan = found.plan
     lines: list[Part] = []
+    unlimited = plan.workload.slo.is_none
     if found.over_limits:
         goal = plan.goal if plan.limits else plan.workload.slo
-        what = "Requests queue without end" if plan.workload.slo.is_none else f"Latency limits ({goal}) break"
+        what = "Requests queue without end" if unlimited else f"Latency limits ({goal}) break"
         gpus = f"{plural(len(found.over_limits), 'server')} {listed(found.over_limits, SHOWN)}"
         lines.append(f"{what} on {gpus}.")
     if found.breaks_first is not None:
@@ -65,7 +66,7 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
     late = len(found.over_limits) if plan.limits else 0
     said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced) + new, late)
     if not found.holds and not found.broken and not plan.unplaced:
-        how = ": requests queue without end" if plan.workload.slo.is_none else " its latency limits"
+        how = ": requests queue without end" if unlimited else " its latency limits"
         said = f"The plan breaks{how}. packer solve --from makes the next one."
     elif found.over_limits and found.holds and not (plan.limits or new):
         said = f"The plan holds. It was made for {plan.objective}, not for these limits."

@@ -131,9 +131,13 @@ class LoadResult:
     @property
     def mean_gap_ms(self) -> float:
         """Mean time between tokens of completed requests: a chunk of several tokens counts as several."""
-        many = self.done[self.received_tokens[self.done] > 1]
-        gaps = int((self.received_tokens[many] - 1).sum())
+        many, gaps = self.done[self.received_tokens[self.done] > 1], self.gaps
         return float((self.finish_s - self.first_s)[many].sum() * 1e3 / gaps) if gaps else float("nan")
+
+    @property
+    def gaps(self) -> int:
+        """Gaps between the tokens of completed requests."""
+        return int((self.received_tokens[self.done] - 1).clip(0).sum())
 
     def summary(self) -> dict[str, Any]:
         """The keys of `vllm bench serve`, and further ones: unfinished, lateness, how the run ended."""

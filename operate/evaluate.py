@@ -149,7 +149,9 @@ def evaluate_plan(
             f"A duration needs the predictor 'twin': {evaluator.name!r} does not simulate."
         )
     progress("servers", 0, 2)
-    judged = bool(plan.limits) and evaluator.name == "twin" and duration_s is None
+    simulated, trace = evaluator.name == "twin" and duration_s is None, changed.workload.arrivals.trace
+    # One hour says whether limits hold, unless that is a matter of chance.
+    judged = plan.limits and simulated and trace is None and hours.by_chance(changed.bins, changed.workload)
     hours.seed, said = _usual_hour(plan, changed, hours) if judged and seed is None else (used, ())
     if said:
         evaluator = Evaluator.load(predictor, profiles, seed=hours.seed)
@@ -228,11 +230,9 @@ def _limits_kept(
 
 
 def _usual_hour(plan: Plan, changed: Changed, hours: Hours) -> tuple[int, tuple[str, ...]]:
-    """The seed of the hour to show, and what is to be said of others: the first, or where that breaks the limits by
-    chance, and all but one of a dozen others keep them, the first of these that does."""
-    fleet, first, count = changed.workload, hours.seed, 1 + FRESH_HOURS + MORE_HOURS
-    if fleet.arrivals.trace is not None or not hours.by_chance(changed.bins, fleet):
-        return first, ()
+    """The seed of the hour to show, and what is to be said of others: the first, or where that breaks the limits, and
+    all but one of a dozen others keep them, the first of these that does."""
+    first, count = hours.seed, 1 + FRESH_HOURS + MORE_HOURS
     if _keeps(plan, changed, hours, first):
         return first, ()
     kept, broken = [], 1
@@ -245,13 +245,11 @@ def _usual_hour(plan: Plan, changed: Changed, hours: Hours) -> tuple[int, tuple[
 
 
 def _kept_elsewhere(plan: Plan, changed: Changed, hours: Hours) -> tuple[bool, tuple[str, ...]]:
-    """Whether the limits are kept in most further hours, where that is a matter of chance, and in how many they break.
+    """Whether the limits are kept in most further hours, and in how many they break.
 
     Plans that are made for a goal keep it in about 19 of 20 hours (`benchmarks/solvers`): one hour that breaks is
     no reason to make another plan.
     """
-    if changed.workload.arrivals.trace is not None or not hours.by_chance(changed.bins, changed.workload):
-        return True, ()
     looked, broken, allowed = 0, 0, 1
     for more in (FRESH_HOURS, MORE_HOURS):
         places = range(looked + 1, looked + more + 1)

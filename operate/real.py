@@ -49,7 +49,7 @@ def figures_of(reports: Sequence[BinReport]) -> tuple[PlanFigures, tuple[str, ..
     """Figures of a plan from the reports of its servers, and why some could not be measured."""
     loads = [[run.outcome.load for run in report.runs if run.outcome.load is not None] for report in reports]
     requests = [sum(len(load.done) for load in each) for each in loads]
-    gaps = [sum(int((load.received_tokens[load.done] - 1).clip(0).sum()) for load in each) for each in loads]
+    gaps = [sum(load.gaps for load in each) for each in loads]
 
     def mean(name: str, weights: Sequence[int]) -> float:
         values = np.array([each.mean("measured", name) for each in reports], dtype=np.float64)  # None: NaN
