@@ -11,6 +11,7 @@ import numpy as np
 
 from packer.goal import Goal
 from packer.plan import Plan, Status
+from packer.planning.chance import chance_words
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
 from packer.planning.lone import needs, unreachable
@@ -60,6 +61,12 @@ def breaks_later(job: Frontier, plan: Plan) -> str:
         f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)} "
         f"adapters break theirs.{chance if alone >= NEAR else ''} {_WIDER}"
     )
+
+
+def by_luck(job: Frontier, plan: Plan) -> tuple[str, ...]:
+    """A sentence where chance breaks the limits of a plan in some fresh hours."""
+    found, _ = job.kept.unlucky.get(plan.bins, ((), ()))
+    return (chance_words(found, len(plan.workload)),) if found else ()
 
 
 def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:

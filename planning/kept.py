@@ -12,6 +12,7 @@ from packer import seeds
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
+from packer.planning.chance import HOURS, MOST, by_chance, looked_at
 from packer.planning.lone import lone_run
 from packer.solvers.candidates import gains_cache
 from packer.twin.hours import FRESH_HOURS, Hours, Job, merged, parts_s
@@ -26,6 +27,8 @@ SERVER_HOURS = 12
 """Where arrivals vary, or where chance breaks servers that have parts of adapters alone, servers of few are simulated
 on more fresh hours, together on so many: that none breaks says, with a confidence of 95 %, that less than 22 % of the
 hours do (0.78^12 = 0.05)."""
+FURTHER = 100
+"""Those in which plans are simulated further that may break their limits by chance have numbers from here."""
 MANY = 1_000
 """The hours in which equal servers are simulated further have numbers from here."""
 STARVING = 1e3
@@ -51,6 +54,9 @@ class KeptHours:
     seed: int
     simulated: Hours
     hours: list[Hour] = field(init=False)
+    unlucky: dict[tuple[Bin, ...], tuple[list[float], list[Hour]]] = field(default_factory=dict, init=False)
+    """Plans that break their limits by chance alone (`packer.planning.chance`): adapters beyond them in each fresh
+    hour, and the hours of the set that break them."""
     _lone: dict[Bin, Run] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +89,15 @@ class KeptHours:
     def at_first(self) -> KeptHours:
         """The hours at the beginning alone, without those that broke a plan."""
         return KeptHours(self.workload, self.raised, self.seed, self.simulated)
+
+    @property
+    def added(self) -> list[Hour]:
+        """The hours that broke a plan."""
+        return [hour for hour in self.hours if hour not in (self.given, (self.raised, self.seed))]
+
+    def drop(self, hours: Sequence[Hour]) -> None:
+        """No longer keep the limits in these hours."""
+        self.hours = [hour for hour in self.hours if hour not in hours]
 
     def add(self, hour: Hour) -> None:
         """From now on keep the limits in this hour, too; it is simulated first, since it breaks most."""
@@ -153,7 +168,7 @@ class KeptHours:
 
     def _broken(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
         """The hours in which the servers break the limits."""
-        if not self.all_count:
+        if not hours or not self.all_count:
             return [hour for hour in hours if not self._enough_keep(bins, hour)]
         # Servers with much load first, a few at a time: one that breaks its limits ends the hour.
         order, open_ = sorted(bins, key=lambda item: -item.offered_tok_s(hours[0][0])), list(hours)
@@ -186,9 +201,43 @@ class KeptHours:
         places += range(number * MANY + MANY, number * MANY + MANY + more)
         return [(self.workload, seeds.fresh(self.seed, place)) for place in places]
 
-    def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
-        """Of these hours, those that break the limits; all are looked at, since plans are made for the worst."""
-        return self._broken(bins, self.fresh(bins, number))
+    def broken_later(self, bins: Sequence[Bin], number: int = 0, earlier: Sequence[Hour] = ()) -> list[Hour]:
+        """Of these hours, and of some that broke other plans `earlier`, those that break the limits by more than
+        chance; all are looked at, since plans are made for the worst."""
+        hours = [*earlier, *self.fresh(bins, number)]
+        broken = self._broken(bins, hours)
+        return [] if broken and self.all_count and self._is_chance(bins, number, hours, broken) else broken
+
+    def _is_chance(self, bins: Sequence[Bin], number: int, fresh: Sequence[Hour], broken: list[Hour]) -> bool:
+        """Whether chance alone breaks the limits in some of these hours, the `number`-th set of fresh ones among
+        them."""
+        adapters = len({i for item in bins for i in item.adapters})
+
+        def further(first: int, count: int) -> list[float]:
+            places = range(FURTHER + number * HOURS + first, FURTHER + number * HOURS + first + count)
+            hours = [(self.workload, seeds.fresh(self.seed, place)) for place in places]
+            return [math.inf] if self.simulated.stop() else self._beyond(bins, hours)
+
+        if math.inf in self._beyond(bins, broken):
+            return False
+        found = looked_at(self._beyond(bins, fresh), adapters, further)
+        if chance := by_chance(found, adapters):
+            self.unlucky[tuple(bins)] = found, broken
+        return chance
+
+    def _beyond(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[float]:
+        """How many adapters are beyond their limits in each hour, one at least where a server breaks them; infinite
+        where one uses more than `MOST`, the last hour that is looked at then."""
+        found: list[float] = []
+        for hour in hours:
+            found.append(0.0)
+            for k in range(0, len(bins), AT_ONCE):
+                jobs = [(item, *hour) for item in bins[k : k + AT_ONCE]]
+                for each in self.simulated.judged(jobs, [MOST] * len(jobs)):
+                    if isinstance(each, BrokenError) or each.used > MOST:
+                        return [*found[:-1], math.inf]
+                    found[-1] = max(found[-1] + each.beyond, float(each.used > 1.0))
+        return found
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:
         """How many adapters break their limits in one of the hours, or of further ones."""

@@ -30,9 +30,9 @@ class PeriodHours(KeptHours):
 
     others: Sequence[Hour] = field(default=(), kw_only=True)
 
-    def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
+    def broken_later(self, bins: Sequence[Bin], number: int = 0, earlier: Sequence[Hour] = ()) -> list[Hour]:
         """Of the fresh hours and of those of the other periods, those that break the limits."""
-        return self._broken(bins, [*self.fresh(bins, number), *self.others])
+        return [*super().broken_later(bins, number, earlier), *self._broken(bins, self.others)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +15,7 @@ from packer.moves import aligned, moves_of
 from packer.objectives.slo import Slo
 from packer.plan import Plan
 from packer.planning.behind import fewer_behind_router
-from packer.planning.explain import breaks_later, finished, missed, nearly_idle
+from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, nearby, numbered, running
 from packer.planning.frontier import Conditions, FrontierPoint
@@ -82,8 +83,8 @@ def recommend(
         GPUs at hand; where they do not suffice, the plan on them is infeasible and says how many would.
     verify
         Simulate the plan again on fresh hours, three or, of few servers, up to 12 if its arrivals come in bursts;
-        plan again, and for those hours
-        too, where one breaks the goal.
+        plan again, and for those hours too, where one breaks the goal by more than chance
+        (`packer.planning.chance`).
     max_replicas
         Over how many GPUs one adapter may be split; None: as many as the hottest one needs.
     spare
@@ -205,7 +206,20 @@ class Deployment:
         self.least = low
         if (mended := job.mended([plan.bins], job.broken)) is not None:
             return self._put(mended)
-        return self._plan(None if job.hopeless else job.first(low, job.most(self.max_gpus)))
+        found = None if job.hopeless else job.first(low, job.most(self.max_gpus))
+        return self._by_chance(low, found) or self._plan(found)
+
+    def _by_chance(self, low: int, found: int | None) -> Plan | None:
+        """A plan on fewer servers that hours in which others broke the goal, and fresh ones, break by chance alone."""
+        job = self.job
+        fewer = [point for point in job.points if low <= len(point.plan.bins) < (found or math.inf)]
+        for point in (each for each in fewer if each.broken_later and not job.over()):
+            bins = point.plan.bins
+            if not job.kept.broken_later(bins, job.sets, job.kept.added):
+                job.kept.drop(job.kept.unlucky[bins][1])
+                job.sets += 1
+                return replace(self._put(bins), verified=True)
+        return None
 
     def look_around(self, _plan: Plan | None = None) -> None:
         """Points with more GPUs, up to where one more gains little, or as far as they take no longer than the plan."""
@@ -300,6 +314,7 @@ class Deployment:
         reasons: tuple[str, ...] = (breaks_later(self.job, plan),) if plan.verified is False else ()
         if self.rounds and plan.verified is None:
             reasons = (UNCONFIRMED,)
+        reasons += by_luck(self.job, plan)
         reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
         headroom = tuple(room.headroom for room in plan.rooms)
         plan = replace(plan, headroom=headroom, reasons=reasons)

@@ -71,7 +71,7 @@ def test_one_hour_that_breaks_is_no_reason_for_another_plan(
     seed = seeds.evaluating(plan.seed)
     bad = {seeds.fresh(seed, place) if place else seed for place in broken}
     monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
-    monkeypatch.setattr(evaluate, "_keeps", lambda _plan, _changed, _hours, hour: hour not in bad)
+    monkeypatch.setattr(evaluate, "_beyond", lambda _plan, _changed, _hours, hour: 1.0 * (hour in bad))
 
     def limits_kept(
         _plan: Plan, _changed: object, _found: object, hours: Hours

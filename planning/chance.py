@@ -1,0 +1,51 @@
+"""Whether a plan breaks its limits by chance alone: rarely, and by little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from packer.twin.hours import FRESH_HOURS
+
+ONE_IN = 5_000
+"""Of so many adapter-hours one may be beyond its limits by chance."""
+HOURS = 12
+"""So many hours are looked at for that at most. Of few adapters, one may be beyond its limits in all of these."""
+MOST = 2.0
+"""A server that uses more than this of its limits does not break them by chance alone."""
+
+
+def looked_at(
+    found: Sequence[float], adapters: int, further: Callable[[int, int], Sequence[float]], least: int = 0
+) -> list[float]:
+    """Adapters beyond their limits in as many hours as it takes to tell whether that is chance.
+
+    `found`: those of the first hours, infinite where it is not chance. `adapters`: of all servers.
+    `further(first, number)`: those of so many further hours. `least`: so many hours are looked at even where none
+    breaks the limits.
+    """
+    hours = list(found)
+    while len(hours) < HOURS and sum(hours) <= _allowed(adapters, HOURS):
+        told = adapters * len(hours) >= ONE_IN or not any(hours)
+        if told and len(hours) >= least:
+            break
+        hours += further(len(hours), min(FRESH_HOURS, HOURS - len(hours)))
+    return hours
+
+
+def by_chance(found: Sequence[float], adapters: int) -> bool:
+    """Whether so few adapters are beyond their limits in these hours that it is chance alone."""
+    return sum(found) <= _allowed(adapters, len(found))
+
+
+def _allowed(adapters: int, hours: int) -> float:
+    """How many adapter-hours of so many hours may be beyond the limits."""
+    return max(float(hours >= HOURS), adapters * hours / ONE_IN)
+
+
+def chance_words(found: Sequence[float], adapters: int) -> str:
+    """In how many hours the limits break by chance, in a sentence."""
+    broken = sum(1 for each in found if each)
+    return (
+        f"Chance breaks the limits in {broken} of {len(found)} hours: {sum(found):,.0f} of "
+        f"{adapters * len(found):,} adapter-hours."
+    )

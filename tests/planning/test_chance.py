@@ -1,0 +1,137 @@
+"""Limits that a plan breaks rarely, and by little, are broken by chance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from packer.adapter import Adapter
+from packer.bin import Bin
+from packer.planning.chance import HOURS, ONE_IN, by_chance, chance_words, looked_at
+from packer.planning.explain import by_luck
+from packer.planning.explore import Frontier
+from packer.planning.kept import KeptHours
+from packer.planning.recommend import Deployment
+from packer.profile import Profile
+from packer.seeds import fresh
+from packer.twin.hours import Hours
+from packer.workload import Workload
+
+
+@pytest.mark.parametrize(
+    ("adapters", "found", "later", "hours", "chance"),
+    [
+        (40, [1.0, 0.0, 0.0], [0.0] * 9, 12, True),  # one adapter-hour in a dozen hours
+        (40, [1.0, 0.0, 0.0], [0.0, 1.0] + [0.0] * 7, 6, False),
+        (40, [2.0, 0.0, 0.0], [], 3, False),
+        (40, [math.inf, 0.0, 0.0], [], 3, False),
+        (40, [0.0, 0.0, 0.0], [], 3, True),
+        (500, [1.0, 0.0, 0.0], [0.0] * 9, 12, True),  # 1.2 of 6,000 adapter-hours
+        (1_000, [1.0, 0.0, 0.0], [0.0, 1.0] + [0.0] * 7, 6, False),
+        (1_000, [1.0, 1.0, 0.0], [1.0] + [0.0] * 8, 6, False),
+        (2_000, [1.0, 0.0, 0.0], [], 3, True),  # 1.2 of 6,000
+        (2_000, [2.0, 0.0, 0.0], [], 3, False),  # so many adapter-hours tell without further ones
+    ],
+)
+def test_one_adapter_hour_in_so_many_may_be_beyond(
+    adapters: int, found: list[float], later: list[float], hours: int, chance: bool
+) -> None:
+    """As many further hours are looked at as it takes to tell; where they can't be chance any more, none."""
+    asked: list[int] = []
+
+    def further(first: int, count: int) -> list[float]:
+        asked.extend(range(first, first + count))
+        return later[first - len(found) : first - len(found) + count]
+
+    seen = looked_at(found, adapters, further)
+    assert asked == list(range(len(found), hours))
+    assert len(seen) == hours
+    assert by_chance(seen, adapters) is chance
+
+
+def test_hours_are_looked_at_where_none_breaks() -> None:
+    """As many as are asked for at the least."""
+    assert len(looked_at([0.0], 10, lambda _first, count: [0.0] * count, least=4)) == 4
+
+
+def test_words_count_adapter_hours() -> None:
+    """People read in how many hours, and of how many adapter-hours."""
+    said = chance_words([2.0, 0.0, 1.0], 5_000)
+    assert said == "Chance breaks the limits in 2 of 3 hours: 3 of 15,000 adapter-hours."
+
+
+class _Unlucky(KeptHours):
+    """Hours of which some break the limits of some adapters, by chance or by more."""
+
+    bad: dict[int, float]
+
+    def _broken(self, bins: object, hours: object) -> list[tuple[Workload, int]]:
+        return [hour for hour in hours if hour[1] in self.bad]  # type: ignore[attr-defined]
+
+    def _beyond(self, bins: object, hours: object) -> list[float]:
+        return [self.bad.get(seed, 0.0) for _, seed in hours]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("places", "count", "adapters", "broken"),
+    [
+        ((), 1.0, 40, 0),
+        ((1,), 1.0, 40, 0),
+        ((1,), math.inf, 40, 1),
+        ((1, 2), 1.0, 40, 2),
+        ((1,), 1.0, 2_000, 0),
+        ((1, 2), 1.0, 2_000, 2),
+    ],
+)
+def test_a_plan_is_verified_where_chance_alone_breaks_it(
+    server: Profile,
+    monkeypatch: pytest.MonkeyPatch,
+    places: tuple[int, ...],
+    count: float,
+    adapters: int,
+    broken: int,
+) -> None:
+    """Fresh hours that break it by chance are none that another plan is made for, and are told."""
+    fleet = Workload([Adapter(f"a{i}", 8, 0.001) for i in range(adapters)])
+    kept = _Unlucky(fleet, fleet, 7, Hours(7))
+    kept.bad = {fresh(7, place): count for place in places}
+    monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
+    bins = [Bin(tuple(range(adapters)), server.settings(8, 8), server)]
+    assert len(kept.broken_later(bins)) == broken
+    lucky = bool(places) and not broken
+    assert (tuple(bins) in kept.unlucky) is lucky
+    if lucky:
+        found, hours = kept.unlucky[tuple(bins)]
+        assert len(found) == (3 if 3 * adapters >= ONE_IN else HOURS)
+        assert [seed for _, seed in hours] == [fresh(7, place) for place in places]
+
+
+@pytest.mark.parametrize("chance", [True, False])
+def test_fewer_servers_that_chance_breaks_are_taken(server: Profile, chance: bool) -> None:
+    """Where hours that broke other plans break one on fewer servers by chance alone, it is verified, and held to these
+    hours no longer; else more servers are taken."""
+    job = Frontier(Workload([Adapter(f"a{i}", 8, 0.05) for i in range(6)]), server)
+    task = Deployment(job)
+    point, hour = job.at(1), (job.workload, 77)
+    job.kept.add(hour)
+    job._points[1] = replace(point, holds=False, broken_later=True)
+    bins, asked = point.plan.bins, []
+
+    def broken_later(bins: tuple[Bin, ...], number: int, earlier: list[object]) -> list[object]:
+        asked.append((bins, number, earlier))
+        job.kept.unlucky |= {bins: ([1.0], [hour])} if chance else {}
+        return [] if chance else [hour]
+
+    job.kept.broken_later = broken_later  # type: ignore[method-assign,assignment]
+    found = task._by_chance(1, 2)
+    assert asked == [(bins, 0, [hour])]
+    assert job.kept.added == ([] if chance else [hour])
+    if chance:
+        assert found is not None
+        assert (found.bins, found.verified, task.first, job.at(1).holds) == (bins, True, 1, True)
+        assert by_luck(job, found) == ("Chance breaks the limits in 1 of 1 hours: 1 of 6 adapter-hours.",)
+    else:
+        assert found is None
+    assert task._by_chance(2, 2) is None
