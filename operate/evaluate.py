@@ -19,7 +19,7 @@ from packer.objectives.base import limits_of
 from packer.operate.changes import Changed, changed_plan
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
-from packer.planning.chance import MOST, by_chance
+from packer.planning.chance import beyond, by_chance
 from packer.planning.kept import KeptHours
 from packer.planning.rooms import with_room
 from packer.progress import Progress, silent
@@ -280,11 +280,10 @@ def _beyond(plan: Plan, changed: Changed, hours: Hours, seed: int) -> float:
     fleet = changed.workload
     if _shared(plan, changed):
         return 0.0 if KeptHours(fleet, fleet, seed, hours).holds_in(changed.bins, (fleet, seed)) else math.inf
-    count = 0.0
-    for each in hours.all(changed.bins, fleet, seed=seed):
-        if not each.holds[0]:
-            count = max(count + each.beyond, 1.0) if 1.0 < each.used <= MOST else math.inf
-    return count
+    found = hours.all(changed.bins, fleet, seed=seed)
+    if all(hour.holds[0] for hour in found):
+        return 0.0
+    return beyond(found) or math.inf
 
 
 def _shared(plan: Plan, changed: Changed) -> bool:

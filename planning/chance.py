@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-from packer.twin.hours import FRESH_HOURS
+from packer.twin.hours import FRESH_HOURS, ServerHour
 
 ONE_IN = 5_000
 """Of so many adapter-hours one may be beyond its limits by chance."""
@@ -12,6 +13,14 @@ HOURS = 12
 """So many hours are looked at for that at most. Of few adapters, one may be beyond its limits in all of these."""
 MOST = 2.0
 """A server that uses more than this of its limits does not break them by chance alone."""
+
+
+def beyond(hours: Sequence[ServerHour]) -> float:
+    """How many adapters of servers are beyond their limits in an hour, one at least where a server breaks them;
+    infinite where one uses more than `MOST`."""
+    most = max((hour.used for hour in hours), default=0.0)
+    count = sum(int((hour.adapters.slo_used > 1.0).sum()) for hour in hours)
+    return float(max(count, most > 1.0)) if most <= MOST else math.inf
 
 
 def looked_at(

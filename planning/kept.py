@@ -12,10 +12,10 @@ from packer import seeds
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
-from packer.planning.chance import HOURS, MOST, by_chance, looked_at
+from packer.planning.chance import HOURS, MOST, beyond, by_chance, looked_at
 from packer.planning.lone import lone_run
 from packer.solvers.candidates import gains_cache
-from packer.twin.hours import FRESH_HOURS, Hours, Job, merged, parts_s
+from packer.twin.hours import FRESH_HOURS, Hours, Job, ServerHour, merged, parts_s
 from packer.twin.limits import USED_UP
 from packer.twin.run import Run
 from packer.twin.watch import BrokenError
@@ -226,17 +226,18 @@ class KeptHours:
         return chance
 
     def _beyond(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[float]:
-        """How many adapters are beyond their limits in each hour, one at least where a server breaks them; infinite
-        where one uses more than `MOST`, the last hour that is looked at then."""
+        """How many adapters are beyond their limits in each hour (`packer.planning.chance.beyond`); an hour that is
+        not chance is the last one."""
         found: list[float] = []
         for hour in hours:
-            found.append(0.0)
+            judged: list[ServerHour] = []
             for k in range(0, len(bins), AT_ONCE):
                 jobs = [(item, *hour) for item in bins[k : k + AT_ONCE]]
                 for each in self.simulated.judged(jobs, [MOST] * len(jobs)):
                     if isinstance(each, BrokenError) or each.used > MOST:
-                        return [*found[:-1], math.inf]
-                    found[-1] = max(found[-1] + each.beyond, float(each.used > 1.0))
+                        return [*found, math.inf]
+                    judged.append(each)
+            found.append(beyond(judged))
         return found
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:

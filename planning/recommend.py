@@ -215,8 +215,10 @@ class Deployment:
         fewer = [point for point in job.points if low <= len(point.plan.bins) < (found or math.inf)]
         for point in (each for each in fewer if each.broken_later and not job.over()):
             bins = point.plan.bins
-            if not job.kept.broken_later(bins, job.sets, job.kept.added):
-                job.kept.drop(job.kept.unlucky[bins][1])
+            usual = job.kept.holds_in(bins, job.kept.given)
+            if usual and not job.kept.broken_later(bins, job.sets, job.kept.added):
+                _, hours = job.kept.unlucky.get(bins, ([], []))
+                job.kept.drop(hours)
                 job.sets += 1
                 return replace(self._put(bins), verified=True)
         return None

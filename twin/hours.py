@@ -70,11 +70,6 @@ class ServerHour:
     holds: tuple[bool, bool, bool]
     short_of_cache: bool = False
 
-    @property
-    def beyond(self) -> int:
-        """How many of its adapters are beyond their limits."""
-        return int((self.adapters.slo_used > 1.0).sum())
-
 
 @dataclass(eq=False)
 class Hours:
