@@ -41,8 +41,8 @@ from packer.workload import Workload
 ESTIMATED_GPUS = 32
 """Larger plans of the default predictor come without an estimate of the GPUs needed, which would take seconds."""
 
-GOAL_S = 4.0
-"""At most so long a plan with few GPUs looks for how many would keep the latency limits."""
+GOAL_ADAPTERS = 2_000
+"""Plans for fewer GPUs than the goal takes say how many that are, which takes as long again; of more adapters, not."""
 
 SEARCHED = 0.7
 """Share of a time limit for the search; the rest is for its verification and what is said of the plan."""
@@ -268,7 +268,8 @@ class SolverTask:
         """For how many GPUs keep the fleet's goal, where the plan is made for the fewest that do not starve."""
         goal, evaluator = self.problem.objective, self.problem.evaluator
         usual = self.counts and goal.name == "gpus" and goal.goal is None and not self.over()
-        if usual and evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS and self._late(plan):
+        few = plan.n_gpus <= ESTIMATED_GPUS and len(self.workload) <= GOAL_ADAPTERS
+        if usual and few and evaluator.confirms and self._late(plan):
             self.within = self._within_goal(plan)
 
     def missed(self) -> Plan:
@@ -330,7 +331,7 @@ class SolverTask:
         nothing where none is found."""
         ttft_ms, itl_ms = (float(each.min()) for each in plan.workload.slo.columns(plan.workload))
         objective = f"slo:server.p99_ttft_ms={ttft_ms:g},server.mean_itl_ms={itl_ms:g}"
-        limit_s = limit_of(min(GOAL_S, self.problem.remaining_s()))
+        limit_s = limit_of(self.problem.remaining_s())
         found = self.again(plan.workload, objective=objective, time_limit_s=limit_s)
         if found.status is Status.INFEASIBLE or found.time_limit_reached:
             return {}
