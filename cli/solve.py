@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -125,8 +126,10 @@ class Planning:
         alike = old is None or len({item.profile for item in old.bins}) == 1
         return free and alike and (old is None or old.objective == "recommend")
 
-    def planned(self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, **given: Any) -> Plan:
-        """The plan for the objective; without one that to deploy."""
+    def planned(
+        self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, later: Sequence[str], **given: Any
+    ) -> Plan:
+        """The plan for the objective; without one that to deploy. `later`: modules that are needed after it."""
         from packer.twin.engine.compile import begin
 
         begin()  # while the rest is imported
@@ -135,6 +138,7 @@ class Planning:
         from packer.solvers.evaluator import rate_margin_for
         from packer.solvers.replan import objective_of
 
+        import_meanwhile(*later)
         given |= {"max_gpus": self.gpus, "seed": self.seed, "verify": self.verify}
         given |= {"time_limit_s": self.remaining_s(), "old_plan": old}
         if self.recommends(old):
@@ -230,8 +234,8 @@ def solve(
     fleet = planning.at_load(replace(fleet, slo=slo), file.workload_path, out).held_to(planning.slo)
     fleet = planning.changed(fleet)
     with interruptible() as stop, out.progress() as progress:
-        import_meanwhile("packer.io.plans", *(() if out.as_json or out.quiet else TO_PRINT))
-        plan = planning.planned(fleet, kinds, old, progress=progress, stop=stop)
+        later = ("packer.io.plans", *(() if out.as_json or out.quiet else TO_PRINT))
+        plan = planning.planned(fleet, kinds, old, later, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)

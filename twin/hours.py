@@ -30,10 +30,9 @@ from packer.workload import Workload
 
 MOST_REQUESTS = 20_000_000
 """Stored hours keep so many requests (4 bytes each); beyond that the oldest hours lose theirs."""
-TOGETHER = 4
-"""The room of so many servers is searched at once; the room of the last one is where the next search begins."""
-USUAL = LEVELS[1]
-"""Servers of plans often keep their limits up to about this factor of their rates."""
+FIRST, TOGETHER = 2, 4
+"""The room of so many servers, the first ones and others, is searched at once; the room of the last one is where the
+next search begins."""
 MOST_AHEAD = 32
 """So many hours are begun, or kept, at most before they are asked for."""
 FRESH_HOURS = 3
@@ -205,10 +204,13 @@ class Hours:
         """
         if fleet.arrivals.trace is not None:
             return ()
-        found = [self.growth(items[0], fleet).room(None)]
-        for k in range(1, len(items), TOGETHER):  # servers beside each other are often alike
-            grown = [self.growth(item, fleet) for item in items[k : k + TOGETHER]]
-            found += in_threads(partial(Growth.room, like=found[-1]), grown, TOGETHER)
+        grown = [self.growth(item, fleet) for item in items]
+        # A plan has as few servers as it takes: halfway to the load that one fewer would have is a good guess.
+        guess = math.sqrt(len(items) / max(0.25, len(items) - 1.0))
+        usual = Room(min(LEVELS, key=lambda level: abs(level - guess)), None, None)
+        found = list(in_threads(partial(Growth.room, like=usual), grown[:FIRST], FIRST))
+        for k in range(FIRST, len(items), TOGETHER):  # servers beside each other are often alike
+            found += in_threads(partial(Growth.room, like=found[-1]), grown[k : k + TOGETHER], TOGETHER)
         return tuple(found)
 
     def confirmed(self, rooms: Sequence[Room], items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
@@ -297,11 +299,11 @@ class Growth:
         low = -1 if late else reach(partial(self.holds, mark), good + 1, bad - 1, start, stop=stop)[0]
         return LEVELS[low] if low >= 0 else None
 
-    def room(self, like: Room | None) -> Room:
+    def room(self, like: Room) -> Room:
         """The three marks, and what limits the server first; `like`: of a server that is much alike."""
-        slo = self.reach(0, USUAL if like is None else like.slo)
-        queue = self.reach(1, slo if like is None else like.queue)
-        starvation = self.reach(2, queue if like is None else like.starvation)
+        slo = self.reach(0, like.slo)
+        queue = self.reach(1, like.queue or slo)
+        starvation = self.reach(2, like.starvation or queue)
         return self._room(slo, queue, starvation)
 
     def confirmed(self, room: Room) -> Room:
