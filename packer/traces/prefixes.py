@@ -88,7 +88,10 @@ def _popular(blocks: Blocks, of: IntArray, place: IntArray) -> npt.NDArray[np.bo
     following = np.where(
         final, -1 - of, np.append(kind[1:], 0)
     )  # what a request ends with is like no other's
-    ways = np.bincount(np.unique(np.stack([kind, following]), axis=1)[0], minlength=len(kind))
+    ends = len(blocks) + len(
+        kind
+    )  # one number for a kind and what follows: pairs take many times as long to sort
+    ways = np.bincount(np.unique(kind * ends + following + len(blocks)) // ends, minlength=len(kind))
     branching = np.where(ways[kind] > MOST_WAYS, place, -1)
     deepest = np.full(len(blocks), -1)
     np.maximum.at(deepest, of, branching)
