@@ -19,7 +19,7 @@ from packer.objectives.base import limits_of
 from packer.operate.changes import Changed, changed_plan
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
-from packer.planning.chance import beyond, by_chance
+from packer.planning.chance import beyond, more_than_chance
 from packer.planning.kept import KeptHours
 from packer.planning.rooms import with_room
 from packer.progress import Progress, silent
@@ -241,12 +241,12 @@ def _usual_hour(plan: Plan, changed: Changed, hours: Hours) -> tuple[int, tuple[
     places = [first, *(seeds.fresh(first, place) for place in range(1, 1 + count))]
     for seed in places[1:]:
         found.append(_beyond(plan, changed, hours, seed))
-        if _broken(found) > 2 and not by_chance(found, len(changed.workload)):
+        if _broken(found) > 2 and more_than_chance(found, len(changed.workload)):
             return first, ()
     kept = next((seed for seed, each in zip(places, found, strict=True) if not each), None)
     if kept is None:
         return first, ()
-    return kept, (f"The latency limits break in {_broken(found)} of {1 + count} hours: {plan.goal}",)
+    return kept, (_said(plan, found, f"{1 + count} hours"),)
 
 
 def _kept_elsewhere(plan: Plan, changed: Changed, hours: Hours) -> tuple[bool, tuple[str, ...]]:
@@ -263,10 +263,16 @@ def _kept_elsewhere(plan: Plan, changed: Changed, hours: Hours) -> tuple[bool, t
         found += now
         if _broken(now) != allowed:
             break
-    hour = counted(len(found), "further hour")
-    said = f"The latency limits break in {_broken(found)} of {hour}: {plan.goal}"
-    holds = _broken(now) <= allowed or by_chance([0.0, *found], len(changed.workload))
+    said = _said(plan, found, counted(len(found), "further hour"))
+    holds = _broken(now) <= allowed or not more_than_chance([0.0, *found], len(changed.workload))
     return holds, (said,) if any(found) else ()
+
+
+def _said(plan: Plan, found: Sequence[float], hours: str) -> str:
+    """In how many of these hours the limits break, and for how many adapters."""
+    over = len(found) * len(plan.workload)
+    of = f", for {sum(found):,.0f} of {over:,} adapter-hours" if math.isfinite(sum(found)) else ""
+    return f"The latency limits break in {_broken(found)} of {hours}{of}: {plan.goal}"
 
 
 def _broken(found: Sequence[float]) -> int:

@@ -46,6 +46,13 @@ def by_chance(found: Sequence[float], adapters: int) -> bool:
     return sum(found) <= _allowed(adapters, len(found))
 
 
+def more_than_chance(found: Sequence[float], adapters: int) -> bool:
+    """Whether more adapters are beyond their limits in these hours than chance explains, by a standard error: reason
+    enough to make another plan."""
+    allowed = _allowed(adapters, len(found))
+    return sum(found) > allowed + math.sqrt(allowed)
+
+
 def _allowed(adapters: int, hours: int) -> float:
     """How many adapter-hours of so many hours may be beyond the limits."""
     return max(float(hours >= HOURS), adapters * hours / ONE_IN)

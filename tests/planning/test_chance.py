@@ -9,7 +9,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.planning.chance import HOURS, ONE_IN, by_chance, chance_words, looked_at
+from packer.planning.chance import HOURS, ONE_IN, by_chance, chance_words, looked_at, more_than_chance
 from packer.planning.explain import by_luck
 from packer.planning.explore import Frontier
 from packer.planning.kept import KeptHours
@@ -54,6 +54,17 @@ def test_one_adapter_hour_in_so_many_may_be_beyond(
 def test_hours_are_looked_at_where_none_breaks() -> None:
     """As many as are asked for at the least."""
     assert len(looked_at([0.0], 10, lambda _first, count: [0.0] * count, least=4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("adapters", "found", "more"),
+    [(40, [1.0, 1.0] + [0.0] * 10, False), (40, [3.0] + [0.0] * 11, True), (40, [1.0, 0.0], True),
+     (2_500, [1.0, 1.0, 1.0, 0.0], False), (2_500, [4.0, 0.0, 0.0, 0.0], True), (40, [math.inf, 0.0], True)],
+)  # fmt: skip
+def test_another_plan_takes_more_than_a_doubt(adapters: int, found: list[float], more: bool) -> None:
+    """A plan that is at hand is given up where more adapters are beyond than one adapter-hour in so many, by a standard
+    error of that number."""
+    assert more_than_chance(found, adapters) is more
 
 
 def test_words_count_adapter_hours() -> None:
