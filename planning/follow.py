@@ -58,7 +58,8 @@ def nearby(
     falling = sorted(old, key=lambda item: -item.offered_tok_s(fleet))
     kept = [item for item in old if any(item is each for each in falling[:servers])]
     yield (full := _placed(fleet, kept, len(kept)))
-    lighter = [_lighter(fleet, item, holds) for item in (full if len(kept) == servers else kept)]
+    own = full if len(kept) == servers else [_with_ranks(fleet, item) for item in kept]
+    lighter = [_lighter(fleet, item, holds) for item in own]
     yield (tried := _placed(fleet, lighter, servers))
     for _ in range(REPAIRS):
         lighter = [_lighter(fleet, item, holds) for item in tried]
@@ -66,6 +67,13 @@ def nearby(
         if not 0 < len(given) < len(tried):
             return
         yield (tried := _placed(fleet, lighter, len(lighter), given))
+
+
+def _with_ranks(fleet: Workload, item: Bin) -> Bin:
+    """A running server with slots as large as its adapters have become."""
+    rank = max((slot_rank_for(fleet.adapters[i].rank) for i in item.adapters), default=0)
+    held = dict(zip(item.adapters, item.shares, strict=True))
+    return item if rank <= item.max_lora_rank else _with(fleet, item, held, new=False)
 
 
 def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool]) -> Bin:

@@ -106,3 +106,16 @@ def test_servers_keep_the_numbers_of_the_running_plan(
     for k, j in enumerate(plan.moves.servers):
         now = {plan.workload.names[i] for i in plan.bins[k].adapters}
         assert j is None or now & {busy.names[i] for i in old.bins[j].adapters}
+
+
+def test_a_rank_that_grows_while_servers_are_added(busy: Workload, old: Plan, server: Profile) -> None:
+    """An adapter whose rank no slot of its running server takes gets larger slots, also where it takes more servers."""
+    adapters = [
+        replace(each, rank=64 if k == 3 else each.rank, rate=2.0 * each.rate)
+        for k, each in enumerate(busy.adapters)
+    ]
+    plan = packer.recommend(replace(busy, adapters=tuple(adapters)), server, old_plan=old)
+    assert plan.status is Status.FEASIBLE
+    assert plan.n_gpus > old.n_gpus
+    (home,) = [item for item in plan.bins if 3 in item.adapters]
+    assert home.max_lora_rank == 64
