@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from packer import checks
 from packer.bin import Bin
@@ -18,6 +19,10 @@ from packer.workload import Workload
 
 REPAIRS = 3
 """How often adapters are taken from servers that do not hold to those that do."""
+EXCHANGES = 24
+"""With so many pairs of adapters a server that does not hold is tried with another one."""
+COARSE = 40
+"""Servers with more adapters than this give light ones away instead."""
 
 
 def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
@@ -49,8 +54,9 @@ def gpus_words(plan: Plan) -> str:
 def nearby(
     fleet: Workload, old: Sequence[Bin], servers: int, holds: Callable[[Bin], bool]
 ) -> Iterator[list[Bin]]:
-    """The running servers with newcomers placed; then without the fewest adapters that make each one hold; then what
-    some servers still can't carry on those that can.
+    """The running servers with newcomers placed; then without the fewest adapters that make each one hold; then with
+    one adapter of each such server in exchange for a lighter one; then what some servers still can't carry on those
+    that can.
 
     On at most so many servers: those with the least load are closed, and further ones are opened for what has no place.
     What a closed server had of an adapter goes to the servers that have the rest.
@@ -61,6 +67,8 @@ def nearby(
     own = full if len(kept) == servers else [_with_ranks(fleet, item) for item in kept]
     lighter = [_lighter(fleet, item, holds) for item in own]
     yield (tried := _placed(fleet, lighter, servers))
+    if (exchanged := _exchanged(fleet, full, holds)) is not None:
+        yield exchanged
     for _ in range(REPAIRS):
         lighter = [_lighter(fleet, item, holds) for item in tried]
         given = {k for k, item in enumerate(lighter) if len(item.adapters) < len(tried[k].adapters)}
@@ -85,6 +93,43 @@ def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool]) -> Bin:
         return lighter if lighter is not None and holds(lighter) else None
 
     return lightest(item, here, made) or item
+
+
+def _exchanged(fleet: Workload, bins: Sequence[Bin], holds: Callable[[Bin], bool]) -> list[Bin] | None:
+    """Servers of which each one that does not hold gives an adapter for a lighter one, so that both servers hold.
+
+    First the pairs that level two servers best. None where no server or most of them do not hold, or no pair is found.
+    """
+    made, loads = list(bins), fleet.offered_tok_s_by_adapter
+    over = [k for k, item in enumerate(made) if not holds(item)]
+    if not 0 < len(over) <= len(made) // 2 or len(fleet) > COARSE * len(made):
+        return None
+    for k in over:
+        slack = [(made[k].offered_tok_s(fleet) - other.offered_tok_s(fleet)) / 2.0 for other in made]
+        pairs = [
+            (abs(float(loads[a] - loads[b]) - slack[j]), j, a, b)
+            for j in range(len(made))
+            for a, b in product(made[k].adapters, made[j].adapters)
+            if j not in over and loads[a] > loads[b] and _may_change(fleet, made[k], made[j], (a, b))
+        ]
+        for _, j, a, b in sorted(pairs)[:EXCHANGES]:
+            names = {a: b, b: a}
+            one, other = (
+                replace(item, adapters=tuple(names.get(i, i) for i in item.adapters))
+                for item in (made[k], made[j])
+            )
+            if holds(one) and holds(other):
+                made[k], made[j] = one, other
+                break
+        else:
+            return None
+    return made
+
+
+def _may_change(fleet: Workload, one: Bin, other: Bin, pair: tuple[int, int]) -> bool:
+    """Whether two adapters may change places: both whole, in slots that are large enough."""
+    whole = not (one.is_split or other.is_split)
+    return whole and all(fleet.adapters[i].rank <= min(one.max_lora_rank, other.max_lora_rank) for i in pair)
 
 
 def _placed(fleet: Workload, bins: Sequence[Bin], servers: int, full: Collection[int] = ()) -> list[Bin]:

@@ -119,3 +119,25 @@ def test_a_rank_that_grows_while_servers_are_added(busy: Workload, old: Plan, se
     assert plan.n_gpus > old.n_gpus
     (home,) = [item for item in plan.bins if 3 in item.adapters]
     assert home.max_lora_rank == 64
+
+
+def test_servers_without_room_exchange_adapters(server: Profile) -> None:
+    """Where no other server has room for what one can't carry, it gives an adapter for a lighter one, and no other
+    adapter moves; of servers that are split, or whose slots are too small, nothing is exchanged."""
+    rates = (0.6, 0.5, 0.5, 0.42, 0.45, 0.47)
+    fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
+    old = [Bin((k, k + 1), server.settings(2, 8), server) for k in (0, 2, 4)]
+    most = 1.03 / fleet.rate * fleet.offered_tok_s
+
+    def holds(item: Bin) -> bool:
+        return item.offered_tok_s(fleet) <= most
+
+    assert [holds(item) for item in old] == [False, True, True]
+    found = [bins for bins in nearby(fleet, old, 3, holds) if all(map(holds, bins))]
+    assert found
+    moved = {i for item, was in zip(found[0], old, strict=True) for i in {*item.adapters} - {*was.adapters}}
+    assert len(moved) == 2
+    large = replace(fleet, adapters=(replace(fleet.adapters[0], rank=64), *fleet.adapters[1:]))
+    wider = [replace(old[0], settings=server.settings(2, 64)), *old[1:]]
+    kept = [bins for bins in nearby(large, wider, 3, holds) if all(map(holds, bins))]
+    assert all(0 in bins[0].adapters for bins in kept)
