@@ -24,18 +24,16 @@ def beyond(hours: Sequence[ServerHour]) -> float:
 
 
 def looked_at(
-    found: Sequence[float], adapters: int, further: Callable[[int, int], Sequence[float]], least: int = 0
+    found: Sequence[float], adapters: int, further: Callable[[int, int], Sequence[float]]
 ) -> list[float]:
     """Adapters beyond their limits in as many hours as it takes to tell whether that is chance.
 
     `found`: those of the first hours, infinite where it is not chance. `adapters`: of all servers.
-    `further(first, number)`: those of so many further hours. `least`: so many hours are looked at even where none
-    breaks the limits.
+    `further(first, number)`: those of so many further hours.
     """
     hours = list(found)
-    while len(hours) < HOURS and sum(hours) <= _allowed(adapters, HOURS):
-        told = adapters * len(hours) >= ONE_IN or not any(hours)
-        if told and len(hours) >= least:
+    while any(hours) and sum(hours) <= _allowed(adapters, HOURS):
+        if adapters * len(hours) >= ONE_IN or len(hours) >= HOURS:
             break
         hours += further(len(hours), min(FRESH_HOURS, HOURS - len(hours)))
     return hours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import nsmallest
 from itertools import product
 
 from packer import checks
@@ -100,19 +101,14 @@ def _exchanged(fleet: Workload, bins: Sequence[Bin], holds: Callable[[Bin], bool
 
     First the pairs that level two servers best. None where no server or most of them do not hold, or no pair is found.
     """
-    made, loads = list(bins), fleet.offered_tok_s_by_adapter
+    made = list(bins)
     over = [k for k, item in enumerate(made) if not holds(item)]
     if not 0 < len(over) <= len(made) // 2 or len(fleet) > COARSE * len(made):
         return None
     for k in over:
-        slack = [(made[k].offered_tok_s(fleet) - other.offered_tok_s(fleet)) / 2.0 for other in made]
-        pairs = [
-            (abs(float(loads[a] - loads[b]) - slack[j]), j, a, b)
-            for j in range(len(made))
-            for a, b in product(made[k].adapters, made[j].adapters)
-            if j not in over and loads[a] > loads[b] and _may_change(fleet, made[k], made[j], (a, b))
-        ]
-        for _, j, a, b in sorted(pairs)[:EXCHANGES]:
+        others = {j: other for j, other in enumerate(made) if j not in over}
+        pairs = (pair for j, other in others.items() for pair in _exchanges(fleet, made[k], other, j))
+        for _, j, a, b in nsmallest(EXCHANGES, pairs):
             names = {a: b, b: a}
             one, other = (
                 replace(item, adapters=tuple(names.get(i, i) for i in item.adapters))
@@ -126,10 +122,20 @@ def _exchanged(fleet: Workload, bins: Sequence[Bin], holds: Callable[[Bin], bool
     return made
 
 
-def _may_change(fleet: Workload, one: Bin, other: Bin, pair: tuple[int, int]) -> bool:
-    """Whether two adapters may change places: both whole, in slots that are large enough."""
-    whole = not (one.is_split or other.is_split)
-    return whole and all(fleet.adapters[i].rank <= min(one.max_lora_rank, other.max_lora_rank) for i in pair)
+def _exchanges(fleet: Workload, full: Bin, other: Bin, number: int) -> Iterator[tuple[float, int, int, int]]:
+    """Adapters of a full server and lighter ones of another, whole and in slots that are large enough: how far from
+    level they leave the two, tok/s, the other server's number, and both adapters."""
+    if full.is_split or other.is_split:
+        return
+    loads, slack = fleet.offered_tok_s_by_adapter, full.offered_tok_s(fleet) - other.offered_tok_s(fleet)
+    rank = min(full.max_lora_rank, other.max_lora_rank)
+    mine, theirs = (
+        [(i, float(loads[i])) for i in item.adapters if fleet.adapters[i].rank <= rank]
+        for item in (full, other)
+    )
+    for (a, heavy), (b, light) in product(mine, theirs):
+        if heavy > light:
+            yield abs(heavy - light - slack / 2.0), number, a, b
 
 
 def _placed(fleet: Workload, bins: Sequence[Bin], servers: int, full: Collection[int] = ()) -> list[Bin]:

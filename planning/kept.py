@@ -208,7 +208,9 @@ class KeptHours:
         broken = self._broken(bins, hours)
         return [] if broken and self.all_count and self._is_chance(bins, number, hours, broken) else broken
 
-    def _is_chance(self, bins: Sequence[Bin], number: int, fresh: Sequence[Hour], broken: list[Hour]) -> bool:
+    def _is_chance(
+        self, bins: Sequence[Bin], number: int, looked: Sequence[Hour], broken: list[Hour]
+    ) -> bool:
         """Whether chance alone breaks the limits in some of these hours, the `number`-th set of fresh ones among
         them."""
         adapters = len({i for item in bins for i in item.adapters})
@@ -218,9 +220,8 @@ class KeptHours:
             hours = [(self.workload, seeds.fresh(self.seed, place)) for place in places]
             return [math.inf] if self.simulated.stop() else self._beyond(bins, hours)
 
-        if math.inf in self._beyond(bins, broken):
-            return False
-        found = looked_at(self._beyond(bins, fresh), adapters, further)
+        order = sorted(looked, key=lambda hour: hour not in broken)  # one that is not chance ends it
+        found = looked_at(self._beyond(bins, order), adapters, further)
         if chance := by_chance(found, adapters):
             self.unlucky[tuple(bins)] = found, broken
         return chance

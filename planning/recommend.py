@@ -212,9 +212,11 @@ class Deployment:
     def _by_chance(self, low: int, found: int | None) -> Plan | None:
         """A plan on fewer servers that hours in which others broke the goal, and fresh ones, break by chance alone."""
         job = self.job
-        fewer = [point for point in job.points if low <= len(point.plan.bins) < (found or math.inf)]
-        for point in (each for each in fewer if each.broken_later and not job.over()):
+        most = math.inf if found is None else found
+        for point in job.points:
             bins = point.plan.bins
+            if job.over() or not point.broken_later or not low <= len(bins) < most:
+                continue
             usual = job.kept.holds_in(bins, job.kept.given)
             if usual and not job.kept.broken_later(bins, job.sets, job.kept.added):
                 _, hours = job.kept.unlucky.get(bins, ([], []))

@@ -51,11 +51,6 @@ def test_one_adapter_hour_in_so_many_may_be_beyond(
     assert by_chance(seen, adapters) is chance
 
 
-def test_hours_are_looked_at_where_none_breaks() -> None:
-    """As many as are asked for at the least."""
-    assert len(looked_at([0.0], 10, lambda _first, count: [0.0] * count, least=4)) == 4
-
-
 @pytest.mark.parametrize(
     ("adapters", "found", "more"),
     [(40, [1.0, 1.0] + [0.0] * 10, False), (40, [3.0] + [0.0] * 11, True), (40, [1.0, 0.0], True),
