@@ -305,7 +305,7 @@ class Frontier(Conditions):
         def simulate() -> None:
             bins = () if plan.result().unplaced or self.spare else parts.joined(plan.result().bins)
             slotted = [item.with_slots(likely_slots(self.workload, item)) for item in bins]
-            self.hours.ahead([((item, *hour), FAR_BEYOND) for item in slotted])
+            self.hours.ahead([(self.kept.job(item, hour), FAR_BEYOND) for item in slotted])
 
         if n_gpus not in self._points and n_gpus not in self._begun:
             self._begun.add(n_gpus)

@@ -95,6 +95,19 @@ class KeptHours:
         """The hours that broke a plan."""
         return [hour for hour in self.hours if hour not in (self.given, (self.raised, self.seed))]
 
+    def job(self, item: Bin, hour: Hour) -> Job:
+        """Return the job that simulates a server in an hour.
+
+        All servers share the random numbers of the first hour, which are drawn once. In every fresh hour each server
+        has its own, so that an unlucky draw breaks one server and not all, and each hour tells more about the plan.
+        """
+        fleet, seed = hour
+        return item, fleet, seed if seed == self.seed else seeds.of_server(seed, item.adapters[0])
+
+    def all(self, items: Sequence[Bin], hour: Hour) -> list[ServerHour]:
+        """Simulate servers in an hour to its end."""
+        return self.simulated.each([self.job(item, hour) for item in items])
+
     def drop(self, hours: Sequence[Hour]) -> None:
         """No longer keep the limits in these hours."""
         self.hours = [hour for hour in self.hours if hour not in hours]
@@ -121,9 +134,9 @@ class KeptHours:
         groups = [order[:1], order[1:]] if most is None else [[hour] for hour in order]
         for together, later in zip(groups, [*groups[1:], []], strict=True):
             jobs = [(k, hour) for hour in together for k in range(len(bins)) if worst[k] < enough[k]]
-            next_ = [((bins[k], *hour), enough[k]) for hour in later for k, _ in jobs]
+            next_ = [(self.job(bins[k], hour), enough[k]) for hour in later for k, _ in jobs]
             found = self._used(
-                [(bins[k], *hour) for k, hour in jobs], [enough[k] for k, _ in jobs], next_ or then
+                [self.job(bins[k], hour) for k, hour in jobs], [enough[k] for k, _ in jobs], next_ or then
             )
             for (k, _), used in zip(jobs, found, strict=True):
                 worst[k] = max(worst[k], used)
@@ -145,7 +158,8 @@ class KeptHours:
 
     def short_of_cache(self, bins: Sequence[Bin], hour: Hour) -> list[bool]:
         """Which servers run short of KV cache in an hour, where fewer slots would leave them much more."""
-        shown = self.simulated.judged([(item, *hour) for item in bins], [FAR_BEYOND] * len(bins))
+        jobs = [self.job(item, hour) for item in bins]
+        shown = self.simulated.judged(jobs, [FAR_BEYOND] * len(bins))
         short = [
             each.kv_usage >= USED_UP if isinstance(each, BrokenError) else each.short_of_cache
             for each in shown
@@ -174,18 +188,19 @@ class KeptHours:
         order, open_ = sorted(bins, key=lambda item: -item.offered_tok_s(hours[0][0])), list(hours)
         groups = [order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE)]
         for some, later in zip(groups, [*groups[1:], []], strict=True):
-            jobs, next_ = ([(item, *hour) for item in group for hour in open_] for group in (some, later))
+            jobs, next_ = (
+                [self.job(item, hour) for item in group for hour in open_] for group in (some, later)
+            )
             used = self._used(jobs, [1.0] * len(jobs), [(job, 1.0) for job in next_])
             n = len(open_)
             open_ = [hour for k, hour in enumerate(open_) if max(used[k::n]) <= 1.0]
         return [hour for hour in hours if hour not in open_]
 
     def _enough_keep(self, bins: Sequence[Bin], hour: Hour) -> bool:
-        fleet, seed = hour
-        hours = self.simulated.all(bins, fleet, seed=seed)
+        hours = self.all(bins, hour)
         if not all(served and stable for _, stable, served in (hour.holds for hour in hours)):
             return False
-        used = merged(fleet, bins, hours).slo_used
+        used = merged(hour[0], bins, hours).slo_used
         return int((used <= 1.0).sum()) >= self.required
 
     def fresh(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
@@ -233,7 +248,7 @@ class KeptHours:
         for hour in hours:
             judged: list[ServerHour] = []
             for k in range(0, len(bins), AT_ONCE):
-                jobs = [(item, *hour) for item in bins[k : k + AT_ONCE]]
+                jobs = [self.job(item, hour) for item in bins[k : k + AT_ONCE]]
                 for each in self.simulated.judged(jobs, [MOST] * len(jobs)):
                     if isinstance(each, BrokenError) or each.used > MOST:
                         return [*found, math.inf]
@@ -248,5 +263,4 @@ class KeptHours:
 
     def adapters(self, bins: Sequence[Bin], hour: Hour) -> AdapterFigures:
         """What each adapter gets in an hour."""
-        fleet, seed = hour
-        return merged(fleet, bins, self.simulated.all(bins, fleet, seed=seed))
+        return merged(hour[0], bins, self.all(bins, hour))

@@ -37,11 +37,11 @@ def latency(value_ms: float) -> str:
 
 def late_words(kept: KeptHours, point: FrontierPoint) -> str:
     """How long requests wait where a plan breaks the limits of TTFT, and when; "" where that is not the cause."""
-    for fleet, seed in kept.hours if point.broken_later else [(kept.raised, kept.seed)]:
-        worst = max(kept.simulated.all(point.plan.bins, fleet, seed=seed), key=lambda hour: hour.used)
+    for hour in kept.hours if point.broken_later else [(kept.raised, kept.seed)]:
+        worst = max(kept.all(point.plan.bins, hour), key=lambda each: each.used)
         if 1.0 < worst.used < math.inf and worst.late.size:
             sent_s, waits_ms = worst.late
-            return f": requests wait up to {latency(waits_ms.max())}{_when(sent_s, fleet)}"
+            return f": requests wait up to {latency(waits_ms.max())}{_when(sent_s, hour[0])}"
     return ""
 
 
@@ -60,9 +60,7 @@ def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str,
     """What the first minutes of servers are like, where requests wait for more than twice the limit only or mostly
     then."""
     hours = (*kept.hours, kept.given, *kept.fresh(bins, number))
-    late = np.hstack(
-        [each.late for fleet, seed in hours for each in kept.simulated.all(bins, fleet, seed=seed)]
-    )
+    late = np.hstack([each.late for hour in hours for each in kept.all(bins, hour)])
     early = late[:, starting(late[0], kept.workload)]
     if 2 * early.shape[1] <= late.shape[1] or early[1].max() <= 2.0 * kept.workload.slo.limits.p95_ttft_ms:
         return ()
@@ -110,8 +108,7 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
         return goals  # a wider limit of the TTFT, or a later start, would not help
     if not slo.classes and math.isfinite(slo.limits.p95_ttft_ms) and max(kept.used(bins, [hour])) <= LONGER:
         goals.add(f"--slo p95_ttft_ms={LONGER * slo.limits.p95_ttft_ms:g}")
-    simulated = kept.simulated.all(bins, hour[0], seed=hour[1])
-    if all(starting(each.late[0], hour[0]).all() for each in simulated):
+    if all(starting(each.late[0], hour[0]).all() for each in kept.all(bins, hour)):
         goals.add(AFTER_START)
     return goals
 

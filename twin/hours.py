@@ -314,7 +314,7 @@ class Growth:
         """
         level = 0 if room.slo is None else LEVELS.index(room.slo)
         for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):
-            seed = seeds.fresh(self.hours.seed, place)
+            seed = seeds.of_server(seeds.fresh(self.hours.seed, place), self.item.adapters[0])
             while level > 0 and not self.hours.stop() and not self._hour(level, seed)[0]:
                 level -= 1
         if room.slo in (None, LEVELS[level]):

@@ -10,6 +10,7 @@ from packer import Workload, seeds
 from packer.operate import evaluate
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Plan
+from packer.planning.kept import KeptHours
 from packer.profile import Profile
 from packer.twin.hours import Hours
 
@@ -46,6 +47,7 @@ def test_the_hour_is_one_that_made_no_plan() -> None:
     """The seed of an evaluation is none of those with which plans are searched, confirmed or verified."""
     used = {0, seeds.confirming(0), *(seeds.fresh(0, n) for n in range(1, 20_000))}
     used |= {seeds.further(0, n) for n in range(1_000)}
+    used |= {seeds.of_server(seeds.fresh(0, n), k) for n in range(1, 500) for k in range(200)}
     asked = {seeds.evaluating(0), *(seeds.fresh(seeds.evaluating(0), n) for n in range(1, 12))}
     assert not used & asked
 
@@ -70,8 +72,12 @@ def test_one_hour_that_breaks_is_no_reason_for_another_plan(
     """Where limits break by chance, three further hours are looked at, and eight more where one of them breaks."""
     seed = seeds.evaluating(plan.seed)
     bad = {seeds.fresh(seed, place) if place else seed for place in broken}
+
+    def beyond(_plan: Plan, _changed: object, kept: KeptHours, hour: int | None = None) -> float:
+        return 1.0 * ((kept.seed if hour is None else hour) in bad)
+
     monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
-    monkeypatch.setattr(evaluate, "_beyond", lambda _plan, _changed, _hours, hour: 1.0 * (hour in bad))
+    monkeypatch.setattr(evaluate, "_beyond", beyond)
 
     def limits_kept(
         _plan: Plan, _changed: object, _found: object, hours: Hours

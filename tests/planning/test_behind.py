@@ -16,7 +16,7 @@ PROFILE = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 
 def test_fewer_servers_behind_a_router_are_named_where_they_keep_the_goal() -> None:
     """Adapters that are busy at different times: a server fewer keeps the goal behind the router that is named."""
-    fleet = packer.Workload([packer.Adapter(f"a{i}", 16, 1.25) for i in range(40)])
+    fleet = packer.Workload([packer.Adapter(f"a{i}", 16, 1.25) for i in range(44)])
     apart = fleet.with_arrivals(Arrivals("unpredictable"))
     plan = packer.recommend(apart, PROFILE)
     (said,) = (reason for reason in plan.reasons if ROUTER in reason)

@@ -146,6 +146,11 @@ def test_marks_of_a_server_are_found_in_few_levels(
     assert len(asked) == len(set(asked))
 
 
+def of_first(place: int) -> int:
+    """The seed of the server with the first adapter in a fresh hour."""
+    return seeds.of_server(seeds.fresh(0, place), 0)
+
+
 @pytest.mark.parametrize(
     ("chance", "kind", "end"), [(True, "unpredictable", 3), (True, "poisson", 6), (False, "poisson", 7)]
 )
@@ -155,7 +160,7 @@ def test_room_is_what_the_worst_of_further_hours_leaves(
     """Where limits break by chance, the room is that of the worst hour (of two where hours are alike), which says what
     limits the server; other marks stay, and a server whose limits break at once in another hour keeps the rates as
     given."""
-    worst = {seeds.fresh(0, place): end for place, end in ((1, 6), (2, 3), (3, 5))}
+    worst = {of_first(place): end for place, end in ((1, 6), (2, 3), (3, 5))}
     asked = list[int]()
 
     def run(_item: Bin, fleet: Workload, seed: int) -> tuple[int, int]:
@@ -174,7 +179,7 @@ def test_room_is_what_the_worst_of_further_hours_leaves(
     assert (found.queue, found.starvation) == (LEVELS[9], LEVELS[12])
     assert found.slo == LEVELS[end]
     assert found.usage == (f"{end} at +{LEVELS[end + 1] - 1:.0%}" if chance else rooms[0].usage)
-    worst[seeds.fresh(0, 1)] = -1
+    worst[of_first(1)] = -1
     assert hours.confirmed(rooms, [item], fleet)[0].slo == (1.0 if chance else LEVELS[7])
     assert hours.confirmed((), [item], fleet) == ()
 
@@ -192,7 +197,7 @@ def test_confirmed_room_is_kept_in_each_hour(make_profile: Callable[..., Profile
 
     def used(factor: float) -> float:
         own = item.workload(fleet.scaled(factor))
-        places = [0, *(seeds.fresh(0, place) for place in range(1, 4))]
+        places = [0, *(of_first(place) for place in range(1, 4))]
         return max(
             simulate(own, profile, max_loras=6, max_lora_rank=8, seed=seed).slo_used for seed in places
         )

@@ -1,0 +1,36 @@
+"""Plans are held to hours whose random numbers are known by seed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packer import Adapter, Bin, Profile, Workload, seeds, simulate
+from packer.planning.kept import KeptHours
+from packer.twin.hours import Hours
+
+
+def test_servers_share_the_first_hour_and_draw_their_own_fresh_hours(toy_profile: Profile) -> None:
+    """Two equal servers of other adapters get the same figures in the first hour and different ones in a fresh hour:
+    those of a simulation with the seed of the server."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.3) for k in range(6)])
+    settings = toy_profile.settings(3, 8)
+    servers = [Bin(adapters, settings, toy_profile) for adapters in ((0, 1, 2), (3, 4, 5))]
+    kept = KeptHours(fleet, fleet, 7, Hours(7))
+    first = [hour.adapters.mean_ttft_ms for hour in kept.all(servers, kept.given)]
+    np.testing.assert_array_equal(*first)
+
+    (fresh,) = kept.fresh(servers)[:1]
+    for item, hour in zip(servers, kept.all(servers, fresh), strict=True):
+        own = seeds.of_server(fresh[1], item.adapters[0])
+        run = simulate(item.workload(fleet), toy_profile, max_loras=3, max_lora_rank=8, seed=own)
+        np.testing.assert_array_equal(hour.adapters.mean_ttft_ms, run.adapter_mean_ttft_ms)
+    assert len({seeds.of_server(fresh[1], item.adapters[0]) for item in servers}) == len(servers)
+    assert not np.array_equal(*(hour.adapters.mean_ttft_ms for hour in kept.all(servers, fresh)))
+
+
+def test_parts_of_the_same_adapters_on_equal_servers_are_simulated_once(toy_profile: Profile) -> None:
+    """Replicas are one server to the search: they share their fresh hours, too."""
+    fleet = Workload([Adapter("a", 8, 1.0)])
+    half = Bin((0,), toy_profile.settings(1, 8), toy_profile, (0.5,))
+    kept = KeptHours(fleet, fleet, 0, Hours())
+    assert len({kept.job(item, hour) for item in (half, half) for hour in kept.fresh([half, half])[:1]}) == 1
