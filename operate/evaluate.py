@@ -20,7 +20,7 @@ from packer.operate.changes import Changed, changed_plan
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.chance import beyond, more_than_chance
-from packer.planning.kept import KeptHours
+from packer.planning.kept import Hour, KeptHours
 from packer.planning.rooms import with_room
 from packer.progress import Progress, silent
 from packer.solvers.evaluator import Evaluator
@@ -224,9 +224,7 @@ def _limits_kept(
     figures = [(getattr(found, name), most) for name, most in plan.limits.items()]
     over = any((values > most).any() for values, most in figures)
     # The share of adapters that keep their limits is one of the fleet: on a server with few it may be lower.
-    if over and not (
-        _shared(plan, changed) and not _beyond(plan, changed, _hour(changed, hours, hours.seed))
-    ):
+    if over and not (_shared(plan, changed) and not _beyond(plan, changed, hours, hours.seed)):
         return False, (f"The latency limits break: {plan.goal}",)
     if any((np.isnan(values) & found.feasible).any() for values, _ in figures):
         return True, (f"The latency limits are not evaluated, which the twin does: {plan.goal}",)
@@ -237,12 +235,12 @@ def _usual_hour(plan: Plan, changed: Changed, hours: Hours) -> tuple[int, tuple[
     """The seed of the hour to show, and what is to be said of others: the first, or where that breaks the limits, and
     all but one of a dozen others keep them, or others break them by chance alone, the first of these that does."""
     first, count = hours.seed, 1 + FRESH_HOURS + MORE_HOURS
-    found = [_beyond(plan, changed, _hour(changed, hours, first))]
+    found = [_beyond(plan, changed, hours, first)]
     if not found[0]:
         return first, ()
     places = [first, *(seeds.fresh(first, place) for place in range(1, 1 + count))]
     for seed in places[1:]:
-        found.append(_beyond(plan, changed, _hour(changed, hours, seed)))
+        found.append(_beyond(plan, changed, hours, seed))
         if _broken(found) > 2 and more_than_chance(found, len(changed.workload)):
             return first, ()
     kept = next((seed for seed, each in zip(places, found, strict=True) if not each), None)
@@ -258,10 +256,10 @@ def _kept_elsewhere(plan: Plan, changed: Changed, hours: Hours) -> tuple[bool, t
     no reason to make another plan.
     """
     found: list[float] = []
-    kept, allowed = _hour(changed, hours, hours.seed), 1
+    allowed = 1
     for more in (FRESH_HOURS, MORE_HOURS):
         places = range(len(found) + 1, len(found) + more + 1)
-        now = [_beyond(plan, changed, kept, seeds.fresh(hours.seed, place)) for place in places]
+        now = [_beyond(plan, changed, hours, seeds.fresh(hours.seed, place), apart=True) for place in places]
         found += now
         if _broken(now) != allowed:
             break
@@ -282,15 +280,13 @@ def _broken(found: Sequence[float]) -> int:
     return sum(1 for each in found if each)
 
 
-def _hour(changed: Changed, hours: Hours, seed: int) -> KeptHours:
-    """The hour of a seed, in which all servers share its random numbers (`KeptHours.job`)."""
-    return KeptHours(changed.workload, changed.workload, seed, hours)
-
-
-def _beyond(plan: Plan, changed: Changed, kept: KeptHours, seed: int | None = None) -> float:
-    """Count the adapters beyond their limits as `packer.planning.chance` does, in the hour of `kept` or a fresh one;
-    infinite if the limits are those of servers."""
-    hour = changed.workload, kept.seed if seed is None else seed
+def _beyond(plan: Plan, changed: Changed, hours: Hours, seed: int, *, apart: bool = False) -> float:
+    """Count the adapters beyond their limits in an hour as `packer.planning.chance` does; infinite if the limits are
+    those of servers. `apart`: see `packer.planning.kept.Hour`."""
+    kept, hour = (
+        KeptHours(changed.workload, changed.workload, seed, hours),
+        Hour(changed.workload, seed, apart),
+    )
     if _shared(plan, changed):
         return 0.0 if kept.holds_in(changed.bins, hour) else math.inf
     found = kept.all(changed.bins, hour)

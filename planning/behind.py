@@ -39,7 +39,7 @@ def _holds(job: Frontier, plan: Plan, cluster: Cluster) -> bool:
     """Whether these servers keep the goal in the hours of the plan, and the time suffices to know it."""
     from packer.twin.cluster.simulate import simulate_cluster
 
-    for fleet, seed in (*job.kept.hours, job.kept.given, *job.kept.fresh(plan.bins, job.number)):
-        if job.over() or simulate_cluster(fleet, cluster, router=ROUTER, seed=seed).slo_used > 1.0:
+    for hour in (*job.kept.hours, job.kept.given, *job.kept.fresh(plan.bins, job.number)):
+        if job.over() or simulate_cluster(hour.fleet, cluster, router=ROUTER, seed=hour.seed).slo_used > 1.0:
             return False
     return True

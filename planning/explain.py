@@ -129,7 +129,7 @@ def _unreachable(job: Frontier) -> str:
         return f"{'; '.join(cannot)} for adapter {adapter.name!r}, one request at a time. {help_}"
     allowed = MOST_REPLICAS if job.max_replicas is None else job.max_replicas
     alone = part(job.workload, job.profile, i, allowed)
-    figures = job.kept.adapters([alone], (job.raised, job.seed))
+    figures = job.kept.adapters([alone], job.kept.planned)
     ttft_ms, itl_ms = float(figures.p95_ttft_ms[i]), float(figures.mean_itl_ms[i])
     where = "on a GPU of its own" if allowed == 1 else f"even in {allowed} equal parts on GPUs of their own"
     itl = "" if math.isnan(itl_ms) else f", ITL {itl_ms:.0f} ms"

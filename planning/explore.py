@@ -201,7 +201,7 @@ class Frontier(Conditions):
             return None
         full, _ = self.fullest(bins)
         broken = self.kept.broken_later([full], self.sets)
-        return max(broken, key=lambda hour: self.kept.used([full], [hour])[0], default=None)
+        return self.kept.worst([full], broken) if broken else None
 
     @property
     def number(self) -> int:

@@ -141,7 +141,9 @@ class _Sample:
             self._fleets[step] = sample.scaled(self.tok_s(step) / sample.offered_tok_s)
         sample = self._fleets[step]
         kept = KeptHours(sample, self.hours.at(sample, 1.0 + (job.margin or 0.0)), job.seed, self.hours)
-        kept.hours = [(kept.raised if load is job.raised else sample, seed) for load, seed in self.held]
+        kept.hours = [
+            hour._replace(fleet=kept.raised if hour.fleet is job.raised else sample) for hour in self.held
+        ]
         every = Bin(tuple(range(len(sample))), job.profile.settings(1, self.rank), job.profile)
         return kept, with_most_slots([every], self.slots)[0]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +23,16 @@ from packer.twin.run import Run
 from packer.twin.watch import BrokenError
 from packer.workload import Workload
 
-Hour = tuple[Workload, int]
-"""A fleet, and the seed of the hour in which it is simulated."""
+
+class Hour(NamedTuple):
+    """An hour in which a fleet is simulated. `apart`: every server draws its own random numbers instead of those of
+    the seed."""
+
+    fleet: Workload
+    seed: int
+    apart: bool = False
+
+
 SERVER_HOURS = 12
 """Where arrivals vary, or where chance breaks servers that have parts of adapters alone, servers of few are simulated
 on more fresh hours, together on so many: that none breaks says, with a confidence of 95 %, that less than 22 % of the
@@ -60,15 +70,20 @@ class KeptHours:
     _lone: dict[Bin, Run] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.hours = [(self.raised, self.seed)]
+        self.hours = [self.planned]
         self._varies = self.workload.arrivals.varies
         if self._varies:
             self.hours.append(self.given)
 
     @property
+    def planned(self) -> Hour:
+        """The hour that plans are made for: the rates raised by the margin."""
+        return Hour(self.raised, self.seed)
+
+    @property
     def given(self) -> Hour:
         """The hour whose figures are shown: the rates as given."""
-        return self.workload, self.seed
+        return Hour(self.workload, self.seed)
 
     @property
     def required(self) -> int:
@@ -93,16 +108,24 @@ class KeptHours:
     @property
     def added(self) -> list[Hour]:
         """The hours that broke a plan."""
-        return [hour for hour in self.hours if hour not in (self.given, (self.raised, self.seed))]
+        return [hour for hour in self.hours if hour not in (self.given, self.planned)]
 
     def job(self, item: Bin, hour: Hour) -> Job:
         """Return the job that simulates a server in an hour.
 
-        All servers share the random numbers of the first hour, which are drawn once. In every fresh hour each server
+        Servers that share random numbers are compared by them, and they are drawn once. In a fresh hour each server
         has its own, so that an unlucky draw breaks one server and not all, and each hour tells more about the plan.
         """
-        fleet, seed = hour
-        return item, fleet, seed if seed == self.seed else seeds.of_server(seed, item.adapters[0])
+        return item, hour.fleet, seeds.of_server(hour.seed, item.adapters[0]) if hour.apart else hour.seed
+
+    def worst(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> Hour:
+        """Return, of the hours that break the limits, the one in which a server uses most of them, with the random
+        numbers of that server for all servers."""
+        most_loaded = max(bins, key=lambda item: item.offered_tok_s(self.workload))
+        breaking = self._breaking(bins, hours) if self.all_count else {}
+        pairs = [(breaking.get(hour, most_loaded), hour) for hour in hours]
+        item, hour = max(pairs, key=lambda pair: self.used([pair[0]], [pair[1]])[0])
+        return Hour(*self.job(item, hour)[1:])
 
     def all(self, items: Sequence[Bin], hour: Hour) -> list[ServerHour]:
         """Simulate servers in an hour to its end."""
@@ -184,23 +207,32 @@ class KeptHours:
         """The hours in which the servers break the limits."""
         if not hours or not self.all_count:
             return [hour for hour in hours if not self._enough_keep(bins, hour)]
+        return list(self._breaking(bins, hours))
+
+    def _breaking(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> dict[Hour, Bin]:
+        """Return the hours in which a server breaks its limits, in order, with the server found to do so."""
         # Servers with much load first, a few at a time: one that breaks its limits ends the hour.
-        order, open_ = sorted(bins, key=lambda item: -item.offered_tok_s(hours[0][0])), list(hours)
+        order, open_ = sorted(bins, key=lambda item: -item.offered_tok_s(hours[0].fleet)), list(hours)
+        found: dict[Hour, Bin] = {}
         groups = [order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE)]
-        for some, later in zip(groups, [*groups[1:], []], strict=True):
+        for group, later in zip(groups, [*groups[1:], []], strict=True):
             jobs, next_ = (
-                [self.job(item, hour) for item in group for hour in open_] for group in (some, later)
+                [self.job(item, hour) for item in some for hour in open_] for some in (group, later)
             )
             used = self._used(jobs, [1.0] * len(jobs), [(job, 1.0) for job in next_])
             n = len(open_)
-            open_ = [hour for k, hour in enumerate(open_) if max(used[k::n]) <= 1.0]
-        return [hour for hour in hours if hour not in open_]
+            for k, hour in enumerate(open_):
+                most, item = max(zip(used[k::n], group, strict=True), key=itemgetter(0))
+                if most > 1.0:
+                    found[hour] = item
+            open_ = [hour for hour in open_ if hour not in found]
+        return {hour: found[hour] for hour in hours if hour in found}
 
     def _enough_keep(self, bins: Sequence[Bin], hour: Hour) -> bool:
         hours = self.all(bins, hour)
         if not all(served and stable for _, stable, served in (hour.holds for hour in hours)):
             return False
-        used = merged(hour[0], bins, hours).slo_used
+        used = merged(hour.fleet, bins, hours).slo_used
         return int((used <= 1.0).sum()) >= self.required
 
     def fresh(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
@@ -214,7 +246,11 @@ class KeptHours:
             more = max(more, -(-SERVER_HOURS // different) - FRESH_HOURS)
         places = [*range(first, first + (FRESH_HOURS if chance or more > 0 else 1))]
         places += range(number * MANY + MANY, number * MANY + MANY + more)
-        return [(self.workload, seeds.fresh(self.seed, place)) for place in places]
+        return [self.fresh_hour(place) for place in places]
+
+    def fresh_hour(self, place: int) -> Hour:
+        """Return the hour at the rates as given that has this number."""
+        return Hour(self.workload, seeds.fresh(self.seed, place), apart=True)
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0, earlier: Sequence[Hour] = ()) -> list[Hour]:
         """Of these hours, and of some that broke other plans `earlier`, those that break the limits by more than
@@ -232,7 +268,7 @@ class KeptHours:
 
         def further(first: int, count: int) -> list[float]:
             places = range(FURTHER + number * HOURS + first, FURTHER + number * HOURS + first + count)
-            hours = [(self.workload, seeds.fresh(self.seed, place)) for place in places]
+            hours = [self.fresh_hour(place) for place in places]
             return [math.inf] if self.simulated.stop() else self._beyond(bins, hours)
 
         order = sorted(looked, key=lambda hour: hour not in broken)  # one that is not chance ends it
@@ -263,4 +299,4 @@ class KeptHours:
 
     def adapters(self, bins: Sequence[Bin], hour: Hour) -> AdapterFigures:
         """What each adapter gets in an hour."""
-        return merged(hour[0], bins, self.all(bins, hour))
+        return merged(hour.fleet, bins, self.all(bins, hour))

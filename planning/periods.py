@@ -57,7 +57,7 @@ class Periods:
     def _others(self, busiest: Workload) -> list[Hour]:
         """Hours of the periods in which an adapter is hotter than in the busiest one."""
         hotter = {each.tobytes(): each for each in self.rates if (each > busiest.rates).any()}
-        return [(self._raised(with_rates(self.fleet, each)), self.asked.seed) for each in hotter.values()]
+        return [Hour(self._raised(with_rates(self.fleet, each)), self.asked.seed) for each in hotter.values()]
 
     def _raised(self, fleet: Workload) -> Workload:
         """The fleet at the rates that servers must serve."""

@@ -37,8 +37,6 @@ UNCONFIRMED = (
 )
 ROUNDS = 6
 """How often fresh hours are simulated, each time others."""
-FULL = 6
-"""So many servers, the most loaded ones, say in which of the hours that broke a plan they use most of their limits."""
 BEYOND_SERVERS = 5
 """Plans with more GPUs than needed are made until they have so many servers together."""
 
@@ -201,8 +199,7 @@ class Deployment:
         worst of the hours that broke the plan, too."""
         job, low = self.job, self.first
         assert low is not None
-        full = sorted(plan.bins, key=lambda item: -item.offered_tok_s(self.workload))[:FULL]
-        job.keep(max(job.broken, key=lambda hour: max(job.kept.used(full, [hour]))))
+        job.keep(job.kept.worst(plan.bins, job.broken))
         self.least = low
         if (mended := job.mended([plan.bins], job.broken)) is not None:
             return self._put(mended)

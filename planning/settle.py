@@ -136,7 +136,7 @@ def _climb(
             tries = [k for k in sorted(near) if used[k] > most and len(near[k]) > place]
             others = [best[k].with_slots(near[k][place]) for k in tries]
             then = [
-                ((best[k].with_slots(near[k][place + 1]), *hours[0]), FAR_BEYOND)
+                (kept.job(best[k].with_slots(near[k][place + 1]), hours[0]), FAR_BEYOND)
                 for k in tries
                 if used[k] >= FAR_BEYOND and len(near[k]) > place + 1
             ]

@@ -37,11 +37,11 @@ def latency(value_ms: float) -> str:
 
 def late_words(kept: KeptHours, point: FrontierPoint) -> str:
     """How long requests wait where a plan breaks the limits of TTFT, and when; "" where that is not the cause."""
-    for hour in kept.hours if point.broken_later else [(kept.raised, kept.seed)]:
+    for hour in kept.hours if point.broken_later else [kept.planned]:
         worst = max(kept.all(point.plan.bins, hour), key=lambda each: each.used)
         if 1.0 < worst.used < math.inf and worst.late.size:
             sent_s, waits_ms = worst.late
-            return f": requests wait up to {latency(waits_ms.max())}{_when(sent_s, hour[0])}"
+            return f": requests wait up to {latency(waits_ms.max())}{_when(sent_s, hour.fleet)}"
     return ""
 
 
@@ -82,7 +82,7 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
         bins = point.plan.bins
         goals = _kept(job, bins, job.kept.given) - set(found)  # whose hours are known
         fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)[:1]
-        for hour in ((job.raised, job.seed), *reversed(job.kept.hours), *fresh):
+        for hour in (job.kept.planned, *reversed(job.kept.hours), *fresh):
             goals = goals and goals & _kept(job, bins, hour)
         found |= dict.fromkeys(sorted(goals), point.n_gpus)
     wide, narrow = (found.get(_share(share), math.inf) for share in sorted(SHARES))
@@ -108,7 +108,7 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
         return goals  # a wider limit of the TTFT, or a later start, would not help
     if not slo.classes and math.isfinite(slo.limits.p95_ttft_ms) and max(kept.used(bins, [hour])) <= LONGER:
         goals.add(f"--slo p95_ttft_ms={LONGER * slo.limits.p95_ttft_ms:g}")
-    if all(starting(each.late[0], hour[0]).all() for each in kept.all(bins, hour)):
+    if all(starting(each.late[0], hour.fleet).all() for each in kept.all(bins, hour)):
         goals.add(AFTER_START)
     return goals
 

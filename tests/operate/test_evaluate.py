@@ -10,7 +10,6 @@ from packer import Workload, seeds
 from packer.operate import evaluate
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Plan
-from packer.planning.kept import KeptHours
 from packer.profile import Profile
 from packer.twin.hours import Hours
 
@@ -71,10 +70,12 @@ def test_one_hour_that_breaks_is_no_reason_for_another_plan(
 ) -> None:
     """Where limits break by chance, three further hours are looked at, and eight more where one of them breaks."""
     seed = seeds.evaluating(plan.seed)
+    holds_first = 0 not in broken
     bad = {seeds.fresh(seed, place) if place else seed for place in broken}
 
-    def beyond(_plan: Plan, _changed: object, kept: KeptHours, hour: int | None = None) -> float:
-        return 1.0 * ((kept.seed if hour is None else hour) in bad)
+    def beyond(_plan: Plan, _changed: object, _hours: Hours, hour: int, *, apart: bool = False) -> float:
+        assert apart is (holds_first and hour != seed)
+        return 1.0 * (hour in bad)
 
     monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
     monkeypatch.setattr(evaluate, "_beyond", beyond)

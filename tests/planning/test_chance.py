@@ -12,7 +12,7 @@ from packer.bin import Bin
 from packer.planning.chance import HOURS, ONE_IN, by_chance, chance_words, looked_at, more_than_chance
 from packer.planning.explain import by_luck
 from packer.planning.explore import Frontier
-from packer.planning.kept import KeptHours
+from packer.planning.kept import Hour, KeptHours
 from packer.planning.recommend import Deployment
 from packer.profile import Profile
 from packer.seeds import fresh
@@ -73,11 +73,11 @@ class _Unlucky(KeptHours):
 
     bad: dict[int, float]
 
-    def _broken(self, bins: object, hours: object) -> list[tuple[Workload, int]]:
-        return [hour for hour in hours if hour[1] in self.bad]  # type: ignore[attr-defined]
+    def _broken(self, bins: object, hours: object) -> list[Hour]:
+        return [hour for hour in hours if hour.seed in self.bad]  # type: ignore[attr-defined]
 
     def _beyond(self, bins: object, hours: object) -> list[float]:
-        return [self.bad.get(seed, 0.0) for _, seed in hours]  # type: ignore[attr-defined]
+        return [self.bad.get(hour.seed, 0.0) for hour in hours]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_plan_is_verified_where_chance_alone_breaks_it(
     if lucky:
         found, hours = kept.unlucky[tuple(bins)]
         assert len(found) == (3 if 3 * adapters >= ONE_IN else HOURS)
-        assert [seed for _, seed in hours] == [fresh(7, place) for place in places]
+        assert [hour.seed for hour in hours] == [fresh(7, place) for place in places]
 
 
 @pytest.mark.parametrize("chance", [True, False])
@@ -120,7 +120,7 @@ def test_fewer_servers_that_chance_breaks_are_taken(server: Profile, chance: boo
     hours no longer; else more servers are taken."""
     job = Frontier(Workload([Adapter(f"a{i}", 8, 0.05) for i in range(6)]), server)
     task = Deployment(job)
-    point, hour = job.at(1), (job.workload, 77)
+    point, hour = job.at(1), Hour(job.workload, 77)
     job.kept.add(hour)
     job._points[1] = replace(point, holds=False, broken_later=True)
     bins, asked = point.plan.bins, []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from packer import Adapter, Bin, Profile, Workload, seeds, simulate
+from packer import Adapter, Bin, Goal, Profile, Workload, seeds, simulate
 from packer.planning.kept import KeptHours
 from packer.twin.hours import Hours
 
@@ -34,3 +34,24 @@ def test_parts_of_the_same_adapters_on_equal_servers_are_simulated_once(toy_prof
     half = Bin((0,), toy_profile.settings(1, 8), toy_profile, (0.5,))
     kept = KeptHours(fleet, fleet, 0, Hours())
     assert len({kept.job(item, hour) for item in (half, half) for hour in kept.fresh([half, half])[:1]}) == 1
+
+
+def test_the_draws_that_broke_one_server_are_kept_for_all(toy_profile: Profile) -> None:
+    """Of the hours that break a plan the one that its worst server breaks most is shared by all servers from then on,
+    with the random numbers of that server."""
+    goal = Goal.parse("p95_ttft_ms=300")
+    fleet = Workload([Adapter(f"a{k}", 8, 0.5) for k in range(6)], slo=goal)
+    settings = toy_profile.settings(1, 8)
+    servers = [Bin(adapters, settings, toy_profile) for adapters in ((0, 1, 2), (3, 4, 5))]
+    kept = KeptHours(fleet, fleet, 0, Hours())
+    hours = [kept.fresh_hour(place) for place in range(1, 4)]
+    used = {(k, hour): kept.used([item], [hour])[0] for k, item in enumerate(servers) for hour in hours}
+    broken = [hour for hour in hours if max(used[0, hour], used[1, hour]) > 1.0]
+    assert broken
+    kept.add(kept.worst(servers, broken))
+    worst = kept.hours[0]
+    owner = next((k, hour) for (k, hour) in used if kept.job(servers[k], hour)[1:] == worst[:2])
+    assert not worst.apart
+    assert used[owner] > 1.0
+    assert kept.used([servers[owner[0]]], [worst])[0] == used[owner]
+    assert len({kept.job(item, worst)[2] for item in servers}) == 1

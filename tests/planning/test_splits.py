@@ -8,6 +8,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.planning.explore import WIDE, Frontier
+from packer.planning.kept import Hour
 from packer.planning.recommend import Deployment
 from packer.planning.splits import SLOTS, even_splits
 from packer.profile import Profile
@@ -97,9 +98,9 @@ def test_a_fresh_hour_that_breaks_the_fullest_server_is_kept_before_a_plan_is_ma
 ) -> None:
     """The plan is made for it at once, and judged by the next set of fresh hours."""
     job = Frontier(wide_fleet(3 * WIDE, 0.05), server)
-    hour, asked = (job.workload, 99), []
+    hour, asked = Hour(job.workload, 99), []
 
-    def broken_later(bins: list[Bin], number: int) -> list[tuple[Workload, int]]:
+    def broken_later(bins: list[Bin], number: int) -> list[Hour]:
         asked.append((len(bins), number))
         return [hour]
 
