@@ -32,11 +32,24 @@ def looked_at(
     `further(first, number)`: those of so many further hours.
     """
     hours = list(found)
-    while any(hours) and sum(hours) <= _allowed(adapters, HOURS):
-        if adapters * len(hours) >= ONE_IN or len(hours) >= HOURS:
-            break
-        hours += further(len(hours), min(FRESH_HOURS, HOURS - len(hours)))
+    while (
+        any(hours) and sum(hours) <= at_most(adapters, len(hours)) and (more := _more(adapters, len(hours)))
+    ):
+        hours += further(len(hours), more)
     return hours
+
+
+def _more(adapters: int, hours: int) -> int:
+    """Return how many hours to look at after the first ones; 0: these are enough."""
+    return 0 if adapters * hours >= ONE_IN else max(0, min(FRESH_HOURS, HOURS - hours))
+
+
+def at_most(adapters: int, hours: int) -> float:
+    """Return how many adapter-hours may be beyond their limits in all hours that are looked at, after `hours` of them;
+    more are not chance."""
+    while more := _more(adapters, hours):
+        hours += more
+    return _allowed(adapters, hours)
 
 
 def by_chance(found: Sequence[float], adapters: int) -> bool:

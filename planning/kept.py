@@ -14,7 +14,7 @@ from packer import seeds
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
-from packer.planning.chance import HOURS, MOST, beyond, by_chance, looked_at
+from packer.planning.chance import HOURS, MOST, at_most, beyond, by_chance, looked_at
 from packer.planning.lone import lone_run
 from packer.solvers.candidates import gains_cache
 from packer.twin.hours import FRESH_HOURS, Hours, Job, ServerHour, merged, parts_s
@@ -269,26 +269,34 @@ class KeptHours:
         def further(first: int, count: int) -> list[float]:
             places = range(FURTHER + number * HOURS + first, FURTHER + number * HOURS + first + count)
             hours = [self.fresh_hour(place) for place in places]
-            return [math.inf] if self.simulated.stop() else self._beyond(bins, hours)
+            return [math.inf] if self.simulated.stop() else self._beyond(bins, hours, most)
 
+        most = at_most(adapters, len(looked))
         order = sorted(looked, key=lambda hour: hour not in broken)  # one that is not chance ends it
-        found = looked_at(self._beyond(bins, order), adapters, further)
+        found = looked_at(self._beyond(bins, order, most), adapters, further)
         if chance := by_chance(found, adapters):
             self.unlucky[tuple(bins)] = found, broken
         return chance
 
-    def _beyond(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[float]:
-        """How many adapters are beyond their limits in each hour (`packer.planning.chance.beyond`); an hour that is
-        not chance is the last one."""
-        found: list[float] = []
+    def _beyond(self, bins: Sequence[Bin], hours: Sequence[Hour], most: float) -> list[float]:
+        """Count the adapters beyond their limits in each hour (`packer.planning.chance.beyond`).
+
+        The last count is infinite if a server uses more than `MOST` of its limits or the sum exceeds `most`.
+        """
+        found, breaking = list[float](), self._breaking(bins, hours)
         for hour in hours:
             judged: list[ServerHour] = []
+            order = sorted(
+                bins, key=lambda item: item is not breaking.get(hour)
+            )  # what breaks its limits first
             for k in range(0, len(bins), AT_ONCE):
-                jobs = [self.job(item, hour) for item in bins[k : k + AT_ONCE]]
+                jobs = [self.job(item, hour) for item in order[k : k + AT_ONCE]]
                 for each in self.simulated.judged(jobs, [MOST] * len(jobs)):
                     if isinstance(each, BrokenError) or each.used > MOST:
                         return [*found, math.inf]
                     judged.append(each)
+                if sum(found) + beyond(judged) > most:
+                    return [*found, math.inf]
             found.append(beyond(judged))
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -210,17 +211,19 @@ class Deployment:
         """A plan on fewer servers that hours in which others broke the goal, and fresh ones, break by chance alone."""
         job = self.job
         most = math.inf if found is None else found
-        for point in job.points:
-            bins = point.plan.bins
-            if job.over() or not point.broken_later or not low <= len(bins) < most:
-                continue
-            usual = job.kept.holds_in(bins, job.kept.given)
-            if usual and not job.kept.broken_later(bins, job.sets, job.kept.added):
-                _, hours = job.kept.unlucky.get(bins, ([], []))
-                job.kept.drop(hours)
-                job.sets += 1
-                return replace(self._put(bins), verified=True)
-        return None
+        tried = [each.plan.bins for each in job.points if each.broken_later and low <= each.n_gpus < most]
+
+        def holds(k: int) -> bool:
+            usual = job.kept.holds_in(tried[k], job.kept.given)
+            return usual and not job.kept.broken_later(tried[k], job.sets, job.kept.added)
+
+        first = bisect_left(range(len(tried)), True, key=lambda k: not job.over() and holds(k))
+        if first == len(tried) or job.over():
+            return None
+        _, hours = job.kept.unlucky.get(tried[first], ([], []))
+        job.kept.drop(hours)
+        job.sets += 1
+        return replace(self._put(tried[first]), verified=True)
 
     def look_around(self, _plan: Plan | None = None) -> None:
         """Points with more GPUs, up to where one more gains little, or as far as they take no longer than the plan."""

@@ -30,7 +30,7 @@ from packer.workload import Workload
         (40, [0.0, 0.0, 0.0], [], 3, True),
         (500, [1.0, 0.0, 0.0], [0.0] * 9, 12, True),  # 1.2 of 6,000 adapter-hours
         (1_000, [1.0, 0.0, 0.0], [0.0, 1.0] + [0.0] * 7, 6, False),
-        (1_000, [1.0, 1.0, 0.0], [1.0] + [0.0] * 8, 6, False),
+        (1_000, [1.0, 1.0, 0.0], [], 3, False),  # two are too many of 6,000, whatever the others are
         (2_000, [1.0, 0.0, 0.0], [], 3, True),  # 1.2 of 6,000
         (2_000, [2.0, 0.0, 0.0], [], 3, False),  # so many adapter-hours tell without further ones
     ],
@@ -76,7 +76,7 @@ class _Unlucky(KeptHours):
     def _broken(self, bins: object, hours: object) -> list[Hour]:
         return [hour for hour in hours if hour.seed in self.bad]  # type: ignore[attr-defined]
 
-    def _beyond(self, bins: object, hours: object) -> list[float]:
+    def _beyond(self, bins: object, hours: object, most: float) -> list[float]:
         return [self.bad.get(hour.seed, 0.0) for hour in hours]  # type: ignore[attr-defined]
 
 
