@@ -1,4 +1,4 @@
-"""Profiles by name and as TOML files. The tables are the dataclasses of `packer.profile`."""
+"""Profiles by name and as TOML files, whose tables correspond to the dataclasses of `packer.profile`."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def parse_profile(text: str) -> Profile:
 
 
 def profile_from_dict(data: Any) -> Profile:
-    """The profile in nested dicts, as a plan file embeds it."""
+    """The profile in nested dicts, as embedded in a plan file."""
     return parse(Profile, check_version(data, SCHEMA))
 
 
 def profile_to_dict(profile: Profile) -> dict[str, Any]:
-    """Nested dicts in the shape of the file; keys without a value are left out."""
+    """Nested dicts with the structure of the file; keys without a value are left out."""
     return {"schema": SCHEMA, **toml_table(asdict(profile))}
 
 

@@ -44,7 +44,7 @@ class AnalyticPredictor:
     """Predicts a capacity that falls with the number of adapters, their ranks and the memory of the slots.
 
     Capacity in tok/s = peak × (1 − adapters / 1000) × (1 − mean rank / 256) × √min(1, slots / adapters)
-    × (KV cache left beside slots / KV cache without slots). More adapters of equal rank, or higher ranks, never help.
+    × (KV cache with these slots / KV cache without slots). More adapters of equal rank, or higher ranks, never help.
 
     `peak_tok_s`: capacity without adapters.
     """
