@@ -1,7 +1,7 @@
 """Ray Serve LLM: one LLMConfig for each server, with `lora_config` (ray.serve.llm:build_openai_app).
 
-Ray loads an adapter from `dynamic_lora_loading_path`/NAME at its first request, and holds at most `max_loras` of them.
-Clients request `SERVER:ADAPTER`, as `gpu-0:sql`; of a replicated adapter they choose the server by its share.
+Ray loads an adapter from `dynamic_lora_loading_path`/NAME at its first request, and holds at most `max_loras` adapters.
+Clients request `SERVER:ADAPTER`, such as `gpu-0:sql`. For a replicated adapter, clients choose the server by its share.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
 
 
 def _folder(server: ExportedServer) -> str:
-    """The folder that holds every adapter of a server under its own name."""
+    """The folder that contains every adapter of a server under the adapter's name."""
     folders = set()
     for item in server.modules:
         folder, _, last = item.source.rstrip("/").rpartition("/")
