@@ -76,7 +76,7 @@ class Bin:
 
     @property
     def max_lora_rank(self) -> int:
-        """Largest rank that the server accepts; the rank of every slot."""
+        """Largest rank that the server takes; the rank of every slot."""
         return self.settings.max_lora_rank
 
     @property

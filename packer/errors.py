@@ -1,4 +1,4 @@
-"""Errors that packer raises deliberately, with the exit code of a command that ends with the error.
+"""Everything that packer raises on purpose, with the exit code of a command that ends with it.
 
 PackerError                             exit code 1 unless said otherwise
 ├── InputError (ValueError)            something the user gave is wrong; exit code 2
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class PackerError(Exception):
-    """Base class of every error that packer raises deliberately."""
+    """Root of every error that packer raises on purpose."""
 
     exit_code = 1
 

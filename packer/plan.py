@@ -168,7 +168,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """(value − lower bound) / value, for the first entry of the key, in [0, 1]; None without a bound."""
+        """(value − bound) / value of the first entry of the key, in [0, 1]; None without a bound."""
         if self.lower_bound is None or not self.objective_value or self.status is Status.INFEASIBLE:
             return None
         value = self.objective_value[0]

@@ -35,7 +35,7 @@ def listed(items: Iterable[object], most: int = 8) -> str:
 
 
 def by_rank(ranks: Iterable[int]) -> str:
-    """The number of adapters of each rank, largest rank first: "12×r32, 84×r8"; rank 0 is "base"."""
+    """How many adapters have each rank, the largest first: "12×r32, 84×r8"; rank 0 is "base"."""
     return ", ".join(
         f"{count}×r{rank}" if rank else "base" for rank, count in sorted(Counter(ranks).items(), reverse=True)
     )

@@ -22,7 +22,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
     specs = []
     for server in servers:
         repository, _, tag = server.image.rpartition(":")
-        if not repository or "/" in tag:  # no tag: the last colon precedes a registry's port
+        if not repository or "/" in tag:  # no tag: what follows the last colon is a registry's port
             repository, tag = server.image, "latest"
         settings = {key: value for key, value in server.settings().items() if key not in _BY_OTHER_KEYS}
         flags = [word for key, value in settings.items() for word in _joined(key, value)]

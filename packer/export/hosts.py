@@ -37,7 +37,7 @@ def compose(servers: Servers, options: Options) -> dict[str, str]:
 
 
 def on_one_host(servers: Servers, options: Options) -> Iterator[tuple[ExportedServer, int, list[str]]]:
-    """Each server with its port and its GPUs on a host that all servers share."""
+    """Each server with its port and its GPUs on a host that all of them share."""
     first = 0
     for server in servers:
         yield server, host_port(server.index, options), [str(first + k) for k in range(server.bin.gpus)]

@@ -46,7 +46,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
 
 
 def _folder(server: ExportedServer) -> str:
-    """The folder that contains every adapter of a server under the adapter's name."""
+    """The folder that holds every adapter of a server under its own name."""
     folders = set()
     for item in server.modules:
         folder, _, last = item.source.rstrip("/").rpartition("/")

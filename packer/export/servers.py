@@ -1,6 +1,6 @@
-"""The servers of a plan with what every format needs: names, addresses, flags and adapters.
+"""The servers of a plan as every format needs them: names, addresses, flags and adapters.
 
-Flags are those of vLLM; `packer.export.hosts` has SGLang's.
+The flags are vLLM's; `packer.export.hosts` has SGLang's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAST_PORT = 65_535
 
 
 def engine_flags(engine: EngineSpec) -> dict[str, object]:
-    """vLLM's flags for these settings, by name."""
+    """vLLM's flags of these settings, by name."""
     flags: dict[str, object] = {name.replace("_", "-"): getattr(engine, name) for name in _ALWAYS}
     for name, default in _NOT_DEFAULT.items():
         if (size := getattr(engine, name)) != default:
@@ -156,7 +156,7 @@ class ExportedServer:
         return [quoting.json_text({"name": name, "path": path}) for name, path in paths.items()]
 
     def command(self, port: int) -> list[str]:
-        """The complete command line."""
+        """The whole command line."""
         start = ["vllm", "serve", self.model, "--port", str(port), *quoting.words(self.served_names)]
         modules = ["--lora-modules", *self.lora_modules()] if self.modules else []
         return [*start, *self.flags(), *modules]

@@ -22,7 +22,7 @@ _CHUNK_BYTES = 2**24
 
 @reader
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Content of a regular file, decompressed if it is gzip.
+    """Content of a regular file, unpacked if it is gzip.
 
     Raises `FileFormatError`: the file is missing, not a regular file (a directory, pipe or device), unreadable, empty,
     too large, or a damaged gzip file.
@@ -71,12 +71,12 @@ def _gunzip(data: bytes) -> bytes:
 
 @reader
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Content of a UTF-8 text file, decompressed if it is gzip; the error of an invalid byte names its row."""
+    """Content of a UTF-8 text file, unpacked if it is gzip; the error of a bad byte names its row."""
     return decode(read_bytes(path))
 
 
 def decode(data: bytes) -> str:
-    """UTF-8 bytes of a file as text; the error of an invalid byte names its row."""
+    """UTF-8 bytes of a file as text; the error of a bad byte names its row."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

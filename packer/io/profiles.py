@@ -53,12 +53,12 @@ def parse_profile(text: str) -> Profile:
 
 
 def profile_from_dict(data: Any) -> Profile:
-    """The profile in nested dicts, as embedded in a plan file."""
+    """The profile in nested dicts, as a plan file embeds it."""
     return parse(Profile, check_version(data, SCHEMA))
 
 
 def profile_to_dict(profile: Profile) -> dict[str, Any]:
-    """Nested dicts with the structure of the file; keys without a value are left out."""
+    """Nested dicts in the shape of the file; keys without a value are left out."""
     return {"schema": SCHEMA, **toml_table(asdict(profile))}
 
 

@@ -180,7 +180,7 @@ def first_line(error: BaseException) -> str:
 
 
 def check_columns(names: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> None:
-    """Raise if a column is missing or unknown; the error lists the columns found and expected."""
+    """Raise if a required column is missing or a column is unknown; the error lists the columns found and expected."""
     separators = [sign for sign in (";", "\t", "|") if len(names) == 1 and sign in names[0]]
     if separators:
         rule = f"expected commas between the cells, got {separators[0]!r}: write the table with commas."

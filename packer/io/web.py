@@ -61,7 +61,7 @@ def address_of(text: str, key: str = "") -> Address:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         good = good and text.isprintable() and " " not in text
-    except ValueError:  # a port that is not a number, or an unclosed bracket
+    except ValueError:  # a port that is not a number, a bracket left open
         good = False
     if not good:
         raise ValidationError(f"Expected an address like http://host:8000, got {shown(bare(text))}.")

@@ -1,4 +1,4 @@
-"""The structure of a workload in JSON and YAML, and in plan files, which embed one."""
+"""The shape of a workload in JSON and YAML, and in the plans that embed one."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
 
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
-    """Nested dicts with the structure of the file; `workload_from_dict` returns the same workload."""
+    """Nested dicts in the shape of the file; `workload_from_dict` gives the same workload back."""
     return {
         "schema": SCHEMA,
         "name": workload.name,
@@ -193,7 +193,7 @@ def _goal_to_dict(goal: Goal) -> dict[str, Any]:
 
 
 def lengths_to_dict(lengths: Lengths) -> dict[str, Any]:
-    """A length distribution with the structure of the file."""
+    """A length distribution in the shape of the file."""
     found: dict[str, Any] = {"mean": lengths.mean, "cv": lengths.cv}
     if lengths.kind == "empirical":
         found = {"values": list(lengths.values)}
@@ -204,7 +204,7 @@ def lengths_to_dict(lengths: Lengths) -> dict[str, Any]:
 
 
 def _given(item: Adapter | FineTuning | Sessions) -> dict[str, Any]:
-    """An adapter, a job or sessions with the structure of the file; keys without a value are left out."""
+    """An adapter, a job or sessions in the shape of the file; keys without a value are left out."""
     values = {each.name: getattr(item, each.name) for each in fields(item)}
 
     def written(value: object) -> object:

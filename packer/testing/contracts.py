@@ -7,7 +7,7 @@
         def solver(self):
             return MySolver()
 
-packer's own strategies are tested with the same classes. Requires pytest.
+packer's own strategies are tested with the same classes. pytest is needed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class PredictorContract:
         ]
 
     def test_one_row_per_bin(self, predictor: Predictor, fleet: Workload, bins: list[Bin]) -> None:
-        """It returns one row per bin, and each row has the offered load of its bin."""
+        """It answers with one row per bin, and each row has the offered load of its bin."""
         found = predictor.evaluate(fleet, bins)
         assert len(found) == len(bins)
         np.testing.assert_allclose(found.offered_tok_s, [b.offered_tok_s(fleet) for b in bins], rtol=1e-6)

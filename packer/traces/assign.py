@@ -28,7 +28,7 @@ DEFAULT_EXPONENT = 1.2
 
 
 def popularity(n: int, exponent: float) -> npt.NDArray[np.float64]:
-    """Share of requests for each of n adapters, float64 (n,): proportional to k^−exponent, k = 1 … n."""
+    """Share of the requests of each of n adapters, float64 (n,): proportional to k^−exponent, k = 1 … n."""
     weights = np.arange(1, n + 1, dtype=np.float64) ** -checks.real("exponent", exponent, low=0.0, high=20.0)
     share: npt.NDArray[np.float64] = weights / weights.sum()
     return share
@@ -41,7 +41,7 @@ def adapter_names(n: int) -> tuple[str, ...]:
 
 
 def draw_ranks(n: int, ranks: Sequence[int], rng: np.random.Generator) -> tuple[int, ...]:
-    """Draw n ranks from a set of equally likely ranks."""
+    """n ranks from a set, each equally likely."""
     if not ranks:
         raise ValidationError("Expected at least one rank, got none.")
     for rank in ranks:

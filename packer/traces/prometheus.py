@@ -228,7 +228,7 @@ def _metrics(
 
 
 def _series(answer: Any, label: str, name: str) -> dict[str, dict[float, float]]:
-    """Adapter → time → value, from one response of query_range."""
+    """Adapter → time → value from one answer of query_range."""
     table: dict[str, dict[float, float]] = {}
     for labels, points in _result(answer, name):
         series = table.setdefault(str(labels.get(label, "")) if label else "all", {})

@@ -22,7 +22,7 @@ the same time as the previous request."""
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in order of time.
+    """Requests in the order of time.
 
     `time_s`: float64 (n,), seconds since the first request, sorted.
     `input_tokens`, `output_tokens`: int64 (n,), >= 1.
@@ -67,7 +67,7 @@ class Trace:
 
     @property
     def span_s(self) -> float:
-        """Time from the first request to the last, s."""
+        """Seconds from the first request to the last."""
         return float(self.time_s[-1] - self.time_s[0])
 
     def take(self, rows: IntArray) -> Trace:
@@ -152,7 +152,7 @@ class RequestRows:
 
 
 def trace_of_rows(rows: RequestRows, source: str) -> Trace:
-    """The requests as a trace; requests without tokens are left out and counted in `dropped`.
+    """The requests as a trace, sorted by time; requests without tokens are left out and counted in `dropped`.
 
     Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
     """
