@@ -12,10 +12,10 @@ MAX_RANK = checks.SLOT_RANKS[-1]
 MIN_RATE = 1e-12
 """Smallest request rate, req/s: below it, times between requests overflow."""
 IDLE_RATE = 1e-6
-"""Rate of an adapter that is served but sends nothing, req/s: files may say 0."""
+"""Rate, req/s, that replaces a rate of 0 in files: the adapter is served but gets no requests."""
 MAX_PRIORITY = 10**6
 A_LENGTH = "packer.Lengths.gamma(mean=300, cv=1.1)"
-"""How lengths are made, for messages."""
+"""Example of a length distribution, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class Adapter:
     """A LoRA adapter and its traffic; with rank 0, the requests to the base model itself.
 
     `name`: unique within a workload; up to 256 characters, without control characters.
-    `rank`: LoRA rank, 1 … 512; 0: requests without an adapter, which take no slot and load nothing.
+    `rank`: LoRA rank, 1 … 512. With 0 the requests use no adapter: they take no slot and load nothing.
     `rate`: mean request rate, req/s, at least `MIN_RATE`.
-    `input_tokens`, `output_tokens`: its own length distributions; None takes the workload's.
-    `model`: the base model that it was trained for; None in a fleet of one model. Adapters of different models never
-    share a server.
+    `input_tokens`, `output_tokens`: length distributions; None takes the workload's.
+    `model`: the base model that the adapter was trained for; None in a fleet of one model. Adapters of different
+    models never share a server.
     `slo_class`: the class of limits in the workload's `Goal`; None: the limits of adapters without a class.
-    `shared_prefix_tokens`: tokens that all of its prompts begin with, as a system prompt: part of `input_tokens`.
-    Prefix caching computes them once, as long as the KV cache keeps them.
-    `sessions`: conversations that its requests belong to; None takes the workload's.
-    `priority`: of its requests, on servers with `scheduling_policy` "priority": smaller ones are served first.
-    `acceptance`: share of drafts that are kept, on servers with speculative decoding; None: the profile's.
+    `shared_prefix_tokens`: number of tokens that all prompts begin with, such as a system prompt; included in
+    `input_tokens`. Prefix caching computes the prefix once, as long as the KV cache keeps it.
+    `sessions`: conversations that the requests belong to; None takes the workload's.
+    `priority`: priority of the requests on servers with `scheduling_policy` "priority"; smaller is served first.
+    `acceptance`: share of draft tokens that are accepted by speculative decoding; None takes the profile's.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Adapter:
         checks.keep_real(self, "rate", f"the rate of adapter {self.name!r}", low=MIN_RATE, high=1e6)
 
     def at_rate(self, rate: float) -> Adapter:
-        """The same adapter with another rate, which alone is checked: searches make thousands."""
+        """The same adapter with another rate. Only the rate is checked, because searches make thousands of copies."""
         made, write = object.__new__(Adapter), object.__setattr__
         for name in Adapter.__slots__:
             write(made, name, getattr(self, name))

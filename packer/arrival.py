@@ -1,4 +1,4 @@
-"""How requests arrive: the specification; `packer.twin.arrivals` draws from it."""
+"""Specification of arrival processes; `packer.twin.arrivals` draws requests from it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class RequestTrace:
     `time_s`: float64 (n,), seconds from the start, not decreasing, >= 0.
     `adapter`: int64 (n,), index of the adapter in the workload.
     `input_tokens`, `output_tokens`: int64 (n,), >= 1.
-    `blocks`: what the requests say, in blocks: which of them begin alike. None: no two of them.
-    `end_s`: when the recording ended; None takes a second after the last request. A part of a trace keeps the
-    whole's.
-    `sessions`: int64 (n,), >= 0: which session each request belongs to. None: each is alone. Without `blocks` a
-    request whose prompt is at least as long as all that was said before in its session begins with that.
-    `priority`: int64 (n,): of each request, smaller ones first, on servers with `scheduling_policy` "priority". None:
-    that of its adapter.
-    `step_s`: the times were recorded in multiples of this, s, and are spread over each step; 0: they were not.
-    `start_s`: what the times count from, s since 1970 (UTC), or since the start of a recording without dates.
+    `blocks`: content of the requests as ids of token blocks, which says whose prefixes are equal. None: no two
+    requests share a prefix.
+    `end_s`: when the recording ended; None: one second after the last request. `Workload.subset` keeps it.
+    `sessions`: int64 (n,), >= 0: the session of each request. None: each request is a session of its own. Without
+    `blocks`, a request's prompt begins with all earlier tokens of its session if it is at least as long as they are.
+    `priority`: int64 (n,): priority of each request on servers with `scheduling_policy` "priority"; smaller is served
+    first. None: the priority of its adapter.
+    `step_s`: the recorded times were multiples of `step_s`, s, and were then spread over each step; 0: they were not.
+    `start_s`: origin of the times, s since 1970 (UTC), or since the start of a recording without dates.
     """
 
     time_s: npt.NDArray[np.float64]
@@ -88,7 +88,7 @@ class RequestTrace:
         input_tokens: npt.NDArray[np.int64],
         output_tokens: npt.NDArray[np.int64],
     ) -> RequestTrace:
-        """Requests that were simulated, from their columns."""
+        """A trace of simulated requests from its columns, without checks."""
         made, write = object.__new__(cls), object.__setattr__
         given = (time_s, adapter, input_tokens, output_tokens, None, None, None, None, 0.0, 0.0)
         for each, column in zip(fields(cls), given, strict=True):
@@ -98,7 +98,7 @@ class RequestTrace:
         return made
 
     def _check_blocks(self) -> None:
-        """Each request has the ids of all full blocks of its prompt, and no more than it has blocks."""
+        """Check that each request has ids for all full blocks of its prompt, and at most one id per block."""
         if self.blocks is None:
             return
         n, size, counts = len(self), self.blocks.tokens, self.blocks.counts
@@ -118,13 +118,13 @@ class RequestTrace:
 
     @property
     def span_s(self) -> float:
-        """Time that holds all requests, s; 0 without requests."""
+        """Duration of the trace, s: `end_s`, or its default; 0 without requests and `end_s`."""
         if self.end_s is not None:
             return self.end_s
         return float(self.time_s[-1]) + 1.0 if len(self) else 0.0
 
     def take(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> RequestTrace:
-        """Some of the requests, in order of time; `end_s` is not kept."""
+        """The requests of some rows, which must be in order of time; `end_s` is not kept."""
         return RequestTrace(
             self.time_s[rows], self.adapter[rows], self.input_tokens[rows], self.output_tokens[rows],
             blocks=None if self.blocks is None else self.blocks.take(rows),
@@ -135,7 +135,7 @@ class RequestTrace:
 
     @classmethod
     def joined(cls, parts: Sequence[RequestTrace], *, end_s: float | None = None) -> RequestTrace:
-        """The requests of several traces, one after the other; no two of different traces begin alike."""
+        """The requests of several traces, concatenated; requests of different traces share no prefix and no session."""
         columns = ("time_s", "adapter", "input_tokens", "output_tokens")
         found = [np.concatenate([getattr(part, key) for part in parts]) for key in columns]
         blocks = [part.blocks for part in parts if part.blocks is not None]
@@ -149,7 +149,7 @@ class RequestTrace:
         )  # fmt: skip
 
     def faster(self, factor: float) -> RequestTrace:
-        """The same requests in less time: every rate times `factor`."""
+        """The same requests with all times divided by `factor`, so that every rate is multiplied by it."""
         return replace(
             self, time_s=self.time_s / factor, end_s=self.span_s / factor, step_s=self.step_s / factor
         )
@@ -180,27 +180,27 @@ class Bursts:
 
     @classmethod
     def parse(cls, text: str) -> Bursts:
-        """From the cell of a table: cv;time scale in s:weight;… Raises `ValueError`: it has another form."""
+        """Parse the cell of a table: cv;time scale in s:weight;… Raises `ValueError`: the text has another form."""
         cv, *parts = text.split(";")
         scales = [tuple(map(checks.decimal, part.split(":"))) for part in parts]
         return cls(checks.decimal(cv), tuple((time_s, weight) for time_s, weight in scales))
 
     @property
     def text(self) -> str:
-        """What `parse` reads."""
+        """The text that `parse` reads."""
         return ";".join([repr(self.cv), *(f"{time_s!r}:{weight!r}" for time_s, weight in self.scales)])
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """An arrival process, independent for each adapter unless it has common bursts.
+    """An arrival process. The processes of the adapters are independent, unless they have `common` bursts.
 
     Kinds: "poisson" (exponential gaps); "lognormal" (log-normal gaps with `cv`); "unpredictable" (every
     `period_s` each adapter switches between Poisson and log-normal gaps and halves or doubles its rate,
     clipped to [1/`span`, `span`] times the mean; the paper's unpredictable scenario); "piecewise" (all rates
     times `factors[k]` in the k-th period, repeating); "bursty" (Poisson streams whose rates are multiplied by
     the factor `common`, the same for all adapters, and by a factor `own`, independent for each adapter;
-    rates are the means over the run); "trace" (requests replayed as they were).
+    rates are the means over the run); "trace" (recorded requests are replayed).
     """
 
     kind: Kind = "poisson"
@@ -239,19 +239,19 @@ class Arrivals:
 
     @property
     def varies(self) -> bool:
-        """Whether one hour is unlike another: bursts, changing rates, gaps more irregular than in a Poisson process."""
+        """Whether hours differ: by bursts, changing rates, or gaps more irregular than those of a Poisson process."""
         return self.kind in ("bursty", "unpredictable") or (self.kind == "lognormal" and self.cv > 1.0)
 
     def whole_s(self, at_least_s: float) -> float:
-        """Time after which a run has seen all there is, s: a trace's span; whole cycles of piecewise rates, at
-        least `at_least_s`; that itself where every hour of the arrivals is alike.
+        """Duration of a run that covers the whole process, s: the span of a trace; whole cycles of piecewise rates, at
+        least `at_least_s`; `at_least_s` for other kinds.
         """
         if self.trace is not None:
             return self.trace.span_s or at_least_s
         return self.whole_cycles_s(at_least_s) if self.kind == "piecewise" else at_least_s
 
     def whole_cycles_s(self, at_least_s: float) -> float:
-        """At least so much time, s, after which rates that change by the clock are where they were."""
+        """Shortest time of whole cycles of the rates that is at least `at_least_s`, s; other kinds: `at_least_s`."""
         if self.kind not in ("piecewise", "unpredictable"):
             return at_least_s
         cycle_s = self.period_s * max(1, len(self.factors))

@@ -1,4 +1,4 @@
-"""One server, on one GPU or a tensor-parallel group: its adapters, its settings and its part of their load."""
+"""One server, on one GPU or a tensor-parallel group: its adapters, its settings and its share of their load."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from packer.settings import Settings
 from packer.workload import Workload
 
 indices = Memo[tuple[int, ...], npt.NDArray[np.int64]](lambda adapters: np.array(adapters, dtype=np.int64))
-"""A set of adapters as an array, int64 (n,): searches try the same set with several slots."""
+"""A set of adapters as an array, int64 (n,), memoised because searches try the same set with several `max_loras`."""
 
 whole = lru_cache(maxsize=64)(lambda n: (1.0,) * n)
-"""Shares of n adapters that are all here."""
+"""Shares of n adapters that send all of their requests to one bin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Bin:
     """A set of adapters on one server.
 
     `adapters`: indices into the workload, unique.
-    `settings`: of the kind that the profile takes: `profile.settings(max_loras, max_lora_rank)`.
-    `shares`: part of each adapter's rate that comes here, in ]0, 1]; left out, all are 1, as they are without replicas.
+    `settings`: settings of the profile's kind, from `profile.settings(max_loras, max_lora_rank)`.
+    `shares`: share of each adapter's rate that this server gets, in ]0, 1]; by default all are 1 (no replicas).
     """
 
     adapters: tuple[int, ...]
@@ -61,7 +61,7 @@ class Bin:
     def unchecked(
         cls, adapters: tuple[int, ...], settings: Settings, profile: Profile, shares: tuple[float, ...]
     ) -> Bin:
-        """A bin from its fields: searches make thousands, and plans are checked at the end."""
+        """A bin without checks: searches make thousands of bins, and plans are checked at the end."""
         made, write = object.__new__(cls), object.__setattr__
         write(made, "adapters", adapters)
         write(made, "settings", settings)
@@ -71,7 +71,7 @@ class Bin:
 
     @property
     def max_loras(self) -> int:
-        """Adapters on the GPU at once."""
+        """Largest number of adapters on the GPU at once."""
         return self.settings.max_loras
 
     @property
@@ -81,21 +81,21 @@ class Bin:
 
     @property
     def gpus(self) -> int:
-        """GPUs that the server takes."""
+        """Number of GPUs that the server uses."""
         return self.profile.engine.gpus
 
     @property
     def is_split(self) -> bool:
-        """True if some adapter has only part of its rate here."""
+        """True if some adapter has a share below 1."""
         return self.shares is not (every := whole(len(self.adapters))) and self.shares != every
 
     def workload(self, fleet: Workload) -> Workload:
-        """What this server gets of the fleet's traffic."""
+        """The part of the fleet's traffic that this server gets."""
         all_ = len(self.adapters) == len(fleet) and self.adapters == tuple(range(len(fleet)))
         return fleet if all_ and not self.is_split else fleet.subset(self.adapters, self.shares)
 
     def rates(self, fleet: Workload) -> npt.NDArray[np.float64]:
-        """Rate of each adapter here, float64 (n,), req/s."""
+        """Rate of each adapter on this server, float64 (n,), req/s."""
         rates = fleet.rates[indices(self.adapters)]
         return rates * np.array(self.shares) if self.is_split else rates
 
@@ -104,20 +104,20 @@ class Bin:
         return float(self.rates(fleet) @ fleet.mean_tokens[indices(self.adapters)])
 
     def requests_s(self, fleet: Workload) -> float:
-        """Requests that this server is sent, 1/s."""
+        """Rate of the requests that this server gets, req/s."""
         return float(self.rates(fleet).sum())
 
     def gaps_s(self, fleet: Workload) -> float:
-        """Gaps between output tokens that it is asked for, 1/s: the weight of its mean ITL among servers."""
+        """Offered gaps between output tokens, 1/s: the weight of this server's mean ITL in means over servers."""
         outputs = fleet.mean_output_tokens[indices(self.adapters)]
         return float(self.rates(fleet) @ np.maximum(outputs - 1.0, 0.0))
 
     def under(self, numbers: Sequence[int] | Mapping[int, int]) -> Bin:
-        """The bin with its adapters under other numbers: `numbers[i]` for i."""
+        """The bin with adapter indices replaced: `numbers[i]` for i."""
         return replace(self, adapters=tuple(numbers[i] for i in self.adapters))
 
     def renumbered(self, number: Mapping[int, int]) -> Bin | None:
-        """The bin with its adapters under other numbers; those without one are left out, None if none is left."""
+        """The bin with adapter indices replaced; adapters without a new index are dropped. None if none is left."""
         placed = zip(self.adapters, self.shares, strict=True)
         left = {number[i]: share for i, share in placed if i in number}
         return replace(self, adapters=tuple(left), shares=tuple(left.values())) if left else None

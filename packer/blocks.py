@@ -1,4 +1,4 @@
-"""Content of requests in blocks of tokens: which of them begin alike, as prefix caching sees it."""
+"""Content of requests as blocks of tokens, which tells which requests share prefixes, as prefix caching sees them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from packer.arrays import BoolArray, IntArray
 from packer.errors import ValidationError
 
 FIRST_BLOCK = -1
-"""Stands for the block before the first one of a request."""
+"""Stands for the predecessor of a request's first block."""
 COMPACT = 4
-"""Ids up to so many times their number are checked in a table; larger ones are sorted."""
+"""Ids are checked with a table if all are below `COMPACT` × the number of ids; otherwise they are sorted."""
 
 
 def apart(parts: Sequence[IntArray]) -> list[IntArray]:
-    """Rows of numbers >= 0, raised so that no number of one is in another."""
+    """Rows of numbers >= 0, with an offset added to each row so that no two rows share a number."""
     ends = np.cumsum([int(part.max(initial=-1)) + 1 for part in parts])
     return [
         part + end - (int(part.max(initial=-1)) + 1) for part, end in zip(parts, ends.tolist(), strict=True)
@@ -29,16 +29,16 @@ def apart(parts: Sequence[IntArray]) -> list[IntArray]:
 class Blocks:
     """Ids of the full blocks of each request: first the prompt's, then the output's.
 
-    An id is chained, as the `hash_ids` of Mooncake's traces are: it stands for the content of its block and all that
-    comes before it, so that two requests with equal ids at one place begin alike up to there. vLLM shares cached
-    blocks among requests of the same adapter only (vllm/v1/core/kv_cache_utils.py, `_gen_lora_extra_hash_keys`).
+    Ids are chained, like the `hash_ids` of Mooncake's traces: an id stands for the content of its block and of all
+    blocks before it. Two requests with equal ids at one position share the prefix up to there. vLLM shares cached
+    blocks only among requests of the same adapter (vllm/v1/core/kv_cache_utils.py, `_gen_lora_extra_hash_keys`).
 
     `starts`: int64 (n + 1,): request `i` has `ids[starts[i]:starts[i + 1]]`.
     `ids`: int64, >= 0.
-    `tokens`: tokens of a block, >= 1; need not be the `block_size` of the server.
+    `tokens`: tokens of a block, >= 1; may differ from the `block_size` of the server.
 
-    Raises `ValidationError`: a value breaks a rule, or an id follows two different ones; names the request, counted
-    from 0.
+    Raises `ValidationError`: a value breaks a rule, or an id has two different predecessors; the message names the
+    request, counted from 0.
     """
 
     starts: IntArray
@@ -66,7 +66,7 @@ class Blocks:
 
     @property
     def counts(self) -> IntArray:
-        """Ids of each request, int64 (n,)."""
+        """Number of ids of each request, int64 (n,)."""
         return np.diff(self.starts)
 
     def take(self, rows: slice | IntArray | BoolArray) -> Blocks:
@@ -82,13 +82,13 @@ class Blocks:
 
     @classmethod
     def joined(cls, parts: Sequence[Blocks]) -> Blocks:
-        """The blocks of several traces, one after the other, of equal size: no id of one is one of another."""
+        """The blocks of several traces with equal block sizes, concatenated; ids are offset so that none is shared."""
         counts = np.concatenate([part.counts for part in parts])
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         return cls(starts, np.concatenate(apart([part.ids for part in parts])), parts[0].tokens)
 
     def cut(self, counts: IntArray) -> Blocks:
-        """At most so many of the first blocks of each request, int64 (n,)."""
+        """The first blocks of each request, at most `counts` of them, int64 (n,)."""
         place = np.arange(len(self.ids)) - np.repeat(self.starts[:-1], self.counts)
         kept = np.minimum(counts, self.counts)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
@@ -98,7 +98,7 @@ class Blocks:
         return int(np.searchsorted(self.starts, place, side="right")) - 1
 
     def _check_chain(self) -> None:
-        """Each id has one id before it, in all requests."""
+        """Check that each id has the same predecessor in all requests."""
         ids = self.ids
         if ids.min() < 0:
             place = int(np.argmax(ids < 0))

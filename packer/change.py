@@ -1,4 +1,4 @@
-"""What changes on a running cluster, and when: for schedules, replays, rehearsals and real servers."""
+"""Changes to a running cluster and their times, for schedules, replays, rehearsals and real servers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from packer.errors import ValidationError, shown
 
 @dataclass(frozen=True)
 class Change:
-    """Changes that are made at one time; servers by their number in the cluster, adapters by name.
+    """Changes that are made at one time. Servers are numbers in the cluster, adapters are names.
 
-    `time_s`: when it is made, from the start of the run.
-    `start`: servers that start. They get requests when their start-up time is over.
-    `stop`: servers that get no more requests. They finish those that they have, and are off then.
-    `fail`: servers that are lost at once. The router sends their unfinished requests again, from the beginning.
-    `load`, `unload`: (server, adapter): the server may serve the adapter from now on, or no longer. A load stops
-    vLLM's engine for the time in which the adapter comes from disk.
-    `route`: by adapter: share of its requests by server. Servers that are not named get none by the router `plan`.
+    `time_s`: time from the start of the run, s.
+    `start`: servers that start. They get requests once their start-up time is over.
+    `stop`: servers that get no new requests. They finish the requests that they have, then shut down.
+    `fail`: servers that fail immediately. The router resends their unfinished requests from the beginning.
+    `load`, `unload`: (server, adapter) pairs: the server may serve the adapter from now on, or no longer. A load blocks
+    vLLM's engine while the adapter is read from disk.
+    `route`: adapter → server → share of the adapter's requests. With the router `plan`, other servers get none.
     """
 
     time_s: float
@@ -41,7 +41,7 @@ class Change:
 
     @property
     def servers(self) -> set[int]:
-        """All servers that it names."""
+        """All servers that the change names."""
         named = {*self.start, *self.stop, *self.fail, *(s for s, _ in (*self.load, *self.unload))}
         return named.union(*self.route.values())
 
@@ -50,10 +50,10 @@ class Change:
 class Controller(Protocol):
     """Decides on changes while a cluster runs: an autoscaler, or the loop that follows traffic.
 
-    `period_s`: how often it looks.
+    `period_s`: time between two decisions, s.
     """
 
     period_s: float
 
     def act(self, now_s: float, view: Any) -> Iterable[Change]:
-        """Changes, none of them before `now_s`; `view`: the servers now (`packer.twin.cluster.view.ClusterView`)."""
+        """Changes at or after `now_s`; `view`: the servers now (`packer.twin.cluster.view.ClusterView`)."""

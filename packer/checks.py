@@ -15,11 +15,11 @@ SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 LONGEST_NAME = 256
 MOST_COUNT = 10**8
-"""Of anything that is counted in a profile."""
+"""Largest accepted count in a profile."""
 
 
 def name(what: str, value: object) -> str:
-    """`value`, if it is text of 1 to 256 characters that any file, terminal and command line can hold."""
+    """`value`, if it is text of 1 to 256 characters without control characters and surrogates."""
     if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_NAME:
         rule = f"Expected {what} to be text of 1 to {LONGEST_NAME} characters"
         raise ValidationError(f"{rule}, got {shown(value)}.")
@@ -30,16 +30,16 @@ def name(what: str, value: object) -> str:
 
 
 def instance(what: str, value: object, kind: type, made_by: str) -> None:
-    """Raise unless `value` is a `kind`; `made_by` says how to get one."""
+    """Raise unless `value` is an instance of `kind`; `made_by`: an expression that makes one."""
     if not isinstance(value, kind):
         rule = f"Expected {what} to be a {kind.__name__}, as {made_by} gives"
         raise ValidationError(f"{rule}, got {shown(value)}.")
 
 
 def decimal(text: str) -> float:
-    """The number in a text; float() alone would also take "1_000" and digits of other scripts.
+    """The number in a text; unlike float(), it refuses "1_000" and digits of other scripts.
 
-    Raises `ValueError`: there is none.
+    Raises `ValueError`: the text is not a number.
     """
     if "_" in text or not text.isascii():
         raise ValueError(text)
@@ -65,7 +65,7 @@ def real(name: str, value: object, *, low: float, high: float = math.inf, open_l
 
 
 def time_limit(value: float | None) -> float:
-    """A time limit (s), above 0; infinite where there is none."""
+    """`value` as a time limit, s, if it is > 0; infinity for None."""
     return math.inf if value is None else real("the time limit (s)", value, low=0, open_low=True)
 
 
@@ -81,7 +81,7 @@ def _finite(value: object) -> float:
 
 
 def choice(name: str, value: object, known: Iterable[object]) -> None:
-    """`value` is one of the known ones."""
+    """Raise unless `value` is one of `known`."""
     if value not in (listed := list(known)):
         rule = f"Expected {name} to be one of {', '.join(map(str, listed))}, got {shown(value)}."
         raise ValidationError(rule)
@@ -106,9 +106,9 @@ def slot_rank_for(rank: int) -> int:
 def keep_real(
     spec: object, key: str, what: str = "", *, low: float, high: float = math.inf, open_low: bool = False
 ) -> None:
-    """Check a field of a frozen dataclass and store a plain float: equal numbers must give equal fingerprints.
+    """Check a field of a frozen dataclass and store it as float, so that equal numbers give equal fingerprints.
 
-    `what`: the field in messages; "": its key.
+    `what`: name of the field in messages; "": its key.
     """
     name = key.rpartition(".")[2]
     value = real(what or key, getattr(spec, name), low=low, high=high, open_low=open_low)
@@ -116,6 +116,6 @@ def keep_real(
 
 
 def keep_integer(spec: object, key: str, what: str = "", *, low: int, high: int = MOST_COUNT) -> None:
-    """Check a field of a frozen dataclass and store a plain int."""
+    """Check a field of a frozen dataclass and store it as int."""
     name = key.rpartition(".")[2]
     object.__setattr__(spec, name, integer(what or key, getattr(spec, name), low=low, high=high))

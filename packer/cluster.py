@@ -20,15 +20,15 @@ from packer.settings import MAX_LORAS
 from packer.strategies import Engine
 
 MOST_SERVERS = 1_000_000
-"""Of a cluster."""
+"""Largest number of servers in a cluster."""
 
 
 @dataclass(frozen=True)
 class ServerKind:
     """One way to run a server.
 
-    `max_lora_rank` None: the smallest rank of vLLM's that holds every adapter of the fleet. `engine`: vLLM's, or
-    another (`packer.engines`); a system may replace it.
+    `max_lora_rank` None: the smallest value that vLLM accepts and that holds every adapter of the fleet. `engine`:
+    vLLM or another (`packer.engines`); a system may replace it.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ServerKind:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine: the next `servers` of the cluster share its host memory; `host_bytes` of it hold adapters."""
+    """A machine whose host memory is shared by the next `servers` of the cluster; `host_bytes` of it hold adapters."""
 
     servers: int = 1
     host_bytes: float = math.inf
@@ -58,10 +58,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Store:
-    """Where adapters come from that no host holds.
+    """The store from which adapters are loaded that no host holds.
 
-    A transfer takes `latency_ms` and then its bytes. At most `concurrent` transfers at once, each with the whole
-    bandwidth, in turn; 0: any number, which share it equally.
+    A transfer takes `latency_ms`, then the time to send its bytes. At most `concurrent` transfers run at once, each
+    with the whole bandwidth; further ones wait. 0: any number of transfers run at once and share the bandwidth equally.
     """
 
     bandwidth_bytes_s: float
@@ -80,14 +80,14 @@ class Cluster:
 
     `kinds`: the kinds of server, with unique names.
     `servers`: the kind of each server, by name.
-    `placement`: which adapters each server may serve, with the share of their requests that the router `plan` sends
-    there, in ]0, 1]; None: every server may serve every adapter.
-    `slo`: default limits of a latency goal, ms, by their keys (`packer.goal`): as ttft_ms and tpot_ms of each
-    request.
-    `nodes`: the machines, in the order of the servers; none: one for each server, whose host memory holds everything.
-    `store`: where adapters come from that no host holds; needed if some host memory is limited.
-    `network_ms`: time from the router to a server, and back.
-    `fine_tuning`: what each server trains beside its requests, where the workload does not say.
+    `placement`: for each server, the adapters it may serve, with the share of each adapter's requests that the router
+    `plan` sends to the server, in ]0, 1]; None: every server may serve every adapter.
+    `slo`: default limits of the latency goal, ms, by their keys (`packer.goal`), such as ttft_ms and tpot_ms.
+    `nodes`: the machines, in the order of the servers; empty: each server has its own, whose host memory holds all
+    adapters.
+    `store`: the store of adapters that no host holds; required if some host memory is limited.
+    `network_ms`: network time from the router to a server, and from the server back.
+    `fine_tuning`: fine-tuning job of each server, if the workload has none.
     """
 
     kinds: tuple[ServerKind, ...]
@@ -129,14 +129,14 @@ class Cluster:
 
     @classmethod
     def of(cls, profile: Profile, n: int, *, max_loras: int, max_lora_rank: int | None = None) -> Cluster:
-        """`n` equal servers; each may serve every adapter."""
+        """A cluster of `n` equal servers; each may serve every adapter."""
         checks.integer("the number of servers", n, low=1, high=MOST_SERVERS)
         return cls((ServerKind(profile.name, profile, max_loras, max_lora_rank),), (profile.name,) * n)
 
     def resized(self, n: int) -> Cluster:
-        """`n` servers of this cluster's one kind.
+        """This cluster with `n` servers; all servers must be of one kind.
 
-        Raises `IncompatibleError`: it has several kinds of server, a placement, or nodes with more than one server.
+        Raises `IncompatibleError`: its servers or nodes differ, it has a placement, or a node has several servers.
         """
         if len(set(self.servers)) > 1 or self.placement is not None:
             raise IncompatibleError("Only a cluster of equal servers without a placement can be resized.")

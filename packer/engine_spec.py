@@ -12,20 +12,20 @@ from packer.errors import ValidationError, shown
 from packer.speculation import SpeculationSpec
 
 V1_RELEASE = (0, 8)
-"""First version of vLLM whose V1 engine, with chunked prefills beside decodes, is the default."""
+"""First version of vLLM whose default is the V1 engine, which mixes chunked prefills and decodes in a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """The engine and its settings, by vLLM's names.
 
-    `max_num_seqs` and `max_num_batched_tokens` are those of a data-parallel rank, of `tensor_parallel_size` GPUs.
+    `max_num_seqs` and `max_num_batched_tokens` apply to one data-parallel rank, which has `tensor_parallel_size` GPUs.
     `max_cpu_loras` None: host memory holds every adapter. `prefix_caching` (`--enable-prefix-caching`) and
-    `async_scheduling` None: as the version has it by default (`packer.twin.engine_rules`). `quantization` and
-    `kv_cache_dtype` None: as the checkpoint says. `lora_target_modules`: modules that slots hold, by vLLM's names;
-    empty: all. `max_num_queued_reqs`: requests, waiting or running, beyond which the server refuses more (HTTP 503;
-    from vLLM 0.29 on); None: no limit. `scheduling_policy` "priority": requests with smaller priorities come first, and
-    those with larger ones are preempted (`--scheduling-policy`, `Adapter.priority`). `speculation`: drafts, or None.
+    `async_scheduling` None: the default of the version (`packer.twin.engine_rules`). `quantization` and
+    `kv_cache_dtype` None: taken from the checkpoint. `lora_target_modules`: modules that slots hold, by vLLM's names;
+    empty: all. `max_num_queued_reqs`: waiting + running requests from which the server refuses new ones (HTTP 503;
+    from vLLM 0.29 on); None: no limit. `scheduling_policy` "priority": requests with smaller values run first and
+    preempt the others (`--scheduling-policy`, `Adapter.priority`). `speculation` None: no speculative decoding.
     """
 
     name: str
@@ -54,7 +54,7 @@ class EngineSpec:
             checks.keep_integer(self, f"engine.{key}", low=1)
         checks.keep_integer(self, "engine.max_num_batched_tokens", low=self.max_num_seqs)
         checks.keep_real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
-        if self.speculation is not None:  # a request with its drafts fits into a step
+        if self.speculation is not None:  # a request with its drafts must fit into a step
             self.speculation.check_fits(self.max_num_batched_tokens)
         checks.choice("engine.scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         for key in ("max_cpu_loras", "max_num_queued_reqs"):
@@ -71,27 +71,27 @@ class EngineSpec:
 
     @property
     def gpus(self) -> int:
-        """GPUs of a server: those of each data-parallel rank, times the ranks."""
+        """Number of GPUs of a server: GPUs of a data-parallel rank × number of ranks."""
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
     def server_seqs(self) -> int:
-        """Requests that run at most on all ranks together."""
+        """Largest number of running requests on all ranks together."""
         return self.max_num_seqs * self.data_parallel_size
 
     @property
     def server_tokens(self) -> int:
-        """Tokens of a step at most on all ranks together."""
+        """Largest number of tokens of a step on all ranks together."""
         return self.max_num_batched_tokens * self.data_parallel_size
 
     @property
     def least_tokens(self) -> int:
-        """KV tokens of a request of `max_model_len` on each rank."""
+        """KV cache, in tokens over all ranks, that holds one request of `max_model_len` on each rank."""
         return self.max_model_len * self.data_parallel_size
 
     @property
     def arguments(self) -> dict[str, object]:
-        """vLLM's flags with a value that start what is simulated where neither checkpoint nor default says it."""
+        """Flags with values that make vLLM run as simulated, where its defaults and the checkpoint would not."""
         given = {
             "max-num-queued-reqs": self.max_num_queued_reqs,
             "speculative-config": self.speculation and json.dumps(self.speculation.config),
@@ -104,15 +104,15 @@ class EngineSpec:
 
     @property
     def release(self) -> tuple[int, int]:
-        """Major and minor number of vLLM's version; of another engine, or without numbers, `V1_RELEASE`."""
+        """Major and minor version of vLLM; `V1_RELEASE` for another engine or a version without numbers."""
         numbers = re.match(r"v?(\d+)\.(\d+)", self.version)
         return (int(numbers[1]), int(numbers[2])) if numbers and self.name == "vllm" else V1_RELEASE
 
     @property
     def switches(self) -> dict[str, bool]:
-        """vLLM's flags that start what is simulated where that is not left to the version's default: name, on or off.
+        """Boolean flags that make vLLM run as simulated: name → on or off. Settings left to the default have no flag.
 
-        0.8 caches prefixes by default; its profiles are simulated without (`packer.twin.engine_rules`).
+        vLLM 0.8 caches prefixes by default, but its profiles are simulated without (`packer.twin.engine_rules`).
         """
         if self.name != "vllm":
             return {}
@@ -120,7 +120,7 @@ class EngineSpec:
         if caching is None and V1_RELEASE <= self.release < (0, 9):
             caching = False
         given = {"enable-prefix-caching": caching}
-        if self.data_parallel_size > 1:  # without it experts are split as weights are, over all ranks
+        if self.data_parallel_size > 1:  # without this flag, vLLM shards each expert over all ranks
             given["enable-expert-parallel"] = True
         if self.release >= (0, 10):
             given["async-scheduling"] = self.async_scheduling

@@ -1,4 +1,4 @@
-"""Engines by name, and vLLM's; others are registered as plug-ins are (`packer.strategies.Engine`)."""
+"""Engines by name, and vLLM's own; others are registered like plug-ins (`packer.strategies.Engine`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Vllm:
     cv: ClassVar[float] = 0.0
 
     def refusal(self, policy: str, loading: str, form: str) -> str | None:
-        """It has a cache policy of its own, and loads adapters in a step."""
+        """Refuse cache policies other than "lru", and loading outside a step; any step law is accepted."""
         if policy != "lru":
             return f"vLLM has a cache policy of its own, lru, and can't have {policy!r}"
         if loading not in ("blocking", "none"):
@@ -28,15 +28,15 @@ class Vllm:
         return None
 
     def longest_request(self, setup: Any) -> int:
-        """By the profile's max_model_len and the KV cache."""
+        """The limit given by the profile's `max_model_len` and the KV cache."""
         return int(setup.server.longest_request())
 
     def prepare(self, setup: Any, state: Any) -> Any:
-        """Nothing more than what the profile says."""
+        """Return the state unchanged: the profile has all settings."""
         return state
 
     def kernels(self) -> None:
-        """The loop's own."""
+        """None, which stands for vLLM's kernels."""
 
 
 VLLM = Vllm()
@@ -45,8 +45,8 @@ VLLM = Vllm()
 def engine_of(spec: str) -> Engine:
     """The engine that a text names, with parameters as in "lightllm:max_wait_tokens=1".
 
-    Raises `UnknownNameError`: there is no such engine; `ValidationError`: it has no such parameter, or the value
-    breaks a rule.
+    Raises `UnknownNameError`: no engine has this name; `ValidationError`: the engine has no such parameter, or a
+    value breaks a rule.
     """
     engine: Engine = registry.make("engine", spec)
     return engine

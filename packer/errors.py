@@ -3,9 +3,9 @@
 PackerError                             exit code 1 unless said otherwise
 ├── InputError (ValueError)            something the user gave is wrong; exit code 2
 │   ├── ValidationError                a value breaks a rule
-│   │   └── InfeasibleError            no plan serves what a whole schedule asks for; exit code 3
+│   │   └── InfeasibleError            no plan serves every period of a schedule; exit code 3
 │   ├── FileFormatError                a file can't be read as what it should be (file, row, column)
-│   ├── SourceError                    a service that data are read from (Prometheus) is unreachable or refused
+│   ├── SourceError                    a data service (Prometheus) is unreachable or refuses
 │   ├── UnknownNameError (LookupError) no profile, solver, … of that name
 │   ├── IncompatibleError              two choices don't fit together
 │   ├── ModelError                     a saved model or profile is damaged or doesn't match
@@ -40,7 +40,7 @@ class PackerError(Exception):
 
 
 class InputError(PackerError, ValueError):
-    """Something that the user gave, or named for packer to use, is wrong."""
+    """An input of the user, or something that it names, is wrong."""
 
     exit_code = 2
 
@@ -50,7 +50,7 @@ class ValidationError(InputError):
 
 
 class InfeasibleError(ValidationError):
-    """No plan serves what a whole schedule asks for; its message says what would."""
+    """No plan serves every period of a schedule; the message says what would help."""
 
     exit_code = 3
 
@@ -59,10 +59,10 @@ class FileFormatError(InputError):
     """A file can't be read as what it should be.
 
     `message`: the rule that is broken, and the value received.
-    `path`: the file; where the place of the error does not know it, `reading` adds it.
+    `path`: the file; `reading` adds it to errors raised without a path.
     `row`: line number of a text file, counted from 1 with the header as row 1.
     `column`: column of a table.
-    `key`: key of a structured file, as in `engine.max_num_seqs`.
+    `key`: key of a structured file, such as `engine.max_num_seqs`.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class FileFormatError(InputError):
 
 
 class SourceError(InputError):
-    """A service that data are read from, as a file would be, is unreachable or refused."""
+    """A service from which data are read is unreachable or refuses the request."""
 
 
 MOST_LISTED, LISTED = 40, 8
-"""Names that are listed all, and how many where there are more."""
+"""An error lists all known names up to `MOST_LISTED` of them; if there are more, it lists `LISTED`."""
 
 
 class UnknownNameError(InputError, LookupError):
-    """No thing of that kind has that name; lists the known ones and the nearest match."""
+    """Nothing of this kind has this name; the message lists the known names and the nearest match."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         self.kind, self.name, self.known = kind, name, tuple(sorted(known))
@@ -119,7 +119,7 @@ class PluginError(InputError):
 
 
 class LiveError(PackerError):
-    """A real server failed, hung or refused: the input may be right, but the work could not be done."""
+    """A real server failed, hung or refused; the input may be valid."""
 
     exit_code = 3
 
@@ -129,7 +129,7 @@ class VerificationError(PackerError):
 
 
 class KernelsNotKeptWarning(RuntimeWarning):
-    """Compiled code can't be kept: each process compiles it again. A command prints it as one line."""
+    """Compiled code can't be cached, so each process compiles it again. A command prints the warning as one line."""
 
 
 def shown(value: object) -> str:
@@ -139,11 +139,11 @@ def shown(value: object) -> str:
 
 
 LONGEST_WORD, LONGEST_PATH, LONGEST_TEXT = 200, 1000, 10_000
-"""Characters of a value, of a path and of a message that are shown."""
+"""Largest number of characters that are shown of a word, of a path and of a whole message."""
 
 
 def brief(text: str) -> str:
-    """A message in which no word, and not the whole, is too long to be read."""
+    """A message with overlong words, and the whole, cut to readable lengths."""
 
     def cut(word: re.Match[str]) -> str:
         longest = LONGEST_PATH if "/" in word[0][:LONGEST_WORD] else LONGEST_WORD
@@ -155,7 +155,7 @@ def brief(text: str) -> str:
 
 @contextmanager
 def plugged(who: str) -> Iterator[None]:
-    """What a strategy of another package raises in the block is a `PluginError`, unless it is an error of packer's."""
+    """Turn errors that the block raises, other than packer's own, into a `PluginError` of the strategy `who`."""
     try:
         yield
     except PackerError:
@@ -165,7 +165,7 @@ def plugged(who: str) -> Iterator[None]:
 
 
 def raised(error: BaseException) -> str:
-    """What an error of other code says, and where it was raised."""
+    """The message of an error of other code, and the file and line that raised it."""
     where = error.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next
@@ -176,7 +176,7 @@ def raised(error: BaseException) -> str:
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the block that name no file are errors of this one."""
+    """Add `path` to each `FileFormatError` of the block that names no file."""
     try:
         yield
     except FileFormatError as error:
@@ -185,7 +185,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], T]:
-    """A function whose first parameter is the path of the file that its errors are about."""
+    """Decorate a function that reads the file `path`: its errors name the file, and say what else the file may be."""
 
     @wraps(read)
     def named(path: A, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -197,7 +197,7 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
 
             expected, found, foreign = hint(path, read.__name__)
             if found and (foreign or error.row == 1 or (error.row is None and (error.key or error.column))):
-                # Which rule of its own format a file of another kind breaks is no news.
+                # For a file of another kind, the rule of the expected format that it breaks says nothing useful.
                 error.args = (f"{expected} {found}",)
                 error.row = error.column = error.key = None
             elif found:
@@ -209,7 +209,7 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
 
 @contextmanager
 def located(key: str | None = None) -> Iterator[None]:
-    """A rule that is broken in the block is an error of the file that is read, at this key."""
+    """Turn a `ValidationError` of the block into a `FileFormatError` at `key`."""
     try:
         yield
     except ValidationError as error:

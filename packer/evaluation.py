@@ -1,4 +1,4 @@
-"""What a predictor says of servers. Each figure is declared once, with its unit and its name in tables."""
+"""Figures that a predictor gives for servers. Each is declared once, with its unit and its name in tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 STARVATION_THRESHOLD = 0.9
-"""Starved: completes less than this share of the tokens sent (arXiv 2602.24044, section 3)."""
+"""A server is starved if it completes less than this share of the tokens sent (arXiv 2602.24044, section 3)."""
 
 Number = TypeVar("Number")
 Flag = TypeVar("Flag")
@@ -20,7 +20,7 @@ Flag = TypeVar("Flag")
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """How a figure is shown: name, unit, decimals; `column` names it at the head of a column."""
+    """How a figure is shown: name, unit, decimals. `column`: its name in column headers, if not `text`."""
 
     text: str
     unit: str = ""
@@ -29,17 +29,17 @@ class Label:
 
     @property
     def title(self) -> str:
-        """The name at the head of a chart."""
+        """The name as the title of a chart."""
         return self.text[0].upper() + self.text[1:]
 
     @property
     def head(self) -> str:
-        """Name and unit at the head of a column."""
+        """Name and unit for the header of a column."""
         return f"{self.text if self.column is None else self.column} {self.unit}".strip()
 
 
 def mean_of(values: npt.ArrayLike, weights: npt.ArrayLike) -> float:
-    """The weighted mean of what is known; NaN where nothing is. `values`, `weights`: float64 (n,)."""
+    """Weighted mean of the values that are not NaN; NaN if there are none. `values`, `weights`: float64 (n,)."""
     value, weight = np.asarray(values, np.float64), np.asarray(weights, np.float64)
     known = ~np.isnan(value) & (weight > 0.0)
     return float(np.average(value[known], weights=weight[known])) if known.any() else math.nan
@@ -56,7 +56,7 @@ def _shown(text: str, unit: str = "", digits: int = 0, column: str | None = None
 
 @dataclass(frozen=True, slots=True)
 class _Figures(Generic[Number, Flag]):
-    """The figures of one server, or of many as columns."""
+    """The figures of one server as scalars, or of many servers as columns."""
 
     offered_tok_s: Number = field(metadata=_shown("offered load", "tok/s", column="offered"))
     total_token_throughput: Number = field(metadata=_shown("throughput", "tok/s", column=""))
@@ -84,19 +84,19 @@ class _Figures(Generic[Number, Flag]):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation(_Figures[float, bool]):
-    """What a predictor says of one server.
+    """The figures that a predictor gives for one server.
 
-    Latencies are NaN where the server does not start; `starvation_probability` is 0 or 1 from a predictor that
-    doesn't estimate it. `tuning_tok_s`: tokens on which the server trains beside its requests. The figures of
-    `SIMULATED` are NaN from one that does not simulate requests: the highest
-    95th percentile of an adapter's TTFT, how much of its limits (`Workload.slo`) the adapter nearest to them uses
-    (infinite where the server starves or its queue grows), the share of requests within them, their throughput.
-    `stable`: its queue does not grow (`Run.stable`); true from a predictor that does not evaluate queues.
+    Latencies are NaN if the server does not start. `starvation_probability` is 0 or 1 if the predictor does not
+    estimate it. `tuning_tok_s`: throughput of fine-tuning on the server. The figures of `SIMULATED` are NaN if the
+    predictor does not simulate requests: the highest p95 TTFT of an adapter; the share of its latency limits
+    (`Workload.slo`) that the adapter nearest to them uses, infinite if the server starves or its queue grows; the
+    share of requests within the limits; the throughput of these requests.
+    `stable`: the queue does not grow (`Run.stable`); true if the predictor does not evaluate queues.
     """
 
     @property
     def feasible(self) -> bool:
-        """Neither starved nor a memory error."""
+        """Whether the server neither starves nor has a memory error."""
         return not (self.starved or self.memory_error)
 
     @property
@@ -127,7 +127,7 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
 
     @property
     def feasible(self) -> npt.NDArray[np.bool_]:
-        """Neither starved nor a memory error, bool (n,)."""
+        """Whether each server neither starves nor has a memory error, bool (n,)."""
         return ~(self.starved | self.memory_error)
 
     def __len__(self) -> int:
@@ -144,10 +144,10 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
 
 
 class AdapterFigures(NamedTuple):
-    """What each adapter of a server or of a plan gets, float64 (n,) each; NaN where nothing was completed.
+    """Figures of each adapter of a server or plan, float64 (n,) each; NaN if none of its requests completed.
 
-    TTFT in ms (mean, and 95th percentile: that of its server where it has few requests), mean ITL in ms, the share
-    of its requests within its limits (`Workload.slo`), and how much of the limits it uses: above 1 it breaks them.
+    Mean and p95 TTFT in ms (an adapter with few requests has the p95 of its server), mean ITL in ms, the share of
+    requests within the adapter's limits (`Workload.slo`), and the share of the limits used: above 1 they are broken.
     """
 
     mean_ttft_ms: npt.NDArray[np.float64]
@@ -157,7 +157,7 @@ class AdapterFigures(NamedTuple):
     slo_used: npt.NDArray[np.float64]
 
     def to_show(self) -> AdapterFigures:
-        """With no percentile where nothing was completed: planners compare 0."""
+        """The figures with a p95 of NaN for adapters without completed requests; planners compare 0 instead."""
         return self._replace(p95_ttft_ms=np.where(np.isnan(self.mean_ttft_ms), np.nan, self.p95_ttft_ms))
 
 
@@ -169,7 +169,7 @@ _OPTIONAL = tuple(item.name for item in fields(Evaluation) if item.default is no
 
 @lru_cache(maxsize=256)
 def unsimulated(n: int) -> tuple[npt.NDArray[np.float64], ...]:
-    """Read-only columns of n servers for `tuning_tok_s` and `SIMULATED`: searches need thousands of the same."""
+    """Read-only columns of n servers for `tuning_tok_s` and `SIMULATED`, cached: searches need thousands of them."""
     return (np.broadcast_to(_NONE, n), *[np.broadcast_to(_UNKNOWN, n)] * len(SIMULATED))
 
 
@@ -179,7 +179,7 @@ PLAN_FIGURES: Mapping[str, Label] = {
     **{name: FIGURES[name] for name in ("mean_itl_ms", "slo_attainment", "goodput_tok_s")},
     "price_per_hour": Label("price per hour", digits=2, column="price/h"),
 }
-"""Every figure of a plan over all its requests, as `packer.planning.frontier.FrontierPoint` has them."""
+"""Every figure of a plan over all its requests, by its name in `packer.planning.frontier.FrontierPoint`."""
 
 SIMULATED = ("worst_adapter_ttft_ms", "slo_used", "slo_attainment", "goodput_tok_s")
 """Figures that only a simulation of requests gives."""

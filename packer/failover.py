@@ -1,4 +1,4 @@
-"""Where the adapters of a server go that is lost."""
+"""Reassignment of adapters when a server is lost."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from packer.workload import Workload
 def without_server(
     workload: Workload, bins: Sequence[Bin], lost: int
 ) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
-    """The other bins with the adapters of a lost one, in their order, and the adapters that none of them can hold.
+    """The remaining bins, in order, with the adapters of the lost bin; and the adapters that fit on none of them.
 
-    What a replica served goes to the other replicas of its adapter in proportion to their shares. An adapter that
-    was there as a whole goes to the server with the least offered load whose slots are large enough, the adapter
-    with the largest load first.
+    The share of a lost replica is divided among the adapter's other replicas in proportion to their shares. An adapter
+    without another replica goes to the server of its base model with the least offered load whose slots are large
+    enough; adapters with the largest load are placed first.
     """
     left = [item for k, item in enumerate(bins) if k != lost]
     shares = [dict(zip(item.adapters, item.shares, strict=True)) for item in left]
@@ -38,10 +38,10 @@ def without_server(
 def placed(
     workload: Workload, bins: Sequence[Bin], adapters: Sequence[int]
 ) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
-    """The bins with further adapters, and those that none of them can hold.
+    """The bins with `adapters` added, and the adapters that fit on none of them.
 
-    Each goes to the server of its base model with the least offered load whose slots are large enough, the adapter
-    with the largest load first.
+    Each adapter goes to the server of its base model with the least offered load whose slots are large enough;
+    adapters with the largest load are placed first.
     """
     found = list(bins)
     loads = [item.offered_tok_s(workload) for item in found]
@@ -71,9 +71,9 @@ def _with(item: Bin, shares: dict[int, float]) -> Bin:
 def with_slots_for_loss(
     workload: Workload, bins: Sequence[Bin], slotted: Callable[[Sequence[Bin]], Sequence[Bin] | None]
 ) -> list[Bin] | None:
-    """The bins with the slots that they need when any other one is lost; None if an adapter has no place then.
+    """The bins with enough slots for the loss of any other bin; None if an adapter then fits nowhere.
 
-    `slotted`: what is left of the bins with the slots that these need; None if no number is enough.
+    `slotted`: gives the remaining bins the slots that they need; None if no number of slots is enough.
     """
     slots = [item.max_loras for item in bins]
     for lost in range(len(bins)):

@@ -16,11 +16,11 @@ SCHEMA = 1
 
 
 def fingerprint(**parts: object) -> str:
-    """SHA-256 of the canonical form of named parts: 16 hex digits.
+    """First 16 hex digits of the SHA-256 of the canonical form of named parts.
 
-    Fields of dataclasses that have their default value are left out, and so are empty parts: a new field with
-    a default, or a new part that is empty by default, changes no fingerprint. Equal numbers of different types
-    give the same fingerprint; the order of keys does not matter.
+    Dataclass fields with their default value and empty parts are left out. A new field with a default, or a new
+    part that is empty by default, therefore changes no fingerprint. Equal numbers of different types give the same
+    fingerprint; the order of keys does not matter.
     """
     filled = {name: form for name, part in parts.items() if (form := canonical(part)) not in (None, {}, [])}
     text = json.dumps({"schema": SCHEMA, "parts": filled}, sort_keys=True, separators=(",", ":"))
@@ -51,7 +51,7 @@ def canonical(value: Any) -> Any:
 
 @cache
 def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
-    """Fields of a dataclass with their defaults, `MISSING` where there is none."""
+    """Fields of a dataclass with their defaults; `MISSING` for fields without one."""
     return tuple(
         (item.name, item.default if item.default_factory is MISSING else item.default_factory())
         for item in fields(kind)

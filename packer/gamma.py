@@ -1,4 +1,4 @@
-"""Quantiles of gamma distributions, of many shapes at once: importing SciPy takes longer than all that a plan needs."""
+"""Quantiles of gamma distributions for many shapes at once, without SciPy: its import takes longer than a plan."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from packer.arrays import FloatArray
 
 Z_MAX = 8.0
-"""Largest standard-normal score, either way."""
+"""Largest absolute standard-normal score."""
 SHAPES = (0.1, 1e4)
-"""Between these a Chebyshev series of `NODES` terms gives quantiles to 3e-8, usual ones to 1e-12, and its sums
-converge; others are SciPy's."""
+"""Shapes in this range use a Chebyshev series of `NODES` terms: the error is at most 3e-8, usually 1e-12, and the sums
+converge. For other shapes SciPy is used."""
 NODES = 96
 CLOSE = 1e-5
-"""A step after which its cube is left, which is nothing."""
+"""Halley's method stops after a step below this: the remaining error is about the cube of the step, negligible."""
 _ANGLES = (np.arange(NODES) + 0.5) * (np.pi / NODES)
 
 
 def unit_gamma(shapes: FloatArray, z: FloatArray) -> FloatArray:
     """Quantiles of gamma distributions with mean 1, float64 (k, n), for shapes (k,) at standard-normal scores (n,).
 
-    Those of a shape are the same bytes whatever the others.
+    The quantiles of a shape do not depend on the other shapes, not even in the last bit.
     """
     out = np.empty((len(shapes), len(z)))
     usual = (shapes >= SHAPES[0]) & (shapes <= SHAPES[1])
@@ -45,13 +45,13 @@ def unit_gamma(shapes: FloatArray, z: FloatArray) -> FloatArray:
 
 
 def gamma_covariances(cv: float) -> tuple[FloatArray, FloatArray]:
-    """Correlations of normal scores, 0 to 1, and the covariance of a gamma factor with this spread at each of them.
+    """Correlations of normal scores, 0 to 1, and for each the covariance of a gamma factor with this `cv`.
 
     Cov(rho) = Σ c_n² rho^n with c_n the coefficients of the gamma quantile in Hermite polynomials (Mehler).
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(120)
     weights = weights / weights.sum()
-    within = np.clip(nodes, -8.0, 8.0)  # beyond, the normal distribution is at 1
+    within = np.clip(nodes, -8.0, 8.0)  # beyond 8, the normal distribution function is 1
     values = unit_gamma(np.array([cv**-2.0]), within)[0]
     previous, current = np.zeros_like(nodes), np.ones_like(nodes)
     squares = []
@@ -65,14 +65,14 @@ def gamma_covariances(cv: float) -> tuple[FloatArray, FloatArray]:
 
 
 def normal_tail(z: FloatArray) -> FloatArray:
-    """The chance that a standard-normal number is above each of these, float64 (n,)."""
+    """Probability that a standard-normal variable exceeds each score, float64 (n,)."""
     return np.array([0.5 * math.erfc(each) for each in (z / math.sqrt(2.0)).tolist()])
 
 
 def _log_quantiles(shapes: FloatArray, z: FloatArray) -> FloatArray:
     """Logarithms of the quantiles, float64 (k, n), for shapes (k, 1) at scores (n,), by Halley's method.
 
-    The logarithm of the smaller tail is a concave function of that of the quantile.
+    The logarithm of the smaller tail is a concave function of the logarithm of the quantile.
     """
     below, tail = z < 0.0, normal_tail(np.abs(z))
     one = np.array([[math.lgamma(each + 1.0)] for each in shapes[:, 0].tolist()])
@@ -99,7 +99,7 @@ def _log_quantiles(shapes: FloatArray, z: FloatArray) -> FloatArray:
 
 
 def _series(shape: FloatArray, x: FloatArray) -> FloatArray:
-    """The chance of less than x < shape + 1, in units of the density of log x (Numerical Recipes, section 6.2)."""
+    """P(X < x) for x < shape + 1, divided by the density of log x (Numerical Recipes, section 6.2)."""
     total = term = 1.0 / shape
     while x.size and term.max() > 1e-17 * total.min():
         shape = shape + 1.0
@@ -109,7 +109,7 @@ def _series(shape: FloatArray, x: FloatArray) -> FloatArray:
 
 
 def _fraction(shape: FloatArray, x: FloatArray) -> FloatArray:
-    """The chance of more than x >= shape + 1, in the same units, by Lentz's method (the same section)."""
+    """P(X > x) for x >= shape + 1, divided by the density of log x, by Lentz's method (same section)."""
     b = x + 1.0 - shape
     total = d = 1.0 / b
     c, change, i = np.full(x.shape, 1e300), d + 2.0, 0.0

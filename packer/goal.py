@@ -1,11 +1,11 @@
-"""The latency goal: limits, each at the level where it counts, and whom they hold for.
+"""The latency goal: limits, the level at which each is checked, and the adapters and requests that it covers.
 
-One language for every place that takes limits, "p95_ttft_ms=2000,mean_itl_ms=100":
+All places that take limits use the same syntax, "p95_ttft_ms=2000,mean_itl_ms=100":
 
 - `ttft_ms`, `itl_ms`, `tpot_ms`, `e2e_ms`, `normalised_ms` (e2e / output tokens) limit each request;
-- `mean_`, `median_`, `p90_`, `p95_`, `p99_` of `ttft_ms`, `itl_ms`, `tpot_ms`, `e2e_ms` limit the requests of each
-  adapter, but for quantiles of ITL, which are known of a server alone;
-- the same after `server.` limit all requests of each server together.
+- `mean_`, `median_`, `p90_`, `p95_`, `p99_` before `ttft_ms`, `itl_ms`, `tpot_ms`, `e2e_ms` limit a statistic of each
+  adapter's requests; but quantiles of ITL are known only per server, so they limit servers;
+- the same keys after `server.` limit a statistic of all requests of each server.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 Level = Literal["request", "adapter", "server"]
 
 STATISTICS = {"mean": math.nan, "median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-"""The quantile that each stands for; NaN: none."""
+"""Quantile of each statistic; NaN for the mean."""
 METRICS = ("ttft", "itl", "tpot", "e2e")
 OF_REQUESTS = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "normalised_ms")
-"""Limits of each request."""
+"""Keys of limits on each request."""
 OF_MANY = tuple(f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
-"""Limits of a statistic of requests."""
+"""Keys of limits on a statistic of many requests."""
 KEYS = (*OF_MANY, *OF_REQUESTS, *(f"server.{key}" for key in OF_MANY))
 """Every key of a goal."""
 SPELLINGS = {"latency_ms": "e2e_ms"}
-"""Other names of keys, which cluster files have."""
+"""Alternative names of keys, used in cluster files."""
 SHARES = ("adapter_share", "request_share")
 
 
 def level(key: str) -> Level:
-    """Where a limit counts."""
+    """Level at which the limit of a key is checked."""
     if key in OF_REQUESTS:
         return "request"
     of_gaps = key.endswith("_itl_ms") and not key.startswith("mean")
@@ -50,7 +50,7 @@ def level(key: str) -> Level:
 
 
 def metric(key: str) -> str:
-    """What a limit is of: ttft, itl, tpot, e2e or normalised."""
+    """Metric that a key limits: ttft, itl, tpot, e2e or normalised."""
     return key.rpartition(".")[2].removesuffix("_ms").rpartition("_")[2]
 
 
@@ -60,9 +60,9 @@ def _family(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Latency limits, ms: of the 95th percentile of an adapter's TTFT, of its mean ITL, and any others by their keys.
+    """Latency limits, ms: on an adapter's p95 TTFT, on its mean ITL, and any others by their keys.
 
-    Infinite: no limit.
+    An infinite value is no limit.
     """
 
     p95_ttft_ms: float = 2000.0
@@ -78,11 +78,11 @@ class Limits:
 
     @classmethod
     def only(cls, values: Mapping[str, float]) -> Limits:
-        """These limits and no others."""
+        """Limits with these values, by key, and no others."""
         return cls(math.inf, math.inf).changed(values)
 
     def changed(self, values: Mapping[str, float]) -> Limits:
-        """With these limits, by key; a default gives way to other limits of its metric (ITL and TPOT are one).
+        """The limits changed by `values`. A value for a metric drops its default limit (ITL and TPOT count as one).
 
         Raises `ValidationError`: a key is unknown, or a value breaks a rule.
         """
@@ -97,12 +97,12 @@ class Limits:
         return Limits(own["p95_ttft_ms"], own["mean_itl_ms"], tuple(kept.items()))
 
     def to_dict(self) -> dict[str, float]:
-        """The limits that there are, by key."""
+        """The finite limits, by key."""
         own = {"p95_ttft_ms": self.p95_ttft_ms, "mean_itl_ms": self.mean_itl_ms}
         return {key: value for key, value in own.items() if value != math.inf} | dict(self.others)
 
     def at(self, where: Level) -> dict[str, float]:
-        """Those of a level."""
+        """The limits of one level, by key."""
         return {key: value for key, value in self.to_dict().items() if level(key) == where}
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ def _limit(key: str, value: float) -> float:
 
 
 def words_of(key: str) -> str:
-    """A limit's key for people: "p95 TTFT"."""
+    """A limit's key in words: "p95 TTFT"."""
     of_server, name = key.startswith("server."), key.rpartition(".")[2].removesuffix("_ms")
     statistic, _, what = name.rpartition("_")
     what = {"e2e": "latency", "normalised": "latency per output token"}.get(what, what.upper())
@@ -131,7 +131,7 @@ def words_of(key: str) -> str:
 
 
 def time_words(key: str, value: float) -> str:
-    """A value of a limit for people: "2 s", "100 ms"."""
+    """The value of a limit with its unit: "2 s", "100 ms"."""
     in_s = value >= 1000 and metric(key) in ("ttft", "e2e")
     return f"{value / 1000:g} s" if in_s else f"{value:g} ms"
 
@@ -141,10 +141,10 @@ _USUAL = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What every adapter, or a share of them, is meant to keep.
+    """Latency limits, and the shares of adapters and requests that must keep them.
 
-    `limits`: of adapters without a class, of requests and of servers.
-    `classes`: limits of the adapters whose `slo_class` has that name: a mapping, or pairs.
+    `limits`: limits of adapters without a class, of requests and of servers.
+    `classes`: limits of each `slo_class`, by name: a mapping or pairs.
     `adapter_share`: share of the adapters that must keep their limits, in ]0, 1].
     `request_share`: share of the requests that must keep limits of requests, in ]0, 1].
     """
@@ -167,25 +167,25 @@ class Goal:
 
     @classmethod
     def of(cls, p95_ttft_ms: float = 2000.0, mean_itl_ms: float = 100.0) -> Goal:
-        """The same limits for every adapter."""
+        """A goal with the same limits for every adapter."""
         return cls(Limits(p95_ttft_ms, mean_itl_ms))
 
     @classmethod
     def parse(cls, text: str) -> Goal:
-        """The goal of a text, "p95_ttft_ms=2000,mean_itl_ms=100"; what it does not name is as usual (`parsed`)."""
+        """The default goal changed by a text such as "p95_ttft_ms=2000,mean_itl_ms=100"; see `parsed`."""
         checks.instance("a goal", text, str, '"p95_ttft_ms=500"')
         return cls().parsed([text])
 
     @classmethod
     def only(cls, values: Mapping[str, float]) -> Goal:
-        """The goal of these limits and shares, and no others."""
+        """A goal with these limits and shares, by key, and no other limits."""
         limits = Limits.only({key: value for key, value in values.items() if key not in SHARES})
         return cls(limits, (), values.get("adapter_share", 1.0), values.get("request_share", 0.99))
 
     def changed_by(self, given: GoalLike | None) -> Goal:
-        """A goal in any form: itself, texts that change this one, or a mapping of limits that replaces it; None: this.
+        """The goal that `given` means: a goal itself, this goal changed by a text, or only the limits of a mapping.
 
-        Raises `ValidationError`: it has another form.
+        None returns this goal. Raises `ValidationError`: `given` has another form.
         """
         if given is None:
             return self
@@ -197,10 +197,10 @@ class Goal:
         return given
 
     def parsed(self, texts: Iterable[str]) -> Goal:
-        """This one, changed by texts as "p95_ttft_ms=500,adapter_share=0.95" or "CLASS:mean_itl_ms=50", or "none".
+        """This goal changed by texts: "p95_ttft_ms=500,adapter_share=0.95", "CLASS:mean_itl_ms=50" or "none".
 
-        Semicolons separate several of them in one text. A class takes what it does not name from the limits of
-        adapters without a class. "none": no limits.
+        Semicolons separate several parts in one text. A new class takes limits that it does not name from the limits
+        of adapters without a class. "none" removes all limits first.
 
         Raises `ValidationError`: a text has another form, or a value breaks a rule.
         """
@@ -220,7 +220,7 @@ class Goal:
         return replace(start, limits=limits, classes=tuple(classes.items()), **shares)
 
     def check(self, workload: Workload) -> None:
-        """Raise `ValidationError` where an adapter is of a class without limits."""
+        """Raise `ValidationError` if the goal has no limits for the `slo_class` of an adapter."""
         known = dict(self.classes)
         for adapter in workload.adapters:
             if (name := adapter.slo_class) is not None and name not in known:
@@ -231,23 +231,23 @@ class Goal:
 
     # ---- limits by level
     def keys(self, where: Level) -> tuple[str, ...]:
-        """Keys of the limits of a level, of any class."""
+        """Keys of the limits of one level, over all classes."""
         given = {key for limits in (self.limits, *dict(self.classes).values()) for key in limits.at(where)}
         return tuple(sorted(given, key=KEYS.index))
 
     @property
     def every_key(self) -> tuple[str, ...]:
-        """Keys of all its limits."""
+        """Keys of all limits, over all levels and classes."""
         return (*self.keys("adapter"), *self.keys("request"), *self.keys("server"))
 
     def limits_of(self, slo_class: str | None) -> Limits:
-        """Of the adapters of a class; one that is not known has the limits of adapters without a class."""
+        """The limits of a class; an unknown class has the limits of adapters without a class."""
         return dict(self.classes).get(slo_class or "", self.limits)
 
     def column(self, workload: Workload, key: str) -> FloatArray:
-        """One limit of each adapter, float64 (n,), ms; infinite where it has none.
+        """The limit `key` of each adapter, float64 (n,), ms; infinite for adapters without it.
 
-        A class that is not known has the limits of adapters without a class.
+        An unknown class has the limits of adapters without a class.
         """
         usual = self.limits.to_dict().get(key, math.inf)
         if not self.classes:
@@ -256,10 +256,10 @@ class Goal:
         return np.array([known.get(adapter.slo_class or "", usual) for adapter in workload.adapters])
 
     def of_requests(self, workload: Workload) -> dict[str, FloatArray]:
-        """Limits by which requests are counted as within the goal: by metric, for each adapter, float64 (n,) each.
+        """Limits that decide whether a request is within the goal: by metric, for each adapter, float64 (n,) each, ms.
 
-        Limits of requests where there are some; else each request is held to the widest limit of each metric that its
-        adapter has.
+        The limits of requests are used if the goal has any. Otherwise the limit of a metric is the widest one that the
+        adapter has for it.
         """
         own = self.keys("request")
         if own:
@@ -272,21 +272,21 @@ class Goal:
 
     @property
     def share(self) -> float:
-        """Share of the requests that must keep `of_requests`: the least that limits of adapters or servers name, as
-        p95; where none does, or requests have limits, `request_share`."""
+        """Share of the requests that must keep `of_requests`: the lowest quantile that an adapter or server limit names
+        (p95: 0.95); `request_share` if no limit names a quantile or if the goal has limits of requests."""
         named = [STATISTICS.get(key.rpartition(".")[2].partition("_")[0], math.nan) for key in self.every_key]
         known = [] if self.keys("request") else [each for each in named if not math.isnan(each)]
         return min(known, default=self.request_share)
 
     def columns(self, workload: Workload) -> tuple[FloatArray, FloatArray]:
-        """Limits of TTFT and of the mean gap between tokens that a request of each adapter is held to, ms."""
+        """Limits of a request of each adapter, ms: of its TTFT, and of its mean gap between output tokens."""
         known, none = self.of_requests(workload), np.full(len(workload), math.inf)
         gaps = [known[name] for name in ("itl", "tpot") if name in known] or [none]
         return known.get("ttft", none), np.min(gaps, axis=0)
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing is limited."""
+        """Whether the goal has no limits."""
         return not self.classes and self.limits == Limits.only({})
 
     def __str__(self) -> str:
@@ -304,13 +304,13 @@ class Goal:
 
 
 GoalLike = Goal | str | Mapping[str, float]
-"""What is taken where a goal is."""
+"""What functions accept as a goal (`Goal.changed_by`)."""
 
 
 def assignments(text: str, known: Iterable[str] = KEYS) -> dict[str, float]:
-    """KEY=VALUE,… as numbers; a value that is none stays text, for the rule of its key to refuse.
+    """Parse KEY=VALUE,… A value that is not a number stays text, which the check of its key refuses later.
 
-    Raises `ValidationError`: a part has another form, an unknown key, or a key that another part has.
+    Raises `ValidationError`: a part has another form, an unknown key, or a repeated key.
     """
     known, values = tuple(known), {}
     for part in filter(None, text.split(",")):
@@ -339,11 +339,11 @@ def _number(text: str) -> float:
 
 
 def _assignments(text: str) -> tuple[str, dict[str, float]]:
-    """The class, "" if none is named, and the values of one text."""
+    """The class of one text ("" if it names none), and the values by key."""
     name, colon, rest = text.rpartition(":")
     known = KEYS if name else (*KEYS, *SHARES)
     return name, assignments(rest if not colon or name else text, known)
 
 
 Slo = Goal
-"""Its other name."""
+"""Alias of `Goal`."""

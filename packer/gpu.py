@@ -1,4 +1,4 @@
-"""A kind of server that a plan may use: its profile, its price, and how many GPUs of it there are."""
+"""Kinds of server that a plan may use: profile, price, and number of available GPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from packer.workload import Workload
 class GpuKind:
     """A kind of server.
 
-    `profile`: what the server is; a tensor-parallel group is one server on several GPUs.
-    `price_per_hour`: of one server with all of its GPUs; None takes the profile's.
-    `available`: GPUs at hand; None: any number. Kinds on equal GPUs (`profile.gpu.name`) share them.
+    `profile`: profile of the server; a tensor-parallel group is one server on several GPUs.
+    `price_per_hour`: price of one server with all of its GPUs; None takes the profile's.
+    `available`: number of available GPUs; None: unlimited. Kinds with the same `profile.gpu.name` share them.
     """
 
     profile: Profile
@@ -36,11 +36,11 @@ class GpuKind:
 
 
 Kinds = Profile | GpuKind | Sequence[Profile | GpuKind]
-"""What planning takes for servers: one kind or several."""
+"""Types in which planning accepts the kinds of server."""
 
 
 def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:
-    """The kinds in the order given, each once."""
+    """The kinds in the order given, without repeated profiles."""
     several = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not several:
         raise ValidationError("Expected at least one profile, got none.")
@@ -49,9 +49,9 @@ def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:
 
 
 def stock_of(kinds: Iterable[GpuKind]) -> dict[str, int]:
-    """GPUs at hand by name; a GPU without a limit on its number is left out.
+    """Number of available GPUs by name of the GPU; GPUs without a limit are left out.
 
-    Raises `ValidationError`: two kinds on equal GPUs say different numbers.
+    Raises `ValidationError`: two kinds with the same GPU have different numbers.
     """
     stock: dict[str, int] = {}
     for kind in kinds:
@@ -68,14 +68,14 @@ def base_model(name: str) -> str:
 
 
 def serves(spec: ModelSpec, model: str) -> bool:
-    """Whether adapters of that base model belong to this one, by its name or its repository."""
+    """Whether a profile's model serves adapters of the base model `model`, by its name or its repository."""
     return base_model(model) in {base_model(spec.name), base_model(spec.repository or spec.name)}
 
 
 def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None, tuple[Profile, ...]]:
-    """The profiles that serve each base model of a fleet, by the adapters' name of the model.
+    """The profiles that serve each base model of a fleet, by the name that the adapters use for the model.
 
-    A fleet that names no model has the one that all profiles serve.
+    If the adapters name no model, the key is None and all profiles must serve the same model.
 
     Raises `IncompatibleError`: no profile serves a model, or the profiles serve several and the adapters name none.
     """

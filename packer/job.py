@@ -10,18 +10,18 @@ from packer.lengths import Lengths
 
 @dataclass(frozen=True)
 class FineTuning:
-    """A LoRA adapter that is trained beside the requests of a server, or of each server of a plan or cluster.
+    """A LoRA adapter that a server, or each server of a plan or cluster, trains alongside its requests.
 
-    `samples`: samples to train on, of every server; None: without end.
+    `samples`: number of samples that each server trains on; None: unlimited.
     `sample_tokens`: length of a sample, tokens.
     `rank`: rank of the adapter that is trained.
     `batch`: samples of one training step (a forward and a backward pass).
-    `backward_ratio`: time of a backward pass, in forward passes: 1 with frozen weights, 2 if activations are computed
-    anew.
-    `layers`: transformer layers of the base model: a pass is divided into so many tasklets.
-    `weights_ms`: fixed time of a pass, mostly that of reading the weights, ms; None: by the profile's step law, whose
-    fixed part also holds the engine's work on the host.
-    `policy`: how training shares the server, with parameters as in "llmstation:slo_decode_ms=45"; "none": not at all.
+    `backward_ratio`: time of a backward pass / time of a forward pass: 1 with frozen weights, 2 if activations are
+    recomputed.
+    `layers`: number of transformer layers of the base model; a pass is divided into one tasklet per layer.
+    `weights_ms`: fixed time of a pass, mostly for reading the weights, ms; None: the fixed part of the profile's step
+    law, which also includes the engine's work on the host.
+    `policy`: how training shares the server, with parameters as in "llmstation:slo_decode_ms=45"; "none": no training.
     """
 
     samples: int | None = None

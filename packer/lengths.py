@@ -20,7 +20,7 @@ Kind = Literal["constant", "lognormal", "gamma", "empirical"]
 KINDS: tuple[Kind, ...] = ("constant", "lognormal", "gamma", "empirical")
 
 MAX_TOKENS = 10**9
-"""Largest length of a request, in tokens, that is accepted anywhere."""
+"""Largest accepted length of a request, tokens."""
 MIN_CV = 1e-4
 """Smallest cv other than 0: below it a gamma quantile can't be computed."""
 
@@ -29,9 +29,9 @@ _Z_MAX = 6.0
 _Z_GRID = np.linspace(-_Z_MAX, _Z_MAX, 4097)
 _ONES = np.ones(len(_Z_GRID))
 _TABLES = 512
-"""Tables of quantiles that are joined at once: 16 MB."""
+"""Largest number of quantile tables that are concatenated at once, or cached: 16 MB."""
 _GAMMA: dict[float, FloatArray] = {}
-"""Quantiles of gamma distributions with mean 1 on the grid, by cv; at most `_TABLES`."""
+"""Quantiles of gamma distributions with mean 1 on the grid, by cv; at most `_TABLES` entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +69,22 @@ class Lengths:
 
     @classmethod
     def constant(cls, mean: float) -> Lengths:
-        """Every request has the same length."""
+        """A distribution in which every request has the same length."""
         return cls("constant", float(checks.real("mean length", mean, low=0.0, open_low=True)))
 
     @classmethod
     def lognormal(cls, mean: float, cv: float, *, low: int = 1, high: int | None = None) -> Lengths:
-        """Log-normal with this mean and coefficient of variation."""
+        """A log-normal distribution with this mean and coefficient of variation."""
         return cls("lognormal", mean, cv, low, high)
 
     @classmethod
     def gamma(cls, mean: float, cv: float, *, low: int = 1, high: int | None = None) -> Lengths:
-        """Gamma with this mean and coefficient of variation."""
+        """A gamma distribution with this mean and coefficient of variation."""
         return cls("gamma", mean, cv, low, high)
 
     @classmethod
     def empirical(cls, sample: npt.ArrayLike, *, low: int = 1, high: int | None = None) -> Lengths:
-        """Quantiles of a measured sample, linearly interpolated."""
+        """An empirical distribution: quantiles of a measured sample, linearly interpolated."""
         values = np.sort(np.asarray(sample, dtype=np.float64).ravel())
         if values.size == 0 or not np.all((values > 0) & (values <= MAX_TOKENS)):
             raise ValidationError(f"Expected a sample of lengths > 0 and <= {MAX_TOKENS:,} tokens.")
@@ -110,12 +110,12 @@ class Lengths:
 
     @property
     def expected(self) -> float:
-        """Mean of the whole, clipped lengths, tokens; `mean` itself where clipping moves it by less than 0.2 %."""
+        """Mean of the rounded and clipped lengths, tokens; `mean` itself if they differ by at most 0.2 %."""
         found = length_moments(self)[0]
         return found if abs(found - self.mean) > _SMALL_SHIFT * self.mean else self.mean
 
     def sample(self, rng: np.random.Generator, n: int) -> IntArray:
-        """`n` lengths, int64 tokens."""
+        """Draw `n` lengths, int64 (n,), tokens."""
         return self.at_normal(rng.standard_normal(n))
 
     def scaled(self, mean: float) -> Lengths:
@@ -127,7 +127,7 @@ class Lengths:
 
 
 def expected_of(lengths: Sequence[Lengths]) -> FloatArray:
-    """`Lengths.expected` of each, tokens, float64 (n,)."""
+    """`Lengths.expected` of each distribution, tokens, float64 (n,)."""
     objects = {id(each): each for each in lengths}
     _make_tables({each.cv for each in objects.values() if each.kind == "gamma" and each.cv > 0.0})
     means = {key: each.expected for key, each in objects.items()}
@@ -136,7 +136,7 @@ def expected_of(lengths: Sequence[Lengths]) -> FloatArray:
 
 @lru_cache(maxsize=4096)
 def length_moments(lengths: Lengths) -> tuple[float, float]:
-    """E[L] and E[L²] of a length as it is drawn, tokens, by quadrature over its quantiles."""
+    """E[L] and E[L²] of the rounded and clipped length L, tokens, by quadrature over its quantiles."""
     z, weight = normal_grid(801)
     tokens = lengths.at_normal(z).astype(np.float64)
     return float(weight @ tokens), float(weight @ tokens**2)
@@ -151,7 +151,7 @@ def normal_grid(points: int) -> tuple[FloatArray, FloatArray]:
 
 
 def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -> IntArray:
-    """What `lengths[which]` have `at_normal` the scores `z`, int64 (n,), for `which` and `z` (n,)."""
+    """`lengths[which[i]].at_normal(z[i])` for each i, int64 (n,); `which`, `z`: (n,)."""
     tokens = np.empty(len(z))
     curved = [each.kind == "lognormal" and each.cv > 0.0 for each in lengths]
     for k in np.flatnonzero(curved).tolist():
@@ -179,9 +179,9 @@ def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -
 
 
 def _on_grid(z: FloatArray) -> tuple[FloatArray, IntArray]:
-    """Where scores lie on the grid, in steps, and the point of it before them."""
-    # scipy's gamma quantile is 30 times slower than the whole twin: a lookup with linear interpolation. Its step is
-    # small enough for a direct index instead of a search.
+    """Positions of scores on the grid, in grid steps, and the indices of the grid points to their left."""
+    # SciPy's gamma quantile is 30 times slower than the whole twin, so quantiles are interpolated on a grid. The grid
+    # is uniform, so that a direct index replaces a search.
     position = (np.clip(z, -_Z_MAX, _Z_MAX) + _Z_MAX) * ((len(_Z_GRID) - 1) / (2 * _Z_MAX))
     return position, np.minimum(position.astype(np.int64), len(_Z_GRID) - 2)
 
@@ -191,7 +191,7 @@ def _between(low: FloatArray, high: FloatArray, share: FloatArray) -> FloatArray
 
 
 def _table(lengths: Lengths) -> tuple[FloatArray, float]:
-    """Quantiles on the grid, and the factor on them; lengths of one shape share the table."""
+    """Table of quantiles on the grid, and the factor that scales it; lengths of one shape share a table."""
     if lengths.kind == "constant" or lengths.cv == 0.0:
         return _ONES, lengths.mean
     if lengths.kind == "gamma":
@@ -212,7 +212,7 @@ def _unit_gamma_table(cv: float) -> FloatArray:
 
 
 def _make_tables(cvs: set[float]) -> None:
-    """Tables of these gamma distributions, in place of the oldest: many at once take as long as a few."""
+    """Add tables for these cvs, and drop the oldest ones. Many tables at once take as long as a few."""
     new = sorted(cvs - _GAMMA.keys())[:_TABLES]
     made = dict(zip(new, unit_gamma(1.0 / np.array(new) ** 2, _Z_GRID), strict=True)) if new else {}
     for old in list(_GAMMA)[: max(0, len(_GAMMA) + len(new) - _TABLES)]:

@@ -1,4 +1,4 @@
-"""Values that belong to an object, computed once."""
+"""Caches for values that are computed once per object."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ KEPT = 16
 
 
 class Memo(Generic[K, V]):
-    """`make(key)`, kept for the last `KEPT` keys, which are compared by identity.
+    """Caches `make(key)` for the last `KEPT` keys, which are compared by identity.
 
-    For large immutable objects, whose hash would take longer than the value.
+    For large immutable objects, for which hashing takes longer than computing the value.
     """
 
     def __init__(self, make: Callable[[K], V]) -> None:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 else:
 
     class cached_property:  # noqa: N801
-        """That of `functools` without the lock by which, in Python 3.11, one thread at a time computes a value of any
-        object."""
+        """`functools.cached_property` without its lock: in Python 3.11, the lock of a property lets only one thread at
+        a time compute a value, for all objects together."""
 
         def __init__(self, make):
             self._make, self.__doc__ = make, make.__doc__
@@ -45,7 +45,7 @@ else:
             self._name = name
 
         def __get__(self, instance, _owner=None):
-            """The value of this object; the property itself of a class."""
+            """The value for an instance; on a class, the property itself."""
             if instance is None:
                 return self
             value = instance.__dict__[self._name] = self._make(instance)

@@ -13,11 +13,11 @@ from packer.words import listed
 from packer.workload import Workload
 
 Placement = Sequence[Mapping[str, float]]
-"""Of each server its adapters with the share of their requests, 0 for one that is held without requests."""
+"""For each server, its adapters with the share of their requests that it gets; 0: held, but gets no requests."""
 
 
 def by_adapter(placed: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, dict[int, float]]:
-    """Of each adapter its servers with the share of its requests, from (server, what it holds)."""
+    """For each adapter, its servers with their shares of its requests; `placed`: (server, its adapters with shares)."""
     found: dict[str, dict[int, float]] = {}
     for s, own in placed:
         for name, share in own.items():
@@ -26,7 +26,7 @@ def by_adapter(placed: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, d
 
 
 def going_on(old: Plan, workload: Workload) -> dict[int, Bin]:
-    """The servers of a plan that have an adapter left in a fleet, in its indices, by their numbers in the plan.
+    """Servers of `old` that still have adapters in `workload`: number in the plan → bin with indices of `workload`.
 
     Adapters are matched by name.
     """
@@ -37,10 +37,10 @@ def going_on(old: Plan, workload: Workload) -> dict[int, Bin]:
 
 
 def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
-    """Which running server becomes which new bin, new → old, so that most adapters stay in place.
+    """Match new bins to the running servers they continue, new → old, so that the most adapters stay in place.
 
-    Maximum-weight bipartite matching over bins of equal GPU type; pairs that keep no adapter are left out. Of matchings
-    that keep as many, one that keeps the order of the servers, if they have that of the running ones (`aligned`).
+    Maximum-weight bipartite matching over bins of equal profile; pairs that keep no adapter are left out. Among
+    matchings that keep the most adapters, one that keeps the order of the servers is preferred (`aligned`).
     """
     home = {i: j for j, item in enumerate(old) for i in item.adapters}
     kept: dict[tuple[int, int], int] = {}
@@ -57,7 +57,7 @@ def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
 
         graph = networkx.Graph()
         most = 1 + max(len(old), len(new))
-        # In the order of the running servers those that go on come first, none behind the one that it continues.
+        # If bins are in the order of the running servers, continued ones come first, and k <= j for each pair.
         apart = {(k, j): (j - k) ** 2 if k <= j else most**2 for k, j in rest}
         weights = (n * most**6 - k * most**3 - apart[k, j] for (k, j), n in rest.items())
         edges = sorted(zip(rest, weights, strict=True))
@@ -68,7 +68,7 @@ def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
 
 
 def _obvious(kept: Mapping[tuple[int, int], int]) -> dict[int, int]:
-    """Pairs that keep at least as many adapters as the two servers could keep together with others."""
+    """Pairs that keep at least as many adapters as the two servers could keep in total if matched to other servers."""
     best: dict[tuple[str, int], list[int]] = {}
     for (k, j), n in kept.items():
         for node in (("new", k), ("old", j)):
@@ -83,7 +83,7 @@ def _obvious(kept: Mapping[tuple[int, int], int]) -> dict[int, int]:
 
 
 def moved(old: Sequence[Bin], new: Sequence[Bin]) -> list[int]:
-    """Adapters that ran before and run elsewhere now, sorted; new adapters don't count."""
+    """Adapters that move to another server, sorted; new adapters don't count."""
     becomes = match(old, new)
     places: dict[int, set[int]] = {}
     for j, item in enumerate(old):
@@ -94,9 +94,9 @@ def moved(old: Sequence[Bin], new: Sequence[Bin]) -> list[int]:
 
 
 def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
-    """Servers in the order of the running ones that they continue; new ones at the end."""
+    """Bins in the order of the running servers that they continue; new servers come last."""
     order, places = list(bins), list(range(len(bins)))
-    for _ in places:  # of matchings as good another one may be found in the new order, once or twice
+    for _ in places:  # the new order may yield another, equally good matching, once or twice
         becomes = match(old, order)
         found = sorted(places, key=lambda k: (becomes.get(k, len(old)), k))
         if found == places:
@@ -106,16 +106,16 @@ def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
 
 
 def moves_of(old: Sequence[Bin], bins: Sequence[Bin]) -> Moves:
-    """What servers change on the running ones."""
+    """The moves from the running servers to the new bins."""
     becomes = match(old, bins)
     return Moves(tuple(moved(old, bins)), tuple(becomes.get(k) for k in range(len(bins))))
 
 
 @dataclass(eq=False)
 class _Order:
-    """The placement as it becomes, and what is left to do.
+    """State of the search for an order of moves.
 
-    `held`, `routes`: as they are after the changes so far. `doomed`: (server, adapter) that leave.
+    `held`, `routes`: adapters and routes after the changes so far. `doomed`: (server, adapter) pairs to unload.
     """
 
     goal: Placement
@@ -126,12 +126,12 @@ class _Order:
     changes: list[Change] = field(default_factory=list)
 
     def free(self, server: int) -> float:
-        """How many adapters a server may still load."""
+        """Number of adapters that a server can still load."""
         room = self.room[server]
         return float("inf") if room is None else room - len(self.held[server])
 
     def missing(self) -> list[tuple[int, str]]:
-        """Loads that are left; those first that let an adapter leave another server."""
+        """Loads that are left; loads that let an adapter leave another server come first."""
         leaving = {name for _, name in self.doomed}
         wanted = ((s, name) for s, placed in enumerate(self.goal) for name in placed)
         found = [(s, name) for s, name in wanted if name not in self.held[s]]
@@ -140,7 +140,7 @@ class _Order:
     def add(
         self, load: list[tuple[int, str]], route: dict[str, dict[int, float]], unload: list[tuple[int, str]]
     ) -> None:
-        """One further change."""
+        """Append one change."""
         for s, name in load:
             self.held[s].add(name)
         route = {name: shares for name, shares in route.items() if shares != self.routes.get(name)}
@@ -151,7 +151,7 @@ class _Order:
             self.changes.append(Change(0.0, load=tuple(load), route=route, unload=tuple(unload)))
 
     def step(self) -> bool:
-        """Load what fits, route what is complete, unload what has left; False if nothing fits."""
+        """Load adapters that fit, route adapters that all their servers hold, unload moved ones; False: no change."""
         load: list[tuple[int, str]] = []
         for s, name in self.missing():
             if self.free(s) - sum(t == s for t, _ in load) >= 1:
@@ -170,7 +170,7 @@ class _Order:
         return len(self.changes) > before
 
     def make_room(self) -> bool:
-        """An adapter leaves a full server early: for a replica of it, or by way of a server with a free slot."""
+        """Free a place on a full server: unload a replicated adapter, or move one to a server with a free place."""
         import networkx
 
         full = {s for s, _ in self.missing()}
@@ -202,15 +202,15 @@ class _Order:
 def ordered(
     now: Placement, goal: Placement, room: Sequence[int | None] = (), *, prune: bool = False
 ) -> list[Change]:
-    """Changes from `now` to `goal`; each loads, then routes, then unloads.
+    """Changes from `now` to `goal`; each change loads, then routes, then unloads.
 
-    An adapter leaves a server only after all its new servers hold it. A load waits for the room that another
-    adapter's move makes; moves that wait for each other in a circle go by way of a free slot or of a replica.
+    An adapter leaves a server only after all its new servers hold it. A load waits until another adapter's move frees
+    a place. A cycle of moves that wait for each other is broken by a free slot or by a replica.
 
-    `room`: most adapters of each server; none: any number.
-    `prune`: adapters that the goal does not name at all leave, too.
-    Raises `IncompatibleError`: the goal has more adapters on a server than it has room for, or servers are so full
-    that no order exists.
+    `room`: largest number of adapters of each server; None, or an empty sequence: any number.
+    `prune`: also unload adapters that the goal does not name at all.
+    Raises `IncompatibleError`: the goal has more adapters on a server than fit, or the servers are so full that no
+    order exists.
     """
     rooms = list(room) or [None] * len(goal)
     named = {name for placed in goal for name in placed}

@@ -1,4 +1,4 @@
-"""The rules that every placement keeps, whoever made it: a solver, a plug-in or a file."""
+"""Rules for every placement, whether a solver, a plug-in or a file made it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SHARE_TOLERANCE = 1e-6
 
 
 def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[int]) -> None:
-    """Raise unless each adapter is on one server, or in shares that sum to 1, or unplaced, ranks fit and models too.
+    """Check that ranks and base models fit, and that each adapter is unplaced or has shares that sum to 1.
 
-    Raises `ValidationError`: naming the rule, the GPU and the adapter.
+    Raises `ValidationError`: a rule is broken; the message names the rule, the server and the adapter.
     """
     n = len(workload)
     placed = np.zeros(n)

@@ -1,4 +1,4 @@
-"""The answer: which adapter goes where, how each server starts, and the bound on its quality.
+"""Plans: which adapter goes to which server, how each server starts, and a bound on the plan's quality.
 
 Files are read and written by `packer.io.plans`.
 """
@@ -22,7 +22,7 @@ from packer.workload import Workload
 
 
 class Status(StrEnum):
-    """What a solver can say of its plan."""
+    """Status of a plan."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -43,34 +43,33 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Bins with their evaluations, status, bound and provenance. Never changes.
+    """Bins with their evaluations, status, bound and provenance. Immutable.
 
     `workload`: the fleet that the bins' indices refer to.
-    `bins`: one per server; empty when infeasible and nothing was placed.
-    `evaluations`: one row per bin: what a simulated hour shows where the twin confirms plans of up to 32 GPUs, what
-    the verification shows of larger ones for fewest GPUs, else what the predictor says.
+    `bins`: one per server; empty if the plan is infeasible and nothing was placed.
+    `evaluations`: one row per bin. If the twin confirms plans, figures come from a simulated hour for up to 32 GPUs,
+    and from the verification for larger plans with the fewest GPUs; otherwise from the predictor.
     `status`: "optimal" (proven, relative to the predictor), "feasible" or "infeasible".
     `objective`, `solver`, `predictor`: names of the strategies.
-    `objective_value`: what was minimised, as the objective's key by the predictor: lexicographic, smaller is better.
-    `lower_bound`: no plan has a smaller first entry of the key (relative to the predictor); None if unknown.
-    `bound_proven`: true if the bound is certain relative to the predictor, not what a search failed to refute.
-    `bound_source`: which argument gave the bound, in words.
-    `margin`: by how much every rate was raised in the search, 0.05 for 5 %; None if the plan was not searched for
-    with a margin.
-    `headroom`: factor by which each bin's rates may grow: the first of the three marks of its room, or until the
-    predictor says that it starves. None where it fails at the rates as given or nothing is known; empty if it was not
-    computed.
-    `rooms`: for each bin the factors at which its latency limits break, a queue forms and it starves, and what limits
-    it; empty if they were not computed.
-    `adapters`: what each adapter of the workload gets; None if it was not simulated.
-    `moves`: what changes on running servers; None unless the plan continues some.
-    `interrupted`, `time_limit_reached`: why the search ended early: the user, or the clock.
-    `reasons`: why it is infeasible and what would help, for people; also notes on a feasible plan.
+    `objective_value`: key of the objective by the predictor; compared lexicographically, smaller is better.
+    `lower_bound`: lower bound on the first entry of the key, relative to the predictor; None if unknown.
+    `bound_proven`: true if the bound is proven relative to the predictor; false if a search merely failed to refute it.
+    `bound_source`: the argument that gave the bound, in words.
+    `margin`: relative increase of every rate in the search, 0.05 for 5 %; None if the search used no margin.
+    `headroom`: factor by which each bin's rates may grow: the smallest of the three factors of its room, or the factor
+    up to which the predictor says that the bin does not starve. None if the bin fails at the given rates or nothing is
+    known; empty if not computed.
+    `rooms`: for each bin, the factors up to which its latency limits hold, no queue grows and it does not starve, and
+    what limits it; empty if not computed.
+    `adapters`: figures of each adapter of the workload; None if the plan was not simulated.
+    `moves`: changes to running servers; None if the plan continues none.
+    `interrupted`, `time_limit_reached`: whether the user or the time limit ended the search early.
+    `reasons`: why the plan is infeasible and what would help, in words; also notes on a feasible plan.
     `unplaced`: indices of the adapters that have no bin (infeasible plans only).
-    `verified`: whether the twin confirms the plan with seeds that no search has used; None if it was not run.
+    `verified`: whether the twin confirms the plan with seeds that no search has used; None if it was not verified.
     `runtime_s`: wall-clock time of the solver.
-    `seed`: seed of everything random.
-    `versions`: versions of packer and what decides the result.
+    `seed`: the seed from which all random numbers derive.
+    `versions`: versions of packer and of everything else that determines the result.
     `details`: statistics of the solver, JSON-able.
     """
 
@@ -107,7 +106,7 @@ class Plan:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits that each server was to keep, by the name of the figure; empty without any."""
+        """Limits that each server must keep, by name of the figure; empty if the plan has none."""
         if self.objective == "recommend":
             return {"slo_used": 1.0}
         given = self.details.get("limits")
@@ -116,7 +115,7 @@ class Plan:
 
     @property
     def goal(self) -> str:
-        """What the plan was made for, in words: its limits, or the name of its objective."""
+        """The goal of the plan in words: its limits, or the name of its objective."""
         if "slo_used" in self.limits:
             return str(self.workload.slo)
         own = [f"{name} <= {most:g}" for name, most in self.limits.items()]
@@ -124,18 +123,18 @@ class Plan:
 
     @property
     def n_gpus(self) -> int:
-        """GPUs used: a tensor-parallel group counts each of its own."""
+        """Number of GPUs used; each GPU of a tensor-parallel group counts."""
         return sum(item.gpus for item in self.bins)
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all servers, US dollars; None where one has no price."""
+        """Price of all servers, US dollars per hour; None if a server has no price."""
         prices = [item.profile.gpu.price_per_hour for item in self.bins]
         return None if None in prices else sum(price or 0.0 for price in prices)
 
     @property
     def headroom_words(self) -> list[str]:
-        """The headroom of each server: "none" where it has none, a dash where it was not looked for."""
+        """The headroom of each server in words: "none" if there is none, a dash if it was not computed."""
         factors = self.headroom or (None,) * len(self.bins)
         return [
             growth(factor) if factor is not None or self.rooms or not row.feasible else "–"
@@ -144,7 +143,7 @@ class Plan:
 
     @property
     def hardware(self) -> str:
-        """What the plan stands on: "2 × H100 64GB (Llama-3.1-8B-Instruct, vLLM 0.8.5; lengths assumed)"."""
+        """The servers in words: "2 × H100 64GB (Llama-3.1-8B-Instruct, vLLM 0.8.5; lengths assumed)"."""
         found = []
         for profile, servers in Counter(item.profile for item in self.bins).items():
             size, model = profile.engine.gpus, profile.model
@@ -159,7 +158,7 @@ class Plan:
 
     @property
     def found_in_time(self) -> bool:
-        """False where the search ended before it found a plan: nothing says that there is none."""
+        """False if the search ended early without a plan, so that a feasible plan may still exist."""
         return self.status is not Status.INFEASIBLE or not (self.time_limit_reached or self.interrupted)
 
     @property
@@ -176,11 +175,11 @@ class Plan:
         return max(0.0, (value - self.lower_bound) / value) if value > 0 else 0.0
 
     def without_bound(self, **changes: Any) -> Plan:
-        """The plan with these changes, without its bound, which says nothing about them."""
+        """The plan with `changes` and without its bound, which does not hold for the changed plan."""
         return replace(self, lower_bound=None, bound_proven=False, bound_source="", **changes)
 
     def cluster(self) -> Cluster:
-        """The plan's servers as a cluster; its router `plan` routes as the plan does."""
+        """The plan's servers as a cluster; with the router `plan` the cluster routes as planned."""
         kinds: dict[tuple[Profile, int, int], ServerKind] = {}
         for item in self.bins:
             key = (item.profile, item.max_loras, item.max_lora_rank)

@@ -22,9 +22,9 @@ from packer.words import money
 _MOST_BYTES = 1e15
 _MOST_MS = 1e9
 DEFAULT_STARTUP_S = 120.0
-"""From the start of a server until it serves, s: weights, compilation and CUDA graphs of a model of some GB."""
+"""Start-up time of a server, s: loading weights, compilation and CUDA graphs for a model of a few GB."""
 WEIGHTS = "weights"
-"""Key of the provenance that says which weights a server needs where they are not its repository's."""
+"""Provenance key that names the weights a server needs, if they are not those of `ModelSpec.repository`."""
 ONE_TOKENIZER = (0, 11)
 """First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078)."""
 
@@ -33,8 +33,8 @@ ONE_TOKENIZER = (0, 11)
 class ModelSpec:
     """The base model.
 
-    `lora_bytes_per_rank`: bytes of one adapter per unit of rank. `repository`: where an engine loads the model
-    from, as "meta-llama/Llama-3.1-8B-Instruct"; None: `name` is that.
+    `lora_bytes_per_rank`: bytes of one adapter per unit of rank. `repository`: repository from which an engine loads
+    the model, such as "meta-llama/Llama-3.1-8B-Instruct"; None: the same as `name`.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """The GPUs of a server: the name of one, memory and price of all."""
+    """The GPUs of a server: `name` of one GPU, memory and price of all GPUs together."""
 
     name: str
     memory_bytes: float
@@ -64,17 +64,17 @@ class GpuSpec:
 
 
 SETTINGS_KINDS: Mapping[str, type[Settings]] = {"reserved": Slots, "unified": Pool}
-"""Kind of settings by memory policy."""
+"""Class of settings for each memory policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
     """KV cache capacity as a function of the slots.
 
-    `policy` "reserved": vLLM's: tokens = (kv_budget_bytes − max_loras × (slot_bytes + max_lora_rank ×
-    slot_bytes_per_rank)) / kv_bytes_per_token, corrected by `measured` points (max_loras, max_lora_rank,
-    tokens), exact there. "unified": S-LoRA's: nothing is reserved, resident adapters live in the KV pool.
-    Fewer than `min_kv_tokens` tokens are a memory error.
+    `policy` "reserved", as in vLLM: tokens = (kv_budget_bytes − max_loras × (slot_bytes + max_lora_rank ×
+    slot_bytes_per_rank)) / kv_bytes_per_token, corrected to be exact at the `measured` points (max_loras,
+    max_lora_rank, tokens). "unified", as in S-LoRA: nothing is reserved, resident adapters are stored in the KV
+    pool. A capacity below `min_kv_tokens` is a memory error.
     """
 
     kv_budget_bytes: float
@@ -102,17 +102,17 @@ class MemorySpec:
 
     @property
     def settings_kind(self) -> type[Settings]:
-        """Kind of settings with which a server of this memory policy is started."""
+        """Class of the settings of a server with this memory policy."""
         return SETTINGS_KINDS[self.policy]
 
 
 @dataclass(frozen=True)
 class LatencySpec:
-    """The step law: `form` "linear" or "paper", coefficients by the names of `packer.terms`, largest batch with a
-    CUDA graph.
+    """The step law: `form` "linear" or "paper", and coefficients by the names in `packer.terms`.
 
-    `ridge_tokens`: tokens of a step from which its arithmetic takes longer than reading the weights; 0: the law has
-    no such bend. `expert_share`: share of the experts of a layer that a token is sent to; 0: no experts.
+    `graph_max_tokens`: largest batch with a CUDA graph. `ridge_tokens`: tokens of a step above which arithmetic takes
+    longer than reading the weights; 0: the law has no such point. `expert_share`: share of a layer's experts that
+    process a token; 0: the model has no experts.
     """
 
     form: Literal["linear", "paper"]
@@ -138,12 +138,12 @@ class LatencySpec:
 
 @dataclass(frozen=True, slots=True)
 class LoadingSpec:
-    """Time to bring an adapter into a slot: a + b × rank, ms, from host memory; plus the same from disk.
+    """Time to load an adapter into a slot, ms: base + rank × per_rank from host memory, plus the same from disk.
 
-    `cold_start`: at the start all adapters are on disk, so that each one's first request waits for it; False:
-    they were loaded before, in order, so that the last `max_cpu_loras` are in host memory (servers of a cluster whose
-    host memory does not hold all start without any). `spares_batch`: an adapter that needs a slot
-    never evicts one whose requests are running; vLLM's LRU does (`packer.twin.engine.slots`).
+    `cold_start` True: all adapters start on disk, and the first request of each waits for the load. False: all were
+    loaded once, in order, and the last `max_cpu_loras` are in host memory; but in a cluster, servers whose host
+    memory can't hold all adapters start with none. `spares_batch`: loading an adapter never evicts one whose requests
+    are running; vLLM's LRU may do so (`packer.twin.engine.slots`).
     """
 
     host_base_ms: float = 0.0
@@ -162,11 +162,10 @@ class LoadingSpec:
 class FrontEndSpec:
     """The API server between client and engine: one event loop that accepts requests and streams tokens.
 
-    Work of the loop, ms, during which nothing else passes it: `request_ms` per request, `first_use_ms` more at
-    the first request of an adapter (a tokenizer, before vLLM 0.11), `output_ms` per token streamed, and to render
-    /metrics `scrape_base_ms` + `scrape_per_series_ms` per time series of `vllm:lora_requests_info` +
-    `scrape_per_name_ms` per adapter named in their labels. `scrape_interval_s`: time from one scrape to the next;
-    None: /metrics is not read.
+    Times for which the loop is blocked, ms: `request_ms` per request; `first_use_ms` more for the first request of an
+    adapter (to load a tokenizer, before vLLM 0.11); `output_ms` per streamed token; `scrape_base_ms` to render
+    /metrics, plus `scrape_per_series_ms` per time series of `vllm:lora_requests_info` and `scrape_per_name_ms` per
+    adapter named in their labels. `scrape_interval_s`: time between scrapes; None: /metrics is not read.
     """
 
     scrape_interval_s: float | None = None
@@ -186,12 +185,12 @@ class FrontEndSpec:
 
 @dataclass(frozen=True)
 class Profile:
-    """One (base model, GPU, engine, settings), as the twin needs it.
+    """One combination of base model, GPU, engine and settings, with the parameters that the twin needs.
 
     `calibrated` False marks an estimate from datasheets. `errors` are held-out errors of the calibration
     (SMAPE in percent, 0–200 form, unless the key says otherwise). `provenance`: who measured, how, when.
-    `startup_s`: from the start of a server until it serves; no part of the fingerprint.
-    `measured_adapters`: most adapters on one server in the measurements; plans with more are marked.
+    `startup_s`: start-up time of a server; not part of the fingerprint.
+    `measured_adapters`: largest number of adapters on one server in the measurements; plans that exceed it are marked.
     """
 
     name: str
@@ -243,18 +242,18 @@ class Profile:
 
     @property
     def label(self) -> str:
-        """Name as shown, with the reason to expect large errors, if there is one."""
+        """Name for display, followed by the reasons to expect large errors, if any."""
         return f"{self.name} ({self.doubts})" if self.doubts else self.name
 
     @property
     def doubts(self) -> str:
-        """Why to expect large errors: an estimate, or an engine whose schedule is not simulated; else empty."""
+        """Reasons to expect large errors: an estimate, or an engine whose scheduler is not simulated; "" if none."""
         old = f"vLLM {self.engine.version} simulated with the schedule of V1"
         reasons = {"estimated, not calibrated": not self.calibrated, old: self.engine.release < V1_RELEASE}
         return "; ".join(reason for reason, holds in reasons.items() if holds)
 
     def facts(self) -> list[tuple[str, str]]:
-        """What the server is and where its numbers come from, for people: name and text of each fact."""
+        """Description of the server and of the source of its numbers, for display: name and text of each fact."""
         model, engine, memory, gpu = self.model, self.engine, self.memory, self.gpu
         several = f"{engine.gpus} × " if engine.gpus > 1 else ""
         ranks = f", {engine.data_parallel_size} data-parallel ranks" if engine.data_parallel_size > 1 else ""
@@ -279,7 +278,7 @@ class Profile:
         ]
 
     def settings(self, max_loras: int, max_lora_rank: int) -> Settings:
-        """How a server of this profile is started with so many adapters on the GPU, of at most this rank."""
+        """Settings of a server of this profile with `max_loras` slots of `max_lora_rank`."""
         return _settings(self.memory.policy, max_loras, max_lora_rank)
 
     def with_coefficients(self, **coefficients: float) -> Profile:
@@ -290,5 +289,5 @@ class Profile:
 
 @lru_cache(maxsize=4096, typed=True)
 def _settings(policy: str, max_loras: int, max_lora_rank: int) -> Settings:
-    """Settings that are checked once: a search makes the same ones for very many bins."""
+    """Settings, cached so that they are checked once: a search uses the same settings for very many bins."""
     return SETTINGS_KINDS[policy](max_loras, max_lora_rank)

@@ -1,4 +1,4 @@
-"""How long work tells how far it is."""
+"""Callbacks that report the progress of long work."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""

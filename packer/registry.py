@@ -1,4 +1,4 @@
-"""Objectives, predictors, routers, solvers, tuning policies by name; built-ins are registered as plug-ins are.
+"""Objectives, predictors, routers, solvers, … by name; built-in strategies are registered in the same way as plug-ins.
 
 A third-party package registers a class in its own pyproject.toml, as this one does:
 
@@ -61,8 +61,7 @@ def load(kind: str, name: str) -> Any:
     """Class (or factory) registered under a name.
 
     Raises `UnknownNameError`: nothing of that kind has that name; `MissingDependencyError`: its module imports a
-    package that is not installed; `PluginError`: its module is not there, does not have the class, or fails while it is
-    imported.
+    package that is not installed; `PluginError`: its module does not exist, lacks the class, or fails when imported.
     """
     entries = _entries(kind)
     if name not in entries:
@@ -79,15 +78,15 @@ def load(kind: str, name: str) -> Any:
 
 
 def plugins_in_use() -> list[tuple[str, EntryPoint]]:
-    """Kinds and strategies of other packages whose modules were imported."""
+    """Strategies of other packages whose modules were imported, as (kind, entry point)."""
     every = ((kind, entry) for kind in GROUPS for entry in _entries(kind).values())
     return [each for each in every if each[1].module in sys.modules and _package(each[1].module) != "packer"]
 
 
 def plugin_behind(error: BaseException) -> str | None:
-    """The strategy of another package in whose code an error was raised, as text; None where there is none.
+    """The strategy of another package whose code raised an error, in words; None if no plug-in is involved.
 
-    Where the code belongs to no class of a strategy, those that its package may mean.
+    If the code belongs to no class of a strategy, the text names all strategies in use of its package.
     """
     used, found, where = plugins_in_use(), None, error.__traceback__
     while where is not None:
@@ -112,10 +111,10 @@ def _package(module: str) -> str:
 def make(kind: str, spec: str, classes: Mapping[str, Any] | None = None) -> Any:
     """The strategy that a text names: "gpus", or with parameters "slo:mean_ttft_ms=500,p99_itl_ms=60".
 
-    Parameters are the fields of its dataclass. `classes`: by name, in place of what is registered for the kind.
+    Parameters are the fields of its dataclass. `classes`: classes by name to use instead of the registered ones.
 
-    Raises `UnknownNameError`: nothing of that kind has that name; `ValidationError`: it has no such parameter, or the
-    value breaks a rule.
+    Raises `UnknownNameError`: nothing of that kind has that name; `ValidationError`: the strategy has no such
+    parameter, or a value breaks a rule.
     """
     name, colon, text = spec.partition(":")
     if classes is not None and name not in classes:

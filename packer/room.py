@@ -1,4 +1,4 @@
-"""How far the load of a server may grow, what limits it, and what helps."""
+"""Room to grow of a server: how far its load may grow, what limits it, and what helps."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVELS = tuple(round(1.08**k, 4) for k in range(19))
-"""Factors of the rates at which room to grow is looked for."""
+"""Factors on the rates at which room to grow is evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Of one server.
+    """Room to grow of one server.
 
-    `slo`, `queue`, `starvation`: largest factor of all its rates, of those tried, at which its adapters keep their
-    latency limits; at which no queue grows; at which it does not starve. None where that fails at the rates as given.
+    `slo`, `queue`, `starvation`: largest evaluated factor on all rates at which its adapters keep their latency limits;
+    at which no queue grows; at which it does not starve. None if this fails at the given rates.
     `limit`: what limits the server first: "slots", "KV cache", "batch", "prefill", "loading", "step time", "bursts",
     "front end", "start" or "first use".
-    `usage`: how much of it is in use at the load where the latency limits break, in words.
-    `advice`: what would help, in words; "" where nothing is known.
+    `usage`: how much of the limiting resource is used at the load where the latency limits break, in words.
+    `advice`: what would help, in words; "" if nothing is known.
     """
 
     slo: float | None
@@ -30,14 +30,14 @@ class Room:
 
     @property
     def headroom(self) -> float | None:
-        """The smallest of the three factors; None where one fails at the rates as given."""
+        """The smallest of the three factors; None if one of them is None."""
         marks = (self.slo, self.queue, self.starvation)
         known = [factor for factor in marks if factor is not None]
         return min(known) if len(known) == len(marks) else None
 
 
 def grouped(rooms: Sequence[Room]) -> list[tuple[tuple[int, ...], Room]]:
-    """Equal rooms once, with the numbers of their servers; the least headroom first."""
+    """The distinct rooms, each with the numbers of its servers; the least headroom comes first."""
     found: dict[Room, list[int]] = {}
     for k, room in enumerate(rooms):
         found.setdefault(room, []).append(k)
@@ -46,7 +46,7 @@ def grouped(rooms: Sequence[Room]) -> list[tuple[tuple[int, ...], Room]]:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Rising numbers for people: "0–2, 5"."""
+    """Ascending numbers in words: "0–2, 5"."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][-1] + 1:
@@ -57,15 +57,15 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def growth(factor: float | None) -> str:
-    """A factor of the rates for people, "+23%"; "> +300%" where no larger one was tried; "none" where 1 is too much."""
+    """A factor on the rates in words: "+23%"; "> +300%" for the largest factor evaluated; "none" for None."""
     if factor is None:
         return "none"
     return f"{'> ' if factor >= LEVELS[-1] else ''}+{factor - 1.0:.0%}"
 
 
 def room_rows(rooms: Sequence[Room], most: int | None = None) -> list[tuple[str, ...]]:
-    """For `most` groups of equal servers, those with the least room: numbers, the three marks, what limits them at
-    which load, and what helps."""
+    """Table rows for the `most` groups of equal servers with the least room: numbers of the servers, the three factors,
+    the limit with its usage, and advice."""
     return [
         (
             spans(gpus),

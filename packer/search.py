@@ -1,4 +1,4 @@
-"""Searches over whole numbers for the place where something begins or ends to hold."""
+"""Searches over whole numbers for the threshold at which a condition begins or ceases to hold."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ def reach(
     holds: Callable[[int], bool], low: int, high: int, start: int | None = None, step: int = 1,
     stop: Callable[[], bool] = lambda: False, same: int = 1,
 ) -> tuple[int, int]:  # fmt: skip
-    """The largest number known to hold and the smallest known not to, from `low` to `high`: neighbours, unless `stop`
-    ended the search after the first; low - 1 if none holds, high + 1 if all do.
+    """The largest number from `low` to `high` known to hold (low - 1: none), and the smallest known not to (high + 1:
+    none). They are neighbours, unless `stop`, which is called after each evaluation, ended the search.
 
-    Outwards from `start` (None: from `low`) in steps (`step` 0: none) that double after each `same` of them, then by
-    halving. Numbers below one that holds are taken to hold.
+    The search moves away from `start` (None: `low`) in steps that double after each `same` steps, then bisects;
+    `step` 0: only bisection. It assumes that all numbers below one that holds also hold.
     """
     good, bad, n = low - 1, high + 1, low if start is None else min(max(start, low), high)
     taken = 0
@@ -40,8 +40,8 @@ def fewest(
 ) -> int | None:
     """The smallest number from `low` to `high` that holds; None if none does.
 
-    Numbers above one that holds are taken to hold. Steps double after each `same` of them. Once `stop` is true, the
-    smallest that was found so far is given.
+    The search assumes that all numbers above one that holds also hold. Steps double after each `same` steps. If `stop`
+    ends the search, the smallest number found so far is returned.
     """
     found = reach(lambda n: not holds(n), low, high, stop=stop, same=same)[1]
     return found if found <= high else None

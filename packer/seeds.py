@@ -1,6 +1,6 @@
-"""Named seeds, derived from the seed that a user gives, one for each random stream.
+"""Named seeds for independent random streams, derived from the seed that a user gives.
 
-Streams are this far apart so that none meets another for any seed that people type.
+The offsets are so far apart that no two streams share a seed for any seed that users choose.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ _FRESH, _CONFIRMING, _FURTHER, _EVALUATING, _SERVER = 1_000_003, 17, 7919, 500_0
 
 
 def fresh(seed: int, number: int = 1) -> int:
-    """Of the `number`-th hour, from 1, that no search has used: plans are verified in it."""
+    """Seed of the `number`-th fresh hour, counted from 1. No search uses these hours; plans are verified in them."""
     return seed + _FRESH * number
 
 
@@ -19,15 +19,15 @@ def of_server(seed: int, first: int) -> int:
 
 
 def evaluating(seed: int) -> int:
-    """Of the hour in which a plan is evaluated, which neither its search nor its verification has used."""
+    """Seed of the hour in which a plan is evaluated; neither search nor verification uses it."""
     return seed + _EVALUATING
 
 
 def confirming(seed: int) -> int:
-    """Of the hour in which a solver confirms its own bins before they are verified."""
+    """Seed of the hour in which a solver confirms its own bins before they are verified."""
     return fresh(seed) + _CONFIRMING
 
 
 def further(seed: int, number: int) -> int:
-    """Of the `number`-th run, from 0, of the same server or of the `number`-th period of a day."""
+    """Seed of the `number`-th run of a server, or of the `number`-th period of a day, counted from 0."""
     return seed + _FURTHER * number

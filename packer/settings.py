@@ -1,4 +1,4 @@
-"""How a server is started: what it takes for adapters. `Profile.settings` makes the kind that fits a profile."""
+"""LoRA settings with which a server is started. `Profile.settings` makes the kind that fits a profile."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MAX_LORAS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every kind of settings has.
+    """Fields of every kind of settings.
 
-    `max_loras`: adapters on the GPU at once (A_max of arXiv 2602.24044); 0: LoRA is off.
-    `max_lora_rank`: largest rank that the server takes (S_max), one of vLLM's values.
+    `max_loras`: largest number of adapters on the GPU at once (A_max of arXiv 2602.24044); 0: LoRA is off.
+    `max_lora_rank`: largest rank that the server accepts (S_max), one of vLLM's values.
     """
 
     max_loras: int
@@ -27,12 +27,12 @@ class Settings:
 
 
 class Slots(Settings):
-    """vLLM's: `max_loras` slots of `max_lora_rank` are reserved when the server starts, used or not."""
+    """vLLM's slots: memory for `max_loras` adapters of `max_lora_rank` is reserved when the server starts."""
 
     __slots__ = ()
 
 
 class Pool(Settings):
-    """S-LoRA's unified pool: nothing is reserved; an adapter on the GPU takes room of the KV cache by its rank."""
+    """S-LoRA's unified pool: nothing is reserved; an adapter on the GPU uses KV cache in proportion to its rank."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Speculative decoding of a server: how many tokens are drafted, how many of them are kept, what a drafter costs."""
+"""Speculative decoding of a server: number of draft tokens, share of them that is accepted, cost of the drafter."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from packer.errors import ValidationError, shown
 
 MOST_DRAFTS = 64
 DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
-"""Methods of speculative decoding whose drafter proposes the same number of tokens whenever it proposes any."""
+"""Methods of speculative decoding that always propose a fixed number of draft tokens, if they propose any."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationSpec:
     """Speculative decoding, by vLLM's names (`--speculative-config`).
 
-    `acceptance`: drafts that are kept / drafts (`vllm:spec_decode_num_accepted_tokens` / `num_draft_tokens`), for
-    adapters without their own (`Adapter.acceptance`). The drafter runs without adapters. Each step costs
-    `num_speculative_tokens` passes of it, `draft_pass_ms` each and `draft_token_ms` for each of its tokens.
-    `draft_bytes`, `draft_kv_bytes_per_token`: what its weights and its KV cache take. `model`: where vLLM loads it
-    from.
+    `acceptance`: accepted / proposed draft tokens (`vllm:spec_decode_num_accepted_tokens` / `num_draft_tokens`), for
+    adapters without their own value (`Adapter.acceptance`). The drafter runs without adapters. Each step runs
+    `num_speculative_tokens` passes of the drafter, which take `draft_pass_ms` each plus `draft_token_ms` per token.
+    `draft_bytes`, `draft_kv_bytes_per_token`: memory of the drafter's weights and of its KV cache. `model`: the
+    drafter's path or repository.
     """
 
     method: str
@@ -45,15 +45,15 @@ class SpeculationSpec:
         return self.method != "draft_model"
 
     def check_fits(self, max_num_batched_tokens: int) -> None:
-        """Raises `ValidationError`: a step does not hold a request with its drafts."""
+        """Raises `ValidationError`: a request with its draft tokens does not fit into a step."""
         most = max_num_batched_tokens - 2
         checks.integer("num_speculative_tokens", self.num_speculative_tokens, low=1, high=most)
 
     @classmethod
     def parse(cls, text: str) -> SpeculationSpec:
-        """From a text as "eagle3:num_speculative_tokens=3,acceptance=0.6".
+        """Parse a text such as "eagle3:num_speculative_tokens=3,acceptance=0.6".
 
-        Raises `ValidationError`: it has another form, or a value breaks a rule.
+        Raises `ValidationError`: the text has another form, or a value breaks a rule.
         """
         method, _, rest = text.partition(":")
         given = dict(part.partition("=")[::2] for part in rest.split(","))
@@ -71,7 +71,7 @@ class SpeculationSpec:
         return cls(method, **values)
 
     def __str__(self) -> str:
-        """What `parse` reads."""
+        """The text that `parse` reads."""
         given = ((item.name, getattr(self, item.name), item.default) for item in fields(self)[1:])
         return f"{self.method}:{','.join(f'{name}={value}' for name, value, default in given if value != default)}"
 

@@ -1,4 +1,4 @@
-"""What packer needs of its strategies: predictors, engines, and what places adapters on the servers of a cluster."""
+"""Protocols of packer's strategies: predictors, placements of adapters on a cluster, and engines."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Predictor(Protocol):
-    """Predicts how servers do.
+    """Predicts the figures of servers.
 
-    `name` is what the command line calls it. A class registered under the entry-point group
-    `packer.predictors` is called as `cls.for_profile(profile, seed=…)` if it has that, else `cls()`.
+    `name` is its name on the command line. A class registered under the entry-point group `packer.predictors` is
+    called as `cls.for_profile(profile, seed=…)` if it has this method, else `cls()`.
 
-    A class attribute `monotone` = True, which is not inherited, declares: whatever `max_loras` a server has, if every
-    such server of some adapters starves, fails or breaks a latency limit, so does every server of at least these
-    adapters, or of others of the same lengths and no lower ranks and rates in their place. Proofs that leave out such
-    servers hold for these predictors alone; for all others they are estimates, and no plan is "optimal" by them.
+    A class attribute `monotone` = True, which is not inherited, declares: if a set of adapters starves, fails or breaks
+    a latency limit with every `max_loras`, so does each superset, and each set in which adapters are replaced by others
+    of the same lengths with no lower ranks and rates. Proofs that skip such sets are valid only for these predictors.
+    For other predictors they are estimates, which never make a plan "optimal".
     """
 
     name: str
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Figures of each bin of the fleet `workload`; one row per bin, in order; the same every time."""
+        """Figures of each bin of the fleet `workload`: one row per bin, in order; deterministic."""
 
 
 @runtime_checkable
 class TwinBased(Protocol):
-    """A predictor that simulates, or learned from simulations.
+    """A predictor that simulates, or was trained on simulations.
 
-    Bins of equal content get equal figures, and rates can be scaled bin by bin without a new fleet.
-    `imitates_twin`: it learned from the twin, which has to confirm the plans found with it.
+    Bins of equal content get equal figures. The rates of each bin can be scaled without a new fleet.
+    `imitates_twin`: the predictor was trained on the twin, and the twin must confirm plans that are found with it.
     """
 
     name: str
@@ -49,20 +49,20 @@ class TwinBased(Protocol):
     def evaluate(
         self, workload: Workload, bins: Sequence[Bin], factors: npt.NDArray[float64] | float = 1.0
     ) -> Evaluations:
-        """As `Predictor.evaluate`, with every rate of bin k multiplied by `factors[k]`."""
+        """Like `Predictor.evaluate`, with every rate of bin k multiplied by `factors[k]`."""
 
 
 @runtime_checkable
 class Placement(Protocol):
-    """Says which adapters each server of a cluster serves; registered under the group `packer.placements`."""
+    """Decides which adapters each server of a cluster serves; registered under the group `packer.placements`."""
 
     name: str
 
     def place(self, workload: Workload, cluster: Cluster, seed: int) -> Cluster:
-        """The cluster with a placement, and servers with slots for it; it had none.
+        """A cluster without a placement → the cluster with one, and with slots for it on its servers.
 
-        The workload's goal is the one by which the cluster is judged.
-        Raises `IncompatibleError`: it can't place on this cluster; `ValidationError`: the fleet does not fit on it.
+        The cluster is judged by the workload's goal.
+        Raises `IncompatibleError`: this cluster is not supported; `ValidationError`: the fleet does not fit on it.
         """
 
 
@@ -71,22 +71,22 @@ class SizedPlacement(Placement, Protocol):
     """A placement that also says how many servers it needs."""
 
     def needed(self, workload: Workload, cluster: Cluster, seed: int) -> int | None:
-        """Servers like the cluster's that keep the goal; None if no number does."""
+        """Number of servers like the cluster's that the goal requires; None if no number is enough."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """What a server runs; registered under the group `packer.engines`, with its settings as fields of a dataclass.
+    """The engine of a server; registered under the group `packer.engines`, with settings as fields of a dataclass.
 
-    `cells`: its KV cache is counted in cells of one token, not in blocks. `trains`: it can train beside its requests.
-    `serves_base`: it takes requests without an adapter.
-    `cv`: coefficient of variation of a factor on the service time of each request; 0: none. `setup` below is a
+    `cells`: the KV cache is counted in cells of one token, not in blocks. `trains`: supports fine-tuning alongside
+    requests. `serves_base`: supports requests without an adapter.
+    `cv`: coefficient of variation of a random factor on each request's service time; 0: no factor. `setup` below is a
     `packer.twin.cluster.setup.Setup`, `state` a `packer.twin.engine.state.ServerState` of an idle server.
     """
 
     @property
     def name(self) -> str:
-        """What a system calls it."""
+        """Name of the engine in the description of a system."""
 
     cells: ClassVar[bool]
     trains: ClassVar[bool]
@@ -94,16 +94,16 @@ class Engine(Protocol):
 
     @property
     def cv(self) -> float:
-        """See above."""
+        """See the class."""
 
     def refusal(self, policy: str, loading: str, form: str) -> str | None:
-        """Why it can't run with a cache policy, a way to load adapters and a step law of this form; None if it can."""
+        """Why the engine can't run with this cache policy, way of loading and form of step law; None if it can."""
 
     def longest_request(self, setup: Any) -> int:
-        """Input + output tokens of the longest request that a server takes; longer ones are cut."""
+        """Input + output tokens of the longest request that a server accepts; longer requests are cut."""
 
     def prepare(self, setup: Any, state: Any) -> Any:
         """The state with the engine's own settings."""
 
     def kernels(self) -> Any:
-        """Its `packer.twin.cluster.state.EngineKernels`; None: vLLM's."""
+        """The engine's `packer.twin.cluster.state.EngineKernels`; None: vLLM's kernels."""

@@ -8,27 +8,27 @@ from collections.abc import Iterable
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A number with its thousands separated; a dash where there is none."""
+    """A number with thousands separators; a dash for None, NaN and infinities."""
     return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
 def money(price: float | None) -> str:
-    """A price, which packer takes in US dollars."""
+    """A price in US dollars; a dash for None."""
     return "–" if price is None else f"${price:,.2f}"
 
 
 def plural(count: int, name: str) -> str:
-    """The name of one thing or of several."""
+    """`name` in the singular or plural."""
     return name if count == 1 else f"{name}s"
 
 
 def counted(count: int, name: str) -> str:
-    """A number of things: "1 GPU", "2 GPUs"."""
+    """A count with its noun: "1 GPU", "2 GPUs"."""
     return f"{count:,} {plural(count, name)}"
 
 
 def listed(items: Iterable[object], most: int = 8) -> str:
-    """Things with commas between them: "0, 1, 2 and 3 more"."""
+    """The first `most` items, separated by commas, and the number of the rest: "0, 1, 2 and 3 more"."""
     names = [str(item) for item in items]
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
@@ -42,5 +42,5 @@ def by_rank(ranks: Iterable[int]) -> str:
 
 
 def visible(value: object) -> str:
-    """A text that can't change a terminal or a page: control and direction marks are shown as escapes."""
+    """A text that is safe for a terminal or page: control characters and direction marks are escaped."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(value))

@@ -22,7 +22,7 @@ from packer.sessions import Sessions
 
 _T = TypeVar("_T", bound=np.generic)
 
-# ShareGPT as the paper's clients sent it: means and spreads measured over the request pools.
+# ShareGPT as the paper's clients sent it: mean and cv measured over the request pools.
 SHAREGPT_INPUT = Lengths.gamma(mean=223.0, cv=1.1)
 SHAREGPT_OUTPUT = Lengths.gamma(mean=195.0, cv=1.04)
 SHAREGPT_CORRELATION = -0.39
@@ -38,24 +38,22 @@ _KINDS = (
 
 
 _WITHOUT_RATES = ("names", "ranks", "mean_input_tokens", "mean_output_tokens", "mean_tokens")
-"""Columns of a fleet that stay as they are at other rates."""
+"""Columns of a fleet that do not depend on the rates."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Adapters, their lengths and arrivals. Never changes; columns come as arrays.
+    """A fleet of adapters, with their lengths and arrivals. Immutable; columns are NumPy arrays.
 
-    `adapters`: at least one; names are unique. Either each one names its base model, or none does.
-    `input_tokens`, `output_tokens`: length distributions of the adapters that have none of their own (default:
-    ShareGPT's).
-    `length_correlation`: correlation of a request's input and output length, as that of the normal scores, in [-1,
-    1].
+    `adapters`: at least one, with unique names. Either every adapter names its base model, or none does.
+    `input_tokens`, `output_tokens`: length distributions of adapters without their own (default: ShareGPT's).
+    `length_correlation`: correlation of the input and output length of a request, in [-1, 1], measured between their
+    normal scores.
     `arrivals`: the arrival process.
-    `name`: what it is called in plans and reports.
+    `name`: name in plans and reports.
     `slo`: the latency goal.
-    `fine_tuning`: what each server trains beside its requests; None: nothing.
-    `sessions`: conversations of the adapters that have none of their own; None: requests are independent of each
-    other.
+    `fine_tuning`: fine-tuning job that each server runs alongside its requests; None: no job.
+    `sessions`: conversations of adapters without their own; None: requests are independent of each other.
     """
 
     adapters: tuple[Adapter, ...]
@@ -119,7 +117,7 @@ class Workload:
 
     @cached_property
     def models(self) -> tuple[str, ...]:
-        """Base models of the adapters, sorted; empty where adapters name none."""
+        """Base models of the adapters, sorted; empty if the adapters name none."""
         return tuple(sorted({adapter.model for adapter in self.adapters if adapter.model is not None}))
 
     @cached_property
@@ -129,29 +127,29 @@ class Workload:
 
     @cached_property
     def shared_prefix_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens that all prompts of each adapter begin with, int64 (n,)."""
+        """Number of tokens that all prompts of an adapter begin with, int64 (n,)."""
         return _frozen(np.array([adapter.shared_prefix_tokens for adapter in self.adapters], dtype=np.int64))
 
     @cached_property
     def sessions_by_adapter(self) -> tuple[Sessions | None, ...]:
-        """Sessions of each adapter; None where its requests have no later turns."""
+        """Sessions of each adapter; None if its requests have no later turns."""
         found = (adapter.sessions or self.sessions for adapter in self.adapters)
         return tuple(own if own is not None and own.turns > 1.0 else None for own in found)
 
     @cached_property
     def has_sessions(self) -> bool:
-        """Whether requests are drawn in sessions; a replayed trace has its own."""
+        """Whether requests are drawn in sessions; false for a replayed trace, which records its own sessions."""
         given = self.sessions is not None or any(each.sessions is not None for each in self.adapters)
         return given and self.arrivals.trace is None and any(self.sessions_by_adapter)
 
     @cached_property
     def shares_prefixes(self) -> bool:
-        """Whether prompts of an adapter begin alike, by a shared beginning or in sessions; a trace has its blocks."""
+        """Whether prompts of an adapter share prefixes, by `shared_prefix_tokens` or by drawn sessions."""
         return self.has_sessions or bool(self.shared_prefix_tokens.any())
 
     @cached_property
     def n_loras(self) -> int:
-        """Adapters with a rank: all but those that stand for requests to the base model."""
+        """Number of adapters with a rank > 0; rank 0 stands for requests to the base model."""
         return int(np.count_nonzero(self.ranks))
 
     @cached_property
@@ -161,7 +159,7 @@ class Workload:
 
     @cached_property
     def mean_input_tokens(self) -> npt.NDArray[np.float64]:
-        """Mean prompt of each adapter over the requests of all turns, float64 (n,), tokens."""
+        """Mean prompt length of each adapter over the requests of all turns, float64 (n,), tokens."""
         first = expected_of([a.input_tokens or self.input_tokens for a in self.adapters])
         if self.has_sessions:
             for k, own in enumerate(self.sessions_by_adapter):
@@ -177,7 +175,7 @@ class Workload:
 
     @cached_property
     def mean_tokens(self) -> npt.NDArray[np.float64]:
-        """Mean input and output of each adapter's requests together, float64 (n,)."""
+        """Mean input + mean output length of each adapter's requests, float64 (n,), tokens."""
         return _frozen(self.mean_input_tokens + self.mean_output_tokens)
 
     @cached_property
@@ -197,12 +195,12 @@ class Workload:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of adapters and traffic, without the workload's name: 16 hex digits."""
+        """Hash of all fields but the workload's name: 16 hex digits."""
         parts = {each.name: getattr(self, each.name) for each in fields(self)}
         return fingerprint(**{name: part for name, part in parts.items() if name != "name"})
 
     def subset(self, indices: Sequence[int], shares: Sequence[float] | None = None) -> Workload:
-        """The workload of one bin: these adapters only, each with its share of the rate (default 1)."""
+        """The workload of one bin: the adapters at `indices` only, each with its share of the rate (default 1)."""
         arrivals = self.arrivals
         if arrivals.trace is not None:
             arrivals = _subset_trace(arrivals, indices, len(self), shares)
@@ -216,12 +214,12 @@ class Workload:
         return made
 
     def of_model(self, model: str | None) -> tuple[tuple[int, ...], Workload]:
-        """Indices of the adapters of a base model, and the workload of them alone."""
+        """Indices of the adapters of a base model, and the workload with only these adapters."""
         own = tuple(i for i, adapter in enumerate(self.adapters) if adapter.model == model)
         return own, self if len(own) == len(self) else self.subset(own)
 
     def scaled(self, rate_factor: float) -> Workload:
-        """The same fleet with every rate multiplied; a trace is replayed in less time, or more."""
+        """The same fleet with every rate multiplied by `rate_factor`; a trace is replayed faster by this factor."""
         checks.real("rate_factor", rate_factor, low=0.0, open_low=True)
         adapters = tuple(a.at_rate(a.rate * rate_factor) for a in self.adapters)
         arrivals, trace = self.arrivals, self.arrivals.trace
@@ -233,8 +231,8 @@ class Workload:
 
     @property
     def assumed_lengths(self) -> tuple[str, ...]:
-        """Which of "input_tokens" and "output_tokens" some adapter has not, where the fleet's are the default,
-        ShareGPT's.
+        """Which of "input_tokens" and "output_tokens" are assumed: the fleet has the default, ShareGPT's, and an
+        adapter has no lengths of its own. Empty for a trace.
         """
         if self.arrivals.trace is not None:
             return ()
@@ -246,9 +244,9 @@ class Workload:
         )
 
     def slot_rank(self, given: int | None = None) -> int:
-        """Rank of slots that hold every adapter, one of vLLM's: the smallest, or that which is given.
+        """`max_lora_rank` of slots that hold every adapter: `given`, or else the smallest that vLLM accepts.
 
-        Raises `ValidationError`: it is none of vLLM's, or too small.
+        Raises `ValidationError`: vLLM does not accept `given`, or it is smaller than the largest rank.
         """
         largest = int(self.ranks.max())
         rank = checks.slot_rank_for(largest) if given is None else checks.slot_rank("max_lora_rank", given)
@@ -257,9 +255,9 @@ class Workload:
         return rank
 
     def as_independent(self, *, cached: bool) -> Workload:
-        """The same fleet without sessions and shared prefixes, with the mean prompts that it has with them.
+        """The same fleet without sessions and shared prefixes, but with the same mean prompt lengths.
 
-        `cached`: less what a cache that keeps everything spares of each prompt, for an approximation of prefix caching.
+        `cached`: subtract the tokens that an unlimited prefix cache saves, as an approximation of prefix caching.
         """
         if not self.shares_prefixes:
             return self
@@ -279,13 +277,13 @@ class Workload:
         return replace(self, adapters=tuple(adapters), sessions=None)
 
     def tuned_by(self, policy: str) -> Workload:
-        """The same fleet, whose servers train by this policy: its own job, or one of the default kind."""
+        """The same fleet whose fine-tuning job (or a default job, if it has none) runs by this policy."""
         return replace(self, fine_tuning=replace(self.fine_tuning or FineTuning(), policy=policy))
 
     def held_to(self, slo: GoalLike | tuple[str, ...] | None) -> Workload:
-        """The workload with its goal changed by that (`Goal.changed_by`), or by texts; None: itself.
+        """The workload with its goal changed by `slo` (`Goal.changed_by`) or by several texts; None changes nothing.
 
-        Raises `ValidationError`: it has limits for an slo_class that no adapter has.
+        Raises `ValidationError`: `slo` has limits for an slo_class that no adapter has.
         """
         if slo is None:
             return self
@@ -311,7 +309,7 @@ def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
 def _subset_trace(
     arrivals: Arrivals, indices: Sequence[int], n: int, shares: Sequence[float] | None
 ) -> Arrivals:
-    """The requests of some adapters; of a replicated one, every k-th (session) so that its share is kept."""
+    """The requests of some adapters. For a share below 1, only that share of the adapter's requests or sessions."""
     trace = arrivals.trace
     assert trace is not None
     position = np.full(n, -1, dtype=np.int64)

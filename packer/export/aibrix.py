@@ -1,9 +1,9 @@
 """AIBrix: the servers as Kubernetes resources without adapters, and a ModelAdapter for each adapter.
 
 model.aibrix.ai/v1alpha1 of AIBrix 0.5 to 0.7: an adapter is loaded on every pod that `spec.podSelector`
-selects, which are its planned servers; `spec.replicas` is left out, since 1 is the only number it may be.
-AIBrix serves an adapter under the name of its resource, which must be a DNS label: where an adapter's own
-name is none, the annotation `packer/adapter` keeps it. AIBrix splits the requests of a replicated adapter by
+selects, here its planned servers. `spec.replicas` is left out, because AIBrix only accepts 1.
+AIBrix serves an adapter under the name of its resource, which must be a DNS label. The annotation
+`packer/adapter` has the adapter's own name. AIBrix splits the requests of a replicated adapter by
 its own routing policy; the planned shares are in the annotation `packer/shares`.
 """
 
@@ -46,10 +46,10 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
 
 
 def _artifact(name: str, source: str) -> str:
-    """The source in AIBrix's terms (0.8: aibrix/runtime/downloaders.py): a URL or an absolute path.
+    """The source in AIBrix's syntax (0.8: aibrix/runtime/downloaders.py): a URL or an absolute path.
 
-    Of a bucket AIBrix takes a path with a slash at its end for a folder, which an adapter is, and another one
-    for a single file. It reads https:// too, but only one file of it.
+    In a bucket, AIBrix treats a path that ends with a slash as a folder, which an adapter is, and any other path as a
+    single file. https:// is not supported, because AIBrix reads only a single file from it.
     """
     expected = "what AIBrix loads adapters from: an absolute path, a Hugging Face repository or a bucket"
     buckets = {kind: f"{kind}://" for kind in ("s3", "gcs", "tos")}

@@ -1,8 +1,8 @@
 """NVIDIA Dynamo 1.3 and 1.4: a graph with a front end and a worker for each server, and DynamoModels.
 
-nvidia.com/v1alpha1. The operator loads a DynamoModel on every pod whose `modelRef` is its `baseModelName`; so
-each worker has a `modelRef` of its own, the server's name, and an adapter is one DynamoModel for each of its
-servers. Dynamo's router splits a replicated adapter by load: the planned share is in the annotation
+nvidia.com/v1alpha1. The operator loads a DynamoModel on every pod whose `modelRef` equals its `baseModelName`.
+Therefore each worker has its server's name as `modelRef`, and an adapter has one DynamoModel for each of its
+servers. Dynamo's router splits the requests of a replicated adapter by load; the planned share is in the annotation
 `packer/share`.
 """
 
@@ -15,7 +15,7 @@ from packer.export.sources import address
 
 IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.3.1"
 _MOST_SERVICES = 25
-"""Services of a graph, the front end included."""
+"""Largest number of services of a graph, including the front end."""
 
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The export formats by name, each a function `render(servers, options) -> {file name: text}`, and where files go."""
+"""Export formats by name, each a function `render(servers, options) -> {file name: text}`, and paths of their files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VERSION = re.compile(r"v?\d{1,4}(\.\d{1,4}){0,3}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Versions of a stack that a format was checked against; `last` None: and later."""
+    """Range of versions of a stack that a format was checked against; `last` None: `first` and later."""
 
     stack: str
     first: str
@@ -37,9 +37,9 @@ class Versions:
         return f"{self.stack} {self.first}" + ("" if self.last == self.first else f" to {self.last}")
 
     def check(self, version: str) -> None:
-        """Check the version in use; a patch release, as 0.7.3, counts as its minor one, 0.7.
+        """Check the version in use; a patch release such as 0.7.3 counts as its minor release, 0.7.
 
-        Raises `ValidationError`: it is no version; `IncompatibleError`: it is not one of these.
+        Raises `ValidationError`: `version` is not a version; `IncompatibleError`: it is outside the range.
         """
         if not _VERSION.fullmatch(version):
             rule = f"Expected a version of {self.stack} as {self.first}, got {shown(version)}."
@@ -58,10 +58,10 @@ def _parts(version: str) -> tuple[int, ...]:
 class Format:
     """A format: the versions that it was checked against, and the engine that it starts.
 
-    `where`: module and name of its function. `engine` None: it starts no server, and names no base model. `by_load`:
-    the stack's own router splits an adapter on several servers by their load, not by the planned shares. `pods`: it
-    starts pods (`packer.export.kubernetes`). `ranks_apart`: its system starts data-parallel ranks one by one.
-    `routes`: its files say which adapter is where.
+    `where`: module and name of the render function. `engine` None: the format starts no server and names no base model.
+    `by_load`: the stack's router splits a replicated adapter by load, not by the planned shares. `pods`: the format
+    starts pods (`packer.export.kubernetes`). `ranks_apart`: the stack starts each data-parallel rank as a server.
+    `routes`: the files contain the routes of adapters.
     """
 
     where: str
@@ -74,7 +74,7 @@ class Format:
 
     @property
     def render(self) -> Render:
-        """Its function."""
+        """The render function."""
         module, _, name = self.where.partition(":")
         function: Render = getattr(import_module(f"packer.export.{module}"), name)
         return function
@@ -95,15 +95,15 @@ def export_plan(
     plan: Plan, format_name: str, options: Options | None = None, *, stack_version: str | None = None,
     numbers: Sequence[int] | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """Files of a format, by name; the first one is the main one. Those made with an estimated profile are marked.
+    """Files of a format, by name, with the main file first. Files from plans with doubtful profiles carry a comment.
 
-    `stack_version`: the version of the stack that they are for; None does not check it.
-    `numbers`: of the servers, in their names and addresses, as `Period.servers` of a schedule; None counts from 0.
+    `stack_version`: version of the stack that the files are for; None: not checked.
+    `numbers`: numbers of the servers in names and addresses, as `Period.servers` of a schedule; None: from 0.
 
     Raises `UnknownNameError`: no format has that name; `IncompatibleError`: the plan is infeasible, the format does
-    not fit the stack's version, it starts another engine than the plan's, it can't read the source of an adapter, or
-    what its pods need is missing: a volume, a token; `ValidationError`: an adapter has no source though a table was
-    given, or a server gets no valid port or address.
+    not fit the stack's version, starts another engine than the plan's, can't read the source of an adapter, or its pods
+    lack a volume or token; `ValidationError`: an adapter has no source although a table was given, or a server has no
+    valid port or address.
     """
     from packer.export.kubernetes import check_pods
     from packer.export.servers import Options, servers
@@ -127,7 +127,7 @@ def export_plan(
 
 
 def _marked(name: str, text: str, estimates: Iterable[str]) -> str:
-    """The file with a comment for each of these profiles, in ASCII so that it stays one line; JSON holds none."""
+    """The file with a one-line ASCII comment for each of these profiles; JSON, which has no comments, is unchanged."""
     names = (ascii(label)[1:-1] for label in estimates)
     comments = "".join(f"# Planned with the profile {name}: expect large errors.\n" for name in names)
     first, newline, rest = text.partition("\n")
@@ -137,9 +137,9 @@ def _marked(name: str, text: str, estimates: Iterable[str]) -> str:
 
 
 def start_commands(plan: Plan) -> list[str]:
-    """The command line that starts each server, for a shell; adapters are below `/adapters`.
+    """The shell command that starts each server; adapters are in `/adapters`.
 
-    Raises `InputError`: as `export_plan`, and for engines whose start is not known.
+    Raises `InputError`: as `export_plan`, or if the start command of an engine is not known.
     """
     from shlex import join
 
@@ -157,7 +157,7 @@ def start_commands(plan: Plan) -> list[str]:
 
 
 def _check_engine(plan: Plan, format_name: str) -> None:
-    """Raise `IncompatibleError` if a server's profile describes another engine, or ranks, than the format starts."""
+    """Raise `IncompatibleError` if the format can't start the engine, or the data-parallel ranks, of a profile."""
     wanted = FORMATS[format_name].engine
     for item in plan.bins:
         if FORMATS[format_name].ranks_apart and item.profile.engine.data_parallel_size > 1:
@@ -177,14 +177,14 @@ def _check_engine(plan: Plan, format_name: str) -> None:
 
 _SAME = {".yml": ".yaml"}
 _FILE_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{1,5}")
-"""Usual endings of files; `.d` or `.2` may well end the name of a folder."""
+"""Usual suffixes of files; suffixes such as `.d` or `.2` may belong to the name of a folder."""
 
 
 def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path, str]:
-    """Where each file of a format goes; if `output` is a file, only the one that it names.
+    """Paths of the files of a format, path → name; if `output` is a file, only the file of the format that it means.
 
-    Raises `OutputError`: a file of them could not be written, or `output` ends as one of another kind does. Nothing
-    is made.
+    Raises `OutputError`: a file could not be written, or `output` has the suffix of another kind of file. Nothing is
+    created.
     """
     target = Path(output)
     if os.path.isdir(target):
@@ -196,7 +196,7 @@ def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path
 
 
 def _file_meant(names: Sequence[str], target: Path) -> str | None:
-    """The file of the format with that name or else that ending; None where the target is a folder."""
+    """The file of the format with the target's name, or else its suffix; None if the target is a folder."""
     suffix = target.suffix.lower()
     alike = [name for name in names if Path(name).suffix == _SAME.get(suffix, suffix)]
     if target.name in names:

@@ -1,7 +1,7 @@
-"""A Grafana dashboard: what packer predicts and what the servers report.
+"""A Grafana dashboard with packer's predictions and the servers' metrics.
 
-Predicted figures come from `packer evaluate PLAN --url … --every 300 --listen 0.0.0.0:9877`, measured ones
-from vLLM's own metrics; both are read from one Prometheus, the dashboard's variable `datasource`. The variable
+Predictions come from `packer evaluate PLAN --url … --every 300 --listen 0.0.0.0:9877`, measured figures
+from vLLM's own metrics. Both are read from one Prometheus, the dashboard's variable `datasource`. The variable
 `server_label` is the label by which Prometheus distinguishes servers: `service` behind a ServiceMonitor, else
 `instance`.
 """

@@ -1,9 +1,9 @@
-"""vLLM production stack: chart values with a `modelSpec` per server, and a LoraAdapter per adapter there.
+"""vLLM production stack: chart values with a `modelSpec` per server, and a LoraAdapter per adapter and server.
 
-The operator puts an adapter on the pods of its `baseModel`, which is the name of a `modelSpec`; so each
-server gets a `modelSpec` of its own. Resources: production-stack.vllm.ai/v1alpha1 and chart 0.1.12. The
-chart's router looks an adapter's servers up by itself and has no shares: the annotation `packer/share` has
-the planned share, and where shares must hold, route with one of the routing formats.
+The operator loads an adapter on the pods of its `baseModel`, which is the name of a `modelSpec`; therefore each
+server has its own `modelSpec`. Resources: production-stack.vllm.ai/v1alpha1 and chart 0.1.12. The chart's
+router finds an adapter's servers by itself and does not support shares. The planned share is in the annotation
+`packer/share`; to enforce shares, route with one of the routing formats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from packer.export.servers import ExportedServer, Module, Options
 from packer.export.sources import parsed, refused
 
 _TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http"}
-"""What a LoraAdapter calls the kinds of sources."""
+"""Kind of source → `type` of a LoraAdapter's source."""
 _BY_OTHER_KEYS = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora")
 
 
@@ -36,7 +36,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
 
 
 def _joined(key: str, value: object) -> list[str]:
-    """The words of a flag: in one, but for a flag with several values."""
+    """A flag as `--key=value`; as several words if it has a list of values, or no value."""
     several = isinstance(value, list) or value is True
     return quoting.words({key: value}) if several else [f"--{key}={value}"]
 

@@ -1,8 +1,8 @@
 """Servers that share a host: start commands of vLLM and SGLang as a shell script and as JSON, and Docker Compose.
 
-A plan for SGLang is one whose profile describes it (`packer profiles estimate --engine sglang`). The memory of its
-adapters is that of `--max-loras-per-batch` slots of `--max-lora-rank` (sglang/srt/lora/mem_pool.py), as vLLM's; a
-pool in pages of ranks is proposed (sgl-project/sglang, pull request 31305) and not modelled.
+A plan for SGLang has profiles that describe SGLang (`packer profiles estimate --engine sglang`). Like vLLM, SGLang
+reserves `--max-loras-per-batch` slots of `--max-lora-rank` (sglang/srt/lora/mem_pool.py). A proposed pool in pages of
+ranks (sgl-project/sglang, pull request 31305) is not modelled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def sglang_command(server: ExportedServer, port: int) -> list[str]:
     engine = server.bin.profile.engine
     flags: dict[str, object] = {
         "enable-metrics": True,
-        "enable-mixed-chunk": True,  # decodes beside prefills in one step, as in the twin
+        "enable-mixed-chunk": True,  # mixes decodes and prefills in a step, like the twin
         **({"enable-lora": True} if server.modules else {}),
         "model-path": server.model,
         "host": "0.0.0.0",
@@ -78,7 +78,7 @@ def sglang_command(server: ExportedServer, port: int) -> list[str]:
 def _scripts(
     servers: Servers, options: Options, command: Callable[[ExportedServer, int], list[str]]
 ) -> dict[str, str]:
-    """`start.sh` and `args.json` of any engine; `command`: a server and its port → its command line."""
+    """`start.sh` and `args.json` of any engine; `command`: (server, port) → command line."""
     cases, arguments = [], []
     for server, port, gpus in on_one_host(servers, options):
         devices, line = ",".join(gpus), command(server, port)

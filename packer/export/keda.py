@@ -1,4 +1,4 @@
-"""KEDA: a ScaledObject with cron triggers for each server of a schedule that is off for a part of the day."""
+"""KEDA: a ScaledObject with cron triggers for each server that a schedule stops for part of the day."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def scaled_objects(
     running: Mapping[str, Sequence[tuple[float, float]]], *, day_s: float = DAY_S, startup_s: float = 0.0,
     timezone: str = "UTC", namespace: str | None = None,
 ) -> str:  # fmt: skip
-    """YAML for `kubectl apply -f`, beside the Deployments of the static plan (`packer export --format k8s`).
+    """YAML for `kubectl apply -f`, in addition to the static plan's Deployments (`packer export --format k8s`).
 
-    `running`: when each Deployment is needed, (start, end) in s of the day, in whole minutes; one that runs all day
-    is left out.
-    `day_s`: length of the day that repeats; cron triggers support days of 24 h only.
-    `startup_s`: how much earlier a server is started, rounded up to a minute.
-    `timezone`: as cron triggers take it.
-    Raises `ValidationError`: the schedule is not one of a day of 24 h.
+    `running`: name of each Deployment → (start, end) of the periods in which it is needed, s of the day, in whole
+    minutes. Deployments that run all day are left out of the output.
+    `day_s`: length of the repeating day, s; cron triggers support only 24 h.
+    `startup_s`: how much earlier a server is started, s, rounded up to a minute.
+    `timezone`: time zone, as in cron triggers.
+    Raises `ValidationError`: the day is not 24 h long.
     """
     check_day(day_s)
     early_s = math.ceil(startup_s / _MINUTE_S) * _MINUTE_S
@@ -47,7 +47,7 @@ def check_day(day_s: float) -> None:
 
 
 def _round_midnight(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Spans of a day that repeats: one that ends at midnight goes on into one that begins there."""
+    """Spans of a repeating day, in which a span that ends at midnight is joined to one that begins at midnight."""
     found = list(spans)
     if len(found) > 1 and found[0][0] == 0.0 and found[-1][1] == DAY_S:
         found = [*found[1:-1], (found[-1][0], found[0][1])]

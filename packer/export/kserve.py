@@ -1,9 +1,9 @@
 """KServe 0.20: an LLMInferenceService for each server, with its adapters (serving.kserve.io/v1alpha2).
 
-The controller downloads or mounts the adapters and writes vLLM's flags from `spec.model.lora`; the others go through
-VLLM_ADDITIONAL_ARGS, which its start script expands in a shell. It registers each adapter under two names, so host
-memory must hold twice as many. A service has a route of its own: the routing formats define which one an
-adapter's requests take.
+The controller downloads or mounts the adapters and sets vLLM's LoRA flags from `spec.model.lora`. Other flags are
+passed in VLLM_ADDITIONAL_ARGS, which KServe's start script expands in a shell. KServe registers each adapter under two
+names, so host memory must hold twice as many adapters. Each service has its own route; the routing formats define
+which route an adapter's requests take.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _adapter_uri(item: Module, options: Options) -> str:
 
 
 def _check_names(server: ExportedServer) -> None:
-    """Raise `IncompatibleError` where KServe's shell or its folders could not keep two names apart."""
+    """Raise `IncompatibleError` if a name is not safe in KServe's shell, or two names map to one folder of KServe."""
     names = [item.name for item in server.modules]
     for name in names:
         if not _SAFE.fullmatch(name) or name == server.model:

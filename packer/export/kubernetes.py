@@ -1,6 +1,6 @@
-"""Kubernetes: a ConfigMap with vLLM's settings, a Deployment and a Service for each server, and what pods need.
+"""Kubernetes: a ConfigMap with vLLM's settings, a Deployment and a Service for each server; checks of pods' needs.
 
-The settings are in a file that vLLM reads (`vllm serve --config`), not on the command line, because
+vLLM reads the settings from a file (`vllm serve --config`), not from the command line, because
 Kubernetes expands `$(NAME)` in the arguments of a container.
 """
 
@@ -17,7 +17,7 @@ from packer.export.servers import ExportedServer, Options
 from packer.export.sources import parsed
 
 _MAX_CONFIG_BYTES = 1_000_000
-"""A ConfigMap holds at most 1 MiB."""
+"""Largest settings file of a server: a ConfigMap holds at most 1 MiB."""
 
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
@@ -29,7 +29,7 @@ def manifests(
     servers: tuple[ExportedServer, ...], options: Options,
     extra_labels: Callable[[ExportedServer], dict[str, str]] = lambda _server: {}, *, with_adapters: bool = True,
 ) -> str:  # fmt: skip
-    """ConfigMap, Deployment and Service of every server; `extra_labels`: further labels of its pod."""
+    """ConfigMap, Deployment and Service of every server; `extra_labels`: further labels of a server's pod."""
     found = []
     for server in servers:
         settings = {"model": server.model, "port": server.port, **server.served_names, **server.settings()}
@@ -46,14 +46,14 @@ def manifests(
 
 
 GATED = ("meta-llama/", "google/gemma")
-"""Starts of repositories that Hugging Face hands out only with a token."""
+"""Prefixes of repositories that Hugging Face serves only with a token."""
 
 
 def check_pods(servers: tuple[ExportedServer, ...], options: Options) -> None:
-    """Raise `IncompatibleError` where an adapter is a path without a volume, or a gated model has no token: all that is
-    missing at once.
+    """Raise `IncompatibleError` if an adapter's path is on no volume, or if a gated model has no token. The message
+    lists everything that is missing.
 
-    Without one of them a pod is scheduled, takes a GPU and fails.
+    Otherwise the pod would be scheduled, take a GPU and fail.
     """
     paths = [
         (item.name, path)

@@ -1,11 +1,11 @@
-"""llm-d router 0.10: the servers as one pool, and chart values whose endpoint picker keeps to the plan.
+"""llm-d router 0.10: the servers as one pool, and chart values whose endpoint picker follows the plan.
 
-llm-d's own scorers send an adapter to any server with a free slot, also to one that was not started with it. Here
-each adapter is a scheduling profile of its own: `header-profile-handler` takes the profile that the header
-`X-Adapter` names (as in the nginx and Envoy exports), and a `label-selector-filter` leaves the adapter's servers.
-A replicated adapter's servers are drawn by their planned shares: `weighted-random-picker` draws by score, and a
-`header-label-affinity-scorer` for each server gives a constant one, that of its label against the header `:method`,
-which every completion has as POST. Requests without the header run the profile `default`, for the base model.
+llm-d's own scorers send an adapter to any server with a free slot, even if it was not started with the adapter. In
+this export each adapter has its own scheduling profile: `header-profile-handler` selects the profile that the header
+`X-Adapter` names (as in the nginx and Envoy exports), and a `label-selector-filter` keeps only the adapter's servers.
+Servers of a replicated adapter are drawn by their planned shares: `weighted-random-picker` draws by score, and a
+`header-label-affinity-scorer` gives each server a constant score, because it compares the server's label with the
+header `:method`, which is always POST. Requests without `X-Adapter` run the profile `default`, for the base model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         shares = {_share(server.name): round(share, 6) for server, share in places if len(places) > 1}
         filtered = sets.setdefault(chosen, f"servers-{len(sets)}")
         profiles.append((quoting.header_key(name), filtered, shares))
-    default = "default"  # of requests without the header: a name that no adapter has
+    default = "default"  # profile of requests without the header; no adapter has this name
     while default in {name for name, _, _ in profiles}:
         default += "-profile"
     shared = dict.fromkeys(scorer for _, _, shares in profiles for scorer in shares)
@@ -41,5 +41,5 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
 
 
 def _share(server: str) -> str:
-    """The label of a server's pod that its constant score is read from, and the scorer's name."""
+    """Name of a server's scorer, and of the pod label from which the scorer reads the constant score."""
     return f"packer-share-{server}"

@@ -1,4 +1,4 @@
-"""Which nodes a server may run on: the label of its kind of GPU, where a plan has several kinds."""
+"""Nodes on which a server may run, selected by the label of its kind of GPU if a plan has several kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = table("packer.export", "nodes.toml")
 
 
 def short_name(gpu: str) -> str:
-    """The name of a GPU as people type it: "NVIDIA A100 80GB" is a100-80gb, "NVIDIA GeForce RTX 4090" rtx4090."""
+    """A short name for a GPU: a100-80gb for "NVIDIA A100 80GB", rtx4090 for "NVIDIA GeForce RTX 4090"."""
     text = re.sub(r"^(nvidia|amd|intel)[ -]|geforce[ -]|[ -]sxm(?=[ -])", "", gpu.lower().strip())
     return re.sub(r"(rtx)-(?=\d)", r"\1", re.sub(r"[ _]+", "-", text))
 
@@ -24,7 +24,7 @@ def short_name(gpu: str) -> str:
 def parse_labels(texts: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Labels from texts `[GPU:]KEY=VALUE`: short name of a GPU, or "" for every GPU → key and value.
 
-    Raises `ValidationError`: a text is no label, or a kind has two.
+    Raises `ValidationError`: a text is not a label, or a kind of GPU has two labels.
     """
     found: dict[str, tuple[str, str]] = {}
     for text in texts:
@@ -44,11 +44,11 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def node_labels(gpu: str, kinds: int, given: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
-    """Key → values; a node must have one of them to run a server on this kind of GPU. Empty: any node.
+    """Key of a label → values, of which a node must have one to run a server on this kind of GPU. Empty: any node.
 
-    `kinds`: how many kinds of GPU the plan has; a plan of one kind needs no label.
-    `given`: labels of the user (`parse_labels`), which replace the known one.
-    Raises `IncompatibleError`: the plan has several kinds, and this one has no known label.
+    `kinds`: number of kinds of GPU in the plan; a plan with one kind needs no label.
+    `given`: labels from the user (`parse_labels`), which replace the known label.
+    Raises `IncompatibleError`: the plan has several kinds, and no label is known for this kind.
     """
     if own := given.get(short_name(gpu)) or given.get(""):
         return {own[0]: [own[1]]}
@@ -63,7 +63,7 @@ def node_labels(gpu: str, kinds: int, given: Mapping[str, tuple[str, str]]) -> d
 
 
 def ray_accelerator(gpu: str) -> str:
-    """The kind's name in Ray; raises `IncompatibleError` where Ray has none."""
+    """Ray's accelerator type of a GPU; raises `IncompatibleError` if Ray has none."""
     name: str | None = KINDS.get(gpu, {}).get("ray")
     if name is None:
         raise IncompatibleError(

@@ -1,4 +1,4 @@
-"""Which server serves which adapter: JSON for own routers, nginx, Envoy, the Gateway API and LiteLLM.
+"""Routes from adapters to servers: JSON for custom routers, nginx, Envoy, the Gateway API and LiteLLM.
 
 nginx and Envoy don't read request bodies, so clients (or a gateway in front) send the adapter's name in the header
 `X-Adapter` too; characters other than letters, digits and `._/:@+-` are percent-encoded
@@ -14,7 +14,7 @@ from packer.export.servers import ExportedServer, Options, routes
 
 VERSION = 1
 MOST_RULES = 16
-"""Rules of an HTTPRoute (gateway-api v1.2, apis/v1/httproute_types.go)."""
+"""Largest number of rules of an HTTPRoute (gateway-api v1.2, apis/v1/httproute_types.go)."""
 _TOTAL_WEIGHT = 10_000
 
 Servers = tuple[ExportedServer, ...]
@@ -38,11 +38,11 @@ def routing(servers: Servers, options: Options) -> dict[str, str]:
 
 
 def nginx(servers: Servers, options: Options) -> dict[str, str]:
-    """`nginx.conf`, to be included in the block `http`: a map from the header to the server.
+    """`nginx.conf`, for inclusion in the block `http`: a map from the header to the server.
 
-    `split_clients` distributes the requests of replicated adapters; those with the same header `X-Session-Id` go to
-    the same replica. nginx compares the values of a map without case, so names that differ by case alone become
-    regular expressions, which keep it.
+    `split_clients` distributes the requests of replicated adapters; requests with the same header `X-Session-Id` go to
+    the same replica. nginx ignores case in the values of a map, so names that differ only by case become
+    case-sensitive regular expressions.
     """
     table = {quoting.header_key(name): places for name, places in routes(servers).items()}
     folded = Counter(key.lower() for key in table)
@@ -54,7 +54,7 @@ def nginx(servers: Servers, options: Options) -> dict[str, str]:
             parts = [(f"{100 * share:.2f}%", server.name) for server, share in places]
             splits.append((target, [*parts[:-1], ("*", parts[-1][1])]))
         rows.append((quoting.nginx_map_key(key, exact_case=folded[key.lower()] > 1), target))
-    # Both tables must hold the longest key; nginx rounds the bucket up to the cache line itself.
+    # Buckets of both hash tables must hold the longest key; nginx itself rounds their size up to the cache line.
     bucket = 1 << max(6, (max(map(len, table)) + 64).bit_length())
     most = 1 << max(11, (4 * len(table)).bit_length())
     text = templates.render("nginx.conf", servers=servers, splits=splits, rows=rows, bucket=bucket, most=most)
@@ -64,8 +64,8 @@ def nginx(servers: Servers, options: Options) -> dict[str, str]:
 def envoy(servers: Servers, options: Options) -> dict[str, str]:
     """`envoy.yaml`: static resources to merge into a bootstrap configuration.
 
-    A `RouteConfiguration` with the `clusters` it names (envoy.config.route.v3, envoy.config.cluster.v3): a route for
-    each adapter, with weighted clusters for replicated ones.
+    A `RouteConfiguration` and its `clusters` (envoy.config.route.v3, envoy.config.cluster.v3): one route per adapter,
+    with weighted clusters for replicated adapters.
     """
     table = _weighted(servers).items()
     found = {key: {server.name: weight for server, weight in places} for key, places in table}
@@ -75,7 +75,7 @@ def envoy(servers: Servers, options: Options) -> dict[str, str]:
 def gateway_api(servers: Servers, options: Options) -> dict[str, str]:
     """`httproutes.yaml`, for `kubectl apply -f`: HTTPRoutes (gateway.networking.k8s.io/v1) to the servers' Services.
 
-    There is one for each `MOST_RULES` adapters. The Gateway is called `packer` and the Services as the servers.
+    Each HTTPRoute covers up to `MOST_RULES` adapters. The Gateway is named `packer`, each Service like its server.
     """
     rules = list(_weighted(servers).items())
     groups = [rules[k : k + MOST_RULES] for k in range(0, len(rules), MOST_RULES)]
@@ -85,8 +85,8 @@ def gateway_api(servers: Servers, options: Options) -> dict[str, str]:
 def litellm(servers: Servers, options: Options) -> dict[str, str]:
     """`litellm.yaml`: a deployment for each adapter on each server, weighted by its share (`simple-shuffle`).
 
-    LiteLLM takes `*` in a model's name for any text, after looking for the exact name: an adapter with `*` in its name
-    still reaches its server, and other names that fit the pattern are answered there with vLLM's "no such model".
+    LiteLLM looks for the exact name of a model first, then treats `*` in names as a wildcard. An adapter with `*` in
+    its name thus reaches its server; for other names that match the pattern, this server responds "no such model".
     """
     table = routes(servers).items()
     deployments = [(name, server, weight) for name, places in table for server, weight in weights(places)]
@@ -94,12 +94,12 @@ def litellm(servers: Servers, options: Options) -> dict[str, str]:
 
 
 def _weighted(servers: Servers) -> dict[str, list[tuple[ExportedServer, int]]]:
-    """Header of an adapter → its servers with their weights."""
+    """Header value of an adapter → its servers with their weights."""
     return {quoting.header_key(name): weights(places) for name, places in routes(servers).items()}
 
 
 def weights(places: list[tuple[ExportedServer, float]]) -> list[tuple[ExportedServer, int]]:
-    """The servers with whole weights in proportion to their shares, each at least 1, with the sum 10,000."""
+    """The servers with integer weights in proportion to their shares; each is at least 1, and their sum is 10,000."""
     rounded = [max(1, round(share * _TOTAL_WEIGHT)) for _, share in places]
     rounded[rounded.index(max(rounded))] += _TOTAL_WEIGHT - sum(rounded)
     return [(server, weight) for (server, _), weight in zip(places, rounded, strict=True)]

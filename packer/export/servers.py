@@ -25,7 +25,7 @@ _VERSION = re.compile(r"v?(\d+\.\d+)(\.\d+(\.post\d+)?)?", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:\d{1,5}", re.ASCII)
 _ALWAYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "dtype")
 _NOT_DEFAULT = {"tensor_parallel_size": 1, "data_parallel_size": 1, "block_size": 16}
-"""Settings of the engine that are flags in every case, and where they are not vLLM's default."""
+"""Engine settings that always become flags, and settings that do so only if they differ from vLLM's default."""
 _LAST_PORT = 65_535
 
 
@@ -41,21 +41,21 @@ def engine_flags(engine: EngineSpec) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the servers are to run.
+    """Options of the exported servers.
 
-    `sources`: adapter → path or repository; empty means that every adapter is under `adapters_dir`.
-    `adapters_dir`: folder of the adapters on the servers; an adapter without a source is its sub-folder of that name.
-    `model`: base model as the engine should load it; None takes the profile's repository, else its name.
-    `image`: container image; None takes the format's, of the profile's version of vLLM.
-    `prefix`: start of every server's name, a DNS label that starts with a letter: `gpu` gives gpu-0, gpu-1, ….
-    `namespace`: Kubernetes namespace; None leaves it to the cluster's default.
-    `port`: port of a server; on a shared host, of the first one.
-    `address`: where routers find a server: a host and port with `{name}`, `{index}` and `{port}` (on a shared host:
-    `port` + index); None takes the server's name and `port`, as Compose and Kubernetes resolve them.
+    `sources`: adapter → path or repository; empty: all adapters are in `adapters_dir`.
+    `adapters_dir`: folder of the adapters on the servers; without `sources`, it has a subfolder for each adapter.
+    `model`: path or repository of the base model; None takes the profile's repository, else the model's name.
+    `image`: container image; None takes the format's image for the profile's version of vLLM.
+    `prefix`: prefix of the servers' names, a DNS label that starts with a letter: `gpu` gives gpu-0, gpu-1, ….
+    `namespace`: Kubernetes namespace; None uses the cluster's default.
+    `port`: port of every server; on a shared host, port of the first server.
+    `address`: address at which routers reach a server: host and port with `{name}`, `{index}` and `{port}` (on a shared
+    host: `port` + index); None takes the server's name and `port`, which Compose and Kubernetes resolve.
     `adapters_claim`: Kubernetes PersistentVolumeClaim with the adapters, mounted at `adapters_dir`.
     `token_secret`: Kubernetes Secret whose key `token` is the Hugging Face token.
-    `node_labels`: short name of a GPU, or "" for every GPU → key and value of the label of its nodes; where a plan
-    has several kinds, those that are not given have the label of `packer.export.nodes`.
+    `node_labels`: short name of a GPU, or "" for every GPU → key and value of the label of its nodes. In a plan with
+    several kinds, kinds that are not given use the label of `packer.export.nodes`.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -90,14 +90,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One adapter on one server. `share`: the part of its requests that goes there."""
+    """One adapter on one server. `share`: share of the adapter's requests that the server gets."""
 
     name: str
     source: str
     share: float
 
     def resource(self, server: ExportedServer) -> str:
-        """Name of its Kubernetes resource for one server."""
+        """Name of the adapter's Kubernetes resource for one server."""
         return quoting.dns_name(f"{server.name}.{self.name}")
 
 
@@ -105,9 +105,9 @@ class Module:
 class ExportedServer:
     """One vLLM server of the plan.
 
-    `base`: names, other than the model's own, under which its base model is requested (rank 0 in the fleet), as modules
-    without a source.
-    `nodes`: label → values; a node must have one of them. Empty: any node.
+    `base`: names under which the base model is requested, that is the server's adapters of rank 0, as modules without a
+    source.
+    `nodes`: key of a label → values, of which a node must have one. Empty: any node.
     """
 
     index: int
@@ -123,18 +123,18 @@ class ExportedServer:
 
     @property
     def max_cpu_loras(self) -> int:
-        """Adapters that host memory holds; the engine requires at least `max_loras`."""
+        """Number of adapters that host memory holds; at least `max_loras`, as the engine requires."""
         limit = self.bin.profile.engine.max_cpu_loras
         return max(self.bin.max_loras, len(self.modules) if limit is None else limit)
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of its Kubernetes resources; unique to it among the plan's servers."""
+        """Labels of the server's Kubernetes resources, unique among the plan's servers."""
         labels = {"name": "vllm", "managed-by": "packer", "instance": self.name}
         return {f"app.kubernetes.io/{key}": value for key, value in labels.items()}
 
     def settings(self) -> dict[str, object]:
-        """vLLM's flags without the adapters, by name."""
+        """vLLM's flags by name, without `--lora-modules`."""
         flags = engine_flags(self.bin.profile.engine)
         if not self.modules:
             return {name: each for name, each in flags.items() if "lora" not in name}
@@ -143,12 +143,12 @@ class ExportedServer:
 
     @property
     def served_names(self) -> dict[str, object]:
-        """The flag that gives the base model its further names, if it has any."""
+        """The flag that sets further names of the base model; empty if it has none."""
         names = [item.name for item in self.base if item.name != self.model]
         return {"served-model-name": [self.model, *names]} if names else {}
 
     def lora_modules(self) -> list[str]:
-        """Values of --lora-modules: JSON, because the older `name=path` can't hold every name.
+        """Values of --lora-modules, as JSON, because the older form `name=path` does not support every name.
 
         Raises `IncompatibleError`: vLLM can't read the source of an adapter.
         """
@@ -167,11 +167,11 @@ class ExportedServer:
 
 
 def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) -> tuple[ExportedServer, ...]:
-    """The servers of a plan. `numbers`: those in their names, addresses and ports; None counts from 0.
+    """The servers of a plan. `numbers`: numbers of the servers in names, addresses and ports; None: from 0.
 
-    Raises `IncompatibleError`: the plan is infeasible: it has adapters without a server, or none at all;
-    `ValidationError`: an adapter has no source though a table was given, the model can't be named on a command line,
-    or an address is none.
+    Raises `IncompatibleError`: the plan has no servers or unplaced adapters, the base model or its weights are
+    ambiguous, or no node label is known for a GPU; `ValidationError`: an adapter has no source although a table was
+    given, the model can't be named on a command line, or an address is invalid.
     """
     if not plan.bins or plan.unplaced:
         why = f" {plan.reasons[0]}" if plan.reasons else ""
@@ -222,7 +222,7 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
 
 
 def host_port(index: int, options: Options) -> int:
-    """Port of a server on a host that it shares with the others: the first one's plus its index."""
+    """Port of a server on a host that all servers share: the first server's port plus the index."""
     port = options.port + index
     if port > _LAST_PORT:
         raise ValidationError(
@@ -244,7 +244,7 @@ def _address(index: int, options: Options) -> str:
 
 
 def base_by_its_name(all_servers: tuple[ExportedServer, ...], stack: str) -> None:
-    """Raises `IncompatibleError`: the base model is requested under a further name, for which a stack has no route."""
+    """Raise `IncompatibleError` if the base model is requested under another name, for which `stack` has no route."""
     for server, item in ((each, item) for each in all_servers for item in each.base):
         if item.name != server.model:
             raise IncompatibleError(
@@ -254,7 +254,7 @@ def base_by_its_name(all_servers: tuple[ExportedServer, ...], stack: str) -> Non
 
 
 def routes(all_servers: tuple[ExportedServer, ...]) -> dict[str, list[tuple[ExportedServer, float]]]:
-    """Adapter → its servers with their shares, which sum to 1; adapters in order of their names."""
+    """Adapter → its servers with their shares, which sum to 1; sorted by name of the adapter."""
     table: dict[str, list[tuple[ExportedServer, float]]] = {}
     for server in all_servers:
         for item in (*server.modules, *server.base):

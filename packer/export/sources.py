@@ -1,4 +1,4 @@
-"""Sources of adapters: a table name → path or repository, from CSV, JSON or YAML; and what vLLM reads."""
+"""Sources of adapters: tables name → path or repository from CSV, JSON or YAML, and their syntax in vLLM and others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = ("adapter", "source")
 def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
     """The table of a file: a CSV with the columns `adapter,source`, or a JSON or YAML mapping.
 
-    Raises `FileFormatError`: it is not such a table; a name appears twice; a source is empty or has control
+    Raises `FileFormatError`: the file has no such table, a name appears twice, or a source is empty or has control
     characters.
     """
     suffix = Path(path).suffix.lower()
@@ -49,13 +49,13 @@ _KINDS |= {"file": "path", "hf": "huggingface", "gs": "gcs", "https": "http"}
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _ELSEWHERE = dict.fromkeys(("gcs", "tos"), ", or use --format aibrix")
 _ELSEWHERE |= {"s3": ", or use --format aibrix or --format helm", "http": ", or use --format helm"}
-"""Formats that read what others can't."""
+"""Kind of source → formats that read it although others do not, as the end of a message."""
 
 
 def parsed(source: str) -> tuple[str, str]:
-    """What a source is, and what follows its `file://`, `hf://`, `s3://`, … if it has one of these.
+    """Kind of a source, and the source without its scheme (`file://`, `hf://`, `s3://`, …), if it has one.
 
-    "path", "huggingface", "s3", "gcs", "tos", "http"; "unknown": no format reads it.
+    Kinds: "path", "huggingface", "s3", "gcs", "tos", "http"; "unknown": no format reads it.
     """
     if address := _SCHEME.fullmatch(source):
         scheme, rest = address[1].lower(), address[2]
@@ -67,13 +67,13 @@ def parsed(source: str) -> tuple[str, str]:
 
 
 def vllm_path(name: str, source: str) -> str:
-    """A source as vLLM's --lora-modules takes it: a path on the server, or a Hugging Face repository's id.
+    """A source in the syntax of vLLM's --lora-modules: a path on the server, or the id of a Hugging Face repository.
 
-    vLLM takes what is neither an absolute path nor a file that is there for a repository's id
-    (vllm/lora/utils.py, get_adapter_absolute_path), so an address of another scheme would fail only when the
+    vLLM treats everything except absolute paths and existing files as the id of a repository
+    (vllm/lora/utils.py, get_adapter_absolute_path), so a URL of another scheme would fail only when the
     server starts.
 
-    Raises `IncompatibleError`: it is neither.
+    Raises `IncompatibleError`: the source is neither a path nor a repository.
     """
     kind, rest = parsed(source)
     if kind == "path" or (kind == "huggingface" and (rest == source or _REPOSITORY.fullmatch(rest))):
@@ -82,9 +82,9 @@ def vllm_path(name: str, source: str) -> str:
 
 
 def address(name: str, source: str, prefixes: Mapping[str, str], expected: str) -> str:
-    """A source in the terms of a stack: what follows its scheme behind the prefix of its kind, an absolute path.
+    """A source in the syntax of a stack: its scheme is replaced by the prefix of its kind.
 
-    Raises `IncompatibleError`: its kind has no prefix, or it is a relative path.
+    Raises `IncompatibleError`: `prefixes` lacks its kind, or the source is a relative path.
     """
     kind, rest = parsed(source)
     if kind not in prefixes or (kind == "path" and not rest.startswith("/")):

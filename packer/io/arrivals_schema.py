@@ -14,17 +14,17 @@ from packer.io.schema import FileTable
 
 _REQUIRED = ("time_s", "adapter", "input_tokens", "output_tokens")
 _COLUMNS = (*_REQUIRED, "sessions", "priority")
-"""Of a replayed trace."""
+"""Columns of a replayed trace."""
 
 
 class BurstsTable(FileTable):
-    """A random factor on rates; `scales` are pairs of a time scale in s and its weight."""
+    """A random factor on rates; `scales`: pairs (time scale in s, weight)."""
 
     cv: float
     scales: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
 
     def bursts(self) -> Bursts:
-        """The factor."""
+        """The factor as `Bursts`."""
         return Bursts(self.cv, tuple((time_s, weight) for time_s, weight in self.scales))
 
 
@@ -36,12 +36,12 @@ class BlocksTable(FileTable):
     tokens: int
 
     def blocks(self) -> Blocks:
-        """The blocks."""
+        """The ids as `Blocks`."""
         return Blocks(_int64(self.starts), _int64(self.ids), self.tokens)
 
 
 class ArrivalsTable(FileTable):
-    """An arrival process; all from `time_s` on are a replayed trace: its columns, and when watching ended."""
+    """An arrival process; `time_s` and all fields below it describe a replayed trace."""
 
     kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"] = "poisson"
     cv: float = 1.0
@@ -61,7 +61,7 @@ class ArrivalsTable(FileTable):
     priority: list[int] | None = None
 
     def arrivals(self) -> Arrivals:
-        """The process."""
+        """The process as `Arrivals`."""
         trace, given = None, {name: getattr(self, name) for name in _COLUMNS}
         if all(given[name] is not None for name in _REQUIRED):
             time_s, blocks = np.array(given.pop("time_s"), np.float64), None

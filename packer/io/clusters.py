@@ -3,22 +3,22 @@
 schema = 1
 [[kinds]]
 name = "h100"
-profile = "h100-64gb/llama-3.1-8b-instruct"    # a shipped profile, or a .toml file beside this one
+profile = "h100-64gb/llama-3.1-8b-instruct"    # a shipped profile, or a .toml file, relative to this file
 max_loras = 32
-max_lora_rank = 16                             # may be left out
-engine = "lightllm:max_wait_tokens=1"          # may be left out: vllm
+max_lora_rank = 16                             # optional
+engine = "lightllm:max_wait_tokens=1"          # optional; default: vllm
 [[nodes]]
 count = 4
 servers = ["h100"]
-host_gb = 64                                   # adapters in host memory; may be left out: all
-[store]                                        # where the others come from
+host_gb = 64                                   # host memory for adapters; optional; default: unlimited
+[store]                                        # source of adapters that no host holds
 bandwidth_gb_s = 1.25
 latency_ms = 5
 concurrent = 0                                 # 0: transfers share the bandwidth
-[fine_tuning]                                  # what each server trains; may be left out
+[fine_tuning]                                  # fine-tuning job of each server; optional
 sample_tokens = 512
 policy = "llmstation"
-[slo]                                          # may be left out
+[slo]                                          # optional
 ttft_ms = 2000
 tpot_ms = 100
 """
@@ -53,7 +53,7 @@ class KindTable(FileTable):
 
 
 class NodeTable(FileTable):
-    """`[[nodes]]`: `count` machines with these servers each."""
+    """`[[nodes]]`: `count` machines, each with `servers`."""
 
     servers: Annotated[list[str], Field(min_length=1)]
     count: Annotated[int, Field(ge=1, le=MOST_SERVERS)] = 1
@@ -110,7 +110,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
 
 
 def _kind(k: int, table: KindTable, path: str | os.PathLike[str]) -> ServerKind:
-    """A profile's path is relative to the cluster's file."""
+    """The kind of a table; the path of a profile is relative to the cluster file."""
     name = table.profile
     beside = Path(path).parent / name
     try:

@@ -13,14 +13,14 @@ from packer.errors import FileFormatError, shown
 from packer.io.tables import first_line
 
 MAX_DEPTH = 64
-"""Levels of lists and objects inside one another; packer's own files have fewer than ten."""
+"""Largest nesting depth of lists and objects; packer's own files have fewer than ten levels."""
 
 
 def parse_json(text: str, *, row: int | None = None) -> Any:
     """The data in a JSON text; `row`: its line in the file, for a file with a JSON text per line.
 
-    Raises `FileFormatError`: it is not JSON, has a key twice in an object, a number that is not finite, or is nested
-    too deeply.
+    Raises `FileFormatError`: the text is not JSON, repeats a key in an object, has a number that is not finite, or is
+    nested too deeply.
     """
     try:
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
@@ -35,7 +35,7 @@ def parse_json(text: str, *, row: int | None = None) -> Any:
 
 
 def jsonable(value: Any) -> Any:
-    """The same data in types that JSON has: arrays become lists, NaN and infinities null."""
+    """The same data in JSON's types: arrays become lists; NaN and infinities become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, bool, int)):
@@ -50,7 +50,7 @@ def jsonable(value: Any) -> Any:
 
 
 def json_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Row number and object of each line of a text in JSON lines; raises what `parse_json` raises."""
+    """Row number and object of each line of a JSON Lines text; raises what `parse_json` raises."""
     for row, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -81,7 +81,7 @@ def _too_deep(language: str) -> str:
 
 
 def _bounded(data: Any, language: str, row: int | None = None) -> Any:
-    """`data` itself, unless it is nested deeper than `MAX_DEPTH`."""
+    """Return `data`; raise if it is nested deeper than `MAX_DEPTH`."""
     level: list[Any] = [[data]]
     for _ in range(MAX_DEPTH + 1):
         level = [
@@ -96,17 +96,17 @@ def _bounded(data: Any, language: str, row: int | None = None) -> Any:
 
 
 _LONG_KEY = re.compile(rf"(?<![-\w])(?:(?:[-\w]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}")
-"""A key of more parts than there may be levels."""
+"""A dotted key with more parts than `MAX_DEPTH`."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The data in a TOML text.
 
-    Raises `FileFormatError`: it is not TOML, or is nested too deeply.
+    Raises `FileFormatError`: the text is not TOML, or is nested too deeply.
     """
     import tomllib
 
-    if _LONG_KEY.search(text):  # the time that tomllib takes for it grows with the square of its parts
+    if _LONG_KEY.search(text):  # tomllib's time grows with the square of a key's parts
         raise FileFormatError(_too_deep("TOML"))
     try:
         data = tomllib.loads(text)
@@ -119,7 +119,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def toml_table(data: dict[str, Any]) -> dict[str, Any]:
-    """A table as TOML has it: without None, tuples as lists, tables after the other keys."""
+    """A table in TOML's types and order: None is left out, tuples become lists, tables follow the other keys."""
     given = {key: value for key, value in data.items() if value is not None}
     plain = {key: _listed(value) for key, value in given.items() if not isinstance(value, dict)}
     return {**plain, **{key: toml_table(value) for key, value in given.items() if isinstance(value, dict)}}
@@ -132,10 +132,10 @@ def _listed(value: Any) -> Any:
 def parse_yaml(text: str) -> Any:
     """The data in a YAML text, read by the core schema of YAML 1.2 without octal and hexadecimal numbers.
 
-    What YAML 1.1 and 1.2 read differently (`on`, `010`, `1:30`, `2024-05-01`) stays text. Aliases are refused,
-    because a few of them can unfold into gigabytes, and so are tags.
+    Values that YAML 1.1 and 1.2 read differently (`on`, `010`, `1:30`, `2024-05-01`) stay text. Tags are refused, and
+    so are aliases, because a few of them can expand to gigabytes.
 
-    Raises `FileFormatError`: it is not YAML, has a key twice in an object, an alias or a tag, or is nested too
+    Raises `FileFormatError`: the text is not YAML, repeats a key in an object, has an alias or a tag, or is nested too
     deeply.
     """
     import yaml

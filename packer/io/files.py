@@ -1,4 +1,4 @@
-"""Reading what users name, within bounds of size and kind, and writing results atomically."""
+"""Read files that users name, with limits on their size and kind, and write results atomically."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from packer.errors import FileFormatError, OutputError, ValidationError, reader, shown
 
 MAX_BYTES = 2**31
-"""Largest file that is read, and largest content of a compressed one."""
+"""Largest accepted size of a file, and of the content of a compressed file."""
 MAX_RATIO = 200
-"""Content above 64 MiB may be at most this many times as large as its compressed form."""
+"""Largest accepted compression ratio of content above 64 MiB."""
 _FREE_BYTES = 2**26
 _CHUNK_BYTES = 2**24
 
@@ -24,8 +24,8 @@ _CHUNK_BYTES = 2**24
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Content of a regular file, unpacked if it is gzip.
 
-    Raises `FileFormatError`: it is missing, no regular file (a directory, pipe or device), unreadable, empty, too
-    large, or a damaged gzip file.
+    Raises `FileFormatError`: the file is missing, not a regular file (a directory, pipe or device), unreadable, empty,
+    too large, or a damaged gzip file.
     """
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -86,7 +86,7 @@ def decode(data: bytes) -> str:
 
 
 def check_ending(path: str | os.PathLike[str], what: str, endings: Sequence[str]) -> str:
-    """The ending of a path, lower case; raises `ValidationError` if it is none of these."""
+    """The suffix of a path, in lower case; raises `ValidationError` if it is not one of `endings`."""
     ending = Path(path).suffix.lower()
     if ending not in endings:
         rule = f"Expected a {what}'s file to end in {', '.join(endings)}, got {shown(os.fspath(path))}."
@@ -97,7 +97,7 @@ def check_ending(path: str | os.PathLike[str], what: str, endings: Sequence[str]
 def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
     """Raise `OutputError` now, before long work, if `path` could not be written later.
 
-    Returns the file that would be written: that at the end of `path` if it is a symbolic link.
+    Returns the file that would be written: the target, if `path` is a symbolic link.
     """
     target = Path(path)
     try:
@@ -126,7 +126,7 @@ def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder if it is absent, and those that it is in; raises `OutputError`."""
+    """Create a folder and its parents if they do not exist; raises `OutputError`."""
     try:
         os.makedirs(path, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -135,7 +135,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path`; takes its place when the block ends without error, else it is removed."""
+    """A temporary path in the same folder, which replaces `path` when the block succeeds and is removed otherwise."""
     target = check_writable(path, force=force)
     try:
         handle, name = tempfile.mkstemp(prefix=".packer-", suffix=".tmp", dir=target.parent)
@@ -157,9 +157,9 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Path]:
-    """A folder of intermediate results, made if absent and held against other processes while the block runs.
+    """Create a folder of intermediate results if needed, and lock it against other processes during the block.
 
-    Raises `OutputError`: another process holds it, or it can't be written.
+    Raises `OutputError`: another process holds the lock, or the folder can't be written.
     """
     import fcntl
 
@@ -170,7 +170,7 @@ def claimed(folder: Path) -> Iterator[Path]:
             held.callback(os.close, lock)  # the lock ends with its descriptor, or with the process
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(lock), os.stat(folder / ".lock")):
-                raise BlockingIOError  # its holder has finished and removed the folder
+                raise BlockingIOError  # the process that held the lock has removed the folder
         except (BlockingIOError, FileNotFoundError):
             raise OutputError(f"{folder}: another process writes into this folder.") from None
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Polars as `pl`, imported when it is first used, which takes tenths of a second."""
+"""Polars as `pl`, imported at first use, because the import takes tenths of a second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class _Lazy(ModuleType):
-    """A module that is imported with its first attribute."""
+    """A module that is imported when an attribute is first accessed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)

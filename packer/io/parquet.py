@@ -15,7 +15,7 @@ from packer.io.frames import pl
 from packer.io.tables import QUOTE_FORMULAS, unformulated
 
 MAGIC = b"PAR1"
-"""What a Parquet file begins with."""
+"""First bytes of a Parquet file."""
 TIME_LIMIT_S = 600.0
 MAX_CELLS = 200_000_000
 MAX_TABLE_BYTES = 2**31
@@ -59,9 +59,9 @@ def read_parquet(data: bytes) -> pl.DataFrame:
 
 
 def decoded(files: Sequence[bytes]) -> tuple[pl.DataFrame, Mapping[str, str]]:
-    """The rows of Parquet files with the same columns, one below the other, and the metadata of the last.
+    """The concatenated rows of Parquet files with the same columns, and the metadata of the last file.
 
-    Raises `FileFormatError`: one is damaged, cut short, too large or not Parquet, or their columns differ.
+    Raises `FileFormatError`: a file is damaged, truncated, too large or not Parquet, or the columns differ.
     """
     for data in files:
         if len(data) < 12 or data[:4] != b"PAR1" or data[-4:] != b"PAR1":
@@ -87,7 +87,7 @@ def decoded(files: Sequence[bytes]) -> tuple[pl.DataFrame, Mapping[str, str]]:
 
 
 def check_plain(frame: pl.DataFrame) -> None:
-    """Raise `FileFormatError` unless every column holds text, numbers, truth values or times."""
+    """Raise `FileFormatError` unless every column holds text, numbers, booleans or times."""
     for name, kind in frame.schema.items():
         if kind.is_nested() or kind in (pl.Binary, pl.Object):
             rule = f"expected text, numbers or times, got a column of {kind}."

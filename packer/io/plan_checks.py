@@ -1,4 +1,4 @@
-"""What a plan file says must agree with itself: a plan is acted on, and files are changed by hand."""
+"""Consistency checks of plan files, because plans are deployed and files may be edited by hand."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from packer.words import listed
 
 
 def content(plan: Plan) -> str:
-    """Fingerprint of what the evaluations are of: the workload and the servers."""
+    """Fingerprint of what the evaluations refer to: the workload and the servers."""
     bins = [(item.adapters, item.settings, item.shares, item.profile.fingerprint) for item in plan.bins]
     return fingerprint(workload=plan.workload.fingerprint, bins=bins)
 
 
 def disagreements(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Where a plan contradicts itself: (key, sentence)."""
+    """Contradictions in a plan, as (key, sentence)."""
     for k, item in enumerate(plan.bins):
         error = memory_error(item.profile, item.settings)
         if error is not None and not plan.evaluations[k].memory_error:
@@ -45,7 +45,7 @@ def disagreements(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _negative(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Figures below 0, which no server has."""
+    """Figures below 0, which are invalid."""
     for name in FIGURES:
         column = getattr(plan.evaluations, name)
         for k in np.flatnonzero(column < 0).tolist() if name not in FLAGS else ():
@@ -56,7 +56,7 @@ def _negative(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _status(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Whether the status is that of the evaluations, and the bound below the value."""
+    """Contradictions between status, evaluations and bound."""
     failing = [k for k, row in enumerate(plan.evaluations) if not row.feasible]
     infeasible = plan.status is Status.INFEASIBLE
     if infeasible and not (failing or plan.unplaced or plan.reasons):

@@ -1,4 +1,4 @@
-"""Plans as JSON: with the workload and the profiles, so that a plan can be evaluated, exported and compared."""
+"""Plans as JSON files, which include workload and profiles, so that a file suffices to evaluate, export or compare."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AGAIN = "if the plan was changed on purpose: packer evaluate PLAN --rewrite"
 
 
 class GpuTable(FileTable):
-    """One server; `shares` only where an adapter is split over several."""
+    """One server; `shares` is present only if an adapter is split over several servers."""
 
     gpu: int
     profile: str
@@ -47,20 +47,20 @@ class GpuTable(FileTable):
 
 
 class MovesTable(FileTable):
-    """Adapters that move, by name, and the running server that each GPU continues."""
+    """Names of the adapters that move, and for each server of the plan the running server that it continues."""
 
     adapters: list[str]
     servers: list[int | None]
 
 
 class PlainFields(FileTable):
-    """Fields of a plan that are in the file as they are, tuples as lists."""
+    """Fields of a plan that the file contains unchanged, with tuples as lists."""
 
     objective: str = Field(pattern=r"\S")
     solver: str = Field(pattern=r"\S")
     predictor: str = Field(pattern=r"\S")
     objective_value: list[float | None]
-    """None: infinite, as the latency of a server that does not start."""
+    """None stands for infinity, such as the latency of a server that does not start."""
     lower_bound: float | None = None
     bound_proven: bool = False
     bound_source: str = ""
@@ -95,7 +95,7 @@ class PlanFile(PlainFields):
     workload: Any
     energy: dict[str, Any] | None = None
     prefixes: dict[str, Any] | None = None
-    """The last two are of `--json`: not read."""
+    """`energy` and `prefixes` are written by `--json` and ignored when a plan is read."""
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _labels(bins: Sequence[Bin]) -> dict[Profile, str]:
-    """A name in the file for each profile: its own, numbered if two share it."""
+    """The label of each profile in the file: its name, with a number if several profiles share the name."""
     labels: dict[Profile, str] = {}
     for item in bins:
         if item.profile not in labels:
@@ -153,8 +153,8 @@ def load_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
     """The plan in a file that `write_plan` wrote.
 
     `path`: the file.
-    `changed`: the file was changed since: its placement is read, and what it says of it is not checked. Evaluate such
-    a plan (`packer.operate.evaluate.evaluate_plan`) before anything else.
+    `changed`: the placement was edited since: read it without checking that the figures belong to it. Evaluate such a
+    plan (`packer.operate.evaluate.evaluate_plan`) before using it.
 
     Raises `FileFormatError`: the file can't be read, is damaged, is not a plan or contradicts itself; names the key.
     """
@@ -200,7 +200,7 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
 
 
 def _derived(plan: Plan, file: PlanFile) -> Iterator[tuple[str, str]]:
-    """Values in the file that follow from others."""
+    """Contradictions between values in the file that derive from others, and the plan."""
     if file.content != content(plan):
         yield "content", "the servers or the workload are not those that were evaluated"
     if file.n_gpus != plan.n_gpus:
@@ -223,7 +223,7 @@ def _bin(k: int, gpu: GpuTable, number: dict[str, int], profiles: dict[str, Prof
 
 
 def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
-    """What the predictor says of a GPU; null where there is no figure. A GPU added by hand has no figures."""
+    """Figures of a server; null becomes NaN. A server that was added by hand (`changed`) may lack all figures."""
     if gpu.evaluation is None:
         if not changed:
             raise FileFormatError("this key is missing.", key=f"gpus.{k}.evaluation")

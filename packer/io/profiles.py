@@ -1,4 +1,4 @@
-"""Profiles by name and as TOML files. The tables are the dataclasses of `packer.profile`."""
+"""Profiles by name and as TOML files, whose tables correspond to the dataclasses of `packer.profile`."""
 
 from __future__ import annotations
 

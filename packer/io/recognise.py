@@ -1,4 +1,4 @@
-"""What a file that could not be read is: a plan, a workload, a log, …, and which commands take that, or what to do."""
+"""Guess the kind of a file that could not be read, to tell which commands take it, or what to do instead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAKEN_BY = {
     "benchmark result": "packer live validate --bench and packer profiles fit --bench take it",
     "model configuration": "--model takes it",
 }
-"""Kind of file → the commands for it."""
+"""Kind of file → the commands that take it, in words."""
 INSTEAD = {
     "scrape of /metrics": "its counters run since the server's start and name no adapter's rate. packer workload "
     "from-metrics --url PROMETHEUS reads rates over time; packer profiles fit --bench takes a scrape",
@@ -27,19 +27,19 @@ INSTEAD = {
     "prompt_tokens and completion_tokens of each request: docs/how-to/measure-traffic.md",
     "spreadsheet": "save it as CSV, with commas between the cells",
 }
-"""Kind of file that no command reads as a table → what to do."""
+"""Kind of file that no command reads as a table → what to do instead, in words."""
 KEYS = {
     "plan": {"n_gpus", "solver"},
     "workload": {"adapters", "rank"},
     "benchmark result": {"request_throughput", "total_input_tokens"},
     "model configuration": {"architectures", "hidden_size"},
 }
-"""Kind of file → keys that its JSON has."""
+"""Kind of file → keys that identify it in JSON."""
 LINES = {
     "scrape of /metrics": r"# (HELP|TYPE) [\w:]+ |vllm:\w+(\{.*\})? [-+\d.naif]+",
     "plain access log": r'\S+ \S+ \S.* \[[^]]+\] "[A-Z]+ [^"]*" \d{3} ',
 }
-"""Kind of file → what its first line is like."""
+"""Kind of file → regular expression for the start of its text."""
 READERS = {
     "load_plan": "plan",
     "read_workload": "workload",
@@ -47,11 +47,11 @@ READERS = {
     "_read_profile": "profile",
     "read_cluster": "cluster",
 }
-"""Function that reads a file → the kind that it is for, which is no news to the user."""
+"""Function that reads a file → the kind of file that it expects."""
 
 
 def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str, bool]:
-    """What the function `read` expected, what it got and what to do ("": not clear); whether no command reads it."""
+    """Kind that the function `read` expects, kind found with advice ("" if unknown), and whether it is in `INSTEAD`."""
     kind = kind_of(path) if read in READERS else None
     if kind is None or kind == READERS[read]:
         return "", "", False
@@ -59,7 +59,7 @@ def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str, bool]:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """The kind of a file by its first bytes, one of `TAKEN_BY` or `INSTEAD`; None where they do not say."""
+    """The kind of a file according to its first bytes, a key of `TAKEN_BY` or `INSTEAD`; None if unknown."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             data = file.read(HEAD_BYTES)

@@ -1,4 +1,4 @@
-"""Errors of pydantic as one line with file, key, rule and value."""
+"""Parse tables of files with pydantic, and report errors as one line with file, key, rule and value."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def parse(kind: type[T], data: Any, key: str = "") -> T:
-    """`data` as a `FileTable` or as one of our dataclasses, whose rules are then checked; `key`: its place in the file.
+    """`data` as a `FileTable` or a dataclass of packer, which checks its rules; `key`: position of `data` in the file.
 
-    Raises `FileFormatError`: a key is missing, unknown or has a wrong value; names the key, as in
+    Raises `FileFormatError`: a key is missing, unknown or has an invalid value; the message names the key, such as
     `engine.max_num_seqs`.
     """
     try:
         if issubclass(kind, pydantic.BaseModel):
             return kind.model_validate(data)
-        # As JSON: pydantic's strict mode takes a list for a tuple and a dict for a dataclass only there.
+        # Pydantic's strict mode accepts a list for a tuple and a dict for a dataclass only in JSON.
         text = json.dumps(data, default=str)
         value: T = _adapter(cast("Hashable", kind)).validate_json(text, strict=True, extra="forbid")
         return value
     except pydantic.ValidationError as error:
-        # A misspelt key is both unknown and missing: the unknown one is in the file, so that one is reported.
+        # A misspelt key gives two errors, unknown and missing. Report the unknown key, which is in the file.
         found = error.errors(include_url=False, include_context=False)
         first = min(found, key=lambda item: item["type"] not in _UNKNOWN_KEY)
-    # In a union pydantic adds the member's name, which is none of the file's.
+    # For a union, pydantic adds the name of the member to the location; the file has no such key.
     parts = [str(part) for part in first["loc"] if not _UNION_MEMBER.match(str(part))]
     parts = [part if len(part) <= 80 else f"{part[:80]}…" for part in parts]
     where = ".".join([*([key] if key else []), *parts]) or None
@@ -55,7 +55,7 @@ def parse(kind: type[T], data: Any, key: str = "") -> T:
         raise FileFormatError(f"unknown key{_known_keys(kind, first['loc'])}", key=where)
     if first["type"] == "missing":
         raise FileFormatError("this key is missing.", key=where)
-    if first["type"] == "value_error":  # of our own constructors: the message has the value received
+    if first["type"] == "value_error":  # raised by packer's constructors; the message has the value received
         raise FileFormatError(first["msg"].removeprefix("Value error, "), key=where)
     rule = first["msg"].replace("Input should be", "expected")
     rule = re.sub(r"a valid dictionary or (instance|object).*|an object$", "a table", rule)
@@ -63,7 +63,7 @@ def parse(kind: type[T], data: Any, key: str = "") -> T:
 
 
 def check_version(data: Any, version: int) -> dict[str, Any]:
-    """The table without its key `schema`, if that is the version of the format which this packer reads."""
+    """The table without its key `schema`; raises `FileFormatError` unless `schema` is the supported version."""
     if not isinstance(data, dict):
         raise FileFormatError(f"expected a table, got {shown(data)}.")
     if "schema" not in data:
@@ -76,7 +76,7 @@ def check_version(data: Any, version: int) -> dict[str, Any]:
 
 
 def _known_keys(kind: Any, loc: Iterable[str | int]) -> str:
-    """The keys that are known where an unknown one was found, if that table is easy to find."""
+    """A hint for an unknown key: the nearest or all known keys of its table, if the table can be found."""
     import difflib
 
     *tables, wrong = loc
@@ -91,7 +91,7 @@ def _known_keys(kind: Any, loc: Iterable[str | int]) -> str:
 
 
 def _keys(kind: Any) -> dict[str, Any]:
-    """Keys of a table or dataclass, or of those in a list, with their types; {} of anything else."""
+    """Keys of a table or dataclass (or of the items of a list) with their types; {} for other types."""
     while get_args(kind):
         kind = get_args(kind)[0]
     if not isinstance(kind, type):

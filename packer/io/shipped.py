@@ -1,4 +1,4 @@
-"""TOML files and Jinja templates that travel with the package, by name."""
+"""TOML files and Jinja templates that ship with the package, by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packer.io.files import read_text
 
 @cache
 def shipped(*packages: str) -> dict[str, Traversable]:
-    """The files in the packages' folders and the folders in them, sorted: "name" or "folder/name", without ".toml"."""
+    """TOML files in the packages' folders and direct subfolders, sorted by "name" or "folder/name" without ".toml"."""
     found: dict[str, Traversable] = {}
     for entry in (entry for package in packages for entry in files(package).iterdir()):
         inner = {f"{entry.name}/{item.name}": item for item in entry.iterdir()} if entry.is_dir() else {}
@@ -25,7 +25,7 @@ def shipped(*packages: str) -> dict[str, Traversable]:
 def read_named(kind: str, name_or_path: str | os.PathLike[str], *packages: str) -> tuple[str, str]:
     """Name and text of a file of one of the packages, or of the `.toml` file at a path.
 
-    Raises `UnknownNameError`, which lists the names of this `kind`, and `FileFormatError`.
+    Raises `UnknownNameError`: no file has that name; the message lists the names of this `kind`. `FileFormatError`.
     """
     text = os.fspath(name_or_path)
     if text.endswith(".toml"):
@@ -37,7 +37,7 @@ def read_named(kind: str, name_or_path: str | os.PathLike[str], *packages: str) 
 
 
 def table(package: str, file: str) -> dict[str, Any]:
-    """A TOML or YAML file of a package that is a part of its code: nothing is checked."""
+    """The data of a TOML or YAML file that is part of a package's code; nothing is checked."""
     text = files(package).joinpath(file).read_text(encoding="utf-8")
     if file.endswith(".toml"):
         import tomllib
@@ -52,8 +52,8 @@ def table(package: str, file: str) -> dict[str, Any]:
 class Templates:
     """The templates in the folder of a package.
 
-    `names`: available in all of them.
-    `options`: of `jinja2.Environment`, which is imported for the first one that is rendered.
+    `names`: names that are available in all templates.
+    `options`: options of `jinja2.Environment`; jinja2 is imported when the first template is rendered.
     """
 
     def __init__(self, package: str, names: dict[str, object], **options: Any) -> None:
@@ -74,6 +74,6 @@ class Templates:
         return environment
 
     def render(self, name: str, **values: object) -> str:
-        """A text from its template; the same values give the same bytes."""
+        """Render a template; the same values give the same bytes."""
         text: str = self._environment.get_template(name).render(**values)
         return text

@@ -1,4 +1,4 @@
-"""Tables of text: every error names file, row and column."""
+"""Tables of text, whose errors name file, row and column."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMENT = "#"
 class Row:
     """One row: its number in the file (the header of a CSV file without comments is row 1) and its cells.
 
-    `path`: of the file, for a row that is looked at after it was read.
+    `path`: path of the file, for a row that is checked after reading.
     """
 
     number: int
@@ -30,16 +30,16 @@ class Row:
     path: str | os.PathLike[str] | None = None
 
     def fail(self, column: str, message: str) -> NoReturn:
-        """Raise an error that names this place."""
+        """Raise `FileFormatError` with this row and column."""
         raise FileFormatError(message, path=self.path, row=self.number, column=column)
 
     def is_blank(self, column: str) -> bool:
-        """Whether the column is absent or the cell empty."""
+        """Whether the column is missing or the cell is empty."""
         cell = self.cells.get(column)
         return cell is None or (isinstance(cell, str) and not cell.strip())
 
     def text(self, column: str) -> str:
-        """The cell as text, without surrounding blanks; numbers are taken as they are written."""
+        """The cell as text, without surrounding whitespace; numbers are converted to text."""
         if self.is_blank(column):
             self.fail(column, "expected text, got an empty cell.")
         cell = self.cells[column]
@@ -64,7 +64,7 @@ class Row:
             self.fail(column, f"expected a finite number {span}, got {shown(self.cells[column])}.")
 
     def integer(self, column: str, *, low: int, high: int) -> int:
-        """The cell as a whole number in [low, high]; 8.0 is one, 7.5 is not."""
+        """The cell as a whole number in [low, high]; 8.0 is accepted, 7.5 is not."""
         value = self._number(column)
         if not (low <= value <= high and value.is_integer()):
             self.fail(
@@ -87,7 +87,7 @@ class Row:
 def csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
     """Row number and cells of each line of a CSV text, without blank lines and lines that start with #."""
     at = 0
-    inside = False  # a cell in quotes goes on over several lines
+    inside = False  # whether the line continues a row, as in a quoted cell with line breaks
 
     def lines() -> Iterator[str]:
         nonlocal at, inside
@@ -108,7 +108,7 @@ def csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def header_of(cells: Sequence[str], row: int) -> list[str]:
-    """Column names of a header: lower case, without surrounding blanks, each once."""
+    """Column names of a header in lower case, without surrounding whitespace; raises if one is repeated."""
     names = [cell.strip().lower() for cell in cells]
     for k, name in enumerate(names):
         if name and name in names[:k]:
@@ -117,7 +117,7 @@ def header_of(cells: Sequence[str], row: int) -> list[str]:
 
 
 def csv_rows(text: str) -> tuple[list[str], Iterator[Row]]:
-    """Column names of a CSV text and its rows; empty columns at the end, as spreadsheets leave them, are none."""
+    """Column names and rows of a CSV text; empty columns at the end, which spreadsheets may add, are dropped."""
     lines = csv_lines(text)
     number, cells = next(lines, (1, []))
     names = header_of(cells, number)
@@ -135,16 +135,16 @@ def csv_rows(text: str) -> tuple[list[str], Iterator[Row]]:
 
 
 QUOTE_FORMULAS = "PACKER_QUOTE_FORMULAS"
-"""Environment variable: texts that a spreadsheet would calculate are written with an apostrophe before them."""
+"""Environment variable: if set, texts that a spreadsheet would run as formulas are written after an apostrophe."""
 
 
 def unformulated(cell: object) -> object:
-    """A cell that a spreadsheet shows as it is."""
+    """The cell, with an apostrophe before text that a spreadsheet would run as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]], *, quoted: bool = False) -> str:
-    """A table as CSV; `quoted`: texts stand in quotes, in which a # starts no comment and no line ends."""
+    """A table as CSV; `quoted`: put texts in quotes, so that # starts no comment and line breaks are kept."""
     if os.environ.get(QUOTE_FORMULAS):
         rows = ([unformulated(cell) for cell in row] for row in rows)
     text = io.StringIO()
@@ -154,7 +154,7 @@ def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]], *, quoted
 
 
 def by_adapter(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
-    """Each row with the name in its column `adapter`; one that appears twice is an error."""
+    """Each row with the name in its column `adapter`; raises if a name appears twice."""
     first: dict[str, int] = {}
     for row in rows:
         name = row.name("adapter")
@@ -174,13 +174,13 @@ def frame_rows(frame: pl.DataFrame) -> tuple[list[str], Iterator[Row]]:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an exception's text, cut to a readable length, without the final stop."""
+    """First line of an exception's text, cut to 200 characters, without the final full stop."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:200].rstrip(".")
 
 
 def check_columns(names: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> None:
-    """Raise if a required column is missing or an unknown one is present; the error lists those found and expected."""
+    """Raise if a required column is missing or a column is unknown; the error lists the columns found and expected."""
     separators = [sign for sign in (";", "\t", "|") if len(names) == 1 and sign in names[0]]
     if separators:
         rule = f"expected commas between the cells, got {separators[0]!r}: write the table with commas."

@@ -1,6 +1,6 @@
-"""Questions to HTTP servers that may be slow, endless or someone else's: limited in size and time, never redirected.
+"""HTTP requests to servers that may be slow, endless or untrusted: limited in size and time, without redirects.
 
-A key travels in a header alone. It is part of no address, message or file.
+A key is sent only in a header. It is never part of an address, message or file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from packer.errors import ValidationError, shown
 
 PIECE = 1 << 16
 MAX_KEY = 16_384
-"""Characters of a key."""
+"""Largest number of characters of a key."""
 MASK = "***"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is. `url`: without a login; `authorization`: header that opens it, "" for none."""
+    """Address of a server. `url`: without user and password. `authorization`: value of that header; "": no header."""
 
     url: str
     authorization: str = field(default="", repr=False)
@@ -38,13 +38,13 @@ class Address:
         return {"Authorization": self.authorization} if self.authorization else {}
 
     def masked(self, text: str) -> str:
-        """A text of the server without the key, which some repeat in errors."""
+        """A text with the key masked, because some servers repeat the key in errors."""
         secret = self.authorization.partition(" ")[2]
         return text.replace(secret, MASK) if secret else text
 
 
 def masked(text: str) -> str:
-    """An address, or a text with addresses, without logins and queries."""
+    """A text in which the logins and queries of addresses are masked."""
     return re.sub(
         r"(?<=//)[^/\s'\"]*@", f"{MASK}@", re.sub(r"(//[^\s'\"?]*)\?[^\s'\"]*", rf"\1?{MASK}", text)
     )
@@ -53,9 +53,9 @@ def masked(text: str) -> str:
 def address_of(text: str, key: str = "") -> Address:
     """The address that a user typed.
 
-    `text`: as in http://host:8000; user:password@ before the host is taken as a key.
+    `text`: an address such as http://host:8000; user:password@ before the host serves as the key if `key` is "".
     `key`: a token (Bearer), or user:password (Basic).
-    Raises `ValidationError`: it is not an HTTP address, or has a query or a fragment, where keys do not belong.
+    Raises `ValidationError`: `text` is not an HTTP address, or has a query or fragment, which might contain keys.
     """
     try:
         parts = urlsplit(text)
@@ -74,7 +74,7 @@ def address_of(text: str, key: str = "") -> Address:
 
 
 def bare(text: str) -> str:
-    """What was typed as an address, perhaps without http://: no login, no query."""
+    """An address as typed, perhaps without http://, with login and query masked."""
     return re.sub(r"(?s)[?#].*", f"?{MASK}", re.sub(r"(?s)^(.*?//)?.*@", rf"\1{MASK}@", text))
 
 
@@ -87,9 +87,9 @@ def _authorization(key: str) -> str:
 
 
 def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """The key that an option names: an environment variable, or a file as @FILE; "" without one.
+    """The key in `source`, the name of an environment variable or @FILE; "" without `source`.
 
-    Raises `ValidationError`: there is no such variable or file, or it holds no key of one line.
+    Raises `ValidationError`: the variable or file does not exist, or does not hold a key of one line.
     """
     if not source:
         return ""
@@ -104,7 +104,7 @@ def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> s
     elif source in environment:
         key = environment[source].strip()
     else:
-        # A key that was typed in place of a name is not repeated.
+        # The message must not repeat a key that was typed instead of a variable's name.
         name = shown(source) if re.fullmatch("[A-Z_][A-Z0-9_]*", source) else "the one named"
         raise ValidationError(f"Expected an environment variable that holds the key, {name} is not set.")
     if not key or len(key) > MAX_KEY or not (key.isascii() and key.isprintable()):
@@ -116,10 +116,10 @@ def ask(
     where: Address, path: str, *, body: bytes | None = None, limit_bytes: int, total_s: float,
     content_type: str = "application/x-www-form-urlencoded",
 ) -> tuple[int, bytes]:  # fmt: skip
-    """Status and content of an answer to GET, or to POST with a `body` of this type. Redirects are answers, too.
+    """Send a GET, or a POST with `body`, and return status and content of the response. Redirects are not followed.
 
-    Raises `OSError`: no answer, or not all of it within `total_s` or `limit_bytes`; `http.client.HTTPException`: an
-    answer that is not HTTP.
+    Raises `OSError`: no response, or not a complete one within `total_s` and `limit_bytes`;
+    `http.client.HTTPException`: the response is not HTTP.
     """
     parts = urlsplit(where.url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

@@ -24,7 +24,7 @@ SCHEMA = 1
 
 
 class LengthsTable(FileTable):
-    """A length distribution; `values` with kind "empirical" only, `mean` with the others."""
+    """A length distribution; kind "empirical" requires `values`, the other kinds require `mean`."""
 
     kind: Literal["constant", "lognormal", "gamma", "empirical"]
     mean: float | None = None
@@ -34,7 +34,7 @@ class LengthsTable(FileTable):
     values: list[float] | None = None
 
     def lengths(self) -> Lengths:
-        """The distribution."""
+        """The distribution as `Lengths`."""
         if self.kind == "empirical":
             if self.values is None or self.mean is not None or self.cv is not None:
                 raise ValidationError("Expected empirical lengths to have values, and neither mean nor cv.")
@@ -47,19 +47,19 @@ class LengthsTable(FileTable):
 
 
 class SessionsTable(FileTable):
-    """Conversations, as `packer.Sessions`."""
+    """Conversations; the fields of `packer.Sessions`."""
 
     turns: float
     think_s: float = 30.0
     turn_tokens: float | None = None
 
     def sessions(self) -> Sessions:
-        """The conversations."""
+        """The conversations as `Sessions`."""
         return Sessions(self.turns, self.think_s, self.turn_tokens)
 
 
 class AdapterTable(FileTable):
-    """An adapter; a bare number as a length is a mean in the shape of the workload's distribution."""
+    """An adapter. A number as a length is a mean; the distribution then has the shape of the workload's."""
 
     name: str = Field(validation_alias=AliasChoices("name", "adapter"))
     rank: int
@@ -75,14 +75,14 @@ class AdapterTable(FileTable):
 
 
 class LimitsTable(FileTable):
-    """Latency limits by the keys of a goal, ms; "none": no limit. Of a class, what is left out is as without one."""
+    """Latency limits, ms, by the keys of a goal; "none": no limit. Keys that are left out keep the base limits."""
 
     model_config = ConfigDict(extra="allow")
     p95_ttft_ms: float | Literal["none"] | None = None
     mean_itl_ms: float | Literal["none"] | None = None
 
     def limits(self, others: Limits) -> Limits:
-        """The others, changed by these."""
+        """`others`, changed by the limits of this table."""
         own = {"p95_ttft_ms": self.p95_ttft_ms, "mean_itl_ms": self.mean_itl_ms}
         given = {
             key: math.inf if value == "none" else value for key, value in own.items() if value is not None
@@ -105,7 +105,7 @@ class SloTable(LimitsTable):
 
 
 class FineTuningTable(FileTable):
-    """A job that shares the servers; a bare number of tokens is the length of every sample."""
+    """A fine-tuning job; a number as `sample_tokens` is the length of every sample."""
 
     samples: int | None = None
     sample_tokens: LengthsTable | float = 512.0
@@ -117,7 +117,7 @@ class FineTuningTable(FileTable):
     policy: str = "llmstation"
 
     def job(self) -> FineTuning:
-        """The job."""
+        """The job as `FineTuning`."""
         tokens = self.sample_tokens
         lengths = tokens.lengths() if isinstance(tokens, LengthsTable) else Lengths.constant(tokens)
         return FineTuning(**{**dict(self), "sample_tokens": lengths})
@@ -228,5 +228,5 @@ def _lengths(value: LengthsTable | float | None, shape: Lengths) -> Lengths | No
 
 
 def checked_mean(value: float) -> float:
-    """A mean length that `Lengths` will take."""
+    """`value`, if `Lengths` accepts it as a mean."""
     return checks.real("the mean length", value, low=0.0, high=1e9, open_low=True)

@@ -29,23 +29,23 @@ OPTIONAL = (
     "slo_class", "shared_prefix_tokens", "turns", "think_s", "turn_tokens", "priority", "acceptance",
 )  # fmt: skip
 _LEFT_OUT = ("slo_class", "shared_prefix_tokens", "priority")
-"""Columns without a cell where an adapter has nothing, or 0."""
+"""Columns whose cell is empty if the adapter's value is None or 0."""
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 _ENDINGS = f"{', '.join(FORMATS)} (or that and .gz)"
 LOGS = (".jsonl", ".ndjson", ".log")
-"""Endings of logs of requests in JSON lines."""
+"""Suffixes of request logs in JSON Lines."""
 
 
 @reader
 def read_workload(path: str | os.PathLike[str]) -> Workload:
     """A workload from a file.
 
-    The ending of the name gives the format: .csv, .parquet (columns `adapter,rank,rate` and perhaps `model,
+    The suffix gives the format: .csv or .parquet (columns `adapter,rank,rate`, and optionally `model,
     slo_class, input_tokens, output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts,
-    shared_prefix_tokens, turns, think_s, turn_tokens, priority, acceptance`), .json, .yaml; also with .gz. A trace of
-    requests (`timestamp, adapter, rank, input_tokens, output_tokens`) is read as a workload that replays it.
+    shared_prefix_tokens, turns, think_s, turn_tokens, priority, acceptance`), .json or .yaml; each also with .gz. A
+    trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) gives a workload that replays it.
 
-    Raises `FileFormatError`: it can't be read, or a value breaks a rule; names file, row and column.
+    Raises `FileFormatError`: the file can't be read, or a value breaks a rule; the message names file, row and column.
     """
     suffix, name = _suffix(path)
     data = read_bytes(path)
@@ -86,7 +86,7 @@ def workload_from_rows(rows: Iterable[Row], name: str) -> Workload:
 
 
 def _read_shared(row: Row, known: dict[str, tuple[Any, int]]) -> None:
-    """Add the columns about the whole file, with the row: every row that has one has the same value."""
+    """Add the row's values of columns that apply to the whole file; every row that has such a value must agree."""
     for column in ("length_correlation", "bursts", "own_bursts"):
         if row.is_blank(column):
             continue
@@ -151,11 +151,11 @@ def _mean_and_cv(row: Row, mean_column: str, cv_column: str, shape: Lengths) -> 
 def write_workload(
     workload: Workload, path: str | os.PathLike[str], *, force: bool = False, comments: Sequence[str] = ()
 ) -> None:
-    """Write a workload in the format of the file's ending (see `read_workload`), atomically.
+    """Write a workload atomically, in the format of the suffix (see `read_workload`).
 
-    CSV and Parquet hold a mean and cv per length; `comments` are lines for the top of a CSV or YAML file.
+    CSV and Parquet store lengths as mean and cv; `comments` are written at the top of a CSV or YAML file.
 
-    Raises `IncompatibleError`: the format can't hold this workload, or the ending is not known.
+    Raises `IncompatibleError`: the format can't represent this workload, or the suffix is unknown.
     """
     suffix, _ = _suffix(path)
     if suffix in (".json", ".yaml", ".yml"):
@@ -185,9 +185,9 @@ def write_workload(
 
 
 def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of a workload as a table: only the columns that it needs.
+    """Columns and rows of a workload as a table, without columns that are empty.
 
-    Raises `IncompatibleError`: a table can't hold its lengths or arrivals.
+    Raises `IncompatibleError`: a table can't represent the workload.
     """
     blank = next((name for name in (*workload.names, *workload.models) if name != name.strip()), "")
     for what, holds in (
@@ -226,7 +226,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
 
 
 def _cells(own: Lengths | None, default: Lengths, standard: Lengths) -> tuple[float | None, float | None]:
-    """Mean and cv as cells; None where the reader would assume the same."""
+    """Mean and cv as cells; None if the reader would assume the same value."""
     lengths = own or default
     if lengths.kind not in ("gamma", "constant") or lengths.low != 1 or lengths.high is not None:
         what = f"{lengths.kind} lengths{'' if lengths.high is None else ' with bounds'}"
@@ -240,7 +240,7 @@ def _comment_lines(comments: Sequence[str]) -> str:
 
 
 def _suffix(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Ending that defines the format, lower case and without .gz; and the name without it."""
+    """Suffix that defines the format, in lower case and without .gz, and the name without the suffix."""
     base = os.fsencode(Path(path).name).decode("utf-8", "replace")
     base = base[:-3] if base.lower().endswith(".gz") else base
     stem, dot, ending = base.rpartition(".")

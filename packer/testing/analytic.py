@@ -1,4 +1,4 @@
-"""A fleet, a server and a predictor in closed form: tests of strategies take milliseconds with them."""
+"""A fleet, a server and a predictor in closed form, with which tests of strategies take milliseconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def small_profile(name: str = "test-gpu/test-model", price_per_hour: float | Non
 def random_fleet(
     n: int, seed: int, rates: Sequence[float] = (1.6, 0.8, 0.4), ranks: Sequence[int] = (8, 16, 32)
 ) -> Workload:
-    """`n` adapters, each with one of the rates and one of the ranks, seeded."""
+    """`n` adapters, each with a random one of the rates and of the ranks, drawn from `seed`."""
     rng = np.random.default_rng(seed)
     return Workload(
         [Adapter(f"a{i}", int(rng.choice(ranks)), float(rng.choice(rates))) for i in range(n)], name="random"
@@ -41,10 +41,10 @@ def random_fleet(
 
 @dataclass(frozen=True)
 class AnalyticPredictor:
-    """A server whose capacity falls with the adapters' ranks, their number and the slots.
+    """Predicts a capacity that falls with the number of adapters, their ranks and the memory of the slots.
 
     Capacity in tok/s = peak × (1 − adapters / 1000) × (1 − mean rank / 256) × √min(1, slots / adapters)
-    × (memory left for the KV cache / all of it). More adapters, a higher rank or rate never help.
+    × (KV cache with these slots / KV cache without slots). More adapters of equal rank, or higher ranks, never help.
 
     `peak_tok_s`: capacity without adapters.
     """
@@ -82,7 +82,7 @@ def closed_form(
     offered_tok_s: float, throughput_tok_s: float, ttft_ms: float, itl_ms: float, kv_cache_tokens: float,
     starved: bool, memory_error: bool,
 ) -> Evaluation:  # fmt: skip
-    """Figures of a server by a formula: medians are means, 99th percentiles three times as much."""
+    """Figures of a server in closed form: medians equal means, 99th percentiles are three times the means."""
     return Evaluation(
         offered_tok_s=offered_tok_s,
         total_token_throughput=throughput_tok_s,

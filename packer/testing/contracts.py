@@ -1,4 +1,4 @@
-"""What every strategy must keep, by its kind: subclass a contract, give the fixture, run pytest.
+"""Conformance tests for each kind of strategy: subclass a contract, define its fixture, run pytest.
 
     from packer.testing.contracts import SolverContract
 
@@ -77,7 +77,7 @@ class ObjectiveContract:
         assert all(isinstance(value, float) for value in key)
 
     def test_weights_add_up_to_the_key(self, objective: Objective, evaluated: Evaluated) -> None:
-        """Where the first entry of the key counts GPUs or adds prices, bounds rely on `weight` for each server."""
+        """If the first key entry counts GPUs or adds prices, it is the sum of `weight`, on which bounds rely."""
         fleet, bins, found = evaluated
         if objective.minimises in ("gpus", "price"):
             total = sum(objective.weight(bin_.profile) for bin_ in bins)
@@ -85,7 +85,7 @@ class ObjectiveContract:
 
 
 class PredictorContract:
-    """Rules of a predictor; give the fixtures `predictor` and, unless any will do, `profile`."""
+    """Rules of a predictor; give the fixture `predictor`, and `profile` unless every profile is supported."""
 
     @pytest.fixture
     def profile(self) -> Profile:
@@ -132,7 +132,7 @@ class PredictorContract:
             assert alone.feasible == together[k].feasible
 
     def test_hopeless_bins_starve(self, predictor: Predictor, fleet: Workload, profile: Profile) -> None:
-        """A server offered thousands of times what any GPU serves is starved."""
+        """A server is infeasible if its offered load is thousands of times what any GPU serves."""
         hopeless = Bin(tuple(range(24)), profile.settings(24, 16), profile)
         assert not predictor.evaluate(fleet.scaled(1e4), [hopeless])[0].feasible
 
@@ -162,7 +162,7 @@ class RouterContract:
         return Workload([Adapter(f"a{i}", 8 << i % 3, 1.0) for i in range(12)])
 
     def run(self, router: Router, cluster: Cluster, traffic: Workload) -> Run:
-        """A minute, if the router takes the cluster."""
+        """Simulate one minute; skip the test if the router does not support the cluster."""
         reason = router.supports(cluster, traffic)
         if reason is not None:
             assert len(reason) > 5
@@ -187,7 +187,7 @@ class RouterContract:
         assert len(run.requests) == run.sent > 0
 
     def test_is_repeatable(self, router: Router, cluster: Cluster, traffic: Workload) -> None:
-        """The same requests and seed go to the same servers, also with the same object again."""
+        """The same requests and seed go to the same servers, even if the router object is reused."""
         first = self.run(router, cluster, traffic).requests
         assert first.equals(self.run(router, cluster, traffic).requests)
 
@@ -196,7 +196,7 @@ class CachePolicyContract:
     """Rules of a cache policy; give the fixture `policy`."""
 
     def run(self, policy: CachePolicy, rate: float, servers: int = 3) -> Run:
-        """Five minutes of adapters that do not all fit, on LightLLM's engine, placed two by two but for the first."""
+        """Simulate 5 minutes on LightLLM's engine with more adapters than fit; each is on two servers, a0 on all."""
         profile = small_profile()
         room = replace(profile.memory, kv_budget_bytes=300e6, policy="unified")
         slow = replace(profile, memory=room, loading=LoadingSpec(20.0, 1.0))
@@ -219,7 +219,7 @@ class CachePolicyContract:
             assert policy.period_s > 0.0
 
     def test_loses_no_request(self, policy: CachePolicy) -> None:
-        """Each request of the first half is finished; misses are admissions that had to load their adapter."""
+        """Each request of the first half finishes, and the hit rate lies in [0, 1]."""
         run = self.run(policy, 1.0)
         assert run.status == "ok"
         early = run.requests.filter(run.requests["sent_s"] < run.duration_s / 2)
@@ -234,7 +234,7 @@ class CachePolicyContract:
         assert run.sent < 40
 
     def test_is_repeatable(self, policy: CachePolicy) -> None:
-        """The same requests and seed give the same loads and times, also with the same object again."""
+        """The same requests and seed give the same loads and times, even if the policy object is reused."""
         first, again = self.run(policy, 0.5), self.run(policy, 0.5)
         assert first.requests.equals(again.requests)
         assert first.adapter_loads == again.adapter_loads
@@ -244,7 +244,7 @@ class SolverContract:
     """Rules of a solver; give the fixture `solver`. Problems that it refuses by `supports` are skipped."""
 
     def problem(self, n: int, **changes: object) -> Problem:
-        """A problem with `n` adapters, for objectives "gpus" or, with `fixed=True`, "latency" on 3 GPUs."""
+        """A problem with `n` adapters and the objective "gpus", or with `fixed=True` "latency" on 3 GPUs."""
         fixed = bool(changes.pop("fixed", False))
         objective: Objective = Latency() if fixed else Gpus()
         fleet = random_fleet(n, seed=n, rates=(0.4, 0.2, 0.1))
@@ -253,7 +253,7 @@ class SolverContract:
         return replace(known, **changes)  # type: ignore[arg-type]
 
     def solved(self, solver: Solver, problem: Problem) -> Solution:
-        """The solution, if the solver takes the problem."""
+        """The solution; skips the test if the solver does not support the problem."""
         reason = solver.supports(problem)
         if reason is not None:
             assert len(reason) > 5
@@ -261,7 +261,7 @@ class SolverContract:
         return solver.solve(problem)
 
     def test_is_a_solver(self, solver: Solver) -> None:
-        """It has a name and the two methods."""
+        """It has a name and the methods of `Solver`."""
         assert isinstance(solver, Solver)
         assert solver.name
 
@@ -280,7 +280,7 @@ class SolverContract:
 
     @pytest.mark.parametrize("fixed", [False, True])
     def test_keeps_the_limit_on_gpus(self, solver: Solver, fixed: bool) -> None:
-        """More load than the GPUs hold leaves adapters unplaced with reasons, or bins that starve."""
+        """A solver keeps `max_gpus`: with too much load, adapters are unplaced with reasons, or bins starve."""
         problem = self.problem(60, fixed=fixed, max_gpus=1)
         found = self.solved(solver, problem)
         check(problem, found)
@@ -298,6 +298,6 @@ class SolverContract:
 
     @pytest.mark.parametrize("fixed", [False, True])
     def test_returns_when_stopped(self, solver: Solver, fixed: bool) -> None:
-        """Stopped from the start it still returns, and what it returns keeps the rules."""
+        """A solver that is stopped from the start still returns a solution that keeps the rules."""
         problem = self.problem(40, fixed=fixed, stop=lambda: True)
         check(problem, self.solved(solver, problem))

@@ -1,4 +1,4 @@
-"""Requests from the rows of a log. The column names of gateways are known; others can be given."""
+"""Requests from the rows of an access log. Column names of common gateways are known; others can be given."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _LATEST_S = 7_258_118_400.0  # 2200-01-01
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Where a log has what.
+    """Columns of a log, and how to read its model names.
 
-    `keys`: names of the columns "time", "model", "input", "output", "rank", "session" and
-        "cached", for a log with other names than `KEYS`.
+    `keys`: names of the columns for "time", "model", "input", "output", "rank", "session" and
+        "cached", for a log whose names are not in `KEYS`.
     `skip`: names of models that are not adapters.
-    `strip_prefix`: what the gateway puts before adapters' names ("hosted_vllm/").
+    `strip_prefix`: prefix that the gateway adds to adapters' names ("hosted_vllm/").
     """
 
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -43,13 +43,13 @@ class Fields:
 
     @property
     def wanted(self) -> dict[str, tuple[str, ...]]:
-        """Names of each field, lower case, in order of preference."""
+        """Column names of each field, in lower case and in order of preference."""
         own = {name: (key,) for name, key in self.keys.items() if key}
         return {name: tuple(key.lower() for key in keys) for name, keys in (KEYS | own).items()}
 
 
 USUAL = Fields()
-"""Where gateways and known traces have it."""
+"""The columns of known gateways and traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class LogRow:
 
 
 def columns_of(requests: Sequence[LogRow], block_tokens: int = 0) -> dict[str, Any]:
-    """Fields of `RequestRows`; what some requests lack is left out, but for sessions and priorities.
+    """Fields of `RequestRows`. Fields that some request lacks are left out, but one session or priority is enough.
 
-    `block_tokens`: tokens of a block of those that have some.
+    `block_tokens`: tokens of a block, if the requests have blocks.
     """
     numbers = ("input_tokens", "output_tokens", "cached_tokens", "priority")
     found: dict[str, Any] = {"time_s": np.array([each.time_s for each in requests], dtype=np.float64)}
@@ -87,10 +87,10 @@ def columns_of(requests: Sequence[LogRow], block_tokens: int = 0) -> dict[str, A
 
 
 def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
-    """What `trace_of_rows` takes, from the rows of a log.
+    """Fields of `RequestRows` from the rows of a log.
 
-    Rows without token counts (failures) are left out and counted, as are those without a model (health checks),
-    unless no row has one: then the log names no adapters.
+    Rows without token counts (failures) are left out and counted. So are rows without a model (health checks), unless
+    no row has a model: then the log names no adapters.
 
     Raises `FileFormatError`: a value breaks a rule, or no row is a request; names the row.
     """
@@ -119,7 +119,7 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
 
 
 def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
-    """Why a log has no request."""
+    """Message for a log without requests."""
     if skipped:
         return f"expected requests to adapters, got {skipped:,} to {', '.join(sorted(skip))} alone."
     known = "; ".join(f"{', '.join(kind.required)} ({kind.name})" for kind in FORMATS)
@@ -178,12 +178,12 @@ def _time(row: Row, key: str) -> float:
 
 
 def unit_of(number: float) -> float:
-    """The unit of a numeric time, s: by how large it is, that of a time since 1970."""
+    """The unit, s, of a numeric time since 1970, judged by its magnitude."""
     return next((unit for limit, unit in _UNITS if number > limit), 1.0)
 
 
 def _seconds(text: str) -> float:
-    """A time in s; NaN where the text is none."""
+    """A text as a time, s; NaN if it is not a time."""
     with suppress(ValueError, OverflowError):
         number = checks.decimal(text)
         return number * unit_of(number)
@@ -195,5 +195,5 @@ def _seconds(text: str) -> float:
 
 
 def since_1970(stamp: datetime) -> float:
-    """A date and time in s; without a zone it is UTC."""
+    """A date and time as seconds since 1970; without a zone it is UTC."""
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()

@@ -1,6 +1,6 @@
-"""Which adapter each request of a trace is for, which no public production trace has, and fleets that are made up.
+"""Assign adapters to the requests of traces, because no public production trace names them, and generate fleets.
 
-Traffic does not record ranks, so they are given, and never assumed.
+Traffic does not record ranks, so ranks must be given; they are never assumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from packer.words import listed
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 DEFAULT_EXPONENT = 1.2
-"""With 200 adapters 20 % of them get about 80 % of the requests, as measured fleets do."""
+"""With 200 adapters, 20 % of them get about 80 % of the requests, as in measured fleets."""
 
 
 def popularity(n: int, exponent: float) -> npt.NDArray[np.float64]:
@@ -53,11 +53,11 @@ def assign_adapters(
     trace: Trace, n_adapters: int, *, ranks: Sequence[int] | None = None, exponent: float = DEFAULT_EXPONENT,
     seed: int = 0,
 ) -> Trace:  # fmt: skip
-    """The trace with each request given to one of `n_adapters` at random by a power law of popularity.
+    """Assign each request of a trace at random to one of `n_adapters`, whose popularity follows a power law.
 
-    Requests of a session, or whose prompts begin alike beyond what most prompts share, go to one adapter together.
-    Adapters that get no request are left out. `ranks` are drawn uniformly, without them adapters have none; a
-    trace that has its own adapters loses them.
+    Requests of one session go to one adapter. Without sessions, so do requests that share a longer prefix than most
+    prompts do (`common_groups`). Adapters without requests are left out. Ranks are drawn uniformly from `ranks`; None:
+    adapters have no ranks. Adapters that the trace already has are replaced.
     """
     checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
     rng = np.random.default_rng(checks.integer("seed", seed, low=0))
@@ -79,11 +79,11 @@ def assign_adapters(
 
 @dataclass(frozen=True)
 class Ranks:
-    """What is known of the ranks of a fleet.
+    """Known ranks of a fleet.
 
     `table`: adapter → rank; 0 for the base model.
-    `others`: ranks of adapters that the table does not name, drawn uniformly; empty where they are unknown.
-    `base`: names of the base model that traffic is expected to have.
+    `others`: ranks of adapters that the table does not name, drawn uniformly; empty: unknown.
+    `base`: names under which the traffic is expected to request the base model.
     """
 
     table: Mapping[str, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Ranks:
     base: tuple[str, ...] = ()
 
     def unseen(self, names: Sequence[str]) -> list[str]:
-        """A sentence where the base model has none of the requests, though it was named."""
+        """A warning if no request has a name in `base`; otherwise empty."""
         missing = [name for name in self.base if name not in names]
         said = f"no request is to {listed(missing, 3)}, named as the base model (--base): traffic is to"
         return [f"{said} {listed(sorted(names), 5)}"] if missing else []
@@ -139,11 +139,11 @@ def generate_workload(
     input_tokens: Lengths = SHAREGPT_INPUT, output_tokens: Lengths = SHAREGPT_OUTPUT,
     shared_prefix_tokens: int = 0, sessions: Sessions | None = None, seed: int = 0,
 ) -> Workload:  # fmt: skip
-    """A workload of `n_adapters`.
+    """Generate a workload of `n_adapters` adapters.
 
-    `rates`: a set of which each value comes equally often (as in arXiv 2602.24044), or a power law. Each of `ranks`
-    comes equally often. Which adapter gets which is drawn from `seed`. The prompts of
-    each adapter share `shared_prefix_tokens`; all have these `sessions`.
+    `rates`: values that are used equally often (as in arXiv 2602.24044), or a power law. `ranks` are also used equally
+    often. `seed` determines which adapter gets which value. All adapters have `shared_prefix_tokens` and
+    `sessions`.
     """
     checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
     rng = np.random.default_rng(checks.integer("seed", seed, low=0))
@@ -163,7 +163,7 @@ def generate_workload(
 
 
 def _evenly(values: Sequence[_T], n: int, rng: np.random.Generator) -> list[_T]:
-    """n values in random order, each of the set as often as the others (give or take one)."""
+    """n values in random order, in which each of `values` appears equally often (± 1)."""
     if not values:
         raise ValidationError("Expected at least one value to choose from, got none.")
     return [values[k % len(values)] for k in rng.permutation(n).tolist()]

@@ -1,4 +1,4 @@
-"""The random factor on rates that has a measured covariance: its spread and time scales."""
+"""Fit a random factor on rates, its cv and time scales, to a measured covariance."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SCALES_S = tuple(float(f"{0.1 * 3**k:.2g}") for k in range(14))
 MIN_CV = 0.05
 MIN_WEIGHT = 0.01
 GRID = 300
-"""Cells of a window in which it is computed what the removal of its trend takes from bursts."""
+"""Number of cells of a window for computing how much of bursts is lost when the trend is removed."""
 SMALL_VARIANCE = 0.1
-"""Variances of means below this part of the largest one are fitted as if they were this part: the rest is chance."""
+"""Lower limit, as a share of the largest variance, on the scale of relative errors: smaller variances are noise."""
 
 
 def fitted(
     lag_s: FloatArray, covariance: FloatArray, window_s: float, degree: int, from_s: float = 0.0
 ) -> Bursts | None:
-    """The factor with this covariance, which trends of this degree were removed from: its spread and time scales.
+    """The factor with this covariance, measured after trends of this degree were removed; None: no bursts.
 
-    Fitted, by least squares with weights >= 0, are the variances of the factor's means over windows of each length,
-    relative to themselves, because queues follow these. A fit lag by lag leaves bursts of minutes to chance: their
+    The variances of the factor's means over windows of each length are fitted by nonnegative least squares on relative
+    errors, because queues depend on these variances. A fit lag by lag would be poor for bursts of minutes, whose
     covariance is small and lasts long.
     """
     scales = np.array([s for s in SCALES_S if max(lag_s[0], from_s) <= s <= 0.5 * lag_s[-1]])
@@ -37,7 +37,7 @@ def fitted(
         return None
     cv = min(float(f"{np.sqrt(parts.sum()):.4g}"), 100.0)
     decay = np.exp(-lag_s[:, np.newaxis] / scales)
-    whole = np.maximum(decay @ parts, 1e-12)  # with what the removal of trends took
+    whole = np.maximum(decay @ parts, 1e-12)  # before trends were removed
     rho, table = gamma_covariances(cv)
     slope = whole / np.interp(whole, table, rho)
     weights = _weights(over @ (decay * slope[:, np.newaxis]), over @ whole, total=1.0)
@@ -48,7 +48,7 @@ def fitted(
 
 
 def _weights(columns: FloatArray, wanted: FloatArray, total: float = 0.0) -> FloatArray:
-    """Weights >= 0 of columns that give `wanted` with the least relative errors; with a `total` they sum to it."""
+    """Weights >= 0 of columns that fit `wanted` with the least squared relative errors; `total` > 0: their sum."""
     from scipy.optimize import nnls
 
     share = 1.0 / np.maximum(wanted, SMALL_VARIANCE * wanted.max())
@@ -58,9 +58,9 @@ def _weights(columns: FloatArray, wanted: FloatArray, total: float = 0.0) -> Flo
 
 
 def _over_windows(lag_s: FloatArray) -> FloatArray:
-    """Weights of the covariances at lags in the variance of the mean over windows, float64 (windows, lags).
+    """Weights by which covariances at lags sum to the variance of the mean over a window, float64 (windows, lags).
 
-    The variance over w seconds is 2 / w² ∫ (w − t) Cov(t) dt; each lag stands for the lags nearest to it.
+    The variance over w seconds is 2 / w² ∫ (w − t) Cov(t) dt; each lag represents the lags nearest to it.
     """
     edges = np.concatenate(([0.0], (lag_s[1:] + lag_s[:-1]) / 2.0, lag_s[-1:]))
     width = edges[1:, np.newaxis]
@@ -70,10 +70,10 @@ def _over_windows(lag_s: FloatArray) -> FloatArray:
 
 
 def _left_of(scales: FloatArray, lag_s: FloatArray, window_s: float, degree: int) -> FloatArray:
-    """What the removal of trends leaves of the correlation exp(−t / scale) at lags, float64 (lags, scales).
+    """Part of the correlation exp(−t / scale) at lags that is left after trends are removed, float64 (lags, scales).
 
-    A polynomial takes part of every burst, of one that lasts minutes a third of its variance within an hour: what it
-    takes at a lag is the mean over pairs of `GRID` cells of the window that are so far apart.
+    A polynomial absorbs part of every burst: within an hour, a third of the variance of a burst that lasts minutes. The
+    part absorbed at a lag is the mean over all pairs of the window's `GRID` cells at this distance.
     """
     step_s = window_s / GRID
     apart = np.arange(GRID)
@@ -81,7 +81,7 @@ def _left_of(scales: FloatArray, lag_s: FloatArray, window_s: float, degree: int
     without = np.eye(GRID) - basis @ basis.T
     left: FloatArray = np.exp(-lag_s[:, np.newaxis] / scales)
     for column, scale_s in zip(left.T, scales.tolist(), strict=True):
-        u = step_s / scale_s  # of means over cells
+        u = step_s / scale_s  # correlations are those of means over cells
         mean = np.exp(-np.maximum(apart - 1, 0) * u) * (-np.expm1(-u) / u) ** 2
         mean[0] = 2.0 / u + 2.0 * np.expm1(-u) / u**2
         whole = mean[np.abs(apart[:, np.newaxis] - apart)]
@@ -92,9 +92,9 @@ def _left_of(scales: FloatArray, lag_s: FloatArray, window_s: float, degree: int
 
 
 def polynomials(place: IntArray, size: int, degree: int) -> Iterator[FloatArray]:
-    """Orthonormal polynomials on 0 … size − 1, up to degree 0 or 2, at these places (Gram's polynomials)."""
+    """Orthonormal polynomials on 0 … size − 1, up to degree 0 or 2, evaluated at `place` (Gram's polynomials)."""
     x, n = place - (size - 1) / 2.0, float(size)
-    second = (n**2 - 1.0) / 12.0  # the mean of x²; that of x⁴ is (n² − 1)(3 n² − 7) / 240
+    second = (n**2 - 1.0) / 12.0  # the mean of x²; the mean of x⁴ is (n² − 1)(3 n² − 7) / 240
     yield np.full(len(x), n**-0.5)
     if degree:
         yield x / np.sqrt(n * second)

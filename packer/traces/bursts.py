@@ -1,8 +1,8 @@
-"""How bursty a trace is: dispersion over time scales, and the random factor on the rates that explains it.
+"""Measure how bursty a trace is: dispersion over time scales, and the random factors on rates that explain it.
 
-Counts N in windows of w seconds have the index of dispersion Var N / E N: 1 for Poisson arrivals at every w. A
-Poisson process whose rate is multiplied by a random factor of mean 1 has counts whose covariance, divided by the
-squares of their means, is that of the factor: both factors of `Arrivals` kind "bursty" are measured from it.
+Counts N in windows of w seconds have the index of dispersion Var N / E N, which is 1 for Poisson arrivals at every w.
+If a random factor of mean 1 multiplies the rate of a Poisson process, the covariance of its counts, divided by their
+squared mean, is the covariance of the factor. Both factors of `Arrivals` kind "bursty" are measured in this way.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from packer.traces.trace import Trace
 
 WINDOWS_S = (0.1, 1.0, 10.0, 60.0, 300.0)
 MOST_WINDOWS = 20_000_000
-"""Windows of a trace that are counted; shorter ones are left out: three weeks have so many of 0.1 s."""
+"""Widths of which a trace has more windows are skipped; three weeks have about this many windows of 0.1 s."""
 SMALLEST_CELL_S, MAX_CELLS = 0.05, 2_000_000
 LONGEST_SHARE = 0.1
 """Longest time scale and lag, as a share of the trace: longer ones can't be estimated from a single realisation."""
 FEWEST_CELLS = 10
-"""Cells of a window whose covariances say something."""
+"""Smallest number of cells of a window for which covariances are estimated."""
 SIGNIFICANCE = 0.999
 OWN_CELL_S = 5.0
-"""Own bursts of adapters are measured from this time scale on: single adapters have few requests."""
+"""Shortest time scale of adapters' own bursts, s: single adapters have too few requests for shorter ones."""
 TREND_DEGREE = 2
-"""Degree of the polynomial that is taken for the trend inside a window: the rise, the top or the fall of a day."""
+"""Degree of the polynomial that models the trend inside a window: the rise, peak or fall of a day's traffic."""
 
 
 def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
-    """Poisson arrivals, or bursty ones where the counts are dispersed significantly more than Poisson's.
+    """Bursty arrivals if the counts are dispersed significantly more than Poisson counts, else Poisson arrivals.
 
     `window_s`: measure bursts within windows of this length, relative to the rate of each window, so that a plan for
     the rates of one window does not count the difference between windows twice. The trend inside each window is
-    removed, because a day's ramp is no burst, and time scales above a tenth of the window are left out. A trace
-    without a whole window is one. None: relative to the mean rate of the whole trace, which is within hours, and of a
-    longer trace a slow factor beside these bursts: fitted at once, the course of a day hides bursts of minutes.
+    removed, because a day's ramp is not a burst, and time scales above a tenth of the window are left out. A trace
+    without a whole window is one window. None: relative to the mean rate of the whole trace. A long trace then has
+    bursts within hours and a slow factor, fitted separately: in a joint fit, the course of a day hides short bursts.
     Raises `ValidationError`: the trace names no adapters.
     """
     within_s = window_s or HOUR_S
-    # A plan for the rates of one window has the bursts of whole windows, if there are any.
+    # With `window_s`, one whole window is enough; the slow factor needs at least two.
     several = trace.span_s - _before(trace, within_s) >= (within_s if window_s else 2.0 * within_s)
     common, own = _factors(trace, within_s if several else trace.span_s, TREND_DEGREE)
     if window_s is None and several:
@@ -58,11 +58,11 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
 
 
 def bursts_within(arrivals: Arrivals, window_s: float) -> Arrivals:
-    """The bursts that remain within a window of this length whose own rate is known.
+    """The bursts that remain within windows of this length if the rate of each window is known.
 
-    A factor F of slow and fast time scales has, given the slow ones, the mean M: Var F = Var M + E Var(F | M), and the
-    factor relative to M has the variance (1 + Var F) / (1 + Var M) − 1. Var M is the covariance of the gamma factor
-    at the correlation that the slow scales have (Mehler, as in `gamma_covariances`).
+    Let M be the mean of the factor F given its slow time scales. Then Var F = Var M + E Var(F | M), and the factor
+    relative to M has the variance (1 + Var F) / (1 + Var M) − 1. Var M is the covariance of the gamma factor at the
+    correlation of the slow scales (Mehler, as in `gamma_covariances`).
     """
     if arrivals.kind != "bursty":
         return arrivals
@@ -73,7 +73,7 @@ def bursts_within(arrivals: Arrivals, window_s: float) -> Arrivals:
 
 
 def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:
-    """One factor without the time scales above a tenth of the window: what `_product` joined, apart again."""
+    """One factor without the time scales above a tenth of the window; the inverse of `_product`."""
     if bursts is None:
         return None
     fast = [(scale_s, weight) for scale_s, weight in bursts.scales if scale_s <= LONGEST_SHARE * window_s]
@@ -92,7 +92,7 @@ def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:
 
 
 def _product(fast: Bursts | None, slow: Bursts | None) -> Bursts | None:
-    """The gamma factor whose slow scales have the variance of `slow`, and that varies like `fast` beside them."""
+    """The gamma factor whose slow scales have the variance of `slow`, and which otherwise varies like `fast`."""
     if fast is None or slow is None:
         return fast or slow
     cv = min(float(f"{np.sqrt((1.0 + fast.cv**2) * (1.0 + slow.cv**2) - 1.0):.4g}"), 100.0)
@@ -105,9 +105,9 @@ def _product(fast: Bursts | None, slow: Bursts | None) -> Bursts | None:
 def _factors(
     trace: Trace, window_s: float, degree: int, fast: tuple[Bursts | None, Bursts | None] | None = None
 ) -> tuple[Bursts | None, Bursts | None]:
-    """The common and the own factor within windows; beside fast ones those of the slower scales, which remain.
+    """The common and the own factor within windows; with `fast` factors, the slower factors that explain the rest.
 
-    Several windows start at the multiples of their length, as those of rates do (`packer.traces.pattern.rates_of`).
+    Several windows start at multiples of their length, as in `packer.traces.pattern.rates_of`.
     """
     time_s, adapter = trace.time_s - trace.time_s[0], trace.requests().adapter
     skipped_s = _before(trace, window_s) if trace.span_s > window_s else 0.0
@@ -128,9 +128,9 @@ def _factors(
         own_lag_s, seen, same, length_s = found
         remainder = _beside(seen, _covariance(fast[1], own_lag_s))
         own = fitted(own_lag_s, remainder, length_s, degree, from_s)
-        # The sum over adapters has the common factor's covariance and, by their shares, that of their own ones.
+        # The total has the covariance of the common factor and, weighted by shares, that of the own factors.
         known = np.interp(lag_s, own_lag_s, seen)
-        if own is not None:  # at lags below the first
+        if own is not None:  # extrapolate to lags below the first
             known *= _covariance(own, np.minimum(lag_s, own_lag_s[0])) / _covariance(own, own_lag_s[:1])
         total = _beside(total, same * known)
     common = fitted(lag_s, _beside(total, _covariance(fast[0], lag_s)), size * cell_s, degree, from_s)
@@ -138,12 +138,12 @@ def _factors(
 
 
 def _before(trace: Trace, window_s: float) -> float:
-    """Time from the first request to the first multiple of the length of a window, s."""
+    """Time from the first request to the next multiple of the window length, s."""
     return float(-(trace.start_s + trace.time_s[0]) % window_s)
 
 
 def _covariance(bursts: Bursts | None, lag_s: FloatArray) -> FloatArray:
-    """Of a factor with itself at these lags."""
+    """Autocovariance of a factor at these lags; 0 for None."""
     if bursts is None:
         return np.zeros(len(lag_s))
     scales, weights = np.array(bursts.scales).T
@@ -153,12 +153,12 @@ def _covariance(bursts: Bursts | None, lag_s: FloatArray) -> FloatArray:
 
 
 def _beside(covariance: FloatArray, known: FloatArray) -> FloatArray:
-    """Of the other one of two independent factors with mean 1, from that of their product and that of one of them."""
+    """Covariance of one of two independent factors with mean 1, from those of their product and of the `known` one."""
     return (1.0 + covariance) / (1.0 + np.maximum(known, -0.5)) - 1.0
 
 
 def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int) -> bool:
-    """Whether the counts of some width vary more than the counts of Poisson arrivals do by chance."""
+    """Whether the counts in windows of some width vary significantly more than Poisson counts."""
     from scipy.stats import chi2
 
     for width_s in (each for each in WINDOWS_S if span_s <= MOST_WINDOWS * each):
@@ -168,7 +168,7 @@ def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int
         if n < 20 or within_s < 20 * width_s or not len(counts):
             continue
         rows, row = np.unique(cells // size, return_inverse=True)
-        # The squares of what a polynomial leaves: those of the counts, less those of its coefficients.
+        # Squared residuals of the fitted polynomial: squared counts minus its squared coefficients.
         squares = np.bincount(row, counts**2)
         for each in polynomials(cells % size, size, degree):
             squares -= np.bincount(row, counts * each) ** 2
@@ -181,11 +181,11 @@ def _significant(time_s: FloatArray, span_s: float, within_s: float, degree: int
 def _own_covariance(
     adapters: int, span_s: float, requests: tuple[FloatArray, IntArray], window_s: float, degree: int
 ) -> tuple[FloatArray, FloatArray, float, float] | None:
-    """Lags, s, covariances of the bursts that an adapter does not share with others, the sum of the squared shares of
-    adapters in all requests, and the length of the windows, s. None: they are not above chance.
+    """Own bursts of adapters: lags, s; covariances at the lags; Σ (an adapter's share of requests)²; length of the
+    windows, s. None: the covariances are not significant, or there is too little data.
 
     The covariance within adapters, pooled with the squares of their means as weights, is
-    (1 + common) × (1 + own) − 1; that between adapters is the common one alone.
+    (1 + common) × (1 + own) − 1; the covariance between adapters is the common one.
     """
     time_s, adapter = requests
     if adapters < 2 or window_s < 100 * OWN_CELL_S:
@@ -209,7 +209,7 @@ def _own_covariance(
     if same >= 1.0:
         return None
     between = (total - same * within) / (1.0 - same)
-    # Twice the standard error of the pooled estimate under Poisson arrivals: less is chance.
+    # Significant: above twice the standard error that the pooled estimate has under Poisson arrivals.
     error = 1.0 / np.sqrt(squares * size)
     own = _beside(within, between)
     return (lag_s, own, same, size * cell_s) if own[:4].mean() > 2.0 * error else None
@@ -228,9 +228,9 @@ def _rows(counts: FloatArray, size: int) -> FloatArray:
 def _pooled(
     parts: Iterable[FloatArray], n: int, cell_s: float, degree: int
 ) -> tuple[FloatArray, FloatArray, float]:
-    """Lags, s, the covariance of each row with itself at these lags over the sum of the squared means, and that sum.
+    """Lags, s; autocovariance of rows at these lags, summed over rows, / sum of their squared means; and this sum.
 
-    `parts`: of the rows, float64 (rows, n). Trends of this degree are removed from them. Covariances are averaged in
+    `parts`: parts of the rows, float64 (rows, n) each. Trends of this degree are removed. Covariances are averaged over
     bands of lags.
     """
     edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
@@ -251,14 +251,14 @@ def _pooled(
 
 
 def _cell_s(time_s: FloatArray, span_s: float) -> float:
-    """Width of the cells: not below the resolution of the recorded times."""
+    """Width of the cells, s: at least the resolution of the recorded times."""
     gaps = np.diff(time_s)
     resolution = float(gaps[gaps > 0].min()) if (gaps > 0).any() else SMALLEST_CELL_S
     return max(SMALLEST_CELL_S, resolution, span_s / MAX_CELLS)
 
 
 def _filled(time_s: FloatArray, span_s: float, window_s: float) -> tuple[int, IntArray, FloatArray]:
-    """How many successive whole windows there are, those that have requests, in order, and how many these have."""
+    """Number of whole windows; ascending indices of windows with requests; number of requests in each of these."""
     n = int(span_s // window_s)
     inside = (time_s / window_s).astype(np.int64)
     cells, counts = np.unique(inside[inside < n], return_counts=True)
@@ -266,7 +266,7 @@ def _filled(time_s: FloatArray, span_s: float, window_s: float) -> tuple[int, In
 
 
 def _counts(time_s: FloatArray, span_s: float, window_s: float) -> FloatArray:
-    """Requests in successive whole windows, float64 (windows,)."""
+    """Number of requests in each whole window, float64 (windows,)."""
     n, cells, counts = _filled(time_s, span_s, window_s)
     every = np.zeros(n)
     every[cells] = counts

@@ -1,4 +1,4 @@
-"""Which columns a trace of requests has, under the names that known traces use."""
+"""Columns of request traces, under the names that known formats use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from packer.io.shipped import table
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """Names of the columns (lower case) of one kind of trace; `unit_s` is the unit of a numeric time.
+    """Names of the columns (lower case) of one format of traces; `unit_s`: unit of numeric times, s.
 
-    `blocks`: ids of the prompt's blocks of `block_tokens` tokens; an id stands for all blocks before it, too.
+    `blocks`: column with ids of the prompt's blocks of `block_tokens` tokens; an id also identifies all blocks before.
     """
 
     name: str
@@ -30,12 +30,12 @@ class TraceFormat:
 
     @property
     def required(self) -> tuple[str, str, str]:
-        """The columns without which it isn't this kind."""
+        """The columns that every trace of this format has."""
         return self.time, self.input_tokens, self.output_tokens
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Every column it may have."""
+        """All columns that a trace of this format may have."""
         own = (self.adapter, self.rank, self.session, self.priority, self.blocks)
         return (*self.required, *filter(None, own), *self.ignored)
 
@@ -47,11 +47,11 @@ FORMATS = tuple(
 
 
 KEYS = {field: tuple(names) for field, names in table("packer.traces", "access_log.toml").items()}
-"""Names under which gateways log each field, in order of preference; dots go into nested objects."""
+"""Names under which gateways log each field, in order of preference; dots address nested objects."""
 
 
 def recognise(names: Collection[str]) -> TraceFormat | None:
-    """The kind of trace with these columns (lower case) and no others; None where it is not a known one."""
+    """The format with these columns (lower case): all required ones, and only known ones. None if no format fits."""
     given = set(names)
     return next((kind for kind in FORMATS if set(kind.required) <= given <= set(kind.known)), None)
 

@@ -1,4 +1,4 @@
-"""From a trace whose requests have adapters to a workload: rates, lengths, spread and correlation."""
+"""Measure a workload from a trace whose requests have adapters: rates, lengths, their cv and correlation."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from packer.traces.trace import Trace
 from packer.workload import Workload
 
 OWN_CV_FROM = 100
-"""Requests from which an adapter's own spread of lengths is measured; below, the fleet's is used."""
+"""Number of requests from which an adapter's own cv of lengths is measured; with fewer, the fleet's cv is used."""
 
 
 def measure_workload(
     trace: Trace, *, replay: bool = False, window_s: float | None = None, name: str | None = None,
 ) -> Workload:  # fmt: skip
-    """The workload that a trace shows.
+    """Measure the workload of a trace.
 
-    Each adapter's rate is its requests / span and its mean lengths are those of its requests, so the offered
-    load is the trace's. Arrivals are bursty where the trace's are. Lengths are gamma. The correlation is that
-    of the normal scores of length / the adapter's mean length. Sessions and shared prefixes are those of the trace's
-    sessions, blocks and cached tokens, if it has them; bursts are then those of first turns.
+    The rate of an adapter is its number of requests / span, and its mean lengths are those of its requests, so the
+    offered load equals the trace's. Arrivals are bursty if the trace's are. Lengths are gamma-distributed. Their
+    correlation is that of the normal scores of length / the adapter's mean length. Sessions and shared prefixes come
+    from the trace's sessions, blocks and cached tokens, if it has any; bursts are then measured on first turns.
 
-    `trace`: its requests have adapters, and the adapters ranks. `replay`: keep the requests as they were instead of
-    random arrivals. `window_s`: measure bursts within windows of this length (`measure_arrivals`), for a fleet that has
-    the rates of one of them; None: over the whole trace. `name`: of the workload; None: the trace's source.
+    `trace`: a trace with adapters and ranks. `replay`: replay the recorded requests instead of random arrivals.
+    `window_s`: measure bursts within windows of this length (`measure_arrivals`), for a fleet that has the rates of one
+    window; None: over the whole trace. `name`: name of the workload; None: the trace's source.
     """
     if trace.adapter is None or trace.ranks is None:
         raise ValidationError("Expected a trace with adapters and ranks: assign them first.")
@@ -62,7 +62,7 @@ def measure_workload(
 
 
 def rounded(workload: Workload) -> Workload:
-    """The workload with rates and mean lengths cut to six significant digits, for files."""
+    """The workload with rates and mean lengths rounded to six significant digits, for files."""
 
     def cut(own: Lengths | None) -> Lengths | None:
         return own and own.scaled(float(f"{own.mean:.6g}"))
@@ -79,7 +79,7 @@ def _lengths(adapter: IntArray, tokens: IntArray, counts: IntArray) -> list[Leng
     means = np.bincount(adapter, tokens, minlength=len(counts)) / counts
     squares = np.bincount(adapter, (tokens / means[adapter] - 1.0) ** 2, minlength=len(counts))
     freedom = len(tokens) - len(counts)
-    # One request for each adapter does not show the spread within one: the spread over all requests is used.
+    # If every adapter has only one request, use the cv over all requests instead of the cv within adapters.
     pooled = float(np.sqrt(squares.sum() / freedom)) if freedom else float(tokens.std() / tokens.mean())
     own = np.sqrt(squares / np.maximum(counts - 1, 1))
     cvs = np.minimum(np.where(counts >= OWN_CV_FROM, own, pooled), 100.0)
@@ -101,7 +101,7 @@ def _correlation(trace: Trace, adapter: IntArray, counts: IntArray) -> float:
 
 
 def _normal_scores(values: FloatArray) -> FloatArray:
-    """The normal quantiles of the mean ranks (equal values share one)."""
+    """Normal scores: normal quantiles of the ranks; equal values share their mean rank."""
     from scipy.special import ndtri
 
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)

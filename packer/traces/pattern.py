@@ -1,4 +1,4 @@
-"""Rates per adapter over windows of time, and the hours that matter: mean, percentiles, peak."""
+"""Rates per adapter in windows of time, and the loads that plans must serve: mean, percentiles, peak."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from packer.traces.trace import Trace
 
 MAX_WINDOWS = 1_000_000
 WHOLE_FROM = 0.9
-"""A window at the end of a trace counts as whole if the trace covers this share of it."""
+"""A window at either end of a trace counts as whole if the trace covers at least this share of it."""
 
 
 @dataclass(frozen=True, eq=False)
 class RateTable:
     """Request rates of some adapters in successive windows.
 
-    `names`: the adapters.
+    `names`: names of the adapters.
     `rates`: float64 (windows, adapters), req/s.
-    `tokens`: float64 (adapters,), mean input + output tokens of a request: the weight of a rate in the load.
-    `start_s`: float64 (windows,), when each window starts, s since 1970 (UTC) or since the first request.
-    `window_s`: length of a window.
-    `whole`: the one window is all of a trace, which has no whole window.
+    `tokens`: float64 (adapters,), mean input + output tokens of a request: the weight of a rate in the offered load.
+    `start_s`: float64 (windows,), start of each window, s since 1970 (UTC) or since the first request.
+    `window_s`: length of a window, s.
+    `whole`: true if the trace has no whole window; the table then has one window, which is the whole trace.
     """
 
     names: tuple[str, ...]
@@ -55,8 +55,8 @@ class RateTable:
     def day(self) -> dict[str, FloatArray]:
         """The rates of each window of the mean day (UTC), float64 (adapters,), by its start as HH:MM.
 
-        Raises `ValidationError`: the windows do not divide a day into whole minutes or do not start at multiples of
-        their length, or a part of the day has none.
+        Raises `ValidationError`: the windows do not divide a day into whole minutes, do not start at multiples of their
+        length, or do not cover the whole day.
         """
         if self.window_s % 60.0 or DAY_S % self.window_s:
             rule = f"Expected windows of whole minutes that divide a day, got {self.window_s:g} s."
@@ -76,9 +76,9 @@ class RateTable:
     def loads(self, percentiles: Sequence[float] = (50.0, 95.0)) -> dict[str, FloatArray]:
         """Rate vectors that a plan may be required to serve, float64 (adapters,) each, by name.
 
-        `mean`; `p95` and so on: the window whose offered load is at that percentile of all windows; `peak`:
-        the window with the highest offered load; `each-peak`: every adapter at its own highest window, which
-        no window reaches but which no order of events exceeds.
+        `mean`: the mean rates. `p95` and so on: the window whose offered load is at that percentile of all windows.
+        `peak`: the window with the highest offered load. `each-peak`: every adapter at its own highest rate, an upper
+        bound on all windows.
         """
         order = np.argsort(self.offered_tok_s, kind="stable")
         found = {"mean": self.rates.mean(axis=0)}
@@ -94,13 +94,13 @@ class RateTable:
 def rates_of(trace: Trace, window_s: float) -> RateTable:
     """The rates of a trace's adapters in windows: requests / the part of the window that the trace covers.
 
-    The first and the last window are cut off by the trace's ends. One that is covered by less than `WHOLE_FROM` is left
-    out, but for those of whole days that together are one window of the day. A trace without requests in a
-    whole window is one.
+    A trace may cover only part of its first and last window. A window covered by less than `WHOLE_FROM` is left out;
+    but if both are partial windows at the same time of day, they are merged into one. A trace without requests in whole
+    windows is treated as one window.
 
-    `trace`: its requests must name their adapters. It covers half a mean gap between two requests before its first
-    and after its last one.
-    `window_s`: length of a window, s; windows start at the multiples of it.
+    `trace`: a trace with adapters. It is taken to begin half a mean gap between requests before its first request, and
+    to end as long after its last one.
+    `window_s`: length of a window, s; windows start at multiples of it.
     Raises `ValidationError`: the trace has no adapters or lasts 0 s, or there are too many windows.
     """
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
@@ -146,7 +146,7 @@ def clock(time_s: float) -> str:
 def latest_rates(trace: Trace, window_s: float) -> FloatArray:
     """The rates of a trace's adapters in its last `window_s` seconds, float64 (adapters,), req/s.
 
-    A trace that is shorter counts for as long as it lasts.
+    The rates of a shorter trace are means over its own duration.
 
     Raises `ValidationError`: the trace has no adapters or lasts 0 s.
     """

@@ -1,4 +1,4 @@
-"""What requests of a trace share: sessions, and the prefix of each adapter's prompts."""
+"""Measure what requests of a trace share: sessions, and a prefix of each adapter's prompts."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from packer.workload import Workload
 BLOCK_TOKENS = 16
 """Tokens of a block of vLLM's KV cache; prefixes are whole multiples of it."""
 MOST_WAYS = 3
-"""A block that is followed in more ways is one of a system prompt or a document, and no turn of one conversation."""
+"""A block with more different successors belongs to a system prompt or a document, not to a single conversation."""
 FEWEST_TURNS = 1.05
-"""Requests for each session below which there are none to speak of."""
+"""Requests per session below which a trace or adapter counts as one without sessions."""
 OWN_FROM = 100
-"""Sessions from which on an adapter's own turns and think time are measured; below, the fleet's are used."""
+"""Number of sessions from which an adapter's own turns and think time are measured, instead of the fleet's."""
 
 
 def common_groups(blocks: Blocks) -> IntArray:
-    """Which requests begin alike beyond what more than half of all begin with, int64 (n,): numbers of groups.
+    """Group number of each request, int64 (n,): a group shares the block after the prefix that most requests share.
 
-    A request that has nothing beyond it is a group of its own.
+    A request without a block after this prefix is a group of its own.
     """
     counts, n = blocks.counts, len(blocks)
     place = blocks.starts[:-1].copy()
-    inside = counts > 0  # those that have followed the common path so far
+    inside = counts > 0  # requests with a further block that have the common prefix so far
     while True:
         found, number = np.unique(blocks.ids[place[inside]], return_counts=True)
         if not len(found) or 2 * int(number.max()) <= n:
@@ -50,9 +50,9 @@ def common_groups(blocks: Blocks) -> IntArray:
 
 
 def conversations(trace: Trace) -> tuple[IntArray, IntArray]:
-    """The session of each request, from its blocks, and how many of its first tokens an adapter's request had before.
+    """Session of each request, by its blocks, and number of its first tokens that its adapter had in earlier requests.
 
-    A request continues the latest one before it whose whole prompt it begins with. Both int64 (n,).
+    A request continues the latest earlier request whose whole prompt is a prefix of its own. Both int64 (n,).
     """
     blocks = trace.blocks
     assert blocks is not None
@@ -63,7 +63,7 @@ def conversations(trace: Trace) -> tuple[IntArray, IntArray]:
     order = np.lexsort((of, blocks.ids, owner[of]))
     later, earlier = order[1:], order[:-1]
     same = (blocks.ids[later] == blocks.ids[earlier]) & (owner[of[later]] == owner[of[earlier]])
-    before = np.full(len(order), -1)  # the latest request before that has the block, too
+    before = np.full(len(order), -1)  # the latest earlier request with the same block
     before[later] = np.where(same, of[earlier], -1)
     hits = np.bincount(of[before >= 0], minlength=n)
     full = trace.input_tokens // size
@@ -78,19 +78,19 @@ def conversations(trace: Trace) -> tuple[IntArray, IntArray]:
 
 
 def _popular(blocks: Blocks, of: IntArray, place: IntArray) -> npt.NDArray[np.bool_]:
-    """Which blocks of requests lead to one behind which more than `MOST_WAYS` requests differ: no part of one session.
+    """Which blocks are shared by several sessions: a later block on their path has more than `MOST_WAYS` successors.
 
-    `of`, `place` int64 (ids,): the request of each block, and where it stands there.
+    `of`, `place`: int64 (ids,), the request of each block, and the position of the block in the request.
     """
     _, kind = np.unique(blocks.ids, return_inverse=True)
     final = np.ones(len(kind), dtype=bool)
     final[:-1] = of[1:] != of[:-1]
     following = np.where(
         final, -1 - of, np.append(kind[1:], 0)
-    )  # what a request ends with is like no other's
+    )  # the end of a request counts as a unique successor
     ends = len(blocks) + len(
         kind
-    )  # one number for a kind and what follows: pairs take many times as long to sort
+    )  # encode (kind, successor) as one number, because sorting pairs is many times slower
     ways = np.bincount(np.unique(kind * ends + following + len(blocks)) // ends, minlength=len(kind))
     branching = np.where(ways[kind] > MOST_WAYS, place, -1)
     deepest = np.full(len(blocks), -1)
@@ -102,7 +102,7 @@ def _popular(blocks: Blocks, of: IntArray, place: IntArray) -> npt.NDArray[np.bo
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the requests of an adapter share: lengths of first prompts, tokens that these begin with, sessions."""
+    """What the requests of an adapter share. `input_tokens`: lengths of first prompts."""
 
     input_tokens: Lengths
     prefix_tokens: int
@@ -110,9 +110,9 @@ class Shared:
 
 
 def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> list[Shared] | None:
-    """What requests share by the sessions, blocks and cached tokens of a trace; None if it has none of them.
+    """What requests of each adapter share, from a trace's sessions, blocks and cached tokens; None if it has none.
 
-    `inputs`: lengths of all prompts of each adapter. The mean prompt stays that of the trace.
+    `inputs`: lengths of all prompts of each adapter. The mean prompt length of the trace is preserved.
     """
     cached, session = trace.cached_tokens, trace.sessions
     assert trace.adapter is not None
@@ -144,7 +144,7 @@ def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> list[Shared] |
 
 
 def first_turns(trace: Trace) -> Trace:
-    """The first requests of sessions, whose times are those at which users come; all requests without sessions."""
+    """The first request of each session, whose time is the arrival of a user; all requests if there are no sessions."""
     session = trace.sessions
     if session is None and trace.blocks is not None:
         session = conversations(trace)[0]
@@ -152,7 +152,7 @@ def first_turns(trace: Trace) -> Trace:
 
 
 def _spread(trace: Trace, rows: Sequence[IntArray], first: npt.NDArray[np.bool_]) -> float:
-    """Coefficient of variation of first prompts within adapters."""
+    """Coefficient of variation of the lengths of first prompts within adapters."""
     own = [trace.input_tokens[mine[first[mine]]] for mine in rows]
     parts = np.concatenate([each / each.mean() - 1.0 for each in own])
     return round(min(float(np.sqrt((parts**2).sum() / max(1, len(parts) - len(own)))), 100.0), 4)
@@ -160,13 +160,13 @@ def _spread(trace: Trace, rows: Sequence[IntArray], first: npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class _Turns:
-    """Turns of sessions: which requests are first ones (n,), and the time to each later one after the answer (n,)."""
+    """Turns of sessions. `first`: whether a request is a first turn (n,); `thought_s`: think time before it (n,)."""
 
     first: npt.NDArray[np.bool_]
     thought_s: FloatArray
 
     def of(self, rows: IntArray) -> Sessions | None:
-        """Sessions of some requests; None if hardly any has a later turn."""
+        """Sessions of some requests; None if there are hardly any later turns."""
         first = self.first[rows]
         turns = len(rows) / max(1, int(first.sum()))
         if turns < FEWEST_TURNS:
@@ -176,7 +176,7 @@ class _Turns:
 
 
 def _turns(trace: Trace, session: IntArray) -> _Turns:
-    """Turns by session; a request whose prompt is shorter than what was said before begins a session anew."""
+    """Turns by session; a request whose prompt is not longer than the previous one starts a new session."""
     owner = np.zeros(len(trace), dtype=np.int64) if trace.adapter is None else trace.adapter
     n = len(trace)
     order = np.lexsort((np.arange(n), session, owner))
@@ -191,10 +191,10 @@ def _turns(trace: Trace, session: IntArray) -> _Turns:
 
 
 def _grown(lengths: Lengths, first: float, output: float, known: Sessions) -> tuple[Lengths, Sessions]:
-    """First prompts and sessions whose mean prompt over all turns is that of `lengths`."""
+    """Lengths of first prompts, and sessions, that give a mean prompt over all turns equal to that of `lengths`."""
     later = known.turns - 1.0
     added = (lengths.mean - first) / later - output
-    if added < 1.0:  # histories without all that was answered, as of models that reason
+    if added < 1.0:  # histories omit part of the answers, as with reasoning models
         added, first = 1.0, max(1.0, lengths.mean - later * (output + 1.0))
         later = min(later, (lengths.mean - first) / (output + 1.0))
     sessions = replace(known, turns=max(1.0, 1.0 + later), turn_tokens=float(f"{min(added, MAX_TOKENS):.6g}"))
@@ -202,7 +202,7 @@ def _grown(lengths: Lengths, first: float, output: float, known: Sessions) -> tu
 
 
 def _own_blocks(lengths: Lengths) -> tuple[IntArray, FloatArray]:
-    """Whole blocks of prompts before their last token, int64 (n,), and the shares of such prompts, float64 (n,)."""
+    """Number of full blocks before the last token of a prompt, int64 (n,), and its distribution, float64 (n,)."""
     z, weight = normal_grid(801)
     return (lengths.at_normal(z) - 1) // BLOCK_TOKENS, weight
 
@@ -213,17 +213,17 @@ def _hit(own: tuple[IntArray, FloatArray], shared: int) -> float:
 
 
 def _nearest(own: tuple[IntArray, FloatArray], wanted: float) -> int:
-    """Shared blocks for which the hits are nearest to `wanted`; they grow with the shared blocks."""
+    """Number of shared blocks whose hits (`_hit`, which grows with it) are nearest to `wanted`."""
     most = int(own[0].max())
     low = fewest(lambda shared: shared == most or _hit(own, shared) >= wanted, 0, most) or 0
     return low - 1 if low and wanted - _hit(own, low - 1) <= _hit(own, low) - wanted else low
 
 
 def with_hit_rate(workload: Workload, hit_rate: float) -> Workload:
-    """The fleet with shared prefixes of which a KV cache that keeps them hits this share of all prompt tokens.
+    """The fleet with shared prefixes for which a KV cache that keeps them has this hit rate over all prompt tokens.
 
-    As `prefix_cache_hits / prefix_cache_queries` of vLLM's metrics, which do not say whose prompts share what: each
-    adapter gets the same share, in whole blocks, and what is left over from one is made up for by the next.
+    `hit_rate`: as `prefix_cache_hits / prefix_cache_queries` in vLLM's metrics. These do not say which prompts share
+    prefixes, so each adapter gets the same share, in whole blocks; rounding errors are carried to the next adapter.
     """
     checks.real("the hit rate of the prefix cache", hit_rate, low=0.0, high=1.0)
     shares: dict[int, tuple[IntArray, FloatArray]] = {}

@@ -1,8 +1,8 @@
 """Rates and lengths per adapter from a Prometheus server, or from a saved answer of one.
 
-Gateways count requests and tokens per model, and behind a gateway an adapter is a model. vLLM's own counters
-carry no adapter: of vLLM alone the total rate and the mean lengths are known, and the adapters' shares are
-estimates (`packer.traces.vllm_metrics`).
+Gateways count requests and tokens per model, and behind a gateway an adapter is a model. vLLM's own counters do not
+distinguish adapters: without a gateway, only the total rate and the mean lengths are measured, and the adapters' shares
+are estimated (`packer.traces.vllm_metrics`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from packer.traces.vllm_metrics import Series, ranks_of, shares_in_flight, share
 
 MAX_ANSWER_BYTES = 128_000_000
 TIMEOUT_S = 60.0
-"""Time of a whole answer."""
+"""Time limit of a whole response, s."""
 MAX_POINTS = 11_000
-"""Prometheus refuses a range of more points."""
+"""Largest number of points for which Prometheus accepts a range query."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterNames:
-    """Names of a gateway's counters and of the label with the adapter; the others: vLLM's metrics of adapters."""
+    """Names of a gateway's counters and of its label for the adapter; `running` and below: vLLM's own metrics."""
 
     requests: str
     input_tokens: str
@@ -53,15 +53,15 @@ class CounterNames:
 
 
 SOURCES = {name: CounterNames(**row) for name, row in table("packer.traces", "prometheus.toml").items()}
-"""Gateways whose counters are known."""
+"""Counters of known gateways, by name of the gateway."""
 
 _COUNTED, _GAUGES = ("requests", "input_tokens", "output_tokens"), ("running", "loaded")
-"""Names of the counters, and of what is sampled finely; fields of `CounterNames`."""
+"""Fields of `CounterNames` for a gateway's counters, and for gauges, which are sampled at short intervals."""
 
 MOST_COUNT = 1e15
 _SHARES = {"hit_rate": ("prefix_hits", "prefix_queries"), "acceptance": ("drafts_kept", "drafts")}
-"""Names of vLLM's counters whose quotients are shares: prompt tokens that were in the KV cache of those looked up,
-drafts of speculative decoding that were kept of all."""
+"""Fields of vLLM's counters whose quotients are shares: prompt tokens found in the KV cache / tokens looked up, and
+accepted / proposed draft tokens of speculative decoding."""
 
 
 def source_named(gateway: str, **names: str | None) -> CounterNames:
@@ -81,11 +81,11 @@ def source_named(gateway: str, **names: str | None) -> CounterNames:
 
 @dataclass(frozen=True, eq=False)
 class Metrics:
-    """Figures of a server.
+    """Traffic according to the metrics.
 
-    `mean_input`, `mean_output`: tokens of a request, float64 (adapters,). `estimated`: the shares are estimates.
-    `ranks`: adapter → rank and `load_ms`: mean time to load one, where the metrics have them. `hit_rate`: share of the
-    prompt tokens that were in vLLM's KV cache, `acceptance`: of the drafts that were kept; None where none are counted.
+    `mean_input`, `mean_output`: tokens of a request, float64 (adapters,). `estimated`: whether the adapters' shares are
+    estimates. `ranks`: adapter → rank, and `load_ms`: mean time to load an adapter, if the metrics have them.
+    `hit_rate`: share of prompt tokens found in vLLM's KV cache, `acceptance`: share of accepted drafts; None: unknown.
     """
 
     table: RateTable
@@ -115,10 +115,10 @@ def queries(source: CounterNames, window_s: float) -> dict[str, str]:
 def fetch(
     server: Address | str, source: CounterNames, *, end_s: float, span_s: float, window_s: float
 ) -> dict[str, Any]:
-    """Answers of a Prometheus server to `queries`, by name, with the window: what `parse` reads.
+    """Responses of a Prometheus server to `queries`, by name, and the window; the input of `parse`.
 
     Raises `ValidationError`: the URL is not an HTTP address, or the span has too many windows; `SourceError`: the
-    server can't be reached, refuses a query, or answers in something else than HTTP and JSON.
+    server can't be reached, refuses a query, or does not respond in HTTP and JSON.
     """
     where = address_of(server) if isinstance(server, str) else server
     checks.real("the window (s)", window_s, low=1.0)
@@ -127,7 +127,7 @@ def fetch(
         raise ValidationError(f"Expected at most {MAX_POINTS:,} windows, got {span_s / window_s:,.0f}.")
     answers: dict[str, Any] = {"window_s": window_s}
     for name, query in queries(source, window_s).items():
-        # A counter's increase is that of the window before the time of the query; a gauge is sampled finely.
+        # The increase of a counter covers the window before the query time; gauges are sampled at short intervals.
         step = max(15.0, span_s / (MAX_POINTS - 1)) if name in _GAUGES else window_s
         parameters = {"query": query, "start": end_s - span_s + window_s, "end": end_s, "step": step}
         answers[name] = _get(where, parameters)
@@ -158,7 +158,7 @@ def _get(where: Address, parameters: Mapping[str, object]) -> Any:
 
 @reader
 def read_export(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A file that `--save` wrote: the answers of a server, for `parse`."""
+    """The responses of a server in a file that `--save` wrote, for `parse`."""
     data = parse_json(read_text(path))
     if not isinstance(data, dict) or "requests" not in data:
         raise FileFormatError("expected what --save writes: an object with the key 'requests'.")
@@ -166,9 +166,9 @@ def read_export(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[str] = ()) -> Metrics:
-    """Rates and mean lengths per adapter from the answers, without the models in `skip`.
+    """Rates and mean lengths per adapter from the responses, without the models in `skip`.
 
-    Raises `FileFormatError`: an answer isn't what Prometheus sends, or there was no request at all.
+    Raises `FileFormatError`: a response does not have Prometheus's format, or no request was counted.
     """
     window_s = answers.get("window_s")
     if isinstance(window_s, bool) or not isinstance(window_s, (int, float)) or not 1 <= window_s < 1e9:
@@ -179,7 +179,7 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
         raise FileFormatError("no request was counted in this time.", column="requests")
     loaded = _optional(answers, "loaded")
     shares = None
-    if source.running:  # from the slots where vLLM does not export the requests in flight any more
+    if source.running:  # newer versions of vLLM export the adapters in slots, not those in flight
         running = _optional(answers, "running")
         shares = shares_resident(loaded) if loaded and not running else shares_in_flight(running)
     names = sorted(set(found["requests"]) - set(skip))
@@ -199,7 +199,7 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
 
 
 def _optional(answers: Mapping[str, Any], name: str) -> Series:
-    """The series of an answer that older servers and saved files do not have."""
+    """The series of a response that is missing from older servers and saved files: then []."""
     return _result(answers[name], name) if answers.get(name) is not None else []
 
 

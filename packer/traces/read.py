@@ -1,4 +1,4 @@
-"""Logs of requests, recognised by what is in them: CSV, JSON lines and Parquet, plain or gzip."""
+"""Request logs, recognised by their content: CSV, JSON Lines and Parquet, plain or gzip."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ MAX_TIME, MOST_NS = 1e15, 1e19
 
 @reader
 def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL, *, growing: bool = False) -> Trace:
-    """The requests in a log: CSV, JSON lines or Parquet, also packed by gzip, whatever the file is called.
+    """The requests in a log: CSV, JSON Lines or Parquet, also with gzip; the file may have any name.
 
-    Known are the columns of `packer.traces.columns.FORMATS` (traces) and `KEYS` (access logs of gateways).
+    The columns of `packer.traces.columns.FORMATS` (traces) and `KEYS` (access logs of gateways) are known.
     Requests without input or output tokens are failures: they are left out and counted in `dropped`.
 
-    `fields`: where the log has what, if not under a known name.
-    `growing`: a gateway still writes to it: a last line that has no end yet is left out unless it is whole JSON.
-    Raises `FileFormatError`: it can't be read, a value breaks a rule, or nothing in it is a request; names file, row
-    and column.
+    `fields`: columns of a log whose column names are not known.
+    `growing`: a gateway is still writing the file: leave out a last line without line end, unless it is complete JSON.
+    Raises `FileFormatError`: the file can't be read, a value breaks a rule, or nothing in it is a request; the message
+    names file, row and column.
     """
     data = read_bytes(path)
     if data.startswith(MAGIC):
@@ -85,7 +85,7 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: 
 
 
 def _without_skipped(rows: RequestRows, fields: Fields) -> RequestRows:
-    """The requests to adapters, by their names without a prefix."""
+    """The requests to adapters, whose names lose `strip_prefix`; requests to models in `skip` are left out."""
     if rows.adapter is None or not (fields.skip or fields.strip_prefix):
         return rows
     names = [name.removeprefix(fields.strip_prefix) or name for name in rows.adapter]
@@ -96,7 +96,7 @@ def _without_skipped(rows: RequestRows, fields: Fields) -> RequestRows:
 
 
 def _kind(names: Iterable[str], fields: Fields) -> TraceFormat | None:
-    """The kind of trace with these columns and those given; None where others are given than a trace may lack."""
+    """The format of a trace with these columns, of which `fields` renames model, rank or session; None: no trace."""
     columns, optional = set(names), {"model": "adapter", "rank": "rank", "session": "session"}
     own: dict[str, Any] = {optional.get(name, ""): key.lower() for name, key in fields.keys.items()}
     kind = recognise(columns - set(own.values()))
@@ -157,7 +157,7 @@ def _read_jsonl(text: str, fields: Fields) -> tuple[TraceFormat | None, dict[str
 
 
 def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
-    """What `trace_of_rows` takes, from a frame of strings, all at once; None if any cell needs a closer look."""
+    """Fields of `RequestRows` from a frame of strings, vectorised; None if some cell must be read by `_slow`."""
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
     times, start_s = _fast_times(frame[kind.time].str.strip_chars(), kind.unit_s) or (None, 0.0)
     tokens = [
@@ -191,7 +191,7 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
 
 
 def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float64], float] | None:
-    """Times and what they count from, s; None if a cell needs a closer look."""
+    """Times and their origin, s; None if some cell must be read by `_slow`."""
     numbers = column.cast(pl.Float64, strict=False)
     if not numbers.null_count():
         times: npt.NDArray[np.float64] = numbers.to_numpy()
@@ -203,17 +203,17 @@ def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float6
     if stamps.null_count():
         return None
     nanoseconds = stamps.dt.timestamp("ns").to_numpy()
-    # Relative first: a float holds today's date in seconds only to 0.2 µs.
+    # Subtract before the conversion: a float64 holds seconds since 1970 only to 0.2 µs.
     return (nanoseconds - nanoseconds[:1]) * 1e-9, float(nanoseconds[:1].sum()) * 1e-9
 
 
 def _unit_s(number: float, unit_s: float) -> float:
-    """The unit of a numeric time, s: the trace's own, or, of one in seconds, what its size since 1970 says."""
+    """The unit of a numeric time, s: that of the format; if this is 1 s, judged by the magnitude (`unit_of`)."""
     return unit_of(number) if unit_s == 1.0 else unit_s
 
 
 def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
-    """What `trace_of_rows` takes, cell by cell: an error names the cell."""
+    """Fields of `RequestRows`, read cell by cell, so that an error names the cell."""
     found: list[LogRow] = []
     for row in rows:
         time_s = _time(row, kind)
@@ -235,7 +235,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
 
 
 def _block_ids(row: Row, kind: TraceFormat, input_tokens: int) -> list[int]:
-    """Ids of the full blocks of a prompt; what comes after them is a block that is not full."""
+    """Ids of the full blocks of a prompt; a further id, of a partial block, is dropped."""
     ids, full = row.cells[kind.blocks], input_tokens // kind.block_tokens
     if len(ids) < full:
         row.fail(

@@ -1,4 +1,4 @@
-"""A trace of requests, before or after they are given to adapters."""
+"""A trace of requests, before or after they are assigned to adapters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from packer.errors import ValidationError, shown
 
 SHORTEST_STEP_S = 0.1
 FEWEST_STEPPED, SHARE_STEPPED = 50, 0.1
-"""Times count as recorded in steps if there are so many requests and this share of them has the time of the one
-before."""
+"""Times count as recorded in steps if there are at least `FEWEST_STEPPED` requests, of which at least this share has
+the same time as the previous request."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,18 +26,18 @@ class Trace:
 
     `time_s`: float64 (n,), seconds since the first request, sorted.
     `input_tokens`, `output_tokens`: int64 (n,), >= 1.
-    `adapter`: int64 (n,), index into `names`; None if the trace does not have it.
+    `adapter`: int64 (n,), index into `names`; None if not recorded.
     `names`: names of the adapters; each has at least one request.
-    `ranks`: rank of each adapter; None if the trace does not have it.
+    `ranks`: rank of each adapter; None if not recorded.
     `step_s`: the recorded times were multiples of this, s, and requests are spread over each step; 0: they were not.
-    `blocks`: which prompts begin alike; None if the trace does not say it.
-    `sessions`: int64 (n,), which session each request belongs to; None if the trace does not say it.
-    `cached_tokens`: int64 (n,), tokens of each prompt that the server had in its KV cache; None if it does not say it.
-    `priority`: int64 (n,), of each request; None if the trace does not say it.
-    `dropped`: requests left out because they had no tokens, which is how traces record failures.
-    `other`: lines left out because they are no requests to adapters.
+    `blocks`: ids of the prompts' blocks, which tell which prompts share prefixes; None if not recorded.
+    `sessions`: int64 (n,), the session of each request; None if not recorded.
+    `cached_tokens`: int64 (n,), tokens of each prompt that the server found in its KV cache; None if not recorded.
+    `priority`: int64 (n,), priority of each request; None if not recorded.
+    `dropped`: number of requests left out because they had no tokens, which is how traces record failures.
+    `other`: number of lines left out because they are not requests to adapters.
     `start_s`: time of the first request, s since 1970 (UTC), or since the start of a trace without dates.
-    `source`: what the trace is called.
+    `source`: name of the trace.
     """
 
     time_s: FloatArray
@@ -71,7 +71,7 @@ class Trace:
         return float(self.time_s[-1] - self.time_s[0])
 
     def take(self, rows: IntArray) -> Trace:
-        """Some of the requests, in order of time, at least one of each adapter."""
+        """The requests of some rows, which must be in order of time and include at least one of each adapter."""
         columns = {each.name: getattr(self, each.name) for each in fields(self)}
         kept: dict[str, Any] = {
             key: column[rows] for key, column in columns.items() if isinstance(column, np.ndarray)
@@ -79,7 +79,7 @@ class Trace:
         return replace(self, **kept, blocks=None if self.blocks is None else self.blocks.take(rows))
 
     def requests(self) -> RequestTrace:
-        """The requests for replay; every one must have its adapter."""
+        """The requests for replay; every request must have an adapter."""
         if self.adapter is None:
             raise ValidationError("Expected a trace whose requests name their adapters.")
         return RequestTrace(
@@ -89,7 +89,7 @@ class Trace:
 
 
 def step_of(time_s: FloatArray) -> float:
-    """The step in which times were recorded, s; 0 where that is below `SHORTEST_STEP_S` or few requests share a time.
+    """The step in which times were recorded, s; 0 if it is below `SHORTEST_STEP_S` or if few requests share a time.
 
     `time_s`: float64 (n,), sorted, from 0.
     """
@@ -104,10 +104,10 @@ def step_of(time_s: FloatArray) -> float:
 
 
 def spread(time_s: FloatArray, step_s: float) -> FloatArray:
-    """Times with the requests of each step spread over it at random, in order and from 0; as given if the step is 0.
+    """Times spread uniformly at random over their steps, sorted and starting at 0; unchanged if the step is 0.
 
-    Requests that a log rounds to one time did not arrive at once: replayed so, they would queue for nothing. Given
-    their number, Poisson arrivals are uniform over a step. The draw is the same at every call.
+    Requests that a log rounds to one time did not arrive simultaneously; replayed like that, they would queue without
+    reason. Given their number, Poisson arrivals are uniform over a step. The draw is the same at every call.
     """
     if step_s == 0.0 or not len(time_s):
         return time_s
@@ -121,9 +121,9 @@ def spread(time_s: FloatArray, step_s: float) -> FloatArray:
 class RequestRows:
     """The requests of a file, in any order; arrays (n,).
 
-    `adapter` and `rank`: name and rank of the adapter of each request. `blocks`: of the prompts. `session`: names, ""
-    where a request is alone. `cached_tokens`, `priority` int64 (n,): of each request. `start_s`: what the times count
-    from.
+    `adapter` and `rank`: name and rank of each request's adapter. `blocks`: blocks of the prompts. `session`: name of
+    each request's session; "": a session of its own. `cached_tokens`, `priority`: int64 (n,). `start_s`: origin of the
+    times, s.
     """
 
     time_s: FloatArray
@@ -152,7 +152,7 @@ class RequestRows:
 
 
 def trace_of_rows(rows: RequestRows, source: str) -> Trace:
-    """The requests by time: those without tokens are left out and counted in `dropped`.
+    """The requests as a trace, sorted by time; requests without tokens are left out and counted in `dropped`.
 
     Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
     """
@@ -188,7 +188,7 @@ def trace_of_rows(rows: RequestRows, source: str) -> Trace:
 
 
 def _numbers(session: Sequence[str]) -> IntArray:
-    """Sessions by number; each without a name is one of its own."""
+    """Session numbers, int64 (n,); a request without a session name gets a session of its own."""
     known: dict[str, int] = {}
     alone = itertools.count(len(session))
     return np.array([known.setdefault(s, len(known)) if s else next(alone) for s in session], dtype=np.int64)

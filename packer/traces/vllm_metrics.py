@@ -1,19 +1,19 @@
-"""Which adapters a vLLM server works on, from its own metrics: shares of the requests, ranks, time of a load.
+"""Estimate the adapters' traffic from a vLLM server's own metrics: shares of the requests, ranks, load times.
 
-vLLM's counters carry no adapter. Two gauges name adapters:
+vLLM's counters do not distinguish adapters. Two gauges name adapters:
 
 - `vllm:lora_requests_info`: the adapters with requests in flight, as a list in the labels. vLLM keeps one series
-  for each list that it has seen; its value is when that list was last current, so of a server the series with the
-  largest value at a time is the list of that time. In 0.8.5 `running_lora_adapters` holds those that run; in 0.32
-  it and `waiting_lora_adapters` are the same list, of all in flight. Only the former is read.
-- `vllm:lora_adapter_loaded` (proposed in pull request 54830, beside which the former is deprecated): a series for
-  each adapter in the GPU's slots or in host memory, with its rank.
+  for each list that it has seen; the value is the time at which the list was last current. At any time, the current
+  list of a server is therefore that of the series with the largest value. In 0.8.5 `running_lora_adapters` lists the
+  running adapters; in 0.32 it equals `waiting_lora_adapters` and lists all in flight. Only the former label is read.
+- `vllm:lora_adapter_loaded` (proposed in pull request 54830, which deprecates the gauge above): a series for each
+  adapter in the GPU's slots or in host memory, with its rank.
 
-Shares follow from how often an adapter is seen. If its requests arrive at random with rate r and stay for a time W,
-one is in flight with probability p = 1 − exp(−r·W) (a M/G/∞ queue). Where adapters outnumber slots, an adapter is in
-a slot of an LRU cache with probability p = 1 − exp(−r·T), T the cache's characteristic time (Che, Tung and Wang 2002).
-Either way r is proportional to −ln(1 − p), as long as W or T is alike for all adapters of a server. Such shares are
-estimates.
+Shares are estimated from how often an adapter is seen. If its requests arrive at random with rate r and stay for a
+time W, at least one is in flight with probability p = 1 − exp(−r·W) (an M/G/∞ queue). If adapters outnumber slots, an
+adapter is in a slot of an LRU cache with probability p = 1 − exp(−r·T), where T is the cache's characteristic time
+(Che, Tung and Wang 2002). In both cases r is proportional to −ln(1 − p), if W or T is equal for all adapters of a
+server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def shares_in_flight(info: Series) -> dict[str, float]:
 def shares_resident(loaded: Series) -> dict[str, float]:
     """Share of each adapter from `vllm:lora_adapter_loaded`; they sum to 1.
 
-    Raises `FileFormatError`: no adapter was in a slot, or all were at all times and have no shares.
+    Raises `FileFormatError`: no adapter was in a slot, or all were at all times, so that their shares are unknown.
     """
     times: dict[tuple[object, ...], set[float]] = {}
     seen: dict[tuple[object, ...], dict[float, set[str]]] = {}
@@ -81,7 +81,7 @@ def shares_resident(loaded: Series) -> dict[str, float]:
 
 
 def ranks_of(loaded: Series) -> dict[str, int]:
-    """Adapter → rank, where `vllm:lora_adapter_loaded` has it."""
+    """Adapter → rank, for adapters whose rank `vllm:lora_adapter_loaded` has."""
     found = {}
     for labels, _ in loaded:
         text = str(labels.get("rank", ""))
@@ -91,7 +91,7 @@ def ranks_of(loaded: Series) -> dict[str, int]:
 
 
 def total_of(series: Series) -> float:
-    """Sum of all points, without those that are no numbers."""
+    """Sum of all values that are positive and finite."""
     return sum(value for _, points in series for _, value in points if 0.0 < value < math.inf)
 
 
@@ -102,14 +102,14 @@ def mean_load_ms(seconds: Series, loads: Series) -> float | None:
 
 
 def _server(labels: Mapping[str, Any], own: Iterable[str]) -> tuple[object, ...]:
-    """What identifies a server among the labels of its series."""
+    """Labels that identify a server: all labels of a series except `own`, those of the metric itself."""
     return tuple(sorted((key, str(value)) for key, value in labels.items() if key not in own))
 
 
 def _add(weights: dict[str, float], samples: Sequence[set[str]]) -> None:
-    """Add the weight of each adapter on one server, seen in these samples."""
+    """Add the weight of each adapter on one server; `samples`: the adapters that were seen at each time."""
     seen = Counter(chain.from_iterable(samples))
-    # Half a sample less than always, so that an adapter that is always there gets a finite weight.
+    # The count is at most half a sample less than all, so that an adapter that is always there has a finite weight.
     for name, count in seen.items():
         part = min(count, len(samples) - 0.5) / len(samples)
         weights[name] = weights.get(name, 0.0) - math.log1p(-part)

@@ -1,6 +1,6 @@
-"""The files of the formats as templates: every value is inserted as YAML that can't change what is around it.
+"""Templates of the formats' files: every value is inserted as YAML that can't change the surrounding structure.
 
-Text that is quoted already, for a shell or nginx, is passed as `Markup`, as are the results of macros.
+Text that is already quoted, for a shell or nginx, is passed as `Markup`, like the results of macros.
 """
 
 from __future__ import annotations
