@@ -32,10 +32,10 @@ def next_adapter(server: Record, adapters: Record, heaps: Record) -> int:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def fits(server: Record, adapters: Record, a: int, tokens: int, take: int) -> int:
-    """KV blocks that admitting a request of adapter row `a` takes, -1 if there are too few.
+    """KV blocks that admitting a request of adapter row `a` takes, -1 if too few are free.
 
-    It gets blocks for the `take` of its `tokens` that this step computes. With the rule `whole_sequence` all of them
-    must fit (`full_sequence_must_fit` of `KVCacheManager.allocate_slots`).
+    The request gets blocks for the `take` tokens, out of `tokens`, that this step computes. With the rule
+    `whole_sequence`, all `tokens` must fit (`full_sequence_must_fit` of `KVCacheManager.allocate_slots`).
     """
     blocks: int = blocks_of(take, server.block_size)
     needed = blocks_of(tokens, server.block_size) if server.whole_sequence == 1 else blocks
@@ -51,7 +51,7 @@ def fits(server: Record, adapters: Record, a: int, tokens: int, take: int) -> in
 
 @njit(inline="always", **ENGINE_FLAGS)
 def admit_one(state: ServerState, loading: FloatArray, r: int, cached: int, take: int) -> None:
-    """Request `r` joins the batch, with `take` tokens in this step behind the `cached` ones."""
+    """Add request `r` to the batch; this step computes `take` tokens after the `cached` ones."""
     server, request = state.server, state.requests[r]
     a, tokens = request.owner + 1, request.prompt + request.generated
     take_first(server, state.requests, state.adapters, r, a)
@@ -70,21 +70,21 @@ def admit_one(state: ServerState, loading: FloatArray, r: int, cached: int, take
 
 @njit(inline="always", **ENGINE_FLAGS)
 def end_admission(state: ServerState, loading: FloatArray, end_key: int, awaited: int) -> None:
-    """The walk over the waiting requests ended before that of `end_key`; adapters come into slots.
+    """End the walk over the waiting requests before the request with `end_key`; load adapters into slots.
 
-    `awaited`: loads of adapters before the walk, and those that the requests which it admitted waited for.
+    `awaited`: number of adapter loads before the walk, plus the loads that the admitted requests wait for.
     """
     server = state.server
     after_walk(server, state.requests, state.adapters, state.heaps, end_key)
     if server.joiners > 0:
         walk(server, state.adapters, state.sets, state.members, loading)
-    # Adapters of the batch that were evicted come back without an admission.
+    # Adapters of the batch that were evicted are loaded again without an admission.
     server.unawaited += max(0, server.adapter_loads - awaited)
 
 
 @njit(**INLINED)
 def admit(state: ServerState, loading: FloatArray) -> None:
-    """Admit what slots, KV blocks, sequences and the token budget allow; sets `load_ms`."""
+    """Admit waiting requests as far as slots, KV blocks, `max_seqs` and the token budget allow; sets `load_ms`."""
     server, adapters = state.server, state.adapters
     server.load_ms = 0.0
     awaited, end_key = server.adapter_loads, -NO_LIMIT
@@ -92,7 +92,7 @@ def admit(state: ServerState, loading: FloatArray) -> None:
         budget = server.token_budget - server.step_decodes - server.step_prefill
         while budget > 0 and server.running < server.max_seqs and server.partial == 0:
             a = next_adapter(server, adapters, state.heaps)
-            if a == 0:  # all that wait are in `skipped_waiting_requests`
+            if a == 0:  # all waiting requests are in `skipped_waiting_requests`
                 end_key = NO_LIMIT
                 break
             r = adapters[a].head - 1

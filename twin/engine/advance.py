@@ -1,8 +1,8 @@
 """The step loop of one vLLM V1 engine with LoRA adapters (`EngineCore.step`), resumable at any time.
 
 A step has a beginning (arrivals, schedule, duration) and an end (tokens). In between, a cluster's router sees
-the server as it is during the step. LLVM inlines all parts here (`INLINED`): a call per part and step, with
-all these arrays, would cost as much as the step. To Numba they are functions, compiled one by one (`compile.py`).
+the server as it is during the step. LLVM inlines all parts here (`INLINED`), because a call per part and step, with
+all these arrays, would cost as much as the step. Numba compiles the parts as separate functions (`compile.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_idle(server: Record) -> bool:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def go_on(server: Record, idle: bool, next_s: float, until_s: float, over: bool) -> bool:
-    """An idle engine jumps to what happens next; whether the call ends, as it does if a step is `over` its end."""
+    """Let an idle engine jump to `next_s`; return whether no step begins before `until_s`, as is the case if `over`."""
     if idle and server.now_s < next_s < until_s:
         server.now_s = next_s
     return over or (idle and next_s >= until_s) or server.now_s >= until_s
@@ -40,11 +40,11 @@ def go_on(server: Record, idle: bool, next_s: float, until_s: float, over: bool)
 
 @njit(**ENGINE_FLAGS)
 def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None = None) -> None:
-    """Execute every step that starts strictly before `until_s`; finish those that end by then.
+    """Execute every step that starts strictly before `until_s`; finish the steps that end by then.
 
-    A step that would start exactly at `until_s` waits: it must see what arrives then. May be called again and
-    again, with requests offered in between; how a run is cut changes nothing. With `until_s` at the end of the run all
-    that was sent has arrived. Returns early, `exhausted`, if a stream has no rows left.
+    A step that would start exactly at `until_s` waits, because it must see the requests that arrive then. Splitting a
+    run into several calls, with requests offered in between, does not change the result. If `until_s` is the end of the
+    run, all requests sent have arrived. Returns early, with `exhausted` set, if a stream has no rows left.
     """
     server, frontend = state.server, law.frontend
     while True:
@@ -72,7 +72,7 @@ def advance(state: ServerState, law: Law, until_s: float, tuning: Tuning | None 
         if over or server.exhausted == 1:
             return
         if is_idle(server):
-            continue  # what was sent is still at the front end
+            continue  # the requests that were sent are still at the front end
         schedule_running(state)
         admit(state, law.loading)
         charge(

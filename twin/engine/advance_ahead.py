@@ -1,4 +1,4 @@
-"""The step loop of `advance` for a server that schedules ahead, caches prefixes, or both."""
+"""The step loop of `advance` for a server with asynchronous scheduling, prefix caching, or both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from packer.twin.law.law import Law
 
 @njit(**INLINED)
 def end_step(state: ServerState, law: Law, pool: Pool, pipeline: Record) -> None:
-    """The step in flight ends."""
+    """End the step in flight: deliver its tokens."""
     server = state.server
     server.now_s = server.end_s
     arrive_until(state, law.frontend, np.nextafter(server.now_s, 0.0))
@@ -35,7 +35,7 @@ def end_step(state: ServerState, law: Law, pool: Pool, pipeline: Record) -> None
 
 @njit(**ENGINE_FLAGS)
 def advance_ahead(state: ServerState, law: Law, pool: Pool, pipeline: Record, until_s: float) -> None:
-    """As `engine.advance.advance`: every step that starts before `until_s`; how a run is cut changes nothing."""
+    """As `engine.advance.advance`: execute every step that starts strictly before `until_s`."""
     server = state.server
     while True:
         over = False
@@ -52,7 +52,7 @@ def advance_ahead(state: ServerState, law: Law, pool: Pool, pipeline: Record, un
         if pipeline[0].ahead == 1:
             begin_next(state, pipeline)
         elif is_idle(server):
-            continue  # what was sent is still at the front end
+            continue  # the requests that were sent are still at the front end
         else:
             plan(state, law, pool, False)
             if server.step_decodes + server.step_prefill == 0:

@@ -16,9 +16,9 @@ from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 @njit(**ENGINE_FLAGS)
 def offer(state: ServerState, r: int) -> None:
-    """Append request `r` to the inbox: it arrives at its `sent_s`, which is not before that of the last one.
+    """Append request `r` to the inbox: it arrives at its `sent_s`, which is not before that of the previous request.
 
-    Its owner, prompt, output and `sent_s` are written by the caller.
+    The caller has written its owner, prompt, output and `sent_s`.
     """
     server, request = state.server, state.requests[r]
     request.next = 0
@@ -35,22 +35,22 @@ def offer(state: ServerState, r: int) -> None:
 
 @njit(**INLINED)
 def next_of_stream(server: Record, stream_s: FloatArray, i: int) -> float:
-    """When request `i` of the stream is sent; infinite if there is none, or none of the client's places is free."""
+    """Time at which request `i` of the stream is sent; infinite if it does not exist or `concurrency` holds it back."""
     if i >= stream_s.size or (server.concurrency > 0 and i >= server.released):
         return math.inf
     if server.concurrency > 0 and stream_s[i] >= server.run_s:
-        return math.inf  # its place gets free after the run
+        return math.inf  # a place for it becomes free only after the run
     sent_s: float = stream_s[i]
     return sent_s
 
 
 @njit(**INLINED)
 def free_places(server: Record, stream_s: FloatArray) -> None:
-    """After a step: requests that the client saw finish at `seen_s` make room for those that it holds back, in order.
+    """After a step: release a held-back request, in order, for each request that the client saw finish at `seen_s`.
 
-    A client that keeps C requests open sends request i (from 0) at its own time, but not before it has seen i - C + 1
-    others finish: `stream_s` gets the later one of these times. It does so in `vllm bench serve --max-concurrency C`,
-    where each request waits for a semaphore (vllm/benchmarks/serve.py, `limited_request_func`).
+    A client that keeps at most C requests open sends request i (from 0) at its own time, but not before it has seen
+    i - C + 1 other requests finish. `stream_s` gets the later of the two times. `vllm bench serve --max-concurrency C`
+    does the same with a semaphore (vllm/benchmarks/serve.py, `limited_request_func`).
     """
     finished = server.taken - server.running - server.waiting - server.pending_count
     released = min(stream_s.size, server.concurrency + finished)
@@ -63,10 +63,10 @@ def free_places(server: Record, stream_s: FloatArray) -> None:
 
 @njit(**CALLED)
 def arrive(state: ServerState, frontend: Record, now: float) -> None:
-    """The front end takes in all requests sent up to `now`, and the engine those that reach it by then.
+    """Move requests sent up to `now` to the front end, and requests that reach the engine by `now` to the engine.
 
-    Requests beyond the client's ceiling are refused. Of a stream, the i-th request accepted takes the i-th row:
-    what is refused leaves its marks to the next.
+    Requests beyond `max_outstanding` are refused. The i-th accepted request of a stream takes the i-th row of
+    `requests`: a refused request leaves its row (owner and lengths) to the next request.
     """
     server, requests, adapters = state.server, state.requests, state.adapters
     while server.next_s <= now:
@@ -130,6 +130,6 @@ def arrive(state: ServerState, frontend: Record, now: float) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def arrive_until(state: ServerState, frontend: Record, now: float) -> None:
-    """`arrive`, if anything does."""
+    """Call `arrive` if a request is sent or reaches the engine by `now`."""
     if state.server.next_s <= now or state.server.reach_s <= now:
         arrive(state, frontend, now)

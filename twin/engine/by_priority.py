@@ -10,12 +10,12 @@ from packer.twin.engine.waiting import place
 from packer.twin.flags import CALLED, INLINED
 
 PRIORITY_BITS = 40
-"""Keys of requests: their priority, then so many bits for their place in the order of arrival."""
+"""Low bits of a request's key that hold its place in the order of arrival; the priority is above them."""
 
 
 @njit(**INLINED)
 def meld(requests: Record, one: int, other: int) -> int:
-    """Of two heaps, by the numbers of their first requests, one; `start` is the first of those right behind it."""
+    """Merge two heaps, each given by its first request; `start` is a request's first child, `next` its next sibling."""
     if one == 0 or other == 0:
         return one + other
     if requests[one - 1].key > requests[other - 1].key:
@@ -27,7 +27,7 @@ def meld(requests: Record, one: int, other: int) -> int:
 
 @njit(**CALLED)
 def put_by_key(state: ServerState, r: int) -> None:
-    """Request `r` waits behind those with smaller keys."""
+    """Add request `r` to the waiting requests, behind the requests with smaller keys."""
     requests, a = state.requests, state.requests[r].owner + 1
     requests[r].next = requests[r].start = 0
     head = meld(requests, state.adapters[a].head, r + 1)
@@ -39,12 +39,12 @@ def put_by_key(state: ServerState, r: int) -> None:
 
 @njit(**INLINED)
 def take_by_key(state: ServerState, a: int) -> None:
-    """The first request of adapter row `a` is admitted; the caller places its adapter."""
+    """Remove the first waiting request of adapter row `a`, which is admitted; the caller calls `place`."""
     requests, adapter = state.requests, state.adapters[a]
     state.server.waiting -= 1
     state.server.waiting_prompt -= requests[adapter.head - 1].prompt
     pairs, number = 0, requests[adapter.head - 1].start
-    while number > 0:  # those behind it, two by two
+    while number > 0:  # meld its children in pairs
         other = requests[number - 1].next
         following = requests[other - 1].next if other > 0 else 0
         requests[number - 1].next = 0

@@ -1,4 +1,4 @@
-"""Duration of a step (`execute_model` and the loop around it), and its records."""
+"""Duration of a step (`execute_model` and the loop around it), and its entries in totals and timeline."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from packer.twin.law.law import IS_PAPER, Law
 from packer.twin.law.linear import linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
 
-MIN_STEP_S = 5e-5  # no engine steps faster; keeps a zero step law from never ending
+MIN_STEP_S = 5e-5  # no engine steps faster; without it, a run with a step law of 0 would never end
 
 
 @njit(inline="always", **ENGINE_FLAGS)
 def add_means(means: FloatArray, vector: FloatArray, decodes: int, step_ms: float) -> None:
-    """Add a step to the sums of what the linear terms multiply, each weighted by the decodes of the step.
+    """Add the quantities that the linear terms multiply in a step to `means`, weighted by the decodes of the step.
 
-    means float64 (terms + 2,): the sums, then those of the step time and of the weights. Their quotients are
-    the mean state that a token sees: calibration solves for coefficients on them.
+    means float64 (terms + 2,): the weighted sums of the quantities, of the step time, and the sum of the weights. Sums
+    / weights are the mean state that a token sees, for which calibration solves for coefficients.
     """
     n = vector.size
     for i in range(n):
@@ -31,7 +31,7 @@ def add_means(means: FloatArray, vector: FloatArray, decodes: int, step_ms: floa
 
 @njit(**INLINED)
 def law_ms(state: ServerState, law: Law, decodes: float, prefill: float) -> float:
-    """Time of a step with so many decodes and prefill tokens by the linear law, ms; fills `vector`."""
+    """Time of a step with these numbers of decodes and prefill tokens by the linear law, ms; fills `vector`."""
     server = state.server
     state_vector(
         state.vector, decodes, prefill, server.active, server.active_ranks, server.slots, server.slot_rank,
@@ -46,7 +46,7 @@ def law_ms(state: ServerState, law: Law, decodes: float, prefill: float) -> floa
 
 @njit(**INLINED)
 def step_ms(state: ServerState, law: Law) -> float:
-    """Time of the step by its law, and of its loads, ms; fills `vector` where it is needed."""
+    """Time of the step by its law plus time of its loads, ms; fills `vector` for the linear law and for `means`."""
     server = state.server
     if law.settings[IS_PAPER] > 0:
         ms = paper_ms(law.coefficients, server.step_decodes, server.waiting, server.active, server.served)
@@ -62,7 +62,7 @@ def step_ms(state: ServerState, law: Law) -> float:
 
 @njit(**INLINED)
 def charge(server: Record, timeline: Record, ms: float) -> None:
-    """The step takes so long (`duration_s`, `end_s`): add it to totals and timeline."""
+    """Set `duration_s` and `end_s` of a step that takes `ms`, and add the step to totals and timeline."""
     dt = max(ms * 1e-3, MIN_STEP_S)
     server.duration_s = dt
     server.end_s = server.now_s + dt

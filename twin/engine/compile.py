@@ -21,11 +21,11 @@ from packer.twin.kernel_cache import is_kept
 from packer.twin.law.law import FRONTEND, Law
 
 HERE, ELSEWHERE = (arrive, admit, schedule_running), (emit, step_ms, charge)
-"""The parts, so that both processes take about as long: the other one begins later, and compiles trees next."""
+"""The parts, split so that both processes take about as long: the other one starts later and compiles trees next."""
 
 
 def signature(part: Dispatcher) -> tuple[Any, ...]:
-    """Numba's types of the parameters of a part, which have the names of what `advance` passes."""
+    """Numba's types of the parameters of a part; each has the name of the value that `advance` passes."""
     ones = np.ones(1, dtype=np.int64)
     settings = {"slots": 1, "block_size": 16, "ring": 3, "run_s": 1.0, "bin_s": 1.0}
     state = new_state(1, *adapters_of(ones, ones), settings)
@@ -43,7 +43,7 @@ def begin() -> None:
 
 
 def prepare() -> None:
-    """Compile the parts, so that `advance` finds them, if another process takes its share."""
+    """Compile the parts before `advance` needs them, if the other process compiles its share."""
     begin()
     if any(COMPILER.has(part) for part in ELSEWHERE):
         for part in HERE:

@@ -1,8 +1,8 @@
 """Rings and heaps inside the arrays of a server, compiled by Numba.
 
-A ring is doubly linked around a sentinel, rows of `engine.state.LINK`: a field of the records that it links. A heap
-holds rows of the adapters with their keys (`engine.state.PLACED`), that with the smallest key first; each adapter says
-where in the heap it stands.
+A ring is a doubly linked list around a sentinel; its links (`engine.state.LINK`) are a field of the records that it
+links. A heap holds rows of adapters with their keys (`engine.state.PLACED`), the smallest key first. The field `place`
+of an adapter is its position in its heap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def unlink(ring: Record, i: int) -> None:
 
 @njit(**INLINED)
 def put(heap: Record, adapters: Record, i: int, a: int, key: int) -> None:
-    """Adapter row `a` stands at position `i` with this key."""
+    """Put adapter row `a` with this key at position `i` of the heap."""
     heap[i].row, heap[i].key = a, key
     adapters[a].place = i
 

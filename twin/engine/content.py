@@ -1,4 +1,4 @@
-"""Which blocks of a server's requests others have, too: the others are never looked for by anybody else."""
+"""Which blocks of a server's requests are shared: no other request ever looks for a block that is not shared."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class Content(NamedTuple):
-    """What several requests begin with, in ids of `tokens` tokens; vLLM shares it within one adapter only.
+    """Content that several requests begin with, as ids of `tokens` tokens; vLLM shares it within one adapter only.
 
-    first, shared (n,): request `r` begins with the contents `numbers[first[r]:first[r] + shared[r]]`, and no other
-    request has what follows. `total`: distinct numbers.
+    first, shared (n,): request `r` begins with the contents `numbers[first[r]:first[r] + shared[r]]`; no other request
+    has the content that follows. `total`: number of distinct contents.
     """
 
     first: IntArray
@@ -30,13 +30,13 @@ class Content(NamedTuple):
 
     @classmethod
     def none(cls, n: int) -> Content:
-        """The content of n requests, where no two requests begin alike."""
+        """The content of n requests of which no two begin alike."""
         nothing = np.zeros(n, dtype=np.int64)
         return cls(nothing, nothing, np.zeros(0, dtype=np.int32), 0, 1)
 
 
 def content_of_prefixes(adapter: IntArray, ids: IntArray, tokens: int) -> Content:
-    """Of requests that share their first `ids` (n,) ids with the others of their adapter (n,)."""
+    """Content of requests that share their first `ids` (n,) ids with the other requests of their adapter (n,)."""
     longest = int(ids.max(initial=0))
     count = (int(adapter.max(initial=-1)) + 1) * longest
     return Content(adapter * longest, ids, np.arange(count, dtype=np.int32), count, tokens)
@@ -45,10 +45,10 @@ def content_of_prefixes(adapter: IntArray, ids: IntArray, tokens: int) -> Conten
 def blocks_of_sessions(
     sessions: IntArray, adapter: IntArray, prompt: IntArray, output: IntArray, tokens: int
 ) -> Blocks | None:
-    """Blocks of requests in order of time, int64 (n,) each, by their sessions; None if none has a later turn.
+    """Blocks of requests in order of time, int64 (n,) each, by their sessions; None if no request continues a session.
 
-    A request whose prompt is at least as long as all that was said before in its session begins with that; a shorter
-    one begins anew.
+    A request continues its session if its prompt is at least as long as prompt and output of the turn before: it then
+    begins with them. Otherwise its content is new.
     """
     n, whole = len(sessions), prompt + output
     order = np.lexsort((np.arange(n), sessions, adapter))
@@ -66,9 +66,9 @@ def blocks_of_sessions(
 
 
 def chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray, tokens: int) -> Blocks:
-    """Blocks of requests, `counts` of each: the first `shared` belong to its owner, the others to its session.
+    """Blocks of requests, `counts` of each: the first `shared` belong to its owner, the rest to its session.
 
-    `first` int64 (n,): number of the first block of the request's session, which no other session reaches.
+    `first` int64 (n,): number of the first block of the request's session; no two sessions have a number in common.
     """
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
@@ -79,7 +79,7 @@ def chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray
 
 
 def content_of_blocks(adapter: IntArray, blocks: Blocks) -> Content:
-    """Of requests of these adapters (n,) with these ids."""
+    """Content of requests of these adapters (n,) with the ids of `blocks`."""
     ids, n = blocks.ids, len(adapter)
     if len(ids) and int(ids.max()) >= COMPACT * len(ids):
         ids = np.unique(ids, return_inverse=True)[1].ravel()
@@ -98,8 +98,8 @@ def number_shared(
 ) -> int:  # fmt: skip
     """Fill `Content`'s first, shared and numbers; returns `total`.
 
-    `order`: requests by adapter. `known` (2, ids): adapter + 1 that an id was seen with last, and how many of its
-    requests have it; then - 1 - the number that it got.
+    `order`: requests sorted by adapter. `known` (2, ids): for each id, the adapter + 1 that it was seen with last, and
+    the number of that adapter's requests that have it. -1 - the number of the content replaces the latter.
     """
     first, shared, numbers = out
     count = end = begin = 0

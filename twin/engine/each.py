@@ -1,7 +1,7 @@
-"""What a server keeps of each request where priorities or drafts make one unlike another: tokens, counted as vLLM does.
+"""Token counts of each request, kept as in vLLM, for servers with priorities or drafts (speculative decoding).
 
-With priorities any running request may be preempted, and those behind it miss a step; with drafts each decode advances
-by its own number of tokens. So every step goes through all running requests (`each_plan`, `each_step`), as vLLM's does.
+With priorities, any running request may be preempted, and the requests behind it may miss a step. With drafts, each
+decode advances by its own number of tokens. So every step visits all running requests (`each_plan`, `each_step`).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ EACH = record(
     (
         "computed",
         "i8",
-    ),  # tokens computed, those of steps that are scheduled included; drafts as if all were kept
-    ("outputs", "i8"),  # tokens that came out
-    ("placeholders", "i8"),  # tokens that steps in flight compute, drafts as if all were kept
+    ),  # tokens computed, including those of scheduled steps, as if all drafts were accepted
+    ("outputs", "i8"),  # output tokens so far
+    ("placeholders", "i8"),  # output tokens of steps in flight, as if all drafts were accepted
     ("in_flight", "i8"),  # tokens of steps in flight
-    ("stale", "i8"),  # of these, those from before a preemption
-    ("drafts", "i8"),  # proposed for the next step
-    ("chunk", "i8"),  # 1: its last step left tokens of the prefill
-    ("held", "i8"),  # KV blocks
-    ("hashed", "i8"),  # of these, how many can be found
-    ("tokens", "i8"),  # in the step that is being scheduled, 0: not in it
-    ("tried", "i8"),  # of these, drafts
-    ("member", "i8"),  # 1: its adapter belongs to the batch because of it
-    ("preempted", "i8"),  # 1: since it ran last
+    ("stale", "i8"),  # of these, tokens scheduled before a preemption
+    ("drafts", "i8"),  # drafts proposed for the next step
+    ("chunk", "i8"),  # 1: its prefill did not end with its last step
+    ("held", "i8"),  # KV blocks that it holds
+    ("hashed", "i8"),  # number of these that are hashed, so that they can be found
+    ("tokens", "i8"),  # its tokens in the step that is being scheduled, 0: none
+    ("tried", "i8"),  # number of these that are drafts
+    ("member", "i8"),  # 1: it counts in `in_batch` of its adapter
+    ("preempted", "i8"),  # 1: it was preempted and has not run since
 )
 TRIED = record(
     ("request", "i8"),
     ("tokens", "i8"),
     ("tried", "i8"),  # drafts; -1: no token comes out
-    ("padded", "i8"),  # 1: the drafts are padding, none of which is kept
+    ("padded", "i8"),  # 1: the drafts are padding, and none is accepted
 )
 STEP = record(
     ("count", "i8"),  # requests
@@ -48,39 +48,39 @@ STEP = record(
     ("preempted", "i8"),
     ("load_ms", "f8"),
     ("ms", "f8"),
-    ("more_ms", "f8"),  # of this, drafts and their verification
+    ("more_ms", "f8"),  # part of `ms` for drafts and their verification
 )
 WHOLE = record(
     # Settings.
     ("depth", "i8"),  # steps that are scheduled at once: 1, or 2 with asynchronous scheduling
-    ("drafts", "i8"),  # num_speculative_tokens, for which the KV cache has room (`num_lookahead_tokens`)
+    ("drafts", "i8"),  # num_speculative_tokens, with KV blocks held for them (`num_lookahead_tokens`)
     ("draft_slots", "i8"),  # tokens of the budget that the drafter needs for each request
-    ("drops_block", "i8"),  # 1: the last block that was found is computed again
+    ("drops_block", "i8"),  # 1: the last block found in the cache is computed again
     ("max_model_len", "i8"),
     ("passes_itself", "i8"),  # 1: after a request preempted itself, those behind it still get their tokens
-    ("caches_verified", "i8"),  # 1: blocks can be found when their tokens are known
-    ("pass_ms", "f8"),  # a pass of the drafter, ms
-    ("token_ms", "f8"),  # and each of its tokens
+    ("caches_verified", "i8"),  # 1: blocks are hashed only when their tokens are verified
+    ("pass_ms", "f8"),  # time of a pass of the drafter, ms
+    ("token_ms", "f8"),  # time of each token of such a pass, ms
     # State.
     ("current", "i8"),  # which of `steps` is in flight
-    ("ahead", "i8"),  # 1: the other one is scheduled
-    ("limbo", "i8"),  # requests preempted in the last schedule, which wait from the next one on
-    ("tried", "i8"),  # drafts so far
-    ("kept", "i8"),  # those that were kept
-    ("steps", "i8"),  # of decodes, one for each request
-    ("more_s", "f8"),  # drafts and their verification
-    ("decode_s", "f8"),  # steps with decodes
+    ("ahead", "i8"),  # 1: the other of `steps` is scheduled
+    ("limbo", "i8"),  # requests preempted in the last schedule; they wait from the next schedule on
+    ("tried", "i8"),  # drafts verified so far
+    ("kept", "i8"),  # drafts accepted so far
+    ("steps", "i8"),  # decodes, summed over all steps
+    ("more_s", "f8"),  # time of drafts and their verification
+    ("decode_s", "f8"),  # time of steps with decodes
 )
 
 
 class Each(NamedTuple):
-    """What a server has besides `ServerState` and its pool, for n requests, s at once, and m adapters.
+    """Arrays of a server besides `ServerState` and its pool, for n requests, at most s of them running, and m adapters.
 
-    whole (1,) of `WHOLE`; rows (n,) of `EACH`; adapter (n,): in the fleet; chances float64 (m,): of each of these, that
-    a draft is kept if those before it are;
-    running, limbo int64 (s,): requests in the order of `Scheduler.running`, those that were preempted; batches (2, s)
-    of `TRIED`; steps (2,) of `STEP`; lingers int64 (m + 1,): step in which an adapter was found to belong to running
-    requests outside the batch alone, + 1.
+    whole (1,) of `WHOLE`. rows (n,) of `EACH`. adapter (n,): each request's adapter, numbered in the fleet. chances
+    float64 (m,): for each adapter of the fleet, the probability that a draft is accepted if all drafts before it are.
+    running int64 (s,): requests in the order of `Scheduler.running`. limbo int64 (s,): preempted requests. batches
+    (2, s) of `TRIED`. steps (2,) of `STEP`. lingers int64 (m + 1,): last step, + 1, in which an adapter had running
+    requests but none of them was scheduled.
     """
 
     whole: Record
@@ -95,7 +95,7 @@ class Each(NamedTuple):
 
 
 def new_each(adapter: IntArray, seqs: int, chances: FloatArray, settings: dict[str, float]) -> Each:
-    """A server without requests, to which those of these adapters may come; `settings`: fields of `WHOLE`."""
+    """Return a server without requests. `adapter`: that of each request to come. `settings`: fields of `WHOLE`."""
     whole = np.zeros(1, dtype=WHOLE)
     for field, value in settings.items():
         whole[field] = value
@@ -107,12 +107,12 @@ def new_each(adapter: IntArray, seqs: int, chances: FloatArray, settings: dict[s
     )  # fmt: skip
 
 
-# ---- what a request says
+# ---- which drafts are accepted
 
 
 @njit(**INLINED)
 def uniform(request: int, outputs: int) -> float:
-    """A number in (0, 1) that stands for what a request says after so many outputs: it depends on nothing else."""
+    """Pseudo-random number in (0, 1) for a request after this number of outputs; it depends on nothing else."""
     prime = 2147483647
     x = ((request + 1) * 48271 + (outputs + 1) * 40692) % prime
     x = ((x ^ (x >> 15)) + 1) * 1103515245 % prime
@@ -123,7 +123,7 @@ def uniform(request: int, outputs: int) -> float:
 
 @njit(**INLINED)
 def accepted(chance: float, request: int, outputs: int, drafts: int) -> int:
-    """Drafts that are kept: each with this chance, if those before it are."""
+    """Number of accepted drafts: each is accepted with probability `chance` if all drafts before it are."""
     u, count, product = uniform(request, outputs), 0, chance
     while count < drafts and u < product:
         count += 1
@@ -133,7 +133,7 @@ def accepted(chance: float, request: int, outputs: int, drafts: int) -> int:
 
 @njit(**INLINED)
 def end_limbo(state: ServerState, each: Each) -> None:
-    """Requests that were preempted wait, unless the step that was in flight computed their last token."""
+    """Put preempted requests among the waiting ones, unless the step that was in flight computed their last token."""
     server, requests = state.server, state.requests
     for i in range(each.whole[0].limbo):
         r = each.limbo[i]

@@ -1,7 +1,7 @@
-"""A step is scheduled where requests are counted one by one: `Scheduler.schedule` as vLLM has it.
+"""Schedule a step of a server that counts the tokens of each request (`engine.each`): vLLM's `Scheduler.schedule`.
 
-vllm/v1/core/sched/scheduler.py and async_scheduler.py of 0.32; what differs in 0.33 is a rule
-(`packer.twin.engine_rules`). A chain of several MTP modules, whose prefill ends otherwise, is taken for one.
+Follows vllm/v1/core/sched/scheduler.py and async_scheduler.py of 0.32; differences in 0.33 are rules
+(`packer.twin.engine_rules`). A chain of several MTP modules, whose prefill ends differently, is treated as one module.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from packer.twin.law.law import IS_PAPER, Law
 
 @njit(**INLINED)
 def known(state: ServerState, each: Each, r: int) -> int:
-    """`Request.num_tokens`: the prompt and what came out."""
+    """`Request.num_tokens`: prompt tokens plus output tokens so far."""
     return int(state.requests[r].prompt + each.rows[r].outputs)
 
 
 @njit(**INLINED)
 def hash_known(state: ServerState, each: Each, pool: Pool, r: int, tokens: int) -> None:
-    """The full blocks of the first `tokens` of request `r` can be found, if all that their hashes cover is known."""
+    """Hash the full blocks of the first `tokens` of request `r`, as far as the tokens that hashes cover are known."""
     if pool.all[0].caching == 1:
         full = min(tokens, known(state, each, r) - pool.all[0].lookahead) // state.server.block_size
         if full > each.rows[r].hashed:
@@ -42,7 +42,7 @@ def hash_known(state: ServerState, each: Each, pool: Pool, r: int, tokens: int) 
 
 @njit(**INLINED)
 def give_up(state: ServerState, each: Each, pool: Pool, r: int, again: bool) -> None:
-    """Request `r` gives up its blocks, and its part in the batch; `again`: it will look for them."""
+    """Free the blocks of request `r` and take it out of the batch. `again`: it will look for its blocks again."""
     row = each.rows[r]
     if pool.all[0].caching == 1:
         stand_up(state, pool, r, row.held, row.hashed, again)
@@ -54,7 +54,7 @@ def give_up(state: ServerState, each: Each, pool: Pool, r: int, again: bool) -> 
 
 @njit(**INLINED)
 def step_out(state: ServerState, each: Each, r: int) -> None:
-    """The adapter of request `r` is not in the batch because of it any more."""
+    """Stop counting request `r` in `in_batch` of its adapter."""
     if each.rows[r].member == 1:
         each.rows[r].member = 0
         a = state.requests[r].owner + 1
@@ -64,7 +64,7 @@ def step_out(state: ServerState, each: Each, r: int) -> None:
 
 @njit(**INLINED)
 def victim_of(state: ServerState, each: Each) -> int:
-    """Place in `running` of the request that is preempted next: the last one, or that of the lowest priority."""
+    """Index in `running` of the request that is preempted next: the last one, or the one of the lowest priority."""
     place = state.server.running - 1
     if state.server.by_priority == 1:
         for i in range(place):
@@ -75,7 +75,7 @@ def victim_of(state: ServerState, each: Each) -> int:
 
 @njit(**INLINED)
 def preempt(state: ServerState, each: Each, pool: Pool, i: int) -> None:
-    """The request at this place of `running` is preempted; it waits when the step in flight, if any, has ended."""
+    """Preempt the request at index `i` of `running`. It waits from the next schedule on (`end_limbo`)."""
     server, r = state.server, each.running[i]
     row = each.rows[r]
     for k in range(i, server.running - 1):
@@ -93,7 +93,7 @@ def preempt(state: ServerState, each: Each, pool: Pool, i: int) -> None:
 
 @njit(**INLINED)
 def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, int, bool]:
-    """The running requests get their tokens; what is left of both budgets (tokens, inputs), whether any prefills."""
+    """Give running requests their tokens; return what is left of both budgets (tokens, inputs), and if any prefills."""
     server, whole, requests = state.server, each.whole[0], state.requests
     budget = inputs = server.token_budget
     prefills, i = False, 0
@@ -139,7 +139,7 @@ def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, i
 
 @njit(**INLINED)
 def hold(state: ServerState, pool: Pool, count: int) -> None:
-    """So many more blocks are held."""
+    """Take `count` more blocks."""
     if pool.all[0].caching == 1:
         take_blocks(state, pool, count)
     else:
@@ -148,7 +148,7 @@ def hold(state: ServerState, pool: Pool, count: int) -> None:
 
 @njit(**INLINED)
 def regroup(state: ServerState, each: Each, loading: FloatArray) -> int:
-    """The batch has the adapters of the requests that were scheduled; how many others have running requests alone."""
+    """Set the batch to the scheduled requests; return how many other adapters run (0 without `slots_of_running`)."""
     server, lingering = state.server, 0
     for i in range(server.running):
         r = each.running[i]
@@ -187,7 +187,7 @@ def next_waiting(state: ServerState, each: Each, lingering: int) -> int:
 
 @njit(**INLINED)
 def found(state: ServerState, each: Each, pool: Pool, r: int) -> int:
-    """Blocks with which request `r` begins that it takes from the cache; the last one not, where a drafter needs it."""
+    """Number of blocks that request `r` takes from the cache; with `drops_block`, all found blocks but the last."""
     if pool.all[0].caching == 0:
         return 0
     hits = find(state, pool, r)
@@ -206,7 +206,7 @@ def found(state: ServerState, each: Each, pool: Pool, r: int) -> int:
 
 @njit(**INLINED)
 def admit_one(state: ServerState, law: Law, each: Each, pool: Pool, a: int, hits: int) -> None:
-    """The first waiting request of adapter row `a` runs."""
+    """Admit the first waiting request of adapter row `a`, with `hits` blocks from the cache."""
     server, size = state.server, state.server.block_size
     r = state.adapters[a].head - 1
     row = each.rows[r]
@@ -229,7 +229,7 @@ def admit_one(state: ServerState, law: Law, each: Each, pool: Pool, a: int, hits
 def schedule_waiting(
     state: ServerState, law: Law, each: Each, pool: Pool, left: tuple[int, int, bool], lingering: int
 ) -> int:
-    """Waiting requests join, as far as the budgets that are `left` allow; loads of adapters that they wait for."""
+    """Admit waiting requests as far as the budgets in `left` allow; return how many adapter loads they wait for."""
     server, whole, size = state.server, each.whole[0], state.server.block_size
     budget, inputs, prefills = left
     awaited, grown = 0, budget < server.token_budget
@@ -266,14 +266,14 @@ def schedule_waiting(
         row.tokens, row.tried, row.chunk = new, whole.drafts if padded == 1 else 0, 1
         budget -= new
         inputs -= new + whole.draft_slots
-    for i in range(first, server.running):  # so that `note_batch` knows padding
+    for i in range(first, server.running):  # no drafts are proposed for them yet
         each.rows[each.running[i]].drafts = 0
     return awaited
 
 
 @njit(**INLINED)
 def note_batch(state: ServerState, each: Each, k: int, first: int) -> None:
-    """`_update_after_schedule`: write down in row `k` what the step computes; requests from `first` on are admitted."""
+    """`_update_after_schedule`: record in row `k` what the step computes; requests from index `first` on are new."""
     server, whole, step, count = state.server, each.whole[0], each.steps[k], 0
     server.step_decodes = server.step_prefill = server.attended = server.context_tokens = 0
     step.more_ms = 0.0
@@ -306,7 +306,7 @@ def note_batch(state: ServerState, each: Each, k: int, first: int) -> None:
 
 @njit(**INLINED)
 def cost(state: ServerState, law: Law, each: Each, k: int) -> None:
-    """How long the step takes: that of its tokens, and the passes of the drafter."""
+    """Compute the duration of the step: time of its tokens plus time of the drafter's passes."""
     server, whole, step = state.server, each.whole[0], each.steps[k]
     step.ms = planned_ms(state, law, whole.depth)
     if whole.drafts > 0:
@@ -329,7 +329,7 @@ def cost(state: ServerState, law: Law, each: Each, k: int) -> None:
 
 @njit(**INLINED)
 def plan_each(state: ServerState, law: Law, each: Each, pool: Pool, k: int) -> bool:
-    """`Scheduler.schedule`: what the next step computes, in row `k` of `steps`; whether that is anything."""
+    """`Scheduler.schedule`: write the next step to row `k` of `steps`; return whether the step has any tokens."""
     server = state.server
     end_limbo(state, each)
     server.step_preempted, server.load_ms = 0, 0.0

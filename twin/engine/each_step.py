@@ -1,4 +1,4 @@
-"""The step loop of a server whose requests are counted one by one (`each`), and what a step's end does."""
+"""The step loop and the end of a step, for a server that counts the tokens of each request (`engine.each`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from packer.twin.law.law import Law
 
 @njit(**INLINED)
 def name_first(state: ServerState, each: Each, which: int, by: int) -> None:
-    """`frontend.follow`: `change` for each request whose first token comes out."""
+    """`frontend.follow`: call `change` for each request whose first token comes out."""
     k = each.whole[0].current
     for i in range(each.steps[k].count):
         if each.batches[k, i].tried >= 0 and math.isnan(state.requests[each.batches[k, i].request].first_s):
@@ -33,7 +33,7 @@ def name_first(state: ServerState, each: Each, which: int, by: int) -> None:
 
 @njit(**INLINED)
 def count_outputs(state: ServerState, each: Each) -> int:
-    """Requests that get tokens from the step."""
+    """Number of requests that get tokens from the step."""
     k, outputs = each.whole[0].current, 0
     for i in range(each.steps[k].count):
         batch = each.batches[k, i]
@@ -43,7 +43,7 @@ def count_outputs(state: ServerState, each: Each) -> int:
 
 @njit(**INLINED)
 def verify(state: ServerState, each: Each, i: int) -> int:
-    """The tokens that entry `i` of the step brings its request, 0: none; its counters as vLLM corrects them."""
+    """Return the number of tokens that the request of entry `i` gets, maybe 0; correct its counters as vLLM does."""
     whole = each.whole[0]
     batch = each.batches[whole.current, i]
     r = batch.request
@@ -77,14 +77,14 @@ def verify(state: ServerState, each: Each, i: int) -> int:
 
 @njit(**INLINED)
 def show(state: ServerState, r: int, got: int, gap_s: float) -> None:
-    """The client sees so many tokens of request `r`."""
+    """Show the client `got` tokens of request `r`; `gap_s` as returned by `frontend.stream`."""
     server, request = state.server, state.requests[r]
     if math.isnan(request.first_s):
         request.first_s = server.now_s
         request.first_seen_s = server.seen_s
         if state.series.size > 1 and server.series_of_lists == 1:
             change(server, state.adapters, request.owner + 1, RUNS, MORE)
-        got -= 1  # no gap before it
+        got -= 1  # no gap before the first token
         if got > 0:
             server.gaps += got
             server.merged += got
@@ -98,7 +98,7 @@ def show(state: ServerState, r: int, got: int, gap_s: float) -> None:
 
 @njit(**INLINED)
 def deliver(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
-    """`Scheduler.update_from_output`: the tokens of the step that ends come out."""
+    """`Scheduler.update_from_output`: deliver the tokens of the step that ends."""
     server, whole, requests = state.server, each.whole[0], state.requests
     outputs = count_outputs(state, each)
     gap_s = stream(server, law.frontend, outputs)
@@ -125,7 +125,7 @@ def deliver(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
         if row.outputs == requests[r].output:
             note_finish(state, r)
             if row.preempted == 1:
-                server.waiting -= 1  # `end_limbo` leaves it out
+                server.waiting -= 1  # `end_limbo` skips it
             else:
                 give_up(state, each, pool, r, False)
                 ended = True
@@ -143,7 +143,7 @@ def deliver(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
 
 @njit(**INLINED)
 def end_step(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
-    """The step in flight ends."""
+    """End the step in flight: deliver its tokens."""
     server = state.server
     server.now_s = server.end_s
     arrive_until(state, law.frontend, np.nextafter(server.now_s, 0.0))
@@ -156,7 +156,7 @@ def end_step(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
 
 @njit(**INLINED)
 def begin(state: ServerState, each: Each, k: int) -> None:
-    """The step in row `k` is executed from now on."""
+    """Start executing the step in row `k`."""
     server, whole, step = state.server, each.whole[0], each.steps[k]
     server.step_decodes, server.step_prefill, server.step_preempted = (
         step.decodes,
@@ -173,7 +173,7 @@ def begin(state: ServerState, each: Each, k: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def advance_each(state: ServerState, law: Law, each: Each, pool: Pool, until_s: float) -> None:
-    """As `engine.advance.advance`: every step that starts before `until_s`; how a run is cut changes nothing."""
+    """As `engine.advance.advance`: execute every step that starts strictly before `until_s`."""
     server, whole = state.server, each.whole[0]
     while True:
         over = False
@@ -183,7 +183,7 @@ def advance_each(state: ServerState, law: Law, each: Each, pool: Pool, until_s: 
                 end_step(state, law, each, pool)
         idle = (
             is_idle(server) and whole.ahead == 0
-        )  # a step ahead may compute tokens of finished requests alone
+        )  # a step scheduled ahead may compute tokens of finished requests only
         over = go_on(server, idle, min(server.next_s, server.reach_s), until_s, over)
         if over and until_s < server.run_s:
             return
@@ -193,10 +193,10 @@ def advance_each(state: ServerState, law: Law, each: Each, pool: Pool, until_s: 
         if whole.ahead == 1:
             begin(state, each, 1 - whole.current)
         elif is_idle(server):
-            continue  # what was sent is still at the front end
+            continue  # the requests that were sent are still at the front end
         elif plan_each(state, law, each, pool, 1 - whole.current):
             begin(state, each, 1 - whole.current)
         else:
-            continue  # a request preempted itself, before others: such a step takes no time
+            continue  # a request preempted itself before others got tokens: such a step takes no time
         if whole.depth == 2 and server.running + server.waiting > 0:
             whole.ahead = plan_each(state, law, each, pool, 1 - whole.current)

@@ -1,7 +1,7 @@
 """The end of a step: tokens come out, prefills turn into decodes, finished requests leave.
 
-Mirrors vLLM's `Scheduler.update_from_output`. A running decode is never touched one by one: it sits in the
-bucket of the step in which it will finish, and in a counter of the phase in which it takes its next KV block.
+Mirrors vLLM's `Scheduler.update_from_output`. Running decodes are not updated one by one: each is in the bucket of the
+step in which it will finish, and is counted in the phase in which it takes its next KV block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from packer.twin.engine.waiting import place
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 
-MIN_GAP_S = 5e-5  # between chunks that leave the front end in one burst
+MIN_GAP_S = 5e-5  # gap between chunks that leave the front end in one burst
 
 
 @njit(**INLINED)
@@ -39,7 +39,7 @@ def gap_bin(gap_s: float) -> int:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def start_decode(state: ServerState, r: int) -> None:
-    """The prefill of request `r` ended with this step, its first token (or next, if preempted) comes out."""
+    """Turn request `r`, whose prefill ended, into a decode; record its first token (if it was preempted, its next)."""
     server, request = state.server, state.requests[r]
     if request.generated == 0:
         request.first_s = server.now_s
@@ -59,7 +59,7 @@ def start_decode(state: ServerState, r: int) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def due_bucket(server: Record, request: Record) -> int:
-    """Head of the ring of requests that get their last token in the same step as this one, which gets one now."""
+    """Head of the ring of requests that get their last token in the same step as `request`, which gets a token now."""
     due = server.bucket + request.output - request.generated - 1
     bucket: int = server.sentinel + (due if due < server.ring else due - server.ring)
     return bucket
@@ -67,7 +67,7 @@ def due_bucket(server: Record, request: Record) -> int:
 
 @njit(**INLINED)
 def complete(state: ServerState, r: int) -> None:
-    """Request `r` got its last token: its blocks are free, its adapter may leave the batch."""
+    """Finish request `r`, which got its last token: free its blocks; its adapter may leave the batch."""
     server, request = state.server, state.requests[r]
     unlink(state.links["due"], r)
     unlink(state.links["batch"], r)
@@ -86,7 +86,7 @@ def complete(state: ServerState, r: int) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def note_finish(state: ServerState, r: int) -> None:
-    """The client gets the last token of request `r`."""
+    """Record that the client gets the last token of request `r`."""
     server, request = state.server, state.requests[r]
     a = request.owner + 1
     request.finish_s = server.now_s
@@ -99,7 +99,7 @@ def note_finish(state: ServerState, r: int) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def next_step(server: Record) -> None:
-    """The step has the next number."""
+    """Increment the step's number, phase and bucket."""
     server.step += 1
     server.phase = server.phase + 1 if server.phase + 1 < server.block_size else 0
     server.bucket = server.bucket + 1 if server.bucket + 1 < server.ring else 0
@@ -107,7 +107,7 @@ def next_step(server: Record) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def count_gaps(state: ServerState, decodes: int, gap_s: float) -> None:
-    """The client gets the tokens of so many decodes this long after their last ones, as `stream` says."""
+    """Count the gaps before the tokens of `decodes` decodes; `gap_s` as returned by `stream`, < 0 for merged chunks."""
     if decodes > 0:
         state.server.gaps += decodes
         if gap_s < 0.0:
@@ -118,7 +118,7 @@ def count_gaps(state: ServerState, decodes: int, gap_s: float) -> None:
 
 @njit(**INLINED)
 def emit(state: ServerState, frontend: Record) -> None:
-    """Tokens come out now, at the end of the step, and are streamed as soon as the front end is free."""
+    """Deliver the tokens of the step that ends now; they are streamed as soon as the front end is free."""
     server, requests, due = state.server, state.requests, state.links["due"]
     decodes = outputs = server.step_decodes
     r = server.ended
@@ -130,8 +130,8 @@ def emit(state: ServerState, frontend: Record) -> None:
     if state.series.size > 1 and server.series_of_lists == 0:
         counted = begin(state, outputs)
     bucket = server.sentinel + server.bucket
-    # `for request in self.running`: they were admitted before those that have their first token now
-    if state.ends[server.bucket] == 1:  # the ring itself is seldom in the cache
+    # `for request in self.running`: these were admitted before the requests that get their first token now
+    if state.ends[server.bucket] == 1:  # the ring itself is seldom in the CPU's cache
         state.ends[server.bucket] = 0
         while due[bucket].after != bucket:
             complete(state, due[bucket].after)

@@ -1,12 +1,12 @@
 """vLLM's API server between the client and the engine: one event loop that accepts requests and streams tokens.
 
-Rendering /metrics stops it: the gauge `vllm:lora_requests_info` has a time series for every pair of sets of running
-and waiting adapters that ever occurred, named in its labels (vllm/v1/metrics/loggers.py), or for every list of those
-with requests in flight in later versions (`packer.twin.engine_rules`). So does the first request of
-an adapter in versions that load a tokenizer for each, and, for a short time, each token that is streamed. What is sent
-meanwhile is accepted afterwards; tokens that come out meanwhile are streamed afterwards, those of one request in one
-chunk unless the step has more than `CHUNK_OUTPUTS` outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE,
-vllm/v1/engine/async_llm.py): these are processed in slices, between which the loop turns to other work.
+Rendering /metrics blocks the loop: the gauge `vllm:lora_requests_info` has a time series for every pair of sets of
+running and waiting adapters that ever occurred, named in its labels (vllm/v1/metrics/loggers.py). In later versions it
+has one for every list of adapters with requests in flight (`packer.twin.engine_rules`). The first request of an adapter
+blocks the loop, too, in versions that load a tokenizer per adapter, and so does, briefly, each streamed token. Requests
+sent meanwhile are accepted afterwards. Tokens that come out meanwhile are streamed afterwards, those of one request in
+one chunk, unless the step has more than `CHUNK_OUTPUTS` outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE,
+vllm/v1/engine/async_llm.py). Such a step is processed in slices, and the loop does other work between slices.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 CHUNK_OUTPUTS = 128
 (LESS, _, MORE) = numbers(-1, 2)
-HASH_FACTOR = 0x9E3779B97F4A7C1  # odd; products overflow as they may
+HASH_FACTOR = 0x9E3779B97F4A7C1  # odd; products may overflow
 
 
 @njit(**INLINED)
 def scrape(server: Record, frontend: Record, now: float) -> None:
-    """Render /metrics as often as that is due up to `now`; the next scrape comes an interval after the end of one."""
+    """Render /metrics for each scrape due up to `now`; the next one comes `interval_s` after the end of the last."""
     while server.scrape_s <= now:
         took = (
             frontend.per_scrape_s + frontend.per_series_s * server.series + frontend.per_name_s * server.names
@@ -37,7 +37,7 @@ def scrape(server: Record, frontend: Record, now: float) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def accept(server: Record, adapter: Record, frontend: Record, sent_s: float) -> float:
-    """A request of an adapter is sent; returns when the engine gets it."""
+    """Accept a request that is sent at `sent_s`; return the time at which it reaches the engine."""
     scrape(server, frontend, sent_s)
     took = frontend.per_request_s
     if adapter.known == 0:
@@ -50,7 +50,7 @@ def accept(server: Record, adapter: Record, frontend: Record, sent_s: float) -> 
 
 @njit(**CALLED)
 def change(server: Record, adapters: Record, a: int, which: int, by: int) -> None:
-    """A request more or less of adapter row `a` RUNS or WAITS, as the front end knows."""
+    """Add `by` to adapter row `a`'s requests that, as the front end knows, run or wait (`which`: RUNS or WAITS)."""
     adapter = adapters[a]
     before = adapter.known_requests[which]
     adapter.known_requests[which] = before + by
@@ -60,7 +60,7 @@ def change(server: Record, adapters: Record, a: int, which: int, by: int) -> Non
         server.sets ^= adapter.words[which]
         server.named += by
     else:
-        server.sets = 0  # another list: `count_series` makes its hash
+        server.sets = 0  # the list changes: `count_series` computes its hash
         server.named += 2 * by
         if by > 0:
             link_last(adapters["named"], 0, a)
@@ -81,7 +81,7 @@ def hash_of_list(adapters: Record) -> int:
 
 @njit(**INLINED)
 def count_series(server: Record, adapters: Record, series: IntArray) -> None:
-    """After a step: the labels become a time series if they have not occurred before."""
+    """After a step: count the labels as a new time series if they have not occurred before."""
     if server.named == 0:
         return
     if server.sets == 0:
@@ -105,10 +105,10 @@ def count_series(server: Record, adapters: Record, series: IntArray) -> None:
 
 @njit(**INLINED)
 def stream(server: Record, frontend: Record, outputs: int) -> float:
-    """The client gets the outputs of a step that ends NOW, at SEEN_S; returns the time since it got the last ones.
+    """Stream the outputs of a step that ends at `now_s`; set `seen_s`; return the time since the previous outputs, s.
 
-    Outputs that are still waiting when those of the next step come go into one chunk with them (-1 is returned), unless
-    a step has several slices.
+    If the previous outputs are still waiting, the outputs go into one chunk with them and -1 is returned, unless the
+    step has several slices.
     """
     work_s = outputs * frontend.per_output_s
     if outputs <= CHUNK_OUTPUTS and server.now_s + work_s <= server.seen_s:
@@ -121,11 +121,11 @@ def stream(server: Record, frontend: Record, outputs: int) -> float:
 
 @njit(**INLINED)
 def begin(state: ServerState, outputs: int) -> bool:
-    """Requests whose first token comes out run, and wait no longer; whether the step's series is counted already.
+    """Move requests whose first token comes out from WAITS to RUNS; return whether the step's series is counted.
 
-    The labels are taken after each slice of `CHUNK_OUTPUTS` outputs and united (`update_iteration_stats` writes into
-    the same dicts; `AsyncLLM.output_handler`). In a step of several slices they so name who waited before it and who
-    ends with it, except in the first slice, where new requests never are; of those that end there this is neglected.
+    vLLM unites the labels after each slice of `CHUNK_OUTPUTS` outputs (`update_iteration_stats` writes into the same
+    dicts; `AsyncLLM.output_handler`). With several slices, they name requests that waited before the step and requests
+    that end with it. vLLM does not name those that end in the first slice, which never has new requests; the twin does.
     """
     server, requests = state.server, state.requests
     follow(server, requests, state.adapters, RUNS, MORE)
@@ -137,7 +137,7 @@ def begin(state: ServerState, outputs: int) -> bool:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def follow(server: Record, requests: Record, adapters: Record, which: int, by: int) -> None:
-    """`change` for each request whose first token comes out."""
+    """Call `change` for each request whose first token comes out."""
     r = server.ended
     while r > 0:
         if requests[r - 1].generated == 0:

@@ -1,4 +1,4 @@
-"""What a request does with the pool: it finds blocks, holds them, hashes those that it fills, and gives them up."""
+"""What a request does with the pool: it finds blocks, holds them, hashes the blocks that it fills, and frees them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from packer.twin.flags import CALLED, INLINED
 
 @njit(**INLINED)
 def find(state: ServerState, pool: Pool, r: int) -> int:
-    """Blocks with which request `r` begins that are in the cache.
+    """Return how many of the first blocks of request `r` are in the cache.
 
-    The last token is computed in any case, to sample from (`KVCacheManager.get_computed_blocks`).
+    The last token is always computed, to sample the next one from it (`KVCacheManager.get_computed_blocks`).
     """
     size = state.server.block_size
     most = (state.requests[r].prompt + state.requests[r].generated - 1) // size
@@ -29,9 +29,9 @@ def find(state: ServerState, pool: Pool, r: int) -> int:
 
 @njit(**INLINED)
 def find_shared(pool: Pool, r: int, most: int, size: int) -> int:
-    """`find`, of blocks that others may have, too: a chain by bisection, then entries one by one.
+    """As `find`, for blocks that other requests may share: find a chain by bisection, then entries one by one.
 
-    They are left in the first free seat.
+    The first free seat receives what is found.
     """
     s = pool.all[0].free_seat
     seat, row = pool.seats[s], pool.held[s - size]
@@ -56,7 +56,7 @@ def find_shared(pool: Pool, r: int, most: int, size: int) -> int:
 
 @njit(**CALLED)
 def idle_blocks(pool: Pool, r: int, hits: int, size: int) -> int:
-    """How many of the blocks that `find` found are in the free queue."""
+    """Number of the blocks that `find` found that are in the free queue."""
     idle = 0
     if shared_blocks(pool, r, size) > 0:
         s = pool.all[0].free_seat
@@ -73,7 +73,7 @@ def idle_blocks(pool: Pool, r: int, hits: int, size: int) -> int:
 
 @njit(**INLINED)
 def hold_chain(state: ServerState, pool: Pool, leaf: int) -> None:
-    """Hold an entry, which holds those before it; entries that lie in the queue side by side leave it together."""
+    """Hold entry `leaf`, which holds the entries before it; entries adjacent in the queue leave it together."""
     e = leaf
     while e > 0:
         entry = pool.entries[e]
@@ -91,7 +91,7 @@ def hold_chain(state: ServerState, pool: Pool, leaf: int) -> None:
 
 @njit(**INLINED)
 def let_go_chain(state: ServerState, pool: Pool, leaf: int) -> None:
-    """Hold an entry no more: it joins the end of the queue if nobody else does, and those before it behind it."""
+    """Release entry `leaf`. If nothing else holds it, it joins the end of the queue; likewise the entries before it."""
     e, last = leaf, 0
     while e > 0:
         entry = pool.entries[e]
@@ -121,7 +121,7 @@ def hold(state: ServerState, pool: Pool, e: int) -> None:
 
 @njit(**INLINED)
 def let_go(state: ServerState, pool: Pool, e: int) -> None:
-    """Hold such an entry no more: it joins the end of the queue if nobody else does."""
+    """Release an entry that is in no chain. If nothing else holds it, it joins the end of the queue."""
     entry = pool.entries[e]
     entry.refs -= 1
     if entry.refs == 0:
@@ -131,7 +131,7 @@ def let_go(state: ServerState, pool: Pool, e: int) -> None:
 
 @njit(**INLINED)
 def sit_down(state: ServerState, pool: Pool, r: int, hits: int) -> None:
-    """Request `r` holds the blocks that `find` found."""
+    """Make request `r` hold the `hits` blocks that `find` found."""
     s, size = pool.all[0].free_seat, state.server.block_size
     pool.seat[r] = 0
     if shared_blocks(pool, r, size) > 0:
@@ -156,7 +156,7 @@ def sit_down(state: ServerState, pool: Pool, r: int, hits: int) -> None:
 
 @njit(**INLINED)
 def hash_full(state: ServerState, pool: Pool, r: int, full: int) -> None:
-    """The first `full` blocks of request `r` can be found (`cache_full_blocks`)."""
+    """Hash the first `full` blocks of request `r`, so that they can be found (`cache_full_blocks`)."""
     s, size = pool.seat[r], state.server.block_size
     if s == 0:
         return
@@ -169,13 +169,13 @@ def hash_full(state: ServerState, pool: Pool, r: int, full: int) -> None:
 
 @njit(**CALLED)
 def give_hash(pool: Pool, s: int, block: int, size: int) -> None:
-    """The next block of the request in seat `s` can be found, behind others with its content."""
+    """Hash the next block of the request in seat `s`; it is found after other entries with the same content."""
     seat, k = pool.seats[s], slot_of(pool, block)
     other, e = pool.table[k], new_entry(pool, block, 1)
     entry, content = pool.entries[e], pool.blocks[e]
     entry.refs = 1
     if other == 0 and seat.lone == 0:
-        entry.parent, seat.leaf = seat.leaf, e  # it holds what the request held
+        entry.parent, seat.leaf = seat.leaf, e  # the new entry holds what the request held
         seat.chained += 1
     else:
         entry.parent = LONE
@@ -192,9 +192,9 @@ def give_hash(pool: Pool, s: int, block: int, size: int) -> None:
 
 @njit(**INLINED)
 def stand_up(state: ServerState, pool: Pool, r: int, held: int, full: int, again: bool) -> None:
-    """Request `r` gives up its `held` blocks, the last one first (`free_blocks`), of which `full` were hashed.
+    """Free the `held` blocks of request `r`, the last one first (`free_blocks`); `full` of them were hashed.
 
-    `again`: it was preempted, and will look for them.
+    `again`: the request was preempted and will look for its blocks again.
     """
     s, size, entries = pool.seat[r], state.server.block_size, 0
     if s > 0:
@@ -220,7 +220,7 @@ def stand_up(state: ServerState, pool: Pool, r: int, held: int, full: int, again
 
 @njit(**INLINED)
 def enter_phase(pool: Pool, s: int, phase: int, size: int) -> None:
-    """The request in seat `s` takes its next block in this phase, after those that do already, if it may hash it."""
+    """Append the request in seat `s` to the ring of the phase in which it takes its next block, if it may hash it."""
     seat = pool.seats[s]
     if seat.chained + seat.lone == shared_blocks(pool, seat.request, size):
         return
@@ -232,7 +232,7 @@ def enter_phase(pool: Pool, s: int, phase: int, size: int) -> None:
 
 @njit(**INLINED)
 def leave_phase(pool: Pool, s: int) -> None:
-    """The request in seat `s` takes no further block."""
+    """Take the request in seat `s` out of the ring of its phase: it takes no further block."""
     seat = pool.seats[s]
     pool.seats[seat.before].after = seat.after
     pool.seats[seat.after].before = seat.before

@@ -1,12 +1,12 @@
-"""What a step does where vLLM schedules ahead or caches prefixes: `advance_ahead` puts these parts together.
+"""Parts of a step with asynchronous scheduling or prefix caching: `advance_ahead` puts these parts together.
 
 With asynchronous scheduling (vllm/v1/core/sched/async_scheduler.py; `EngineCore.step_with_batch_queue`) a step is
-scheduled while the one before it is executed: its tokens are scheduled before they are known. A request whose last
-token is computed by the step in flight is not scheduled again, but keeps its seat and its blocks until that step ends.
-One that is preempted still gets the token that is on its way.
+scheduled while the previous step is executed, before the tokens of that step are known. A request whose last token is
+computed by the step in flight is not scheduled again, but keeps its seat and its blocks until that step ends. A
+preempted request still gets the token that the step in flight computes.
 
-The order of a step s, in which only the last two change places with synchronous scheduling:
-`plan` (schedule), `begin` (it is executed), `turn` (its prefills are decodes now), `deliver` (it ended), next `plan`.
+The order of a step with synchronous scheduling; with asynchronous scheduling, the last two change places:
+`plan` (schedule), `begin` (execute), `turn` (its prefills become decodes), `deliver` (it has ended), next `plan`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from packer.twin.law.law import Law
 
 PIPELINE = record(
     ("depth", "i8"),  # steps that are scheduled at once: 1, or 2 with asynchronous scheduling
-    ("turned", "i8"),  # 1: prefills that the step in flight ends are decodes already
+    ("turned", "i8"),  # 1: `turn` was called for the step in flight
     (
         "ahead",
         "i8",
-    ),  # 1: a further step is scheduled; the fields below say of it what the server's say of this one
+    ),  # 1: the next step is scheduled; the fields below describe it, as the server's describe the step in flight
     ("ended", "i8"),
     ("ended_last", "i8"),
     ("decodes", "i8"),
@@ -57,9 +57,9 @@ def new_pipeline(depth: int) -> Record:
 
 @njit(**INLINED)
 def turn(state: ServerState, pool: Pool) -> None:
-    """After a step is scheduled: its prefills are decodes, who gets its last token is scheduled no more; the next one.
+    """Go on to the next step: ended prefills become decodes; requests that get their last token are scheduled no more.
 
-    As `AsyncScheduler._update_after_schedule` does by counting tokens that are not there yet.
+    `AsyncScheduler._update_after_schedule` does the same by counting tokens that are not there yet.
     """
     server, requests, links = state.server, state.requests, state.links
     number = server.ended
@@ -94,11 +94,11 @@ def turn(state: ServerState, pool: Pool) -> None:
 
 @njit(**INLINED)
 def finish(state: ServerState, pool: Pool, r: int) -> None:
-    """Request `r` got its last token: its seat and its blocks are free."""
+    """Finish request `r`, which got its last token: free its seat and its blocks."""
     server, request = state.server, state.requests[r]
     unlink(state.links["due"], r)
     note_finish(state, r)
-    if request.generated == request.output:  # preempted with its last token on its way
+    if request.generated == request.output:  # preempted while the step in flight computed its last token
         server.waiting -= 1
         return
     size = request.context + request.output - request.generated - 1
@@ -114,7 +114,7 @@ def finish(state: ServerState, pool: Pool, r: int) -> None:
 
 @njit(**INLINED)
 def first_token(state: ServerState, r: int) -> None:
-    """The prefill of request `r` ended: its first token comes out, or its next one, if it was preempted."""
+    """Record the first token of request `r`, whose prefill ended, or its next token if it was preempted."""
     server, request = state.server, state.requests[r]
     if math.isnan(request.first_s):
         request.first_s = server.now_s
@@ -128,7 +128,7 @@ def first_token(state: ServerState, r: int) -> None:
 
 @njit(**INLINED)
 def name_first(state: ServerState, pool: Pool, which: int, by: int) -> None:
-    """`frontend.follow`."""
+    """`frontend.follow`: call `change` for each request whose first token comes out."""
     number = state.server.ended
     while number > 0:
         if math.isnan(state.requests[number - 1].first_s):
@@ -139,7 +139,7 @@ def name_first(state: ServerState, pool: Pool, which: int, by: int) -> None:
 
 @njit(**INLINED)
 def deliver(state: ServerState, law: Law, pool: Pool) -> None:
-    """`Scheduler.update_from_output`: the tokens of the step that ends come out, as `emit.emit` does."""
+    """`Scheduler.update_from_output`: deliver the tokens of the step that ends, as `emit.emit` does."""
     server, due = state.server, state.links["due"]
     decodes = outputs = server.step_decodes
     number = server.ended
@@ -174,14 +174,14 @@ def deliver(state: ServerState, law: Law, pool: Pool) -> None:
 
 @njit(**INLINED)
 def begin(state: ServerState, pipeline: Record, ms: float) -> None:
-    """The step is executed from now on."""
+    """Start executing the step that was scheduled; it takes `ms`."""
     charge(state.server, state.timeline, ms)
     state.server.in_flight, pipeline[0].turned = 1, 0
 
 
 @njit(**INLINED)
 def begin_next(state: ServerState, pipeline: Record) -> None:
-    """The step that was scheduled ahead is executed."""
+    """Start executing the step that was scheduled ahead."""
     server, step = state.server, pipeline[0]
     server.ended, server.ended_last = step.ended, step.ended_last
     server.step_decodes, server.step_prefill, server.step_preempted = (
@@ -196,7 +196,7 @@ def begin_next(state: ServerState, pipeline: Record) -> None:
 
 @njit(**INLINED)
 def plan_next(state: ServerState, law: Law, pool: Pool, pipeline: Record) -> None:
-    """Schedule the step after the one in flight; a step without tokens is none."""
+    """Schedule the step after the one in flight; a step without tokens is dropped."""
     server, step = state.server, pipeline[0]
     if step.turned == 0:
         turn(state, pool)

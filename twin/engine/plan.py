@@ -1,6 +1,6 @@
-"""A step is scheduled where vLLM schedules ahead or caches prefixes: `schedule` and `admit` with blocks of their own.
+"""Schedule a step with asynchronous scheduling or prefix caching: `schedule` and `admit` with their own block handling.
 
-See `engine.pipeline` for what comes before and after.
+See `engine.pipeline` for the parts of a step before and after.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def preempt_last(state: ServerState, pool: Pool, ahead: bool) -> None:
     else:
         held = context_of(state, r)
         full = max(requests[r].context // size, (held - ahead) // size)
-        if requests[r].start != server.step - 1:  # else `deliver` says when its token came
+        if requests[r].start != server.step - 1:  # else `deliver` sets it when the token comes out
             requests[r].last_s = server.end_s if server.in_flight == 1 else server.now_s
         requests[r].generated += server.step - requests[r].start
-        done = requests[r].generated == requests[r].output  # by the step in flight: it waits for that alone
+        done = requests[r].generated == requests[r].output  # by the step in flight: it waits only for its end
         if not done:
             server.context_tokens -= held
             server.decodes -= 1
@@ -75,14 +75,14 @@ def context_of(state: ServerState, r: int) -> int:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def phase_of_start(state: ServerState, r: int) -> int:
-    """`phase_of`."""
+    """`phase_of` of request `r`."""
     phase: int = phase_of(state.requests, r, state.server.block_size)
     return phase
 
 
 @njit(**INLINED)
 def grow_counted(state: ServerState, pool: Pool) -> int:
-    """Blocks for the running requests where they are only counted; tokens that the cut prefill gets."""
+    """Take blocks, which are only counted, for the running requests; return the tokens that the cut prefill gets."""
     server, phase = state.server, state.phase
     while True:
         chunk, growth = chunk_of(server, state.requests)
@@ -95,7 +95,7 @@ def grow_counted(state: ServerState, pool: Pool) -> int:
 
 @njit(**INLINED)
 def hash_phase(state: ServerState, pool: Pool, phase: int, new: int) -> None:
-    """What decodes of this phase have filled, with `new` tokens of the step that is being scheduled, can be found."""
+    """Hash the blocks that decodes of this phase fill, counting `new` tokens of the step that is being scheduled."""
     s = pool.seats[phase].after
     while s != phase:
         r = pool.seats[s].request
@@ -105,10 +105,10 @@ def hash_phase(state: ServerState, pool: Pool, phase: int, new: int) -> None:
 
 @njit(**INLINED)
 def grow_hashed(state: ServerState, pool: Pool, ahead: bool) -> int:
-    """As `grow_counted`, where blocks that are taken are found no more, in the order of `self.running`.
+    """As `grow_counted`, with prefix caching: taken blocks lose their hash. The order is that of `self.running`.
 
-    Requests take theirs one by one, until none is free: then the last of them is preempted. A block that a decode
-    fills is hashed when the step that fills it is scheduled; with a token on its way (`ahead`) when the next one is,
+    Requests take blocks one by one. When no block is free, the last request is preempted. A block that a decode fills
+    is hashed when the step that fills it is scheduled. With a token in flight (`ahead`), it is hashed one step later,
     because `request.num_tokens` does not count that token yet (`allocate_slots`).
     """
     server, phase, taken = state.server, state.server.phase, 0
@@ -124,7 +124,7 @@ def grow_hashed(state: ServerState, pool: Pool, ahead: bool) -> int:
         hash_phase(state, pool, phase + 1 if phase + 1 < server.block_size else 0, 1)
     chunk, growth = chunk_of(server, state.requests)
     if growth > free_blocks(state):
-        preempt_last(state, pool, ahead)  # itself
+        preempt_last(state, pool, ahead)  # the request of the cut prefill itself
         return 0
     if chunk > 0:
         take_blocks(state, pool, growth)
@@ -141,14 +141,14 @@ def last_bucket(server: Record) -> int:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def lingers(state: ServerState, a: int) -> bool:
-    """With a step in flight: whether adapter row `a` belongs to the running requests because of one that it ends."""
+    """Whether adapter row `a` only has running requests whose last token the step in flight computes."""
     left: bool = state.adapters[a].last_use == state.server.step + 1
     return left and state.adapters[a].in_batch == 0
 
 
 @njit(**INLINED)
 def next_of_running(state: ServerState) -> int:
-    """`next_adapter` where adapters that linger have slots, too: no other may take one while all are taken."""
+    """As `next_adapter`, but adapters that linger (`lingers`) also count against `slots`, and may be returned."""
     server, adapters = state.server, state.adapters
     if server.active + server.lingering < server.slots:
         a = next_adapter(server, adapters, state.heaps)
@@ -169,13 +169,13 @@ def next_of_running(state: ServerState) -> int:
 
 @njit(**INLINED)
 def room_for(state: ServerState, pool: Pool, r: int, tokens: int, budget: int) -> tuple[int, int]:
-    """Tokens of request `r` that are in the cache, and those of the rest that this step computes; -1: no room."""
+    """Return tokens of request `r` in the cache, -1 if blocks are too few, and tokens that this step computes."""
     server, size = state.server, state.server.block_size
     hits = find(state, pool, r) if pool.all[0].caching == 1 else 0
     take = min(tokens - hits * size, budget)
     last = tokens if server.whole_sequence == 1 else hits * size + take
     needed = blocks_of(last, size)
-    if needed > free_blocks(state):  # even if all that was found is free
+    if needed > free_blocks(state):  # else they fit, even if all blocks found are in the free queue
         held = hits - idle_blocks(pool, r, hits, size) if hits > 0 else 0
         if needed - held > free_blocks(state):
             return -1, 0
@@ -184,7 +184,7 @@ def room_for(state: ServerState, pool: Pool, r: int, tokens: int, budget: int) -
 
 @njit(**INLINED)
 def take_room(state: ServerState, pool: Pool, r: int, cached: int, take: int) -> None:
-    """Request `r` gets the blocks for `take` tokens behind the `cached` ones."""
+    """Give request `r` blocks for `take` tokens after the `cached` ones."""
     server, size = state.server, state.server.block_size
     if pool.all[0].caching == 0:
         server.used += blocks_of(take, size)
@@ -198,7 +198,7 @@ def take_room(state: ServerState, pool: Pool, r: int, cached: int, take: int) ->
 
 @njit(**INLINED)
 def plan(state: ServerState, law: Law, pool: Pool, ahead: bool) -> None:
-    """`Scheduler.schedule`: what the next step computes (`step_decodes`, `step_prefill`, `ended`, `load_ms`)."""
+    """`Scheduler.schedule`: set what the next step computes (`step_decodes`, `step_prefill`, `ended`, `load_ms`)."""
     server, requests = state.server, state.requests
     server.step_preempted = server.ended = 0
     caching = pool.all[0].caching == 1
@@ -231,10 +231,10 @@ def plan(state: ServerState, law: Law, pool: Pool, ahead: bool) -> None:
 
 @njit(**INLINED)
 def planned_ms(state: ServerState, law: Law, depth: int) -> float:
-    """How long the step takes that was scheduled last, ms.
+    """Duration of the step that was scheduled last, ms.
 
-    Scheduled ahead, the walk over the waiting requests is done while the step before it is executed: it costs time
-    only where it takes longer than the step itself. The loads of adapters are part of the step (`execute_model`).
+    With asynchronous scheduling, the walk over the waiting requests is done while the previous step is executed: it
+    costs time only if it takes longer than the step itself. Loads of adapters are part of the step (`execute_model`).
     """
     load_ms = state.server.load_ms
     ms = step_ms(state, law)

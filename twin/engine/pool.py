@@ -1,18 +1,18 @@
-"""The KV cache as vLLM keeps it with prefix caching: who holds which blocks, and which of them can be found.
+"""The KV cache with prefix caching, as in vLLM: which requests hold which blocks, and which blocks can be found.
 
 Mirrors vllm/v1/core/block_pool.py (`BlockPool`) and single_type_kv_cache_manager.py (`FullAttentionManager`). A block
-that no request holds is in the free queue, from which blocks are taken at the front. It keeps its hash until then, and
-a request that begins with its content takes it out again. Equal blocks are not merged: of several with one hash the
-one that was hashed first is found.
+that no request holds is in the free queue, and blocks are taken from its front. A free block keeps its hash until it is
+taken, and a request that begins with its content takes it out of the queue. Equal blocks are not merged: of several
+blocks with one hash, the one that was hashed first is found.
 
-Only blocks whose content several requests have (`engine.content`) are kept one by one, as entries. All others are
-counted: those that a request holds by its tokens, free ones as runs, entries of the queue. They are found by nobody but
-their own request, after a preemption: its run says how many of them are left.
+Only blocks whose content several requests have (`engine.content`) are kept one by one, as entries. All other blocks are
+only counted: held ones by the tokens of their request, free ones as runs, which are entries of the queue. Only their
+own request can find them, after a preemption: its run says how many of them are left.
 
-Entries that follow each other are held as a chain: a request holds the last one, which holds the one before it. An
-entry is in a chain if it was the first with its content and comes after such an entry, or is the first block; thus one
-content has one chain, and since blocks are freed from the last one on, its first entries are taken last. The others,
-which hold a content a second time or come after one that does, are held one by one.
+Consecutive entries are held as a chain: a request holds the last one, and each entry holds the one before it. An entry
+is in a chain if it was hashed first among those with its content, and is the first block or follows an entry in a
+chain. So one content has one chain. Blocks are freed from the last one on, so a chain's first entries are taken last.
+All other entries, which repeat a content or follow one that does, are held one by one.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from packer.twin.engine.state import ServerState
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 POOL = record(
-    ("caching", "i8"),  # 0: blocks are counted alone, and nothing else of the pool is used
+    ("caching", "i8"),  # 0: blocks are only counted
     ("unhashed_first", "i8"),  # see `packer.twin.engine_rules`
-    ("tokens", "i8"),  # of an id of `content`
+    ("tokens", "i8"),  # tokens of an id of `content`
     ("lookahead", "i8"),  # tokens after a block that its hash covers, too
     ("per_id", "i8"),  # most blocks that end in the tokens of one id
-    ("factor", "i8"),  # spreads the numbers of blocks over `table`: 1 where it has a place for each
+    ("factor", "i8"),  # spreads the numbers of contents over `table`; 1 if `table` has a place for each
     ("shift", "i8"),
     ("free_seat", "i8"),  # first seat that no request has, 0: none
-    ("free_entry", "i8"),  # first entry that nothing uses
+    ("free_entry", "i8"),  # first unused entry
 )
 ENTRY = record(
     ("refs", "i4"),  # requests and entries that hold it
-    ("parent", "i4"),  # the entry that it holds, 0: none, it is the first block; LONE: it is in no chain
-    ("before", "i4"),  # in the free queue, a ring around entry 0; unused: `after`, the next one
+    ("parent", "i4"),  # the entry that it holds; 0: none, it is the first block; LONE: it is in no chain
+    ("before", "i4"),  # links of the free queue, a ring around entry 0; `after` of an unused entry: the next
     ("after", "i4"),
 )
 LONE = -1
 BLOCKS = record(
-    ("block", "i8"),  # number of the content; RUN: nobody finds it; RUN - 1 - r: request r alone
-    ("count", "i4"),  # of a run
-    ("older", "i4"),  # among entries with one content, a ring; that before the first one is the last one
+    ("block", "i8"),  # number of the content; RUN: no request finds it; RUN - 1 - r: only request r does
+    ("count", "i4"),  # blocks of a run; 1 for a shared content
+    ("older", "i4"),  # ring of the entries with one content; `older` of the first one is the last one
     ("newer", "i4"),
 )
 RUN = -1
@@ -56,8 +56,8 @@ SEAT = record(
     ("request", "i8"),
     ("leaf", "i4"),  # last entry of the chain that the request holds, 0: none
     ("chained", "i4"),  # entries of that chain
-    ("lone", "i4"),  # entries behind it that the request holds one by one, in its row of `held`
-    ("before", "i4"),  # decodes that may hash an entry with their next block, a ring around its phase
+    ("lone", "i4"),  # entries after the chain that the request holds one by one, in its row of `held`
+    ("before", "i4"),  # ring around a phase: decodes that may hash the block that they take in it
     ("after", "i4"),  # of a free seat: the next one, 0: none
 )
 
@@ -65,12 +65,12 @@ SEAT = record(
 class Pool(NamedTuple):
     """Blocks of a server, for n requests.
 
-    all (1,) of `POOL`; entries (KV blocks + 2,) of `ENTRY`; blocks (KV blocks + 2,) of `BLOCKS`; table (2^k,):
-    by content the entry that was hashed first, 0: none; seats (block size + seats,) of `SEAT`: first a ring for each
-    phase, then a seat for each running request that shares content; held (seats, most shared blocks of a request):
-    entries; seat (n,): of each request, 0: none; run (n,): entry of what a preempted request finds again, 0: nothing;
-    first, shared (n,), numbers: see `engine.content.Content`; found (n,): tokens of a request that were in the cache at
-    its first admission, -1 before; after (n,): the next request whose prefill ends in the same step + 1.
+    all (1,) of `POOL`. entries (KV blocks + 2,) of `ENTRY`. blocks (KV blocks + 2,) of `BLOCKS`. table (2^k,): first
+    entry hashed with each content, 0: none. seats (block size + seats,) of `SEAT`: a ring for each phase, then a
+    seat for each running request that shares content. held (seats, most shared blocks of a request): entries. seat
+    (n,): seat of each request, 0: none. run (n,): entry of the run that a preempted request finds again, 0: none.
+    first, shared (n,), numbers: see `engine.content.Content`. found (n,): tokens of a request in the cache at its first
+    admission, -1 before. after (n,): the next request whose prefill ends in the same step, + 1.
     """
 
     all: Record
@@ -89,7 +89,7 @@ class Pool(NamedTuple):
 
 
 def new_pool(n: int, kv_blocks: int, block_size: int, max_seqs: int, content: Content) -> Pool:
-    """An empty pool for n requests, `max_seqs` of them at once."""
+    """Return an empty pool for n requests, of which at most `max_seqs` run at once."""
     whole = np.zeros(1, dtype=POOL)
     whole["caching"], whole["tokens"] = 1, content.tokens
     whole["per_id"] = -(-content.tokens // block_size)
@@ -117,7 +117,7 @@ def new_pool(n: int, kv_blocks: int, block_size: int, max_seqs: int, content: Co
 
 
 def no_pool(n: int) -> Pool:
-    """The pool of a server without prefix caching, for n requests: nothing."""
+    """Return the pool, without blocks, of a server without prefix caching for n requests."""
     pool = new_pool(0, 0, 1, 1, Content.none(0))
     pool.all["caching"] = 0
     return pool._replace(seat=np.zeros(n, dtype=np.int32), after=np.zeros(n, dtype=np.int32))
@@ -128,7 +128,7 @@ def no_pool(n: int) -> Pool:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def shared_blocks(pool: Pool, r: int, size: int) -> int:
-    """Blocks with which request `r` begins that others may have, too."""
+    """Number of blocks at the beginning of request `r` that other requests may share."""
     ids: int = pool.shared[r]
     tokens, lookahead = pool.all[0].tokens, pool.all[0].lookahead
     same = ids == 0 or (tokens == size and lookahead == 0)
@@ -137,9 +137,9 @@ def shared_blocks(pool: Pool, r: int, size: int) -> int:
 
 @njit(**INLINED)
 def block_of(pool: Pool, r: int, place: int, size: int) -> int:
-    """Number of the content of one of these blocks: the id in which it ends, and which of that id's blocks it is.
+    """Number of the content of block `place` of request `r`: the id in which it ends, and its place in that id.
 
-    What its hash covers beyond it belongs to it.
+    Tokens after the block that its hash covers (`lookahead`) count as part of the block.
     """
     tokens, lookahead = pool.all[0].tokens, pool.all[0].lookahead
     if tokens == size and lookahead == 0:
@@ -158,7 +158,7 @@ def home_of(pool: Pool, block: int) -> int:
 
 @njit(**INLINED)
 def slot_of(pool: Pool, block: int) -> int:
-    """Place in the table of a content; there is 0 if no entry has it."""
+    """Place of a content in the table; the table has 0 there if no entry has the content."""
     mask = pool.table.size - 1
     k = home_of(pool, block)
     while pool.table[k] != 0 and pool.blocks[pool.table[k]].block != block:
@@ -168,7 +168,7 @@ def slot_of(pool: Pool, block: int) -> int:
 
 @njit(**INLINED)
 def take_hash(pool: Pool, e: int) -> None:
-    """Entry `e` is not found any more (`BlockPool._maybe_evict_cached_block`)."""
+    """Remove the hash of entry `e` (`BlockPool._maybe_evict_cached_block`)."""
     entry = pool.blocks[e]
     k = slot_of(pool, entry.block)
     if entry.newer != e:
@@ -179,7 +179,7 @@ def take_hash(pool: Pool, e: int) -> None:
         return
     mask = pool.table.size - 1
     hole = k
-    while True:  # move those behind that would not be found beyond an empty place
+    while True:  # move later entries that a search would not find beyond an empty place
         pool.table[hole] = 0
         k = (k + 1) & mask
         while pool.table[k] != 0:
@@ -198,7 +198,7 @@ def take_hash(pool: Pool, e: int) -> None:
 
 @njit(**INLINED)
 def new_entry(pool: Pool, block: int, count: int) -> int:
-    """An entry that nothing uses so far."""
+    """Return an unused entry, now with `count` blocks of content `block`."""
     e = pool.all[0].free_entry
     pool.all[0].free_entry = pool.entries[e].after
     pool.entries[e].refs = 0
@@ -208,7 +208,7 @@ def new_entry(pool: Pool, block: int, count: int) -> int:
 
 @njit(**INLINED)
 def out_of_queue(pool: Pool, e: int) -> None:
-    """Entry `e` leaves the free queue."""
+    """Remove entry `e` from the free queue."""
     entry = pool.entries[e]
     pool.entries[entry.before].after = entry.after
     pool.entries[entry.after].before = entry.before
@@ -216,7 +216,7 @@ def out_of_queue(pool: Pool, e: int) -> None:
 
 @njit(**INLINED)
 def into_queue(pool: Pool, e: int, before: int) -> None:
-    """Entry `e` joins the free queue behind another one, or at its front, behind 0."""
+    """Insert entry `e` into the free queue after entry `before`; 0: at the front."""
     entry, after = pool.entries[e], pool.entries[before].after
     entry.before, entry.after = before, after
     pool.entries[before].after = e
@@ -225,7 +225,7 @@ def into_queue(pool: Pool, e: int, before: int) -> None:
 
 @njit(**INLINED)
 def drop_entry(pool: Pool, e: int) -> None:
-    """Entry `e` of the free queue has no blocks any more."""
+    """Remove entry `e`, which has no blocks any more, from the free queue; it is unused from now on."""
     out_of_queue(pool, e)
     pool.entries[e].after = pool.all[0].free_entry
     pool.all[0].free_entry = e
@@ -233,7 +233,7 @@ def drop_entry(pool: Pool, e: int) -> None:
 
 @njit(**INLINED)
 def free_run(pool: Pool, count: int, front: bool) -> None:
-    """So many blocks that nobody finds join the free queue, at its front or at its end."""
+    """Add `count` blocks that no request can find to the free queue, at its front or at its end."""
     if count == 0:
         return
     e = pool.entries[0].after if front else pool.entries[0].before
@@ -245,7 +245,7 @@ def free_run(pool: Pool, count: int, front: bool) -> None:
 
 @njit(**INLINED)
 def take_blocks(state: ServerState, pool: Pool, count: int) -> None:
-    """So many blocks are taken from the front of the free queue (`get_new_blocks`)."""
+    """Take `count` blocks from the front of the free queue (`get_new_blocks`)."""
     state.server.used += count
     while count > 0:
         e = pool.entries[0].after
@@ -264,6 +264,6 @@ def take_blocks(state: ServerState, pool: Pool, count: int) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def free_blocks(state: ServerState) -> int:
-    """Blocks that no request holds."""
+    """Number of blocks that no request holds."""
     free: int = state.server.kv_blocks - state.server.used
     return free

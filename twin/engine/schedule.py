@@ -1,7 +1,7 @@
 """The first half of vLLM's `Scheduler.schedule` (vllm/v1/core/sched/scheduler.py): the running requests.
 
-Each decode gets one token, the request whose prefill was cut its next chunk. Where KV blocks lack, the request
-admitted last is preempted: `self.running.pop()`, to the front of the queue.
+Each decode gets one token; the request whose prefill was cut gets its next chunk. If KV blocks are too few, the request
+admitted last is preempted (`self.running.pop()`) and goes to the front of the queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 @njit(**INLINED)
 def blocks_of(tokens: int, block_size: int) -> int:
-    """KV blocks that hold so many tokens."""
+    """Number of KV blocks that hold `tokens` tokens."""
     return (tokens + block_size - 1) // block_size
 
 
@@ -31,7 +31,7 @@ def phase_of(requests: Record, r: int, block_size: int) -> int:
 
 @njit(**INLINED)
 def end_prefill(server: Record, requests: Record, r: int) -> None:
-    """The prefill of request `r` ends with this step, as those noted before it."""
+    """Append request `r` to the requests whose prefill ends with this step."""
     requests[r].next = 0
     if server.ended == 0:
         server.ended = r + 1
@@ -74,7 +74,7 @@ def preempt(state: ServerState) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def chunk_of(server: Record, requests: Record) -> tuple[int, int]:
-    """Tokens of the cut prefill that this step takes, and the blocks that they need; 0 without one."""
+    """Tokens of the cut prefill that this step computes, and the blocks that they need; 0, 0 without a cut prefill."""
     if server.partial == 0:
         return 0, 0
     done, size = server.partial_done, server.block_size
@@ -84,7 +84,7 @@ def chunk_of(server: Record, requests: Record) -> tuple[int, int]:
 
 @njit(**INLINED)
 def compute(server: Record, requests: Record, chunk: int) -> None:
-    """The step computes a token of each decode, and so many of the cut prefill."""
+    """Set the step to compute one token of each decode and `chunk` tokens of the cut prefill."""
     server.context_tokens += server.decodes
     server.step_decodes, server.step_prefill = server.decodes, chunk
     server.attended = chunk * (2 * server.partial_done + chunk) // 2
@@ -102,7 +102,7 @@ def schedule_running(state: ServerState) -> None:
     server, phase = state.server, state.phase
     server.step_preempted = server.ended = 0
     chunk, growth = chunk_of(server, state.requests)
-    # The decodes need as many new blocks as there are contexts that fill their last one in this phase.
+    # Each decode whose context has filled its last block in this phase needs one new block.
     while server.used + growth + phase[server.phase] > server.kv_blocks:
         make_room(server, state.adapters, growth + phase[server.phase], NONE)
         if server.used + growth + phase[server.phase] > server.kv_blocks:

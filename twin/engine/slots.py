@@ -1,14 +1,14 @@
-"""Adapters in GPU slots and in host memory: two caches, each evicting what was used least recently.
+"""Adapters in GPU slots and in host memory: two caches, each of which evicts the least recently used adapter.
 
 Mirrors vllm/lora/worker_manager.py (`LRUCacheWorkerLoRAManager._apply_adapters`, `add_adapter`) and
 vllm/lora/model_manager.py (`LRUCacheLoRAModelManager`): host memory registers `max_cpu_loras` adapters, the slots
-activate `max_loras` of these. Each step touches the adapters of its batch in both, in the order of a Python set
-(`walk_order`). Adapters are therefore ordered by (step of last use, place in the walk of that step), and only
-steps that some adapter joins have anything to do. An absent adapter evicts the oldest one, which may belong to the
-batch and only come later in the walk; then it is loaded again, and evicts the next one.
+activate `max_loras` of these. Each step touches the adapters of its batch in both caches, in the order of a Python set
+(`walk_order`). Adapters are therefore ordered by (step of last use, place in the walk of that step), and only steps in
+which an adapter joins the batch need work. An absent adapter evicts the oldest one. That one may belong to the batch
+and come later in the walk; it is then loaded again, and evicts the next one.
 
-Rings, by last use: adapters outside the batch that are in slots, and those that are in host memory alone, which
-are older than all of the former. The work is bounded by the adapters that join and the loads.
+Two rings, ordered by last use, hold the adapters outside the batch: those in slots, and those only in host memory,
+which are older than all of the former. The work is bounded by the adapters that join and the loads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 @njit(**INLINED)
 def free_slot(server: Record, adapters: Record, a: int) -> None:
-    """Adapter row `a`, the oldest of the ring of idle ones, leaves its slot; host memory keeps it."""
+    """Free the slot of adapter row `a`, which is in the ring of idle adapters; host memory keeps the adapter."""
     unlink(adapters["idle"], a)
     adapters[a].resident = 0
     server.residents -= 1
@@ -38,9 +38,9 @@ def free_slot(server: Record, adapters: Record, a: int) -> None:
 
 @njit(**CALLED)
 def make_room(server: Record, adapters: Record, blocks: int, keep: int) -> None:
-    """Free slots of adapters outside the batch, but for `keep`, until `blocks` more KV blocks are free.
+    """Free slots of adapters outside the batch, except `keep`, until `blocks` more KV blocks are free.
 
-    Only where adapters live in the KV cache (unified memory); they leave before requests are preempted.
+    Used only if adapters are in the KV cache (unified memory): they are evicted before requests are preempted.
     """
     e = adapters[0].idle.after
     while server.used + blocks > server.kv_blocks:
@@ -57,8 +57,8 @@ def make_room(server: Record, adapters: Record, blocks: int, keep: int) -> None:
 def oldest(server: Record, adapters: Record, sets: IntArray, idle: int, p: int, cache: int) -> int:
     """Row of the least recently used adapter of a cache that the walk, at place `p`, has not touched yet.
 
-    `idle`: the oldest outside the batch of the last step, or 0. The others are searched in the order of that step's
-    walk, from `server.oldest` on. `p` NO_LIMIT: only idle ones are evicted.
+    `idle`: the oldest adapter outside the batch, or 0. Adapters that the last step touched are searched in the order of
+    that step's walk, from `server.oldest` on. `p` NO_LIMIT: only `idle` is evicted.
     """
     if p == NO_LIMIT or (idle > 0 and adapters[idle].last_use < server.step + 1):
         return idle
@@ -76,7 +76,7 @@ def oldest(server: Record, adapters: Record, sets: IntArray, idle: int, p: int, 
 
 @njit(**INLINED)
 def forget(server: Record, adapters: Record, a: int, linked: bool) -> None:
-    """Adapter row `a` leaves host memory, and with it its slot (`AdapterLRUCache._on_remove` deactivates it)."""
+    """Remove adapter row `a` from host memory and from its slot (`AdapterLRUCache._on_remove` deactivates it)."""
     if adapters[a].resident == 1:
         if linked:
             unlink(adapters["idle"], a)
@@ -91,17 +91,17 @@ def forget(server: Record, adapters: Record, a: int, linked: bool) -> None:
 
 @njit(**INLINED)
 def outside(server: Record, adapters: Record, a: int, p: int) -> bool:
-    """Whether adapter row `a` is in the ring of idle ones: those of the batch are until the walk comes to them."""
+    """Whether adapter row `a` is in a ring; an adapter that joins the batch is until the walk comes to it."""
     joined = adapters[a].joined == server.step + 1
     return bool(adapters[a].in_batch == 0 or (joined and adapters[a].walked[server.walk_row] > p))
 
 
 @njit(**INLINED)
 def bring(server: Record, adapters: Record, sets: IntArray, loading: FloatArray, a: int, p: int) -> int:
-    """Touch adapter row `a`, at place `p` of the walk: it gets into a slot; adds what that takes to `load_ms`.
+    """Touch adapter row `a`, at place `p` of the walk: load it if it is in no slot, and add the time to `load_ms`.
 
     `loading` float64 (4,): ms from host (base, per rank) and from disk (base, per rank). The caller accounts
-    for its KV blocks. Returns how many adapters of the batch it evicts, all of which the walk has yet to come to.
+    for its KV blocks. Returns the number of evicted adapters of the batch; the walk comes to all of them later.
     """
     rank, evicted = adapters[a].rank, 0
     if adapters[a].joined == server.step + 1:  # it was outside the batch
@@ -140,7 +140,7 @@ def bring(server: Record, adapters: Record, sets: IntArray, loading: FloatArray,
 
 @njit(**INLINED)
 def plenty(server: Record, adapters: Record, ring: Record, needed: int) -> int:
-    """How many of `needed` adapters the ring cannot give that are older than the last step and do not join."""
+    """How many of `needed` adapters the ring lacks, without adapters that the last step touched or that join."""
     e = ring[0].after
     while needed > 0 and e != 0 and adapters[e].last_use < server.step + 1 and adapters[e].in_batch == 0:
         needed -= 1
@@ -150,7 +150,7 @@ def plenty(server: Record, adapters: Record, ring: Record, needed: int) -> int:
 
 @njit(**INLINED)
 def scarce(server: Record, adapters: Record, members: Record) -> bool:
-    """Whether those that join may evict an adapter that the last step touched, or each other."""
+    """Whether the adapters that join may evict an adapter that the last step touched, or one another."""
     slots = server.residents - server.slots
     places = server.on_host_count - server.host_places
     for k in range(server.joiners):
@@ -164,9 +164,9 @@ def scarce(server: Record, adapters: Record, members: Record) -> bool:
 
 @njit(**CALLED)
 def walk(server: Record, adapters: Record, sets: IntArray, members: Record, loading: FloatArray) -> None:
-    """Touch the adapters of the batch in the order of the walk, as far as that brings any into a slot.
+    """Touch the adapters of the batch in the order of the walk, as long as any needs loading into a slot.
 
-    Where prefills have steps of their own, those that join come before all others: theirs is the step before.
+    With `prefills_first`, adapters that join come before all others, because their prefill has a step of its own.
     """
     to_visit = server.joiners
     if server.spares_batch == 1:
@@ -200,9 +200,9 @@ def walk(server: Record, adapters: Record, sets: IntArray, members: Record, load
 
 @njit(inline="always", **ENGINE_FLAGS)
 def join(state: ServerState, loading: FloatArray, a: int) -> None:
-    """A request of adapter row `a` joins the batch: keeps the sums that step laws and routers read.
+    """Add a request of adapter row `a` to the batch; update the sums that step laws and routers read.
 
-    Its adapter gets its slot in the walk over the batch, or at once where it would not evict others of it.
+    The adapter gets its slot in the walk over the batch, or at once if it would not evict other adapters of the batch.
     """
     server, adapter, members = state.server, state.adapters[a], state.members
     server.request_ranks += adapter.rank
@@ -224,9 +224,9 @@ def join(state: ServerState, loading: FloatArray, a: int) -> None:
 
 @njit(**INLINED)
 def leave(state: ServerState, a: int, last_step: int) -> None:
-    """A request of adapter row `a` leaves the batch, to which it belonged last in `last_step`.
+    """Remove a request of adapter row `a` from the batch; `last_step` is the last step in which it was in the batch.
 
-    With the last one the adapter joins the ring of idle ones, behind those that were touched before it.
+    With its last request, the adapter joins the ring of idle adapters, after those that were touched before it.
     """
     server, adapters, classes, adapter = state.server, state.adapters, state.classes, state.adapters[a]
     server.request_ranks -= adapter.rank

@@ -1,8 +1,8 @@
-"""The waiting requests: one FIFO per adapter, and the adapters that have one in two heaps.
+"""The waiting requests: one FIFO per adapter, and two heaps of the adapters that have waiting requests.
 
-vLLM keeps one deque (`Scheduler.waiting`) and walks over requests whose adapter finds no slot. The first request
-that it would admit is the first of an adapter in the batch or, while a slot is free, the first of any other: two
-heaps by the order of arrival give it without the walk.
+vLLM keeps one deque (`Scheduler.waiting`) and passes over requests whose adapter finds no slot. The next request that
+it would admit is the first request of an adapter in the batch or, while a slot is free, of any other adapter. Two
+heaps, ordered by arrival, give this request without the walk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 @njit(**INLINED)
 def place(server: Record, adapters: Record, heaps: Record, a: int) -> None:
-    """Put adapter row `a` where it belongs after its FIFO or its part in the batch changed."""
+    """Move adapter row `a` to the heap where it belongs after its FIFO or its membership of the batch changed."""
     adapter = adapters[a]
     belongs = 0
     if adapter.head > 0:
@@ -45,7 +45,7 @@ def place(server: Record, adapters: Record, heaps: Record, a: int) -> None:
 def put_last(
     server: Record, requests: Record, adapters: Record, heaps: Record, r: int, a: int,
 ) -> None:  # fmt: skip
-    """An arrived request waits behind all others."""
+    """Put an arrived request behind all other waiting requests."""
     server.waiting += 1
     requests[r].next = 0
     if adapters[a].head > 0:
@@ -60,7 +60,7 @@ def put_last(
 
 @njit(inline="always", **ENGINE_FLAGS)
 def put_first(server: Record, requests: Record, adapters: Record, r: int, a: int) -> None:
-    """A preempted request waits before all others; the caller places its adapter."""
+    """Put a preempted request before all waiting requests; the caller calls `place`."""
     server.waiting += 1
     server.waiting_prompt += requests[r].prompt
     server.front -= 1
@@ -74,7 +74,7 @@ def put_first(server: Record, requests: Record, adapters: Record, r: int, a: int
 
 @njit(inline="always", **ENGINE_FLAGS)
 def take_first(server: Record, requests: Record, adapters: Record, r: int, a: int) -> None:
-    """The first request of an adapter is admitted; the caller places its adapter."""
+    """Remove the first waiting request of an adapter, which is admitted; the caller calls `place`."""
     server.waiting -= 1
     server.waiting_prompt -= requests[r].prompt
     adapters[a].head = requests[r].next
@@ -86,10 +86,10 @@ def take_first(server: Record, requests: Record, adapters: Record, r: int, a: in
 def put_behind_skipped(
     server: Record, requests: Record, adapters: Record, heaps: Record, r: int, a: int
 ) -> None:
-    """A preempted request waits before all that no walk has passed over yet; the caller places its adapter."""
+    """Put a preempted request before all requests that no walk has passed over yet; the caller calls `place`."""
     key = server.passed_key
     for k in range(2):
-        for i in range(server.heap_sizes[k]):  # those before give way by one: their order stays
+        for i in range(server.heap_sizes[k]):  # keys before it decrease by one: their order stays
             e = heaps[k, i].row
             number = adapters[e].head
             while number > 0 and requests[number - 1].key < key:
@@ -113,9 +113,9 @@ def put_behind_skipped(
 
 @njit(**CALLED)
 def reverse_skipped(server: Record, requests: Record, adapters: Record, heaps: Record, end_key: int) -> None:
-    """The requests with keys below `end_key` that found no slot wait before all others, in reverse order.
+    """Put the requests with keys below `end_key` that found no slot before all others, in reverse order.
 
-    They are the first ones of adapters outside the batch (`FCFSRequestQueue.prepend_requests` of vLLM 0.10 to 0.13).
+    They are first requests of adapters outside the batch (`FCFSRequestQueue.prepend_requests` of vLLM 0.10 to 0.13).
     """
     if server.active < server.slots or server.heap_sizes[IDLE] == 0:
         return
@@ -123,7 +123,7 @@ def reverse_skipped(server: Record, requests: Record, adapters: Record, heaps: R
     low = idle[0].key
     if low >= end_key:
         return
-    high = low  # nobody else that waits has a key between these two: it would have been admitted
+    high = low  # no other waiting request has a key between these two: it would have been admitted
     for i in range(size):
         number = adapters[idle[i].row].head
         while number > 0 and requests[number - 1].key < end_key:
@@ -133,7 +133,7 @@ def reverse_skipped(server: Record, requests: Record, adapters: Record, heaps: R
         a = idle[i].row
         if adapters[a].first_key >= end_key:
             continue
-        first = last = adapters[a].head  # `last` comes to the end of those that turn round
+        first = last = adapters[a].head  # `last` becomes the last of the reversed requests
         before, number = 0, first
         while number > 0 and requests[number - 1].key < end_key:
             r = number - 1
@@ -144,14 +144,14 @@ def reverse_skipped(server: Record, requests: Record, adapters: Record, heaps: R
             adapters[a].tail = last
         adapters[a].head = before
         adapters[a].first_key = requests[before - 1].key
-    for i in range(size):  # all keys changed: a heap of the first ones, then of one more each
+    for i in range(size):  # all keys changed: build the heap again, one adapter after the other
         adapters[idle[i].row].place = i
         sift(idle, i + 1, adapters, i)
 
 
 @njit(**INLINED)
 def after_walk(server: Record, requests: Record, adapters: Record, heaps: Record, end_key: int) -> None:
-    """A walk over the waiting requests ended before that of `end_key`; NO_LIMIT: it passed all, - NO_LIMIT: none."""
+    """End a walk over the waiting requests before the one with `end_key`; NO_LIMIT: it passed all, - NO_LIMIT: none."""
     if server.skipped_reversed == 1:
         reverse_skipped(server, requests, adapters, heaps, end_key)
     elif server.skipped_first == 1:

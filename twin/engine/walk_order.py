@@ -1,12 +1,12 @@
 """vLLM walks over the adapters of a batch in the order of a Python set.
 
-`InputBatch.make_lora_inputs` (vllm/v1/worker/gpu_input_batch.py) makes a set of the adapters of the batch anew in each
-step, from a dict, thus in the order in which they entered the batch. Places follow CPython's Objects/setobject.c
-(`set_add_entry`, `set_table_resize`): an adapter that enters comes last, and gives way to those whose place it hits;
-once these have left it moves up.
+`InputBatch.make_lora_inputs` (vllm/v1/worker/gpu_input_batch.py) makes a new set of the adapters of the batch in each
+step, from a dict, thus in the order in which the adapters entered the batch. Places follow CPython's
+Objects/setobject.c (`set_add_entry`, `set_table_resize`): an adapter that enters is added last, and takes another place
+if its own is taken. Once the adapter in its place has left, it moves there.
 
-The order is needed only where an adapter of the batch may be evicted, or several leave in one step: it is made on
-demand, for the current step and the one before.
+The order is needed only if an adapter of the batch may be evicted, or if several leave in one step. It is computed on
+demand, for the current step and the previous one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add(sets: IntArray, row: int, mask: int, adapters: Record, a: int) -> None:
 
 @njit(**CALLED)
 def grow(sets: IntArray, row: int, mask: int, adapters: Record, members: Record, count: int) -> int:
-    """Move the members of a set, in its order, to the smallest power of 2 beyond four times as many places."""
+    """Grow a set to the smallest power of 2 above 4 × `count`; move its members in its order; return the new mask."""
     larger = SMALLEST
     while larger <= 4 * count:
         larger *= 2
@@ -54,7 +54,7 @@ def grow(sets: IntArray, row: int, mask: int, adapters: Record, members: Record,
 
 @njit(**INLINED)
 def note_leave(server: Record, last_step: int) -> None:
-    """An adapter leaves the batch, to which it belonged last in `last_step`."""
+    """Record that an adapter leaves the batch; `last_step` is the last step in which it was in the batch."""
     if server.leave_step <= last_step:
         server.leave_before = server.leave_step
         server.leave_step = last_step + 1
@@ -62,17 +62,17 @@ def note_leave(server: Record, last_step: int) -> None:
 
 @njit(**INLINED)
 def as_before(server: Record, step: int, made: int) -> bool:
-    """Whether the batch of a step has the adapters, by entry, of that of the step `made` before it."""
+    """Whether the batch of `step` has the same adapters, in order of entry, as the batch of step `made` - 1."""
     left = server.leave_step if server.leave_step <= step else server.leave_before
     return bool(0 < made <= step + 1 and server.join_step <= made and left < made)
 
 
 @njit(**CALLED)
 def order(server: Record, adapters: Record, sets: IntArray, members: Record, step: int) -> int:
-    """The row of `sets` that begins with the batch of a step, the current one or the one before, as it is walked over.
+    """Return the row of `sets` that begins with the batch of `step`, the current or the previous one, in walk order.
 
-    They are in the list by entry: those in the batch that joined by then, and those touched last in that step.
-    Who left earlier is taken out of the list on the way. The row of the current step is made after that of the last.
+    These adapters are in the list by entry: those in the batch that joined by then, and those last touched in `step`.
+    Adapters that left earlier are removed from the list. The previous step's row must be made before the current one's.
     """
     newer = 1 if server.set_step[1] > server.set_step[0] else 0
     if as_before(server, step, server.set_step[newer]):
@@ -96,7 +96,7 @@ def order(server: Record, adapters: Record, sets: IntArray, members: Record, ste
             if 5 * count >= 3 * mask:
                 mask = grow(sets, row, mask, adapters, members, count)
     server.entries = kept
-    count = 0  # only the order matters from now on: the empty places go
+    count = 0  # only the order matters from now on: remove empty places
     for i in range(mask + 1):
         a = sets[row, i]
         sets[row, count] = a
@@ -110,7 +110,7 @@ def order(server: Record, adapters: Record, sets: IntArray, members: Record, ste
 
 @njit(**CALLED)
 def make_room_to_enter(server: Record, adapters: Record, members: Record) -> None:
-    """Who is neither in the batch nor was touched in the last step leaves the list by entry."""
+    """Remove adapters from the list by entry that are neither in the batch nor were touched in the last step."""
     kept = 0
     for k in range(server.entries):
         a = members[k].entry
@@ -124,7 +124,7 @@ def make_room_to_enter(server: Record, adapters: Record, members: Record) -> Non
 
 @njit(**INLINED)
 def enter(server: Record, adapters: Record, members: Record) -> None:
-    """Those that joined in this step come last in the list by entry."""
+    """Move the adapters that joined in this step to the end of the list by entry."""
     if server.entries + server.joiners > members.size:
         make_room_to_enter(server, adapters, members)
     n = server.entries

@@ -1,7 +1,7 @@
 """Step laws of LoRA kernels other than vLLM's: Punica's BGMV, which pads to the largest rank, and S-LoRA's MBGMV.
 
-Both are bound by memory bandwidth (CaraServe, arXiv 2401.11240, section 5): a step takes longer in proportion to
-requests × largest rank, or to the sum of the ranks of its requests.
+Both are bound by memory bandwidth (CaraServe, arXiv 2401.11240, section 5). The time that BGMV adds to a step is
+proportional to requests × largest rank; MBGMV's is proportional to the sum of the ranks of the requests.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from packer.terms import LINEAR
 from packer.twin.datasheets import GPUS
 
 SHARE_OF_PEAK = {"bgmv": 1.37, "mbgmv": 0.89}
-"""Time per rank, divided by the time to read its weights at peak bandwidth: eight statements of CaraServe's Fig. 5."""
+"""Time per rank / time to read the weights of a rank at peak bandwidth: eight statements in CaraServe's Fig. 5."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`per_rank_ms` None: from the weights of a rank and the bandwidth of the GPU. `base_ms` None: the profile's."""
+    """`per_rank_ms` None: the profile's, or from a rank's weights and bandwidth. `base_ms` None: the profile's."""
 
     per_rank_ms: float | None = None
     base_ms: float | None = None
@@ -32,16 +32,16 @@ class Kernel:
 
 
 TERMS = {"bgmv": "per_padded_rank_ms", "mbgmv": "per_request_rank_ms"}
-"""The term of each kernel."""
+"""The term of the linear law that each kernel uses."""
 
 
 def with_kernel(profile: Profile, spec: str) -> Profile:
-    """The profile with the law of a kernel instead of its own terms of adapters.
+    """Return the profile with the law of a kernel instead of the profile's own LoRA terms.
 
     `spec`: "bgmv" or "mbgmv", with parameters as in "bgmv:per_rank_ms=0.0036,base_ms=32".
 
     Raises `UnknownNameError`: there is no such kernel; `IncompatibleError`: the step law is the paper's, or the time
-    per rank is neither given nor to be had from a data sheet.
+    per rank is neither given nor in the profile, and no data sheet of the GPU gives an estimate.
     """
     name = spec.partition(":")[0]
     kernel: Kernel = registry.make("LoRA kernel", spec, dict.fromkeys(TERMS, Kernel))

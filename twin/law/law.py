@@ -1,4 +1,4 @@
-"""The law of a profile as the engine takes it."""
+"""The step law of a profile in the form that the engine reads."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ FRONTEND = record(
     ("per_first_use_s", "f8"),  # an adapter's first request
     ("per_output_s", "f8"),  # an output of a step
 )
-"""What the front end takes, s."""
+"""Costs of the front end, s."""
 
 
 class Law(NamedTuple):
     """What steps and loads cost.
 
-    coefficients float64 (terms,): see `coefficient_vector`; settings float64 (5,): 1 if the form
-    is the paper's, largest number of tokens with a CUDA graph, tokens from which arithmetic takes longest, share of
-    the experts of a token, 1 if there are no graphs without LoRA; loading float64 (4,): ms to load an adapter
-    from host memory (base, per rank) and from disk (base, per rank); frontend: a record of `FRONTEND`.
+    coefficients float64 (terms,): see `coefficient_vector`. settings float64 (5,): 1 if the form is the paper's,
+    largest number of tokens with a CUDA graph, number of tokens above which a step is bound by compute, share of the
+    experts that a token is sent to, 1 if all CUDA graphs include LoRA kernels. loading float64 (4,): ms to load an
+    adapter from host memory (base, per rank) and from disk (base, per rank). frontend: a record of `FRONTEND`.
     """
 
     coefficients: FloatArray
@@ -42,7 +42,7 @@ class Law(NamedTuple):
 
 
 def coefficient_vector(latency: LatencySpec) -> FloatArray:
-    """Coefficients of a step law, float64 (terms of its form,), in the order of the table; absent ones are 0."""
+    """Coefficients of a step law, float64 (terms of its form,), in the order of `packer.terms`; missing ones are 0."""
     terms = LINEAR_TERMS if latency.form == "linear" else PAPER_TERMS
     return np.array([latency.coefficients.get(term, 0.0) for term in terms])
 

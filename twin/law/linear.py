@@ -1,4 +1,4 @@
-"""The linear step law: a sum of non-negative coefficients times what `packer.terms` says, in ms."""
+"""The linear step law, in ms: the sum over `packer.terms` of a non-negative coefficient times the term's quantity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPLIT_K_SMALL, SPLIT_K_LARGE = 64.0, 8.0
 LAST_SMALL_STEP = 120  # tokens; the next captured graph has 128
 BLOCK_M, BLOCK_N = 32, 16
 AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))
-"""Place of each term in the vectors, by its name."""
+"""Index of each term in the vectors, by its name."""
 
 
 @njit(inline="always", **FLAGS)
@@ -29,13 +29,13 @@ def state_vector(
     context: float, waiting: float, settings: FloatArray, request_ranks: float,
     padded_ranks: float, registered: float, attended: float,
 ) -> None:  # fmt: skip
-    """Write what each linear term multiplies in this state, float64 (N_TERMS,); symbols: see `packer.terms`.
+    """Write to `out`, float64 (N_TERMS,), the quantity that each term multiplies; symbols: see `packer.terms`.
 
-    `settings`: of `Law`. `attended`: J.
+    `settings`: `Law.settings`. `attended`: J.
     """
     t = b + p
     graph_max, ridge, share = settings[GRAPH_MAX], settings[RIDGE], settings[EXPERT_SHARE]
-    # Without graphs of both kinds, a server with slots replays LoRA's also in steps without adapters.
+    # If all CUDA graphs include LoRA kernels, a server with slots replays these in steps without adapters, too.
     replayed = settings[ONE_GRAPH] > 0 and slots > 0 and t <= graph_max
     lora = 1.0 if a > 0 or replayed else 0.0
     beyond = t - graph_max if t > graph_max else 0.0
@@ -91,15 +91,15 @@ STATE = (
     "decodes", "prefill_tokens", "adapters", "sum_ranks", "slots", "slot_rank", "kv_tokens", "waiting",
     "sum_request_ranks", "padded_ranks", "registered", "attended",
 )  # fmt: skip
-"""Names of what a state is, in the order of `_fill`."""
+"""Names of the columns of a state, in the order in which `_fill` reads them."""
 
 
 def linear_features(
     *, graph_max_tokens: int, ridge_tokens: float = 0.0, expert_share: float = 0.0, **state: npt.ArrayLike
 ) -> FloatArray:
-    """`state_vector` of many states, float64 (n, N_TERMS); for regressions on measurements.
+    """Return `state_vector` of many states, float64 (n, N_TERMS), for regressions on measurements.
 
-    `state`: columns by the names in `STATE`; what is left out is 0. Raises `TypeError`: another name.
+    `state`: columns by the names in `STATE`; missing columns are 0. Raises `TypeError`: a column has another name.
     """
     if unknown := state.keys() - set(STATE):
         raise TypeError(f"linear_features() got unexpected columns: {', '.join(sorted(unknown))}")

@@ -1,4 +1,4 @@
-"""What a server's GPU memory holds: one policy for vLLM's slots, one for S-LoRA's pool."""
+"""How a server divides its GPU memory: one policy for vLLM's slots, one for S-LoRA's pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packer.settings import Pool, Settings, Slots
 
 
 class SlotMemory:
-    """vLLM's: `max_loras` slots of `max_lora_rank`, reserved at the start; the KV cache gets what is left.
+    """vLLM's policy: `max_loras` slots of `max_lora_rank` are reserved at startup; the KV cache gets the rest.
 
     vllm/lora/worker_manager.py, vllm/v1/worker/gpu_worker.py.
     """
@@ -23,10 +23,10 @@ class SlotMemory:
     fixed_slots = True
 
     def kv_tokens(self, profile: Profile, max_loras: FloatArray, max_lora_rank: FloatArray) -> FloatArray:
-        """KV tokens, any common shape, may be < 0: exact at the measured points.
+        """KV tokens, any common shape, may be < 0; at the measured points they equal the measurements.
 
-        Between measured points of one slot rank the residual is interpolated linearly. Beyond them the residual of the
-        nearest measured number of slots is taken. For other ranks the line holds.
+        Between measured points of one slot rank, the residual is interpolated linearly. Beyond them, the residual of
+        the nearest measured number of slots is used. For other ranks, `analytic_kv_tokens` is not corrected.
         """
         tokens = analytic_kv_tokens(profile, max_loras, max_lora_rank)
         for measured_rank, (points, residual) in _residuals(profile).items():
@@ -35,7 +35,7 @@ class SlotMemory:
         return tokens
 
     def adapter_blocks(self, profile: Profile, ranks: IntArray) -> IntArray:
-        """KV blocks of an adapter of each rank, int64 (n,): none, adapters live in the slots."""
+        """KV blocks of an adapter of each rank, int64 (n,): all 0, because adapters are in the slots."""
         return np.zeros(len(ranks), dtype=np.int64)
 
     def reserved_bytes(self, profile: Profile, settings: Settings) -> float:
@@ -45,14 +45,14 @@ class SlotMemory:
         return settings.max_loras * per_slot
 
     def taken_by(self, settings: Settings) -> str:
-        """What takes memory from the KV cache, in words (plural)."""
+        """Describe what takes memory from the KV cache, for messages (plural)."""
         return f"{settings.max_loras} slots of rank {settings.max_lora_rank}"
 
 
 def analytic_kv_tokens(
     profile: Profile, max_loras: npt.ArrayLike, max_lora_rank: npt.ArrayLike
 ) -> FloatArray:
-    """KV tokens by the profile's line, without the correction by measured points; any shape, may be < 0."""
+    """KV tokens, linear in the bytes of the slots, without correction by measured points; any shape, may be < 0."""
     memory = profile.memory
     slots = np.asarray(max_loras, dtype=np.float64)
     rank = np.asarray(max_lora_rank, dtype=np.float64)
@@ -62,7 +62,7 @@ def analytic_kv_tokens(
 
 @lru_cache(maxsize=64)
 def _residuals(profile: Profile) -> dict[int, tuple[FloatArray, FloatArray]]:
-    """Measured minus analytic tokens by slot rank, over max_loras (sorted)."""
+    """For each measured slot rank: the values of `max_loras` (sorted), and measured minus analytic KV tokens."""
     table: dict[int, tuple[FloatArray, FloatArray]] = {}
     for rank in sorted({point[1] for point in profile.memory.measured}):
         points = sorted((loras, tokens) for loras, r, tokens in profile.memory.measured if r == rank)
@@ -92,11 +92,11 @@ class PoolMemory:
         return blocks
 
     def reserved_bytes(self, profile: Profile, settings: Settings) -> float:
-        """None."""
+        """0, because the server reserves no slots."""
         return 0.0
 
     def taken_by(self, settings: Settings) -> str:
-        """The base model, whose weights are all that the pool does not hold."""
+        """Name the base model's weights, the only memory outside the pool, for messages."""
         return "the weights of the base model"
 
 
@@ -105,35 +105,35 @@ _POLICIES: Mapping[type[Settings], MemoryPolicy] = {Slots: SlotMemory(), Pool: P
 
 
 def memory_policy(profile: Profile) -> MemoryPolicy:
-    """How a profile's servers divide their GPUs' memory between the KV cache and adapters."""
+    """The policy by which a profile's servers divide GPU memory between the KV cache and adapters."""
     return _POLICIES[profile.memory.settings_kind]
 
 
 def kv_cache_tokens_many(
     profile: Profile, max_loras: npt.ArrayLike, max_lora_rank: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """KV tokens of many servers, float64, broadcast shape; negative where adapters alone don't fit."""
+    """KV tokens of many servers, float64, broadcast shape; negative if the adapters alone don't fit."""
     loras, rank = np.broadcast_arrays(
         np.asarray(max_loras, dtype=np.float64), np.asarray(max_lora_rank, dtype=np.float64)
     )
     tokens = memory_policy(profile).kv_tokens(profile, loras, rank)
     drafts, own = profile.engine.speculation, profile.model.kv_bytes_per_token
-    if drafts is not None:  # its drafter keeps as many tokens
+    if drafts is not None:  # the drafter's KV cache holds the same number of tokens
         tokens = (tokens * own - drafts.draft_bytes) / (own + drafts.draft_kv_bytes_per_token)
     return np.floor(tokens)
 
 
 def kv_cache_tokens(profile: Profile, settings: Settings) -> int:
-    """KV cache capacity in tokens; negative where adapters alone don't fit."""
+    """KV cache capacity in tokens; negative if the adapters alone don't fit."""
     return int(kv_cache_tokens_many(profile, settings.max_loras, settings.max_lora_rank))
 
 
 def memory_error(profile: Profile, settings: Settings, reserved: int = 0) -> str | None:
-    """Why the server does not start, for people, or None if it does.
+    """Return a message that says why the server does not start, or None if it starts.
 
     vLLM refuses to start when the KV cache can't hold one request of `max_model_len`
     (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`). `reserved`: KV tokens whose memory
-    training takes.
+    is used for training.
     """
     tokens, needed = kv_cache_tokens(profile, settings) - reserved, profile.memory.min_kv_tokens
     if tokens >= needed:

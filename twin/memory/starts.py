@@ -1,4 +1,4 @@
-"""What would start, where a server does not: fewer slots, or a shorter context."""
+"""Settings with which a server would start if it does not start as given: fewer slots, or a shorter context."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def largest_max_loras(profile: Profile, rank: int) -> int:
 
 
 def what_starts(profile: Profile, settings: Settings) -> str | None:
-    """The nearest settings with which the server starts, in words; None where it starts as it is.
+    """Describe the nearest settings with which the server starts; return None if it starts with `settings`.
 
-    `min_kv_tokens` is the `max_model_len` of the profile unless it says otherwise: then a shorter context helps.
+    A shorter context helps only if the profile's `min_kv_tokens` follows from `max_model_len` (`least_tokens`).
     """
     if memory_error(profile, settings) is None:
         return None
@@ -43,7 +43,7 @@ def what_starts(profile: Profile, settings: Settings) -> str | None:
 
 
 def check_starts(profile: Profile, rank: int) -> None:
-    """Raise `IncompatibleError` where no server starts with a single slot of that rank."""
+    """Raise `IncompatibleError` if the server does not start with a single slot of this rank."""
     settings = profile.settings(1, rank)
     if memory_error(profile, settings) is None:
         return
@@ -57,7 +57,7 @@ def check_starts(profile: Profile, rank: int) -> None:
 
 
 def starting(workload: Workload, profiles: Sequence[Profile]) -> list[Profile]:
-    """The profiles whose servers start with one adapter, of any of the fleet's; raises as `check_starts` where none."""
+    """The profiles whose servers start with one slot of the fleet's largest rank; raises as `check_starts` if none."""
     rank, found, refused = max(adapter.rank for adapter in workload.adapters), [], None
     for profile in profiles:
         try:
