@@ -22,7 +22,7 @@ def smape(pairs: Iterable[tuple[float, float]] | FloatArray) -> float:
 
 
 def macro_f1(pairs: Iterable[tuple[bool, bool]] | BoolArray) -> float:
-    """Mean F1 of both classes over (predicted, actual); 1 for a class that is neither predicted nor there."""
+    """Mean F1 of both classes over (predicted, actual); 1 for a class that is neither predicted nor present."""
     found = _columns(pairs, np.bool_)
     wrong = int(np.sum(found[:, 0] != found[:, 1]))
     scores = []
