@@ -144,7 +144,7 @@ def server_used(sim: Run) -> float:
 
 
 def requests_used(sim: Run) -> float:
-    """The share of requests beyond limits of requests, of the share that may be (`Goal.request_share`)."""
+    """Share of requests beyond limits of requests / the share that may be beyond them (1 - `Goal.request_share`)."""
     goal = sim.workload.slo
     if not goal.keys("request") or not sim.slo_attainment < 1.0:
         return 0.0

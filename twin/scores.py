@@ -12,7 +12,7 @@ from packer.arrays import BoolArray, FloatArray
 
 
 def smape(pairs: Iterable[tuple[float, float]] | FloatArray) -> float:
-    """SMAPE of (predicted, actual) in percent, 0–200 form: 100 · mean(2|p − a| / (|p| + |a|)); NaN of nothing."""
+    """SMAPE of (predicted, actual) in percent, 0–200 form: 100 · mean(2|p − a| / (|p| + |a|)); NaN without pairs."""
     found = _columns(pairs, np.float64)
     if not len(found):
         return float("nan")

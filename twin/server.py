@@ -268,7 +268,7 @@ class Server:
         return np.broadcast_to(0.0, MAX_REQUESTS if trace is None else len(trace)), None
 
     def _stream(self, time_s: FloatArray, enough: int) -> FloatArray:
-        """Return the stream's times, to which the engine adds free places if the client holds requests back."""
+        """Return the stream's times, as a copy if the client holds requests back: the engine then delays them."""
         if self.concurrency is None:
             return np.require(time_s, np.float64, ["C", "W"])
         return np.array(time_s[: enough + 1])

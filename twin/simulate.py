@@ -48,8 +48,9 @@ def simulate(
     cycles of piecewise rates, or the span of a replayed trace.
     `seed`: seed of arrivals and lengths.
     `max_outstanding`: further requests are refused and count as unfinished, as with a client of limited sockets.
-    `concurrency`: closed loop with this number of requests always outstanding, as with `vllm bench serve
-    --max-concurrency`. The rates then only say how often each adapter is chosen; a replayed trace is sent in its order.
+    `concurrency`: closed loop with this number of requests always outstanding, as with
+    `vllm bench serve --max-concurrency`. The rates then only say how often each adapter is chosen; a replayed trace is
+    sent in its order.
     `paced`: requests come at their own times, and wait at the client while `concurrency` requests are outstanding.
     `timeline_bin_s`: resolution of the timeline.
     `mean_state`: also sum up the state that tokens see, `raw.means`, for calibration (`engine.charge.add_means`).

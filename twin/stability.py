@@ -85,7 +85,7 @@ STEADY = 0.2
 steadily has 0.67; a queue that drifts at random, at a load of exactly 1, has 0.29."""
 
 SLOW = 0.0025
-"""Growth, or what is left of a queue, as a part of the requests sent, too small to matter: 9 s of wait in an hour."""
+"""Growth, or remaining queue, as a share of the requests sent, that is too small to matter: 9 s of wait in an hour."""
 
 SEEDS = 5
 T_CLEAR = 2.78

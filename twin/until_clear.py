@@ -167,7 +167,7 @@ def evaluate_until_clear(
         )
 
     short_s = max(SCREENING_S, enough_s)
-    # Without a slot for each adapter a pace is never steady: only a calm server is settled by the short run.
+    # Without a slot for each adapter a pace is never steady: the short run only suffices for a calm server.
     watch = QueueWatch(FEW_WAITING) if len(workload) > settings.max_loras else None
     sim = None
     if kind == "poisson" and short_s < 0.5 * whole_s:

@@ -36,7 +36,7 @@ SENT = record(
     ("output", "i4"),
     ("number", "i4"),  # among all requests
 )
-"""A request, stored next to the others of its server: gathering it from columns would miss the cache once for each."""
+"""A request, stored next to the others of its server: gathering it from columns would miss the cache in each column."""
 
 
 @njit(**ENGINE_FLAGS)

@@ -17,9 +17,9 @@ from packer.workload import Workload
 class Candidates:
     """Groups of adapters that the same servers may serve: without a placement, equal servers make one group.
 
-    group int64 (m,): group of each adapter. start int64 (g + 1,): the servers of group k are `server[start[k]:start[k +
-    1]]`, in increasing order, int64. share float64, parallel to `server`: share of each adapter's requests by the
-    placement; 1 without a placement.
+    group int64 (m,): group of each adapter. start int64 (g + 1,): group k has the servers
+    `server[start[k]:start[k + 1]]`, in increasing order, int64. share float64, parallel to `server`: share of each
+    adapter's requests by the placement; 1 without a placement.
     """
 
     group: IntArray

@@ -43,7 +43,7 @@ def new_running(servers: Servers) -> Running:
 
 @njit(**INLINED)
 def _drop_left(c: Servers, known: Running, s: int, anew: bool) -> None:
-    """Clear the bits of adapters that left the batch, unless others in it share them; `anew`: clear all bits."""
+    """Clear the bits of adapters that left the batch, unless adapters in it share them; `anew`: clear all bits."""
     own, k = known.own[s], 0
     while k < known.length[s]:
         row = own[k, 1]

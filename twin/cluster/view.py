@@ -23,7 +23,7 @@ def _holders(c: Servers, a: int, held: BoolArray) -> None:
 
 
 class ClusterView:
-    """The state of the servers during the steps in flight, int64 (S,) each, without the future.
+    """The state of the servers during the steps in flight, int64 (S,) each; nothing about the future.
 
     A batch is as it was scheduled; requests given to a server since then count as waiting.
     """

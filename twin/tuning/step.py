@@ -99,7 +99,7 @@ def work_idle(tuning: Tuning, server: Record, until_s: float) -> float:
 
 @njit(**ENGINE_FLAGS)
 def step_beside_ms(tuning: Tuning, state: ServerState, law: Law) -> float:
-    """Return the time of the step with its loads and with the training that runs beside it, ms."""
+    """Return the time of the step with its loads and with the training that runs concurrently, ms."""
     job, lengths = tuning
     server = state.server
     alone_ms: float = step_ms(state, law)

@@ -136,7 +136,7 @@ class Dynamo(AnyCluster):
         return wanted
 
     def _place(self, a: int, count: int, used: IntArray, slots: IntArray, held: BoolArray) -> None:
-        """Choose the replica set: first servers of the last set, and servers full of others only if all are."""
+        """Choose servers for the replicas: with free slots, those of the last set first; any if none has a slot."""
         free = [s for s in self._rank[a] if used[s] - held[s] < slots[s]]
         before = set(self._sets[a])
         chosen = [s for s in free if s in before][:count]

@@ -173,7 +173,7 @@ def _best_word(
         if runs[word] == 0:
             continue
         floor = batch[word] + slope[word] * prompt
-        if floor < lowest:  # the minimum of the eight, perhaps of a server that does not run it
+        if floor < lowest:  # it may belong to a server that does not run the adapter
             floor = some[word]
             for s in range(8):
                 if (runs[word] >> s) & 1:

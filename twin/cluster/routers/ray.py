@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ray(AnyCluster):
-    """The shorter queue of two random replicas that hold the adapter, or else have the fewest adapters.
+    """Of two random replicas that hold the adapter, else of two with fewest adapters, the one with the shorter queue.
 
     ray-project/ray at 0048e22, python/ray/serve/_private/request_router/request_router.py (apply_multiplex_routing) and
-    pow_2_router.py. A replica with `max_ongoing` requests refuses; if all that hold the adapter do, those with the
+    pow_2_router.py. A replica with `max_ongoing` requests refuses. If all replicas with the adapter do, those with the
     fewest adapters are tried, then all. Ray Serve LLM sets None (no limit), so that a hot adapter stays on the replica
     that loaded it first. While a replica loads an adapter, Ray lets other requests for it wait; here they go to that
     replica at once. Time for the retries (20 ms and more) is not modelled.

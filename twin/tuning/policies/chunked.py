@@ -1,4 +1,4 @@
-"""Chunked training, as in FlexLLM: samples are divided into chunks, and at most one runs beside each decode step.
+"""Chunked training, as in FlexLLM: samples are divided into chunks, and at most one runs with each decode step.
 
 "Resource Multiplexing in Tuning and Serving Large Language Models", USENIX ATC 2025, section 2.3.2: a sample of N
 chunks reads the weights 2 N times. A server without requests trains chunk after chunk, so that an arrival waits for at
@@ -24,7 +24,7 @@ class Chunked:
     """Parameters of chunked training.
 
     `chunk_tokens`: tokens of a chunk.
-    `slo_decode_ms`: limit of a decode step with a chunk beside it; steps that would exceed it run alone.
+    `slo_decode_ms`: limit of a decode step with a chunk; steps that would exceed it run without one.
     """
 
     chunk_tokens: int = 64
@@ -61,6 +61,6 @@ def chunk_ms(job: Record) -> float:
 
 @njit(**ENGINE_FLAGS)
 def chunk_beside(job: Record, decode_ms: float) -> tuple[float, float]:
-    """Return the time of a decode step with the chunk that runs beside it, ms, and the number of chunks: 0 or 1."""
+    """Return the time of a decode step with the chunk that runs with it, ms, and the number of chunks: 0 or 1."""
     ms = decode_ms + chunk_ms(job)
     return (ms, 1.0) if ms <= job.slo_ms else (decode_ms, 0.0)

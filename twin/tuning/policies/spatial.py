@@ -23,7 +23,7 @@ class Spatial:
 
     `share`: share of the streaming multiprocessors that training has, in ]0, 1[.
     `interference_decode`: share by which decoding slows down per unit of `share`. `interference_tuning`: share by which
-    training slows down beside decoding. They compete for memory bandwidth (not given in the paper). Prefills, bound by
+    training slows down with decoding. They compete for memory bandwidth (not given in the paper). Prefills, bound by
     computing, slow down by 1 / (1 − share).
     """
 
@@ -54,7 +54,7 @@ class Spatial:
 
 @njit(**ENGINE_FLAGS)
 def shared_ms(job: Record, decode_ms: float, step_ms: float) -> tuple[float, float]:
-    """Return the time of a step beside training, ms, and the training done in it, ms of the whole GPU.
+    """Return the time of a step that runs together with training, ms, and the training done in it, ms of the whole GPU.
 
     `decode_ms`: the step alone without its prefill tokens; `step_ms`: the step alone with them.
     """
