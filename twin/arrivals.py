@@ -33,18 +33,18 @@ from packer.workload import Workload
 MAX_REQUESTS = 100_000_000
 SIDES = ("input_tokens", "output_tokens")
 EARLIER = 6.0
-"""Mean lengths of the longest sessions from which on sessions are drawn before the run."""
+"""Sessions are drawn from this many mean lengths of the longest sessions before the run."""
 BLOCK_TOKENS = 16
-"""Blocks in which shared prefixes are drawn: the default `block_size` of vLLM."""
+"""Tokens of a block of shared prefixes: the default `block_size` of vLLM."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marks:
-    """What requests are besides when they come, int64 (n,) each: adapter, input and output tokens.
+    """Properties of requests other than their times, int64 (n,) each: adapter, input and output tokens.
 
-    Which of them begin alike: `blocks` of a trace, or the first `prefix_ids` (n,) blocks of BLOCK_TOKENS tokens, which
-    requests of one adapter share, or `sessions` (n,) of a trace that has no blocks; all None: no two. `priority`: of
-    each request, None: that of its adapter.
+    Shared prefixes are given by `blocks` of a trace, or by the first `prefix_ids` (n,) blocks of BLOCK_TOKENS tokens,
+    which requests of one adapter share, or by `sessions` (n,) of a trace without blocks; all None: no two requests
+    share any. `priority`: of each request, None: that of its adapter.
     """
 
     adapter: IntArray
@@ -56,7 +56,7 @@ class Marks:
     sessions: IntArray | None = None
 
     def content(self) -> Content | None:
-        """Which of them begin alike, as prefix caching takes it; None: no two."""
+        """Return which requests share prefixes, as prefix caching takes it; None: no two."""
         if self.prefix_ids is not None:
             return content_of_prefixes(self.adapter, self.prefix_ids, BLOCK_TOKENS)
         blocks = self.blocks
@@ -68,7 +68,7 @@ class Marks:
 
 
 def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
-    """Requests of `duration_s` seconds; a replayed trace is cut there."""
+    """Draw the requests of `duration_s` seconds; a replayed trace is cut there."""
     if workload.has_sessions:
         return _draw_sessions(workload, duration_s, seed)
     time_s, adapter = draw_times(workload, duration_s, seed)
@@ -81,14 +81,14 @@ def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTr
 
 
 def replaying(workload: Workload, duration_s: float, seed: int) -> Workload:
-    """The workload with the sessions of `duration_s` seconds drawn, as a trace; as it is if it has none."""
+    """Return the workload with the sessions of `duration_s` seconds drawn, as a trace; unchanged without sessions."""
     if not workload.has_sessions:
         return workload
     return workload.with_arrivals(Arrivals("trace", trace=_draw_sessions(workload, duration_s, seed)))
 
 
 def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
-    """Arrival times in [0, duration_s[, sorted, and the adapter of each; None if independent of the time.
+    """Draw sorted arrival times in [0, duration_s[ and the adapter of each; None if it does not depend on the time.
 
     Poisson streams are drawn as their superposition: one stream whose requests choose their adapters.
 
@@ -131,10 +131,10 @@ def _draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[Float
 
 
 def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:
-    """Marks of the first `n` requests; drawing n + 1 gives the same first n.
+    """Draw the marks of the first `n` requests; drawing n + 1 gives the same first n.
 
-    `adapter` says whose requests they are, None that each chooses one by the rates. Lengths are correlated as
-    the workload says (a Gaussian copula). A replayed trace has its own.
+    `adapter`: adapter of each request; None: each request chooses one by the rates. Lengths are correlated as the
+    workload says (a Gaussian copula). A replayed trace has its own marks.
     """
     marks = _lengths_of(workload, adapter, n, seed)
     if workload.arrivals.trace is not None or not workload.shared_prefix_tokens.any():
@@ -144,13 +144,13 @@ def draw_marks(workload: Workload, adapter: IntArray | None, n: int, seed: int) 
 
 
 def blocks_of_prefixes(marks: Marks, shared: IntArray) -> Blocks:
-    """Blocks of requests: the first `shared` (n,) are their adapter's, all others are unique."""
+    """Return blocks of requests: the first `shared` (n,) belong to their adapter, all others are unique."""
     counts = marks.input_tokens // BLOCK_TOKENS
     return chained(marks.adapter, shared, counts, np.cumsum(counts) - counts, BLOCK_TOKENS)
 
 
 def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int) -> Marks:
-    """Marks without blocks, except the marks of a replayed trace."""
+    """Draw marks without prefixes, or take the marks of a replayed trace."""
     trace = workload.arrivals.trace
     if trace is not None:
         blocks = trace.blocks
@@ -164,7 +164,7 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
     own = [own_lengths(workload, side) for side in SIDES]
     if adapter is not None:
         return _marks(workload, own, adapter[:n], seed)
-    shares = np.round(np.cumsum(workload.rates) / workload.rates.sum(), 12)  # the same whatever their unit
+    shares = np.round(np.cumsum(workload.rates) / workload.rates.sum(), 12)  # the same in any unit
     kept = kept_for(seed, workload.length_correlation, shares.tobytes(), *map(identities, own))
     marks = kept[0] if kept else None
     if marks is None or len(marks.adapter) < n:
@@ -175,11 +175,11 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
 
 
 def cut_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...]:
-    """A sentence on each `max_model_len` that one request in a thousand exceeds: servers cut such requests to it."""
+    """Return a sentence for each `max_model_len` that one request in a thousand exceeds: servers cut such requests."""
     means = workload.mean_input_tokens + workload.mean_output_tokens
     longest = {profile.engine.max_model_len: profile.name for profile in profiles}
     if workload.arrivals.trace is None and 20.0 * means.max() <= min(longest, default=0):
-        return ()  # tails are not drawn so far
+        return ()  # draws do not reach so far into the tail
     marks = draw_marks(replaying(workload, 10_000 / workload.rate, 0), None, 10_000, 0)
     shares = {most: np.mean(marks.input_tokens + marks.output_tokens > most) for most in longest}
     return tuple(
@@ -191,7 +191,7 @@ def cut_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...
 
 
 def _marks(workload: Workload, own: list[list[Lengths]], owner: IntArray, seed: int) -> Marks:
-    """Marks of requests of these adapters, whose lengths are their `own`."""
+    """Return marks of requests of the adapters `owner`, with the lengths `own`."""
     rho, n = workload.length_correlation, len(owner)
 
     def tokens(side: int) -> IntArray:
@@ -204,7 +204,7 @@ def _marks(workload: Workload, own: list[list[Lengths]], owner: IntArray, seed: 
 
 
 def _scores(side: int, rho: float, seed: int, n: int) -> FloatArray:
-    """Normal scores of the lengths of the first n requests, those of outputs correlated with those of prompts."""
+    """Return normal scores of the lengths of the first n requests; scores of outputs and prompts are correlated."""
     z = drawn_numbers(seed, 2 + side, "standard_normal", n)
     if side and rho:
         z = z * math.sqrt(1.0 - rho * rho) + rho * _scores(0, rho, seed, n)
@@ -212,7 +212,7 @@ def _scores(side: int, rho: float, seed: int, n: int) -> FloatArray:
 
 
 def _tokens(lengths: Lengths, side: int, rho: float, seed: int, n: int) -> IntArray:
-    """Lengths of the first n requests where all adapters have the same, int64 (n,), as `drawn_numbers`."""
+    """Return the lengths of the first n requests if all adapters have the same, int64 (n,), as `drawn_numbers`."""
 
     def draw(most: int) -> IntArray:
         z = _scores(side, rho, seed, most)
@@ -222,7 +222,7 @@ def _tokens(lengths: Lengths, side: int, rho: float, seed: int, n: int) -> IntAr
 
 
 def _choose(u: FloatArray, cumulative: FloatArray) -> IntArray:
-    """Adapters of requests with these uniform scores, by the cumulative shares of their rates."""
+    """Return the adapters of requests with these uniform scores, by the cumulative shares of their rates."""
     # A table of 2^k cells finds most adapters by one look-up; binary search over 384 rates is 5 times slower.
     last = len(cumulative) - 1
     cells = 1 << max(10, last.bit_length() + 3)
@@ -240,7 +240,7 @@ def _choose(u: FloatArray, cumulative: FloatArray) -> IntArray:
 def _by_adapter(
     rng: np.random.Generator, arrivals: Arrivals, rates: FloatArray, duration_s: float
 ) -> tuple[FloatArray, IntArray]:
-    """Streams that are not Poisson, one adapter after another, then merged."""
+    """Draw streams that are not Poisson, one adapter after another, and merge them."""
     times, owners = [], []
     for i, rate in enumerate(rates):
         if arrivals.kind == "lognormal":
@@ -257,7 +257,7 @@ def _by_adapter(
 
 
 def _renewal(rng: np.random.Generator, rate: float, cv: float, start_s: float, end_s: float) -> FloatArray:
-    """Log-normal gaps with mean 1/rate; the first one is cut at random, as a stream met midway has it."""
+    """Draw log-normal gaps with mean 1/rate; the first gap is cut at random, as of a stream that has begun before."""
     span = (end_s - start_s) * rate
     sigma = float(np.sqrt(np.log1p(cv**2)))
     pieces: list[FloatArray] = []
@@ -274,7 +274,7 @@ def _renewal(rng: np.random.Generator, rate: float, cv: float, start_s: float, e
 
 
 def _uniform(rng: np.random.Generator, rate: float, start_s: float, end_s: float) -> FloatArray:
-    """A Poisson stream."""
+    """Draw a Poisson stream."""
     return np.sort(rng.uniform(start_s, end_s, rng.poisson(rate * (end_s - start_s))))
 
 
@@ -294,7 +294,7 @@ def _piecewise(rng: np.random.Generator, arrivals: Arrivals, rate: float, durati
 def _unpredictable(
     rng: np.random.Generator, arrivals: Arrivals, rate: float, duration_s: float
 ) -> FloatArray:
-    """The paper's unpredictable scenario: each period another process, and half or double the rate."""
+    """Draw the paper's unpredictable scenario: each period switches the process, and halves or doubles the rate."""
     pieces = []
     factor, poisson = 1.0, bool(rng.random() < 0.5)
     for start, end in _periods(arrivals.period_s, duration_s):
@@ -308,10 +308,10 @@ def _unpredictable(
 
 
 def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
-    """Requests of `duration_s` seconds in sessions; some sessions began earlier (see `packer.sessions`).
+    """Draw the requests of `duration_s` seconds in sessions; some sessions began earlier (see `packer.sessions`).
 
-    First turns arrive as the workload says, at the rate over the mean number of turns, from so long before that all
-    but e^-6 of the sessions that are under way at the beginning are met.
+    First turns arrive as the workload says, at the rate over the mean number of turns. They are drawn from so long
+    before the run that all but e^-6 of the sessions under way at its beginning are included.
     """
     own, outputs = workload.sessions_by_adapter, workload.mean_output_tokens
     turns = np.array([1.0 if each is None else each.turns for each in own])
@@ -336,7 +336,7 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     marks = _marks(starts, _turn_lengths(workload), owner[session] + len(turns) * (turn > 0), seed)
 
     def summed(values: npt.NDArray[Any]) -> Any:
-        """Sums over the turns of a session up to each one."""
+        """Sum over the turns of a session up to each turn."""
         sums = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
         return sums[1:] - sums[(ends - count)[session]]
 
@@ -362,7 +362,7 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
 
 
 def _turn_lengths(workload: Workload) -> list[list[Lengths]]:
-    """Lengths of what the user adds and of outputs: of the first turn of each adapter, then of its later turns."""
+    """Return the lengths of added input and of outputs: of the first turn of each adapter, then of its later turns."""
     added = []
     for adapter, own in zip(workload.adapters, workload.sessions_by_adapter, strict=True):
         first = adapter.input_tokens or workload.input_tokens

@@ -19,14 +19,14 @@ from packer.gamma import unit_gamma
 from packer.twin.flags import ENGINE_FLAGS
 
 CELLS_PER_SCALE = 4.0
-"""Cells of the time grid in the shortest time scale."""
+"""Cells of the time grid per shortest time scale."""
 MAX_CELLS = 4_000_000
 MAX_OWN_CELLS = 20_000_000
 _SCORES = np.linspace(-6.0, 6.0, 2001)
 
 
 def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: int) -> FloatArray:
-    """The factor in `cells` steps of `step_s` seconds, float64 (cells,), with mean 1."""
+    """Draw the factor in `cells` steps of `step_s` seconds, float64 (cells,), with mean 1."""
     score = np.zeros(cells)
     for time_s, weight in bursts.scales:
         keep = float(np.exp(-step_s / time_s))
@@ -43,20 +43,20 @@ def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: 
 
 @lru_cache(maxsize=64)
 def _factors(cv: float) -> FloatArray:
-    """Quantiles of a gamma distribution with mean 1 at `_SCORES`."""
+    """Return the quantiles of a gamma distribution with mean 1 at `_SCORES`."""
     factors: FloatArray = unit_gamma(np.array([cv**-2.0]), _SCORES)[0]
     return factors
 
 
 @njit(**ENGINE_FLAGS)
 def _relax(values: FloatArray, keep: float) -> None:
-    """Shocks float64 (n,) become the process x(i) = keep · x(i − 1) + shock(i)."""
+    """Turn shocks, float64 (n,), into the process x(i) = keep · x(i − 1) + shock(i), in place."""
     for i in range(1, values.size):
         values[i] += keep * values[i - 1]
 
 
 def in_bursts(clock: tuple[FloatArray, FloatArray], time_s: FloatArray, duration_s: float) -> FloatArray:
-    """Times of a Poisson process in [0, duration_s[ moved so that they come in bursts, float64 (n,), sorted.
+    """Move the times of a Poisson process in [0, duration_s[ so that they come in bursts, float64 (n,), sorted.
 
     `clock`: see `integrated`.
     """
@@ -71,7 +71,7 @@ def own_streams(
     rates: FloatArray,
     duration_s: float,
 ) -> tuple[FloatArray, IntArray]:
-    """Times and adapters where each adapter has its own bursts, and shares the common ones if there are any.
+    """Draw times and adapters where each adapter has its own bursts, and shares the common ones if there are any.
 
     An adapter's own factor multiplies the common one: its time is changed twice.
     """
@@ -102,7 +102,7 @@ def own_streams(
 def integrated(
     rng: np.random.Generator, bursts: Bursts, duration_s: float, most: int = MAX_CELLS
 ) -> tuple[FloatArray, FloatArray]:
-    """Edges of the time grid and the integral of the factor up to each, float64 (cells + 1,), s."""
+    """Return the edges of the time grid and the integral of the factor up to each, float64 (cells + 1,), s."""
     shortest = min(time_s for time_s, _ in bursts.scales)
     cells = int(min(max(np.ceil(duration_s * CELLS_PER_SCALE / shortest), 64), most))
     edges = np.linspace(0.0, duration_s, cells + 1)
@@ -111,5 +111,5 @@ def integrated(
 
 
 def _below(time_s: FloatArray, duration_s: float) -> FloatArray:
-    """Rounding can put a time on the end of the run."""
+    """Keep times below the end of the run, which rounding may reach."""
     return np.minimum(time_s, np.nextafter(duration_s, 0.0))

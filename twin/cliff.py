@@ -1,12 +1,12 @@
 """The probability that a server fails within the run, and the load at which it reaches 5 %.
 
-A server fails that starves, or whose queue grows for as long as requests come. Near its limit that is a matter of
+A server fails if it starves, or if its queue grows for as long as requests come. Near its limit that is a matter of
 chance: slots that are nearly all in use have two states at the same load, one with short steps and one in which every
-step loads adapters, and a run falls from the first into the second at some time or not at all.
+step loads adapters. A run falls from the first state into the second at some time, or not at all.
 
-Every seed has its own threshold, the load factor from which on it fails. Logarithms of thresholds
-are taken to be normally distributed: Student's predictive distribution, which allows for how few seeds there are, gives
-the load at which a further run fails with a given probability.
+Every seed has its own threshold, the load factor from which on the server fails. Logarithms of thresholds are assumed
+to be normally distributed. Student's predictive distribution, which allows for the small number of seeds, gives the
+load at which a further run fails with a given probability.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from packer.workload import Workload
 STEP = 1.01
 """Ratio of the load factors between which a threshold is searched."""
 LOWEST, HIGHEST = 0.1, 4.0
-"""No load factor outside is tried."""
+"""Range of the load factors that are tried."""
 PROBABILITY = 0.05
-"""Of a failure, at the load factor that is looked for."""
+"""Probability of a failure at the load factor that is searched."""
 SEEDS = 6
 _CONFIDENCE = 0.95
 _ROUNDING_VARIANCE = math.log(STEP) ** 2 / 12.0
@@ -41,7 +41,7 @@ _ROUNDING_VARIANCE = math.log(STEP) ** 2 / 12.0
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """A probability seen as a share of `runs`, and its 95 % interval (Clopper and Pearson)."""
+    """A probability, estimated as a share of `runs`, and its 95 % interval (Clopper and Pearson)."""
 
     probability: float
     low: float
@@ -53,7 +53,7 @@ class Chance:
 class Cliff:
     """The load factor at which a run fails with `probability`; `low` and `high`: the 95 % interval of that factor.
 
-    `at_least`: no run failed up to `HIGHEST`, which is then the load factor. `runs`: simulations that it took.
+    `at_least`: no run failed up to `HIGHEST`, which is then the load factor. `runs`: number of simulations.
     """
 
     probability: float
@@ -100,7 +100,7 @@ def cliff(
 
     `workload`, `profile`, `max_loras`, `settings`: as `packer.twin.simulate.simulate` takes them; every rate is
     multiplied by the load factor.
-    `seeds`: thresholds on which the answer stands, at least 2; each takes three to five simulations, the first ten.
+    `seeds`: number of thresholds, at least 2; each takes three to five simulations, the first one ten.
     `jobs`: threads, -1 for one per core; the answer does not depend on it.
     Returns None for a replayed trace, and for a server that fails at any load (a memory error).
     """
@@ -122,11 +122,11 @@ def cliff_of(
     jobs: int = 1,
     progress: Progress = silent,
 ) -> Cliff | None:
-    """`cliff` of anything that fails at a load factor, with a seed, or does not: `failed(factor, seed)`."""
+    """`cliff` of any `failed(factor, seed)`, which says whether a run at a load factor with a seed fails."""
     lowest, highest = _level(LOWEST), _level(HIGHEST)
 
     def threshold(run_seed: int, start: int) -> tuple[int, int]:
-        """The lowest level that fails, and the runs that it took."""
+        """Return the lowest level that fails, and the number of runs."""
         tried: list[int] = []
 
         def holds(level: int) -> bool:
@@ -155,7 +155,7 @@ def _level(factor: float) -> int:
 
 
 def _quantile(thresholds: npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    """The factor below which a further threshold lies with `PROBABILITY`, and the 95 % interval of the quantile.
+    """Return the factor below which a further threshold lies with `PROBABILITY`, and the quantile's 95 % interval.
 
     `thresholds` (n,): logarithms, n >= 2. By Student's predictive distribution; the interval by the noncentral t
     distribution (G. J. Hahn and W. Q. Meeker, Statistical Intervals, 1991, section 4.4).

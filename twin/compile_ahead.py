@@ -1,4 +1,4 @@
-"""A second process that compiles kernels while this one works; they meet in the folder of compiled kernels."""
+"""A second process that compiles kernels while this one works; both use the folder of compiled kernels."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ while keeps():
     getattr(importlib.import_module(module), name).compile(signature)
     print(flush=True)
 """
-"""It writes a line for each kernel that it has compiled. It ends when it can't keep what it compiles."""
+"""The second process: it writes a line for each compiled kernel, and ends when it can't keep what it compiles."""
 POLL_S = 0.02
 
 
 def types_of(values: Iterable[object]) -> tuple[Any, ...]:
-    """Numba's types of some values: a signature."""
+    """Return Numba's types of some values: a signature."""
     return tuple(numba.typeof(value) for value in values)  # type: ignore[no-untyped-call]
 
 
@@ -53,7 +53,7 @@ class Compiler:
     def send(self, kernel: Dispatcher, signature: tuple[Any, ...]) -> None:
         """Have a kernel compiled, after those sent before, unless it is compiled already.
 
-        Nothing happens on a single core, if the process could not keep the kernel, or if none can be started.
+        Nothing happens on a single core, if the process could not keep the kernel, or if no process can be started.
         """
         with self._lock:
             if kernel in self._sent or is_kept(kernel) or (os.cpu_count() or 1) < 2 or not keeps():
@@ -85,12 +85,12 @@ class Compiler:
             self._done += 1
 
     def has(self, kernel: Dispatcher) -> bool:
-        """Whether a kernel that was sent is still to be expected from the process."""
+        """Whether the process is still going to compile a kernel that was sent."""
         running = self._process is not None and self._process.poll() is None
         return running and self._sent.get(kernel, -1) >= self._done and not is_kept(kernel)
 
     def wait(self, kernel: Dispatcher) -> None:
-        """Wait for a kernel as long as it is to be expected."""
+        """Wait for a kernel as long as the process is still going to compile it."""
         while self.has(kernel):
             time.sleep(POLL_S)
 
@@ -99,7 +99,7 @@ COMPILER = Compiler()
 
 
 def interpreted(kernel: Dispatcher, instead: Mapping[Dispatcher, Callable[..., Any]]) -> Callable[..., Any]:
-    """The kernel and all that it calls as Python functions; `instead` replaces some of them."""
+    """Return the kernel and all that it calls as Python functions; `instead` replaces some of them."""
     function: Any = getattr(kernel, "py_func", kernel)  # with NUMBA_DISABLE_JIT it is a function already
     names = {"__builtins__": function.__globals__["__builtins__"]}
     for name in function.__code__.co_names:
@@ -114,7 +114,7 @@ def interpreted(kernel: Dispatcher, instead: Mapping[Dispatcher, Callable[..., A
 class Tiered:
     """A kernel that is interpreted while it is being compiled, so that its first calls need not wait.
 
-    Compiling takes seconds, a few calls as Python take milliseconds and give the same numbers.
+    Compiling takes seconds; a few calls in Python take milliseconds and give the same numbers.
 
     `kernel`: one that is always called with the same types.
     `instead`: Python functions that are faster than the interpreted ones, by kernel.

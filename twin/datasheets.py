@@ -11,13 +11,13 @@ from packer.io.shipped import table
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """One GPU.
+    """The data sheet of a GPU.
 
     `memory_bytes` is what CUDA or ROCm shows as total. `bandwidth_bytes_s` and the arithmetic in FLOP/s (dense) are
-    peaks of the maker's data sheet; `fp8_flops` and `fp4_flops` None: without such units, so that weights are
+    peaks of the maker's data sheet. `fp8_flops` and `fp4_flops` are None for a GPU without such units: weights are
     converted and multiplied in bf16. `sms`: streaming multiprocessors or compute units, `clock_mhz` their boost clock.
-    `watts`: board power. `price_per_hour` in USD, None where the GPU is not commonly rented, with its source and date
-    in `price_source`. `link_bytes_s`: what one GPU sends to the others of its node, by NVLink or else PCIe, as half of
+    `watts`: board power. `price_per_hour` in USD, None if the GPU is not commonly rented, with its source and date in
+    `price_source`. `link_bytes_s`: bandwidth from one GPU to the others of its node, by NVLink or else PCIe: half of
     the peak in both directions.
     """
 
@@ -52,14 +52,14 @@ GPUS = _sheets()
 
 
 _PARTS = re.compile(r"[a-z]{3,}(?=\d)|[a-z0-9]+")
-"""Words of a name: letters and digits, apart after three letters (rtx4090, gaudi2, sxm5)."""
+"""Words of a name: letters and digits; digits after three letters or more are a word (rtx4090, gaudi2, sxm5)."""
 _MAKERS = frozenset(("nvidia", "amd", "intel", "tesla", "geforce", "instinct", "habana"))
 
 
 def datasheet(name: str) -> Datasheet:
     """The GPU of that name, as people or drivers write it: "h200", "A100-80GB", "NVIDIA H100 80GB HBM3", "RTX 4090".
 
-    Raises `UnknownNameError`: there is no such GPU; `ValidationError`: there are several, as of "a100".
+    Raises `UnknownNameError`: no GPU fits the name; `ValidationError`: several GPUs do, as for "a100".
     """
     wanted = _words(name)
     said = set(wanted) if len(wanted) == len(set(wanted)) else set()
@@ -78,13 +78,13 @@ def _names(sheet: Datasheet) -> tuple[str, ...]:
 
 
 def _fits(said: set[str], sheet: Datasheet) -> bool:
-    """Whether a GPU has all these words, and one of them in its own name."""
+    """Whether a GPU's names have all these words, and its own name at least one."""
     return said <= {word for name in _names(sheet) for word in _words(name)} and bool(
         said & {*_words(sheet.name)}
     )
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name, without its makers and the unit of its memory."""
+    """Return the words of a name, without its makers and the unit of its memory."""
     words = (word.removesuffix("gb") or word for word in _PARTS.findall(name.lower()))
     return [word for word in words if word not in _MAKERS]

@@ -1,4 +1,4 @@
-"""Priorities and drafts of a server, as the engine takes them, and what became of the drafts."""
+"""Priorities and drafts of a server, as the engine takes them, and the totals of drafts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from packer.workload import Workload
 
 
 class DraftTotals(NamedTuple):
-    """Of speculative decoding: drafts, those that were kept, steps of decodes (one for each request), time of steps
-    with decodes, s, and how much of it drafts and their verification took."""
+    """Totals of speculative decoding: drafts, kept drafts, steps of decodes (one for each request), time of steps with
+    decodes, s, and the part of that time that drafts and their verification took."""
 
     tried: int
     kept: int
@@ -26,14 +26,14 @@ class DraftTotals(NamedTuple):
 
     @classmethod
     def of(cls, whole: Record) -> DraftTotals | None:
-        """Of servers, (servers,) of `engine.each.WHOLE`."""
+        """Return the totals of servers, (servers,) of `engine.each.WHOLE`; None without drafts."""
         return cls(*(whole[field].sum().item() for field in cls._fields)) if whole["drafts"].any() else None
 
 
 def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter: IntArray) -> Each:
-    """What a server that counts requests one by one keeps of the requests of these adapters.
+    """Return the state that a server which counts requests one by one keeps of requests of these adapters.
 
-    Raises `ValidationError`: its version is none whose drafts are simulated.
+    Raises `ValidationError`: speculative decoding is not simulated with its version.
     """
     settings: dict[str, float] = {
         "depth": 2 if rules.async_scheduling else 1, "max_model_len": engine.max_model_len,
@@ -57,7 +57,7 @@ def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter:
 
 @lru_cache(maxsize=1024)
 def chance_of(share: float, drafts: int) -> float:
-    """The chance of a draft to be kept if those before it are, so that `share` of all drafts are."""
+    """Return the chance that a draft is kept if those before it are, so that `share` of all drafts are kept."""
     low, high = 0.0, 1.0
     for _ in range(80):
         middle = (low + high) / 2

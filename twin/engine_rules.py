@@ -1,8 +1,8 @@
-"""What differs between versions of vLLM, as far as the twin models it: one table, `RULES`.
+"""Differences between versions of vLLM, as far as the twin models them: one table, `RULES`.
 
-A version between two whose source was read (`READ`) follows the older one, one before or without numbers 0.8.5, and
-one beyond the newest is refused. Equal in 0.8.5 and 0.33.0, so no rules: order of the waiting queue and of
-preemption, the walk over the slots, slices of outputs, and the default grid of the LoRA shrink kernel (SPLIT_K 64 to
+A version between two whose source was read (`READ`) follows the older one. A version before 0.8.5, or without numbers,
+follows 0.8.5; one beyond the newest is refused. Equal in 0.8.5 and 0.33.0, so no rules: order of the waiting queue and
+of preemption, the walk over the slots, slices of outputs, and the default grid of the LoRA shrink kernel (SPLIT_K 64 to
 127 tokens, then 8; blocks of 32 tokens and 16 ranks; `max_loras` + 1 slots; vllm/lora/ops/triton_ops).
 """
 
@@ -23,16 +23,16 @@ READ: tuple[Release, ...] = tuple(map(tuple, _TABLE["read"]))
 """Versions whose source was read, ascending."""
 OLDEST: Release = (0, 0)
 PRIORITIES: Release = (0, 16)
-"""The first version whose order of priorities was compared with its own scheduler."""
+"""The first version whose order of priorities was compared with vLLM's own scheduler."""
 DRAFTS: Release = (0, 32)
-"""That of speculative decoding."""
+"""The first version whose speculative decoding was compared."""
 QUEUE_LIMIT: Release = (0, 29)
 """The first version with `--max-num-queued-reqs` (vllm/v1/engine/async_llm.py, `check_admission`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of vLLM's, which holds from version `since` on, and no more from `until` on (None: to this day).
+    """A rule of vLLM that holds from version `since` on and ends with version `until` (None: it still holds).
 
     `where`: file, and line or function, in the version that is named.
     """
@@ -52,12 +52,12 @@ RULES = tuple(
     Rule(name, tuple(row["since"]), row["where"], row["says"], tuple(row.get("until", ())) or None)
     for name, row in _TABLE["rules"].items()
 )
-"""Settings that None in a profile stands for, and what else depends on the version."""
+"""What settings that are None in a profile stand for, and what else depends on the version."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRules:
-    """Rules of a version, by their names in `RULES`; the last two are the profile's settings where it has them."""
+    """Rules of a version, by their names in `RULES`; a profile's settings, if given, replace the last two."""
 
     prefills_first: bool
     series_of_lists: bool
@@ -76,7 +76,7 @@ class EngineRules:
 
 
 def rules_of(engine: EngineSpec) -> EngineRules:
-    """The rules of the engine's version; other engines than vLLM have neither of the last two.
+    """Return the rules of the engine's version; engines other than vLLM have neither of the last two.
 
     Raises `ValidationError`: the version is beyond the newest whose rules are known, or does not have a setting.
     """
@@ -105,7 +105,7 @@ _MADE = Memo(_made)
 
 
 def caches_prefixes(workload: Workload, profile: Profile) -> bool:
-    """Whether prompts of the fleet begin alike and a server of this profile computes such beginnings only once."""
+    """Whether prompts of the fleet share prefixes and a server of this profile computes these only once."""
     return workload.shares_prefixes and rules_of(profile.engine).prefix_caching
 
 
@@ -122,7 +122,7 @@ def _check_since(first: Release, engine: EngineSpec, what: str) -> None:
 
 
 def followed(engine: EngineSpec) -> str:
-    """In words, which version's rules hold where the engine's own was not read; "" where it was."""
+    """Return in words which version's rules hold if the engine's own version was not read; "" if it was."""
     release = engine.release
     if engine.name != "vllm" or release in READ or release > READ[-1]:
         return ""
@@ -137,16 +137,16 @@ SERVER_DEFAULTS: tuple[tuple[Release, float, str, int, int], ...] = (
     ((0, 8), 70 * GIB, "", 8192, 1024),
     (OLDEST, 0.0, "", 2048, 256),
 )
-"""What an API server takes by default: since which version, on a GPU of at least so many bytes whose name does not
-hold this text, which `max_num_batched_tokens` and `max_num_seqs` (vllm/engine/arg_utils.py: line 1596 in 0.8.5, 1669
-in 0.10.2, 2582 in 0.28.0, 2923 in 0.32.0)."""
+"""Defaults of an API server, by rows: first version, least bytes of the GPU, text that its name does not contain,
+`max_num_batched_tokens`, `max_num_seqs` (vllm/engine/arg_utils.py: line 1596 in 0.8.5, 1669 in 0.10.2, 2582 in 0.28.0,
+2923 in 0.32.0)."""
 
 
 def server_defaults(release: Release, gpu_bytes: float, gpu_name: str) -> tuple[int, int]:
-    """`max_num_batched_tokens` and `max_num_seqs` of an API server that is started without them.
+    """Return `max_num_batched_tokens` and `max_num_seqs` of an API server that is started without them.
 
-    `gpu_bytes`: memory of one GPU, as the driver says. The newest rows of `SERVER_DEFAULTS` for large GPUs replace
-    older ones for GPUs of the same size.
+    `gpu_bytes`: memory of one GPU, as the driver says. The newest row of `SERVER_DEFAULTS` for a size of GPU replaces
+    older rows for the same size.
     """
     replaced: set[float] = set()
     for since, least, excluded, tokens, seqs in SERVER_DEFAULTS:

@@ -1,4 +1,4 @@
-"""Numba's flags, named once for all kernels of the project."""
+"""Numba's flags for all kernels of the project."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FLAGS: dict[str, Any] = {
 }  # fmt: skip
 
 ENGINE_FLAGS: dict[str, Any] = FLAGS | {"_nrt": False}
-"""For kernels that make no arrays: without counting references, which took ten times as long as a step."""
+"""For kernels that create no arrays: without reference counting, which took ten times as long as a step."""
 
 CALLED: dict[str, Any] = ENGINE_FLAGS | {"no_cpython_wrapper": True, "forceinline": False}
-"""For those that only kernels call; see `packer.twin.kernel_library`."""
+"""For kernels that only kernels call; see `packer.twin.kernel_library`."""
 
 INLINED: dict[str, Any] = CALLED | {"forceinline": True}
-"""For those that are called in each step, or are short: a call passes the parts of all arrays."""
+"""For such kernels that are called in each step, or are short: a call passes the parts of all arrays."""
 
-# Kernels that other libraries made are compiled anew.
+# Kernels made by another version of `kernel_library` are recompiled.
 install(FLAGS, ENGINE_FLAGS, CALLED, INLINED, {"libraries": Path(kernel_library.__file__).read_bytes()})

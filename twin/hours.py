@@ -29,18 +29,18 @@ from packer.twin.watch import BrokenError, Watch
 from packer.workload import Workload
 
 MOST_REQUESTS = 20_000_000
-"""Stored hours keep so many requests (4 bytes each); beyond that the oldest hours lose theirs."""
+"""Stored hours keep the TTFT of at most this many requests (4 bytes each); beyond that the oldest hours drop it."""
 FIRST, TOGETHER = 2, 4
-"""The room of so many servers, the first ones and others, is searched at once; the room of the last one is where the
-next search begins."""
+"""Number of servers whose rooms are searched at once, at first and later; a search begins at the room of the last
+server."""
 MOST_AHEAD = 32
-"""So many hours are begun, or kept, at most before they are asked for."""
+"""Most hours that are begun, or kept, before they are asked for."""
 FRESH_HOURS = 3
-"""Further hours in which servers are simulated that may break their limits by chance (`Hours.by_chance`)."""
+"""Number of further hours in which servers are simulated that may break their limits by chance (`Hours.by_chance`)."""
 MOST_PARTS = 64
-"""A server with parts of adapters is simulated for so many hours at most."""
+"""Most hours for which a server with parts of adapters is simulated."""
 MOST_SERVED = 512
-"""What so many servers get of a fleet is kept."""
+"""Number of servers whose part of a fleet is kept."""
 SLO = {"slo_used": 1.0}
 """The limits of adapters (`Workload.slo`) as the limit of a figure."""
 
@@ -51,13 +51,13 @@ Job = tuple[Bin, Workload, int]
 
 @dataclass(frozen=True, eq=False)
 class ServerHour:
-    """What a simulated hour of one server shows.
+    """Results of a simulated hour of one server.
 
-    `used`: `Run.slo_used`; `adapters`: figures of each of its adapters; `slowest_ms`: the highest TTFT, 0 without
-    requests; `ttft_ms`: TTFT of every completed request, float32, None where it was given up; `late`: when those were
-    sent (s) that waited longer than their limit, and their TTFT (ms), float32 (2, late), none where `used` is infinite;
-    `holds`: whether its limits are kept, its queue does not grow, and it does not starve.
-    `short_of_cache`: the KV cache is mostly in use, or too small for the server to start, so that fewer slots may help.
+    `used`: `Run.slo_used`. `adapters`: figures of each of its adapters. `slowest_ms`: the highest TTFT, 0 without
+    requests. `ttft_ms`: TTFT of every completed request, float32, None if it was dropped. `late`: send times (s) and
+    TTFT (ms) of requests that waited longer than their limit, float32 (2, late), none if `used` is infinite. `holds`:
+    whether its limits are kept, its queue does not grow, and it does not starve. `short_of_cache`: the KV cache is
+    mostly in use, or too small for the server to start, so that fewer slots may help.
     """
 
     figures: Evaluation
@@ -75,38 +75,38 @@ class Hours:
     """Hours of servers under a fleet (whole cycles of piecewise rates, the whole of a replayed trace), simulated when
     first needed.
 
-    `stop`: no further simulation is started once it is true. `limits`: what the first mark of `rooms` refers to, by
-    the name of the figure; left out, the limits of the adapters.
+    `stop`: once it is true, no further simulation is started. `limits`: figures and their limits, to which the first
+    mark of `rooms` refers; empty: the limits of the adapters.
     """
 
     seed: int = 0
     stop: Callable[[], bool] = lambda: False
     limits: Mapping[str, float] = field(default_factory=dict)
     _stored: dict[Any, tuple[Workload, ServerHour]] = field(default_factory=dict)
-    """With the fleet, so that no other one has its id."""
+    """With the fleet, so that no other fleet gets its id."""
     _broken: dict[Any, tuple[Workload, BrokenError]] = field(default_factory=dict)
-    """Hours that were ended because they broke their limits so many times; with the fleet, too."""
+    """Hours that were ended because they broke their limits, with the fleet, too."""
     _sizes: dict[Any, int] = field(default_factory=dict)
-    """Requests of the hours that have theirs, the oldest first."""
+    """Numbers of requests of the hours that keep their TTFT, the oldest first."""
 
     _workers: Workers = field(default_factory=Workers)
     _ahead: dict[Any, tuple[Workload, Future[ServerHour | BrokenError]]] = field(default_factory=dict)
-    """What was begun before it is asked for, the oldest first; what is found does not depend on it."""
+    """Hours that were begun before they are asked for, the oldest first; results do not depend on them."""
     _lock: Lock = field(default_factory=Lock, repr=False)
     """Held while `_ahead` changes: several threads ask for hours."""
     _growth: dict[Any, Growth] = field(default_factory=dict)
     _scaled: dict[Any, tuple[Workload, Workload]] = field(default_factory=dict)
     _served: dict[Any, tuple[Workload, Workload]] = field(default_factory=dict)
-    """Fleets, and what servers get of their traffic, whose figures are computed once."""
+    """Fleets, and the servers' parts of their traffic, whose figures are computed once."""
 
     def all(
         self, items: Sequence[Bin], fleet: Workload, *, seed: int | None = None, requests: bool = False
     ) -> list[ServerHour]:
-        """One hour of each server; `requests`: with the TTFT of all requests."""
+        """Return one hour of each server; `requests`: with the TTFT of all requests."""
         return self.each([(item, fleet, self.seed if seed is None else seed) for item in items], requests)
 
     def each(self, jobs: Sequence[Job], requests: bool = False) -> list[ServerHour]:
-        """Hours of servers, of any fleets and seeds; `requests`: with the TTFT of all requests."""
+        """Return hours of servers, of any fleets and seeds; `requests`: with the TTFT of all requests."""
         keys, known = [_key(job) for job in jobs], self._stored
         held = self._sizes if requests else known
         missing = {key: (job, None) for key, job in zip(keys, jobs, strict=True) if key not in held}
@@ -122,9 +122,9 @@ class Hours:
     def judged(
         self, jobs: Sequence[Job], most: Sequence[float], then: Sequence[tuple[Job, float]] = ()
     ) -> list[ServerHour | BrokenError]:
-        """Hours of servers, each ended once it is certain that more than `most` of its limits is used.
+        """Return hours of servers, each ended once it is certain that more than `most` of its limits is used.
 
-        `then`: what is likely to be judged next, begun where a thread has nothing to do.
+        `then`: hours that are likely to be judged next, begun if a thread is idle.
         """
         keys = [_key(job) for job in jobs]
         missing = {
@@ -136,7 +136,7 @@ class Hours:
         return [self._stored[key][1] if key in self._stored else self._broken[key][1] for key in keys]
 
     def ahead(self, jobs: Sequence[tuple[Job, float]]) -> None:
-        """Begin hours that are likely to be judged, with how much of their limits ends them."""
+        """Begin hours that are likely to be judged, each with the share of its limits at which it ends."""
         for job, most in jobs if self._workers.jobs > 1 and not self.stop() else ():
             with self._lock:
                 if (key := (_key(job), most)) not in self._ahead and not self._knows(*key):
@@ -145,13 +145,13 @@ class Hours:
         self.forget(MOST_AHEAD)
 
     def forget(self, most: int = 0) -> None:
-        """Keep no more than so many hours that were begun before they are asked for."""
+        """Keep at most this number of hours that were begun before they are asked for."""
         with self._lock:
             while len(self._ahead) > most:
                 self._ahead.pop(next(iter(self._ahead)))[1].cancel()
 
     def _knows(self, key: Any, most: float | None) -> bool:
-        """Whether an hour is stored, or that it breaks so much of its limits."""
+        """Whether an hour is stored, or known to use more than `most` of its limits."""
         return key in self._stored or (
             most is not None and key in self._broken and self._broken[key][1].most >= most
         )
@@ -188,7 +188,7 @@ class Hours:
             return broken.with_traceback(None)
 
     def _workload(self, item: Bin, fleet: Workload) -> Workload:
-        """What a server gets of a fleet's traffic, made once for its next hours."""
+        """Return a server's part of a fleet's traffic, made once for its next hours."""
         key = item, id(fleet)
         if (found := self._served.get(key)) is None:
             found = fleet, item.workload(fleet)
@@ -198,43 +198,43 @@ class Hours:
         return found[1]
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
-        """How far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then.
+        """Return how far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then.
 
-        Stopped early, the largest factors known to hold are given. A replayed trace is not scaled: nothing is found.
+        If stopped early, return the largest factors known to hold. A replayed trace is not scaled: the result is empty.
         """
         if fleet.arrivals.trace is not None:
             return ()
         grown = [self.growth(item, fleet) for item in items]
-        # A plan has as few servers as it takes: halfway to the load that one fewer would have is a good guess.
+        # A plan has as few servers as possible: halfway to the load with one server fewer is a good guess.
         guess = math.sqrt(len(items) / max(0.25, len(items) - 1.0))
         usual = Room(min(LEVELS, key=lambda level: abs(level - guess)), None, None)
         found = list(in_threads(partial(Growth.room, like=usual), grown[:FIRST], FIRST))
-        for k in range(FIRST, len(items), TOGETHER):  # servers beside each other are often alike
+        for k in range(FIRST, len(items), TOGETHER):  # neighbouring servers are often alike
             found += in_threads(partial(Growth.room, like=found[-1]), grown[k : k + TOGETHER], TOGETHER)
         return tuple(found)
 
     def confirmed(self, rooms: Sequence[Room], items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
-        """The rooms of the servers in further hours, too, where limits may break by chance."""
+        """Return the rooms, confirmed in further hours if limits may break by chance."""
         if not rooms or not self.by_chance(items, fleet):
             return tuple(rooms)
         grown = [(self.growth(item, fleet), room) for item, room in zip(items, rooms, strict=True)]
         return tuple(in_threads(lambda job: job[0].confirmed(job[1]), grown, TOGETHER))
 
     def at(self, fleet: Workload, factor: float) -> Workload:
-        """The fleet at other rates, made once."""
+        """Return the fleet with rates multiplied by `factor`, made once."""
         if factor == 1.0 or (id(fleet), factor) in self._scaled:
             return fleet if factor == 1.0 else self._scaled[id(fleet), factor][1]
         return self._scaled.setdefault((id(fleet), factor), (fleet, fleet.scaled(factor)))[1]
 
     def by_chance(self, items: Sequence[Bin], fleet: Workload) -> bool:
-        """Whether the servers may break in another hour limits that they keep in this one: their arrivals vary, or
-        requests wait longer than a limit, and how many of an adapter's do is another number each hour.
+        """Whether the servers may break limits in another hour that they keep in this one: their arrivals vary, or some
+        requests wait longer than a limit, and the number of such requests of an adapter differs from hour to hour.
         """
         least_ms = fleet.slo.columns(fleet)[0].min()
         return fleet.arrivals.varies or any(hour.slowest_ms > least_ms for hour in self.all(items, fleet))
 
     def growth(self, item: Bin, fleet: Workload) -> Growth:
-        """What is known of a server at higher rates."""
+        """Return the known levels of a server at higher rates."""
         return self._growth.setdefault((item, id(fleet)), Growth(self, item, fleet, self._workers))
 
     def holds(self, sim: Run) -> tuple[bool, bool, bool]:
@@ -272,16 +272,16 @@ class Growth:
     workers: Workers
     _found: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
     _broken: tuple[int, Run | None] = (len(LEVELS), None)
-    """The lowest load that breaks the limits."""
+    """The lowest level that breaks the limits, and its run."""
 
     def holds(self, mark: int | None, level: int) -> bool:
-        """Whether one of `ServerHour.holds` is true at a level; None: all of them."""
+        """Whether one mark of `ServerHour.holds` is true at a level; None: all marks."""
         if level not in self._found:
             self._found[level] = self._hour(level, self.hours.seed)
         return all(self._found[level]) if mark is None else self._found[level][mark]
 
     def _hour(self, level: int, seed: int) -> tuple[bool, bool, bool]:
-        """`ServerHour.holds` of an hour at a level."""
+        """Return `ServerHour.holds` of an hour at a level."""
         served = self.item.workload(self.hours.at(self.fleet, LEVELS[level]))
         run = self.workers.begin(partial(_run, self.item, served, seed)).result()
         holds = self.hours.holds(run)
@@ -290,9 +290,9 @@ class Growth:
         return holds
 
     def reach(self, mark: int | None, near: float | None) -> float | None:
-        """The highest factor that holds, which may be `near` another one; None: no factor does."""
+        """Return the highest factor that holds, searched `near` another one first; None: no factor does."""
         start, stop = 0 if near is None else LEVELS.index(near) + 1, self.hours.stop
-        # The searches of other marks, which are monotone, too, have looked at some levels.
+        # The searches of other marks, which are monotone, too, have simulated some levels.
         good = max((level for level in self._found if self.holds(mark, level)), default=-1)
         bad = min((level for level in self._found if level > good), default=len(LEVELS))
         late = stop() and not self._found
@@ -300,17 +300,17 @@ class Growth:
         return LEVELS[low] if low >= 0 else None
 
     def room(self, like: Room) -> Room:
-        """The three marks, and what limits the server first; `like`: of a server that is much alike."""
+        """Return the three marks, and what limits the server first; `like`: room of a similar server."""
         slo = self.reach(0, like.slo)
         queue = self.reach(1, like.queue or slo)
         starvation = self.reach(2, like.starvation or queue)
         return self._room(slo, queue, starvation)
 
     def confirmed(self, room: Room) -> Room:
-        """The room with the highest factor, of those up to its own, at which further hours keep the limits, too: one
-        where hours are alike, `FRESH_HOURS` where they are not.
+        """Return the room with the highest factor, up to its own, at which further hours keep the limits, too: one hour
+        if hours are alike, else `FRESH_HOURS`.
 
-        Hours at the rates as given are looked at where the plan is made or evaluated.
+        Hours at the given rates are checked where the plan is made or evaluated.
         """
         level = 0 if room.slo is None else LEVELS.index(room.slo)
         for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):
@@ -322,7 +322,7 @@ class Growth:
         return self._room(LEVELS[level], room.queue, room.starvation)
 
     def _room(self, slo: float | None, queue: float | None, starvation: float | None) -> Room:
-        """With what limits the server first."""
+        """Return the room with what limits the server first."""
         level, sim = self._broken
         if sim is None:
             return Room(slo, queue, starvation)
@@ -344,10 +344,10 @@ def _run(item: Bin, workload: Workload, seed: int, watch: Watch | None = None) -
 
 
 def parts_s(item: Bin, workload: Workload) -> float | None:
-    """How long a server is simulated that has parts of adapters alone, s; None: as any other.
+    """Return the simulated time of a server that only has parts of adapters, s; None: as any other.
 
-    The 95th percentile of an adapter is that of its requests to all its servers. Where hours are alike, a server that
-    has a k-th of an adapter is sent as many in k hours.
+    The 95th percentile of an adapter is that of its requests to all its servers. If hours are alike, a server that has
+    a k-th of an adapter gets as many requests in k hours.
     """
     arrivals = workload.arrivals
     alike = arrivals.kind == "poisson" and arrivals.own is None and not workload.has_sessions
@@ -357,15 +357,15 @@ def parts_s(item: Bin, workload: Workload) -> float | None:
 
 
 def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:
-    """The figures of the hours; of servers that starve or do not start there or in `known`, those known."""
+    """Return the figures of the hours; servers that starve or do not start, there or in `known`, keep known ones."""
     pairs = zip(known, (hour.figures for hour in found), strict=True)
     return Evaluations.of([new if old.feasible and new.feasible else old for old, new in pairs])
 
 
 def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:
-    """The plan with what each of its adapters gets, from one simulated hour of each server.
+    """Return the plan with the figures of each of its adapters, from one simulated hour of each server.
 
-    Figures of servers that the plan's predictor does not give (`SIMULATED`) are taken from it, too.
+    Figures of servers that the plan's predictor does not give (`SIMULATED`) are taken from the simulation, too.
     """
     if plan.adapters is not None or not plan.bins:
         return plan
@@ -381,9 +381,9 @@ def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:
 
 
 def merged(workload: Workload, items: Sequence[Bin], hours: Sequence[ServerHour]) -> AdapterFigures:
-    """Figures of each adapter of the fleet over its servers: the worst, and the attainment weighted by shares.
+    """Return the figures of each adapter over its servers: the worst, and the attainment weighted by shares.
 
-    NaN where an adapter has no server, or nothing of it was completed.
+    NaN if an adapter has no server, or none of its requests completed.
     """
     n = len(workload)
     columns = {name: np.full(n, np.nan) for name in AdapterFigures._fields}

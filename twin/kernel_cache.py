@@ -1,9 +1,8 @@
 """Where compiled kernels are kept, and what makes them stale.
 
-Numba stores a kernel next to its source file and notices changes of that file only. Kernels of this project call
-each other across files, so a kernel here is known by its own bytecode and that of all that it calls, with the
-constants that they use. The folder is one of the user: other checkouts and installations of the same kernels,
-in other folders, find them compiled.
+Numba stores a kernel next to its source file and notices changes of that file only. Kernels of this project call each
+other across files, so a kernel is identified by its own bytecode and that of all that it calls, with the constants that
+they use. The folder belongs to the user, so that other checkouts and installations find the same kernels compiled.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ STAMP_LENGTH = 20
 """Digits of the stamp in the name of a file."""
 _FLAGS: list[str] = []
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
-"""Its argument is twice the place of the name, from Python 3.11 on; `dis` takes ten times as long to say so."""
+"""Its argument is twice the index of the name, from Python 3.11 on; to ask `dis` for it takes ten times as long."""
 LONGEST_S = 120.0
-"""A kernel that another process compiles is waited for no longer than this."""
+"""Longest wait for a kernel that another process compiles, s."""
 POLL_S = 0.02
 
 
 @functools.cache
 def stamp(function: types.FunctionType) -> str:
-    """Hash of what the machine code of a kernel depends on."""
+    """Return a hash of all that the machine code of a kernel depends on."""
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
     for part in _parts(function):
         digest.update(part.encode() + b"\0")
@@ -69,7 +68,7 @@ def _parts(function: types.FunctionType) -> Iterator[str]:
 
 
 def _decorator(code: types.CodeType) -> Iterator[str]:
-    """Lines of the decorator, which name the options."""
+    """Yield the lines of the decorator, which name the options."""
     for number in itertools.count(code.co_firstlineno):
         line = linecache.getline(code.co_filename, number)
         if not line or line.startswith("def "):
@@ -88,7 +87,7 @@ def _code_parts(code: types.CodeType) -> Iterator[str]:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """Global names of a code object and those inside it, sorted; attributes may have the names of other globals."""
+    """Return the global names of a code object and of those inside it, sorted, without the names of attributes."""
     found, high = set[str](), 0
     for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
         number = high | low
@@ -100,7 +99,7 @@ def _names(code: types.CodeType) -> list[str]:
 
 
 def _meaning(value: object) -> str:
-    """What a global stands for in a kernel, as text that changes when it does."""
+    """Return a text for the value of a global in a kernel, which changes when the value does."""
     if isinstance(value, Dispatcher):
         return f"{stamp(value.py_func)} {sorted(value.targetoptions.items())}"
     if isinstance(value, types.FunctionType):
@@ -139,7 +138,7 @@ class KernelLocator(_CacheLocator):
         return str(self._folder)
 
     def get_source_stamp(self) -> str:
-        """What must be equal for compiled code to be used."""
+        """The value that must be equal for compiled code to be used."""
         return self._stamp
 
     def get_disambiguator(self) -> str:
@@ -148,13 +147,13 @@ class KernelLocator(_CacheLocator):
 
     @classmethod
     def from_function(cls, py_func: types.FunctionType, py_file: str) -> Self | None:
-        """The locator of a kernel of this project; None for other functions and without a folder."""
+        """Return the locator of a kernel of this project; None for other functions and without a folder."""
         folder = cache_folder() if _ours(py_func) else None
         return None if folder is None else cls(py_func, folder)
 
 
 class KernelCache(FunctionCache):
-    """The cache of one kernel, made when it is first used: commands import many more kernels than they run."""
+    """The cache of one kernel, created when it is first used: commands import many more kernels than they run."""
 
     def __init__(self, function: types.FunctionType) -> None:
         self._py_func = function
@@ -177,7 +176,7 @@ _ENABLED: Callable[..., None] = Dispatcher.enable_caching
 
 
 def _data_name(file: IndexDataCacheFile, number: int) -> str:
-    """Name of a file of machine code, one that no other process takes.
+    """Return the name of a file of machine code that no other process uses.
 
     Numba numbers the files of a kernel by the index that it read. Two processes that compile two signatures of one
     kernel at once would take the same number, and one would then load the other's code.
@@ -193,9 +192,9 @@ _NUMBERED: Callable[[IndexDataCacheFile, int], str] = IndexDataCacheFile._data_n
 
 @contextlib.contextmanager
 def alone(function: types.FunctionType) -> Iterator[None]:
-    """No other process compiles this kernel meanwhile; one that does is waited for, and its code then found.
+    """Keep other processes from compiling this kernel; wait for one that does, whose code is then found.
 
-    A kernel is locked before those that it calls: processes never wait for each other in a circle.
+    A kernel is locked before those that it calls, so that processes never wait for each other in a circle.
     """
     file, place = _lock_file(cache_folder() if keeps() else None), int(stamp(function)[:15], 16)
     if file is not None:
@@ -250,14 +249,14 @@ _COMPILED: Callable[..., Any] = Dispatcher.compile
 
 
 def _load(cache: Any, signature: object, context: Any) -> Any:
-    """`Cache.load_overload`, where a kernel is linked as it is: Numba's declarations, slow to import, only compile."""
+    """`Cache.load_overload`, without Numba's declarations for our kernels: they are slow to import and only compile."""
     if not _ours(cache._py_func):  # noqa: SLF001
         context.refresh()
     rtsys.initialize(context)
     try:
         with cache._guard_against_spurious_io_errors():  # noqa: SLF001
             return cache._load_overload(signature, context)  # noqa: SLF001
-    except (ImportError, AttributeError):  # a kernel that it calls was in another module then: compile anew
+    except (ImportError, AttributeError):  # a kernel that it calls was in another module then: compile again
         return None
     except (EOFError, pickle.UnpicklingError):  # a file was cut short: discard what is kept
         cache.flush()
@@ -265,7 +264,7 @@ def _load(cache: Any, signature: object, context: Any) -> Any:
 
 
 def _save(cache: Any, signature: object, data: object) -> None:
-    """`Cache.save_overload`; a folder that can't take a kernel takes no more, and the kernel is used all the same."""
+    """`Cache.save_overload`; if the folder can't take a kernel, it gets no more, and the kernel is used unkept."""
     if not _ours(cache._py_func):  # noqa: SLF001
         _SAVED(cache, signature, data)
     elif keeps():
@@ -284,9 +283,9 @@ _SAVED: Callable[..., None] = FunctionCache.save_overload
 
 
 def install(*flags: dict[str, Any]) -> None:
-    """Make Numba use the locator for this project's kernels; it leaves all other functions alone.
+    """Make Numba use the locator for this project's kernels; all other functions stay as they are.
 
-    `flags`: what decorators name, part of every stamp.
+    `flags`: flags that decorators name, which are part of every stamp.
     """
     _FLAGS[:] = map(repr, flags)
     # `NUMBA_CACHE_LOCATOR_CLASSES`, the public way, would replace the locators of all other functions.

@@ -1,6 +1,6 @@
 """The folder of compiled kernels: one that only this user, or root, can write to, or none.
 
-Kept kernels are machine code that is loaded as it is. Code from a folder that others write to is never loaded.
+Kept kernels are machine code that is loaded unchecked. Code from a folder that others can write to is never loaded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ KEPT_S = 90 * 86400.0
 
 
 class Place(NamedTuple):
-    """What may be done in a folder. `fault`: why kernels can't be kept there, empty if they can."""
+    """What a folder allows. `fault`: why kernels can't be kept there, empty if they can."""
 
     readable: bool
     fault: str = ""
 
 
 def named_folder() -> Path:
-    """The folder's name, whatever is there: in `NUMBA_CACHE_DIR` where it is set, else in the user's cache.
+    """Return the folder's path, whether or not it exists: in `NUMBA_CACHE_DIR` if it is set, else in the user's cache.
 
     Relative paths in `XDG_CACHE_HOME` and `HOME` are ignored: they would name a part of the working folder.
     """
@@ -46,7 +46,7 @@ def named_folder() -> Path:
 
 
 def cache_folder() -> Path | None:
-    """The folder that compiled kernels are loaded from, which may be read-only; None where there is none."""
+    """Return the folder that compiled kernels are loaded from, which may be read-only; None if there is none."""
     folder = named_folder()
     return folder if _place(folder).readable else None
 
@@ -62,13 +62,13 @@ _FULL: dict[Path, str] = {}
 
 
 def full(error: OSError) -> None:
-    """Keep no more kernels in the folder: it did not take one."""
+    """Keep no more kernels in the folder, which could not take one."""
     _FULL[named_folder()] = error.strerror or str(error)
 
 
 @functools.cache
 def _place(folder: Path) -> Place:
-    """What may be done in a folder, which is made; old files in it are removed."""
+    """Create the folder, remove old files in it, and return what it allows."""
     if not folder.is_absolute():
         return Place(False, "the user has no home")
     try:

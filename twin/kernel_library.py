@@ -1,9 +1,9 @@
-"""How compiled kernels call each other: the code of each goes through LLVM once.
+"""How compiled kernels call each other: the code of each kernel goes through LLVM once.
 
-Numba makes machine code of every kernel, and links the code of what it calls into it, to be optimised and made again.
-Here a kernel that only kernels call (`no_cpython_wrapper`) is either a part of its callers (`forceinline`) and never
-made alone, or made once and called by its symbol. Callers keep a copy of its machine code: no file of a kernel needs
-another one.
+Numba compiles every kernel to machine code, and links the code of what it calls into it, to be optimised and compiled
+again. Here a kernel that only kernels call (`no_cpython_wrapper`) is either inlined into its callers (`forceinline`)
+and never compiled alone, or compiled once and called by its symbol. Callers keep a copy of its machine code, so that no
+file of a kernel needs another file.
 """
 
 # ruff: noqa: SLF001 (Numba's libraries, extended here, have few public members)
@@ -27,21 +27,21 @@ from numba.core.types.npytypes import Record
 from packer.twin.kernel_cache import stamp
 
 KEPT = "kernel"
-"""What these libraries are kept as; Numba's own are of the kinds "object" and "bitcode"."""
+"""The kind under which these libraries are kept; Numba's own kinds are "object" and "bitcode"."""
 MARK = "numba.dynamic.globals.kernels"
-"""A variable in every kernel. Numba keeps no function that has one of this name: a kept function of others would find
-no kernel that it calls by symbol."""
+"""A variable in every kernel. Numba keeps no function that has a variable of this name: a kept function of other code
+would not find the kernels that it calls by symbol."""
 TYPE_ERROR = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
-"""What Python finds instead of a kernel that only kernels may call."""
+"""The address that Python finds instead of a kernel that only kernels may call."""
 SKIPPED = ("NopythonRewrites", "InlineClosureLikes", "AnnotateTypes")
-"""Numba's passes for what kernels do not have, array expressions and closures, and for listings that no one reads."""
+"""Numba's passes that are skipped: kernels have no array expressions or closures, and no one reads listings."""
 
 
 class KernelLibrary(JITCodeLibrary):
-    """The code of one kernel, as LLVM's and as the machine's.
+    """The code of one kernel, as LLVM's and as machine code.
 
-    `inner`: only kernels call it; `inlined`: they contain it. `calls`: the machine code of all that is called from
-    here, each before those that call it, by the symbols that it defines. `counts`: it counts references to arrays.
+    `inner`: only kernels call it; `inlined`: its callers contain it. `calls`: the machine code of all that is called
+    from here, callees before their callers, by the symbols that it defines. `counts`: it counts references to arrays.
     """
 
     inner = inlined = counts = False
@@ -66,14 +66,14 @@ class KernelLibrary(JITCodeLibrary):
 
     @property
     def codegen(self) -> Any:
-        """Numba's; of an inlined kernel the library itself."""
+        """Numba's code generator; for an inlined kernel the library itself."""
         return self if self.inlined else self._codegen
 
     def set_env(self, name: str, environment: object) -> None:
-        """Nothing: inlined kernels have no Python objects."""
+        """Do nothing: inlined kernels have no Python objects."""
 
     def add_linking_library(self, library: Any) -> None:
-        """Link a library, or only note what of it is called."""
+        """Link a library, or only record the kernels that it calls."""
         if self.inlined and library is rtsys.library:
             return  # callers have it
         if isinstance(library, KernelLibrary):
@@ -85,11 +85,11 @@ class KernelLibrary(JITCodeLibrary):
         super().add_linking_library(library)
 
     def _optimize_functions(self, module: Any) -> None:
-        """Nothing: the passes over the whole module do the same again."""
+        """Optimise nothing: the passes over the whole module do the same again."""
         module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Once; Numba does it twice, to count fewer references."""
+        """Optimise once; Numba does it twice, to count fewer references."""
         if self.counts:
             super()._optimize_final_module()
         else:
@@ -97,7 +97,7 @@ class KernelLibrary(JITCodeLibrary):
             passes.run(self._final_module, builder)
 
     def finalize(self) -> None:
-        """Make the machine code; of an inlined kernel what callers contain."""
+        """Make the machine code; for an inlined kernel the module that callers contain."""
         if self.inlined:
             for library in self._linking_libraries:
                 self._final_module.link_in(library._get_module_for_linking(), preserve=True)
@@ -108,7 +108,7 @@ class KernelLibrary(JITCodeLibrary):
         self._code = self._get_compiled_object()
 
     def get_pointer_to_function(self, name: str) -> Any:
-        """Address of a function."""
+        """Return the address of a function."""
         return super().get_pointer_to_function(name) or TYPE_ERROR
 
     def _get_module_for_linking(self) -> Any:
@@ -117,7 +117,7 @@ class KernelLibrary(JITCodeLibrary):
         return super()._get_module_for_linking()
 
     def serialize_using_object_code(self) -> tuple[str, str, Any]:
-        """What is kept."""
+        """Return what is kept."""
         bitcode = self._get_module_for_linking().as_bitcode()
         return self.name, KEPT, (self.inner, self.counts, self._code, self.symbols, bitcode, self.calls)
 
@@ -129,7 +129,7 @@ class KernelLibrary(JITCodeLibrary):
 
     @classmethod
     def of_kept(cls, codegen: Any, name: str, kept: Any) -> KernelLibrary:
-        """The library of what was kept, its machine code with what that calls."""
+        """Return the library from what was kept, with the machine code that it calls."""
         self = cls(codegen, name)
         self.inner, self.counts, code, symbols, self._bitcode, self.calls = kept
         self.inlined = code is None
@@ -148,7 +148,7 @@ _CALL_TYPE: Any = BaseFunction.get_call_type
 
 
 def _call_type(function: Any, context: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """`BaseFunction.get_call_type`, stored: Numba tries all templates of `+` again at each place."""
+    """`BaseFunction.get_call_type`, cached: Numba tries all templates of `+` again at each use."""
     key = (function, arguments, tuple(named.items()), repr(ConfigStack.top_or_none()._values))
     if key not in _TYPES:
         _TYPES[key] = _CALL_TYPE(function, context, arguments, named)
@@ -160,7 +160,7 @@ _REPR: Any = Record.__repr__
 
 
 def _repr(record: Any) -> str:
-    """`Record.__repr__`, stored: Numba writes out all fields in each pass, and where it finds no code at first."""
+    """`Record.__repr__`, cached: Numba writes out all fields in each pass, and when it finds no code at first."""
     if id(record) not in _REPRS:
         _REPRS[id(record)] = record, _REPR(record)
     return _REPRS[id(record)][1]
@@ -171,7 +171,7 @@ _LOAD: Any = CPUContext.load_additional_registries
 
 
 def _load_once(context: Any) -> None:
-    """`CPUContext.load_additional_registries`, once: Numba does so for each kernel, and where it finds no code."""
+    """`CPUContext.load_additional_registries`, once: Numba does it for each kernel, and when it finds no code."""
     if id(context) not in _LOADED:
         _LOAD(context)
         _LOADED[id(context)] = context
@@ -183,7 +183,7 @@ FASTER: tuple[tuple[Any, str, Any], ...] = (
     (CPUContext, "load_additional_registries", _load_once),
     (event, "broadcast", lambda _event: None),  # times of each call of LLVM, for listeners
 )
-"""What stands in the place of parts of Numba while a kernel is compiled."""
+"""Replacements of parts of Numba while a kernel is compiled."""
 
 
 class KernelCompiler(Compiler):
@@ -213,7 +213,7 @@ class KernelCompiler(Compiler):
 
 
 def kernel_compiler() -> type[Compiler]:
-    """The compiler of this file, or Numba's own where that has libraries of another make than those extended here."""
+    """Return the compiler of this file, or Numba's own if its libraries lack the methods that are extended here."""
     known = hasattr(JITCodeLibrary, "_object_compiled_hook") and hasattr(CPUCodegen, "_pass_builder")
     return KernelCompiler if known else Compiler
 

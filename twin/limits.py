@@ -1,4 +1,4 @@
-"""What limits a server in a simulation, and what would help; whether its slots thrash, and how many end that."""
+"""What limits a server in a simulation, and what would help; whether its slots thrash, and how many slots end that."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 USED_UP = 0.5
-"""Below this part in use, a resource limits nothing on average."""
+"""A resource of which less than this share is in use limits nothing on average."""
 GROWTH = 1.5
-"""Advice names half as many slots more, and so do steps of a search."""
+"""Factor by which advice, and each step of a search, increases the slots."""
 START_S = 300.0
-"""Time in which adapters are used for the first time."""
+"""Time after the start in which adapters are used for the first time, s."""
 MOSTLY = 0.95
-"""Part of the requests that wait too long, which is enough to keep a 95th percentile within the limit."""
+"""Share of late requests that would keep their limit without first uses: enough to keep a 95th percentile within it."""
 BEFORE_TRAFFIC = "a request to each adapter before a server takes traffic avoids that"
 MOST_LOADS = 1.0
-"""Loads per request that a cold cache explains; vLLM needs more where it evicts adapters of the batch."""
+"""Loads per request that a cold cache explains; vLLM needs more if it evicts adapters of the batch."""
 
 
 class Limit(NamedTuple):
-    """What is scarce: its name, the part of it that is in use, that in words, and what would help."""
+    """A scarce resource: its name, the share in use, that share in words, and what would help."""
 
     name: str
     pressure: float
@@ -39,13 +39,13 @@ class Limit(NamedTuple):
 
 
 def limit_of(sim: Run) -> Limit:
-    """The resource of a server that is used most while requests wait.
+    """Return the resource of a server that is used most while requests wait.
 
-    Compared are the slots (where there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of
-    a step, the part of the time that loads take, the ITL against its limit, which stands for the time of a step,
-    and the part of the TTFT that passes outside the engine. Where less than `USED_UP` of each is in use, requests wait
-    because they come together. Where requests wait longer than their limit only in the first `START_S`, or only
-    because of the first uses of adapters, these limit the server.
+    Compared are the slots (if there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of a step,
+    the share of the time that loads take, the ITL relative to its limit (for the time of a step), and the share of the
+    TTFT that passes outside the engine. If less than `USED_UP` of each is in use, requests wait because they come
+    together. If requests wait longer than their limit only in the first `START_S`, or only because of the first uses of
+    adapters, the start or these first uses limit the server.
     """
     sent_s, waits_ms = sim.late
     served = sim.stable and sim.mean_itl_ms <= sim.workload.slo.columns(sim.workload)[1].min()
@@ -67,15 +67,15 @@ def limit_of(sim: Run) -> Limit:
 
 
 def starting(sent_s: npt.NDArray[np.floating[Any]], fleet: Workload) -> npt.NDArray[np.bool_]:
-    """Which requests that wait too long do so because a server has just started, by when they were sent: none where
-    rates change, since any burst may be among the first."""
+    """Return which late requests are late because a server has just started, by when they were sent: none if rates
+    change, since any burst may be among the first."""
     steady = fleet.arrivals.kind in ("poisson", "lognormal")
     return np.asarray((sent_s < START_S) & steady)
 
 
 def _of_first_uses(sim: Run, sent_s: FloatArray, waits_ms: FloatArray) -> bool:
-    """Whether requests that exceed their limit of TTFT would keep it, `MOSTLY`, without the time in which first uses of
-    adapters, one after the other, occupied the API server while they waited.
+    """Whether `MOSTLY` of the late requests would keep their TTFT limit without the time in which first uses of
+    adapters, one after the other, occupied the API server while these requests waited.
 
     `sent_s`, `waits_ms`: `Run.late`.
     """
@@ -138,7 +138,7 @@ def _limits(sim: Run) -> list[Limit]:
 
 
 def _more_slots(sim: Run) -> str:
-    """Slots that fit, or what makes room for them."""
+    """Return advice in words: a number of slots that fits, or what makes room for slots."""
     slots = min(len(sim.workload), math.ceil(GROWTH * sim.max_loras))
     if slots <= sim.max_loras:
         return "fewer adapters per GPU"
@@ -148,7 +148,7 @@ def _more_slots(sim: Run) -> str:
 
 
 def _more_cache(sim: Run) -> str:
-    """Slots without use, or adapters of large ranks, that take memory from the KV cache."""
+    """Return advice in words: drop unused slots, or adapters of large ranks, which take memory from the KV cache."""
     fewer, peak = "", len(sim.workload)
     if peak < sim.max_loras:
         gained = kv_cache_tokens(sim.profile, sim.profile.settings(peak, sim.max_lora_rank))
@@ -157,7 +157,7 @@ def _more_cache(sim: Run) -> str:
 
 
 def _smaller_slots(sim: Run) -> str:
-    """Moving the adapters of the largest rank away, where they are the smaller part and the slots get smaller."""
+    """Return advice to move the adapters of the largest rank away, if they are the minority and slots get smaller."""
     ranks = sim.workload.ranks
     largest = int(ranks.max())
     others = ranks[ranks < largest]
@@ -176,7 +176,7 @@ def thrashes(sim: Run) -> bool:
 
 
 def relief(sim: Run) -> Run | None:
-    """The same run with the fewest slots, in steps of half as many more, that do not thrash; None without any."""
+    """Return the run with the fewest slots, in steps of half as many more, that do not thrash; None without any."""
     slots, n = sim.max_loras, len(sim.workload)
     while slots < n:
         slots = min(math.ceil(GROWTH * slots), n)

@@ -1,4 +1,4 @@
-"""A profile with other engine settings than those it was measured or estimated with."""
+"""A profile with other engine settings than those with which it was measured or estimated."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from packer.errors import ValidationError, shown
 from packer.profile import MemorySpec, Profile
 
 BYTES_PER_LOGIT = 18
-"""Of vLLM's profiling run in the sampler: bf16, float32, sorted float32 and int64 indices."""
+"""Bytes per logit that vLLM's profiling run takes in the sampler: bf16, float32, sorted float32 and int64 indices."""
 
 SAMPLER_RELEASE = (0, 11)
-"""Version from which the sampler takes more: seven measured servers give its constant (`packer.fit.memory`)."""
+"""Version from which the sampler takes more: a constant from seven measured servers (`packer.fit.memory`)."""
 
 SAMPLER_BYTES_PER_LOGIT = 38.2
 
 LARGEST_VOCABULARY = 262_144
-"""Of Gemma's tokenizer: a profile does not have its model's, and memory is not to be underestimated."""
+"""Gemma's vocabulary: a profile does not have that of its model, and memory must not be underestimated."""
 VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")
-"""What a version of vLLM looks like."""
+"""Pattern of a version of vLLM."""
 
 
 SETTINGS = (
     "max_num_seqs", "max_model_len", "gpu_memory_utilization", "vllm_version", "block_size", "prefix_caching",
     "async_scheduling", "max_num_queued_reqs", "scheduling_policy", "speculation",
 )  # fmt: skip
-"""What `with_engine` changes, in the order in which the profile's name says it."""
+"""Settings that `with_engine` changes, in the order in which the profile's name lists them."""
 
 
 def with_engine(profile: Profile, **settings: Any) -> Profile:
-    """The profile with these `SETTINGS`; None keeps one.
+    """Return the profile with these `SETTINGS`; None keeps a setting.
 
     The KV cache changes by the GPU's memory times the change of `gpu_memory_utilization`, and loses what vLLM's
     profiling run takes for each further sequence in the sampler (`BYTES_PER_LOGIT` × `LARGEST_VOCABULARY`).
-    `max_model_len` is also the least number of KV tokens with which vLLM starts. `vllm_version`, as 0.23.0, brings the
-    rules of that version (`packer.twin.engine_rules`). The step law stays.
+    `max_model_len` is also the least number of KV tokens with which vLLM starts. `vllm_version`, such as 0.23.0, brings
+    the rules of that version (`packer.twin.engine_rules`). The step law stays.
 
-    Raises `ValidationError`: a setting breaks a rule, as `max_num_seqs` above `max_num_batched_tokens`; the version has
-    no numbers, or the profile is of another engine than vLLM.
+    Raises `ValidationError`: a setting breaks a rule, such as `max_num_seqs` above `max_num_batched_tokens`; the
+    version has no numbers, or the profile is of another engine than vLLM.
     """
     if unknown := settings.keys() - set(SETTINGS):
         raise TypeError(f"with_engine() got unexpected settings: {', '.join(sorted(unknown))}")
@@ -75,7 +75,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
 
 
 def variants(profile: Profile, **settings: Sequence[Any]) -> list[Profile]:
-    """The profile with every combination of values of `with_engine`'s settings, each once; empty keeps a setting.
+    """Return the profile with every combination of values of `with_engine`'s settings; empty keeps a setting.
 
     A string is one value.
     """
@@ -86,7 +86,7 @@ def variants(profile: Profile, **settings: Sequence[Any]) -> list[Profile]:
 
 
 def _memory(profile: Profile, extra_bytes: float, least: int) -> MemorySpec:
-    """The memory with so many bytes more for the KV cache."""
+    """Return the memory with `extra_bytes` more for the KV cache."""
     memory, kv = profile.memory, profile.model.kv_bytes_per_token
     measured = tuple(
         (loras, rank, max(0, int(tokens + extra_bytes / kv))) for loras, rank, tokens in memory.measured

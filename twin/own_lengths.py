@@ -13,19 +13,19 @@ from packer.workload import Workload
 
 
 def own_lengths(workload: Workload, side: str) -> list[Lengths]:
-    """The lengths of each adapter, its own or the workload's."""
+    """Return the lengths of each adapter: its own, or the workload's."""
     own, shared = list(map(attrgetter(side), workload.adapters)), getattr(workload, side)
     return [each or shared for each in own] if any(own) else [shared] * len(own)
 
 
 def identities(objects: list[Lengths]) -> bytes:
-    """Which objects they are, to be compared quickly where there are a million."""
+    """Return the ids of the objects, for fast comparisons of a million objects."""
     return array("q", map(id, objects)).tobytes()
 
 
 def at_normal(lengths: list[Lengths], adapter: IntArray, z: FloatArray) -> IntArray:
-    """Lengths at normal scores, of each adapter its own."""
-    objects = dict(zip(map(id, lengths), lengths, strict=True))  # a hash of each would take longest
+    """Return lengths at normal scores, with the lengths of each request's adapter."""
+    objects = dict(zip(map(id, lengths), lengths, strict=True))  # hashing each object would take longest
     number: dict[Lengths, int] = {}
     place = {key: number.setdefault(each, len(number)) for key, each in objects.items()}
     if len(number) == 1:

@@ -22,18 +22,18 @@ FEW_REQUESTS = 60
 """With fewer completed requests than this, an adapter's 95th percentile is that of its server."""
 
 FEW_MAY_REACH = 2.0
-"""A 95th percentile of few requests is nearly their largest: it breaks a limit from so many times of it."""
+"""A 95th percentile of few requests is nearly their largest: it breaks a limit only beyond this multiple of it."""
 
 MEAN_FROM = 5
-"""Completed requests from which the mean of an adapter with few of them says more than chance."""
+"""Number of completed requests from which the mean of an adapter with few requests is more than chance."""
 
 FEW_CHANCE = 0.05
-"""How many adapters with few requests may be beyond `FEW_MAY_REACH` times their limit in an hour of a server, on
-average over what is chance: which of them has a request while the server is slow."""
+"""Expected number of adapters with few requests that may be beyond `FEW_MAY_REACH` times their limit in an hour of a
+server: which adapter has a request while the server is slow is chance."""
 
 
 def quiet_adapters(fleet: Workload) -> str:
-    """How many adapters send too few requests an hour for a 95th percentile of their own, in words; "" for none."""
+    """Return in words how many adapters send too few requests an hour for their own 95th percentile; "" for none."""
     few = int((fleet.rates * 3600.0 < FEW_REQUESTS).sum())
     if not few:
         return ""
@@ -83,15 +83,15 @@ def pooled_p95_ttft_ms(sim: Run) -> FloatArray:
 
 
 ENOUGH = {"mean": MEAN_FROM, "median": 10, "p90": 30, "p95": FEW_REQUESTS, "p99": 300}
-"""With this many completed requests a statistic of an adapter says more than the statistic of its server."""
+"""Number of completed requests from which a statistic of an adapter says more than that of its server."""
 
 
 def slo_used(sim: Run) -> FloatArray:
-    """How much of its limits (`Workload.slo`) each adapter uses, float64 (m,): 1 is all of it, more breaks them.
+    """Return the share of its limits (`Workload.slo`) that each adapter uses, float64 (m,): above 1 it breaks them.
 
-    Infinite where the server does not start, starves or has a queue that grows. An adapter with fewer than
-    `FEW_REQUESTS` may have a 95th percentile of its own up to `FEW_MAY_REACH` times its limit, one with fewer than
-    `MEAN_FROM` any, and the mean ITL of its server. Other statistics likewise, by `ENOUGH`.
+    Infinite if the server does not start, starves or has a queue that grows. An adapter with fewer than `FEW_REQUESTS`
+    may have a 95th percentile of its own up to `FEW_MAY_REACH` times its limit. An adapter with fewer than `MEAN_FROM`
+    may have any, and gets the mean ITL of its server. Other statistics likewise, by `ENOUGH`.
     """
     if sim.status != "ok" or sim.starved or not sim.stable:
         return np.full(len(sim.workload), np.inf)
@@ -102,7 +102,7 @@ def slo_used(sim: Run) -> FloatArray:
 
 
 def judged_ms(sim: Run, key: str) -> FloatArray:
-    """The figure by which each adapter is judged, ms, float64 (m,): the adapter's, or its server's."""
+    """Return the figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server."""
     statistic, _, what = key.removesuffix("_ms").partition("_")
     if key == "p95_ttft_ms":
         number = sim.completed_of
@@ -127,14 +127,14 @@ def judged_ms(sim: Run, key: str) -> FloatArray:
 
 
 def statistic_of(values: FloatArray, name: str) -> float:
-    """A statistic of some values by its name in the keys of a goal; NaN without values."""
+    """Return a statistic of some values by its name in the keys of a goal; NaN without values."""
     if not len(values):
         return float("nan")
     return float(values.mean() if name == "mean" else np.quantile(values, STATISTICS[name]))
 
 
 def server_used(sim: Run) -> float:
-    """How much of its limits of a server (`Workload.slo`) the one that is nearest to them uses; 0 where it has none."""
+    """Return the largest share of the limits of servers (`Workload.slo`) that a server uses; 0 without such limits."""
     if sim.cluster is not None:
         return max(server.server_slo_used for server in sim.servers)
     goal = sim.workload.slo
@@ -144,7 +144,7 @@ def server_used(sim: Run) -> float:
 
 
 def requests_used(sim: Run) -> float:
-    """The share of requests beyond limits of requests, of the share that may be (`Goal.request_share`)."""
+    """Share of requests beyond limits of requests / the share that may be beyond them (1 - `Goal.request_share`)."""
     goal = sim.workload.slo
     if not goal.keys("request") or not sim.slo_attainment < 1.0:
         return 0.0
@@ -153,18 +153,18 @@ def requests_used(sim: Run) -> float:
 
 
 def few_used(sim: Run) -> float:
-    """How much of `FEW_MAY_REACH` times their limits adapters with few requests use in all hours like this one.
+    """Return the share of `FEW_MAY_REACH` times their limits that adapters with few requests use over hours like this.
 
-    Which of them has a request while the server is slow is chance: each one's requests are taken as drawn from those
-    of the server. Above 1, more than `FEW_CHANCE` adapters on average have a 95th percentile, interpolated as
-    `numpy.quantile` does, beyond `FEW_MAY_REACH` times their limit. 0 where no request waits so long.
+    Which adapter has a request while the server is slow is chance: requests of each adapter are taken as drawn from all
+    requests of the server. Above 1, more than `FEW_CHANCE` adapters on average have a 95th percentile, interpolated as
+    `numpy.quantile` does, beyond `FEW_MAY_REACH` times their limit. 0 if no request waits so long.
     """
     number = sim.completed_of.astype(np.int64)
     few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
     limits = sim.workload.slo.column(sim.workload, "p95_ttft_ms")[few] * FEW_MAY_REACH
     if not few.any() or sim.ttft_ms.max() <= limits.min():
         return 0.0
-    # With a tenth of all waits beyond its levels one adapter alone exceeds `FEW_CHANCE`: shorter ones decide nothing.
+    # With a tenth of all waits beyond its levels one adapter alone exceeds `FEW_CHANCE`: shorter waits do not matter.
     n = len(sim.ttft_ms)
     halves, tenth = [(n - 1) // 2, n // 2], 9 * n // 10
     ordered = np.partition(sim.ttft_ms, [*halves, tenth])
@@ -174,7 +174,7 @@ def few_used(sim: Run) -> float:
     part, above = np.maximum(place % 1.0, 1e-9), number - 1 - np.floor(place)
 
     def expected(used: float) -> float:
-        """Adapters beyond: by the upper of the two requests around the percentile alone, or by both."""
+        """Adapters expected beyond: by the upper of the two requests around the percentile alone, or by both."""
         levels = used * limits
         both, upper = (
             (len(waits) - np.searchsorted(waits, each, side="right")) / n
@@ -191,8 +191,8 @@ def few_used(sim: Run) -> float:
 
 
 def _more_than(k: FloatArray, n: IntArray, p: FloatArray) -> FloatArray:
-    """The chance of more than k >= -1 of n < `FEW_REQUESTS` that have the chance p each, float64 as n."""
-    p = np.minimum(p, 1.0 - 1e-5)  # certainty, whose odds are infinite, to 1e-5
+    """Return the chance that more than k >= -1 of n < `FEW_REQUESTS` events of chance p each occur, float64 as n."""
+    p = np.minimum(p, 1.0 - 1e-5)  # the odds of a certain event are infinite
     j = np.arange(1, int(k.max(initial=0)) + 1)[:, np.newaxis]
     none = (1.0 - p) ** n
     chances = np.cumprod(np.maximum(n - j + 1, 0) / j * (p / (1.0 - p)), axis=0) * none
@@ -201,11 +201,11 @@ def _more_than(k: FloatArray, n: IntArray, p: FloatArray) -> FloatArray:
 
 
 def kept_requests(sim: Run) -> tuple[BoolArray, BoolArray]:
-    """Which requests kept the limits that hold for them (`Goal.of_requests`), and which broke them, bool (n,) each.
+    """Return which requests kept their limits (`Goal.of_requests`), and which broke them, bool (n,) each.
 
-    A request breaks a limit if it would be over it even if all its remaining tokens came at the end of the run; that
-    of its mean gap between tokens only once it completed. It keeps them if it completed otherwise. The others, which
-    the end of the run cut off, do neither. Limits of gaps do not bind requests of one token.
+    A request breaks a limit if it would exceed it even if all its remaining tokens came at the end of the run; the
+    limit of its mean gap between tokens only once it completed. A completed request that breaks no limit keeps them.
+    Others, which the end of the run cut off, do neither. Limits of gaps do not apply to requests of one token.
     """
     raw, requests, end_s = sim.raw, sim.raw.requests, sim.duration_s
     first_s, finish_s = (np.where(np.isnan(at_s), end_s, at_s) for at_s in (raw.first_s, raw.finish_s))
@@ -234,9 +234,9 @@ def late(sim: Run) -> FloatArray:
 
 
 def slo_counts(sim: Run) -> tuple[FloatArray, FloatArray]:
-    """Requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them.
+    """Return the requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them.
 
-    A refused request breaks them.
+    A refused request breaks its limits.
     """
     m = len(sim.workload)
     kept, broke = sim.kept_requests
@@ -277,7 +277,7 @@ def per_adapter_frame(sim: Run) -> pl.DataFrame:
 
 
 def found(sim: Run) -> tuple[IntArray, IntArray, IntArray]:
-    """Tokens found in the KV cache, prompt and adapter of each request admitted; empty without prefix caching."""
+    """Return tokens found in the KV cache, prompt and adapter of each admitted request; empty without caching."""
     requests, held = sim.raw.requests, sim.raw.found
     admitted = np.zeros(0, dtype=np.int64) if held is None else np.flatnonzero(held >= 0)
     tokens = admitted if held is None else held[admitted]
@@ -301,7 +301,7 @@ def prefix_hit_rates(sim: Run) -> FloatArray:
 
 
 def sums(sim: Run, weights: npt.ArrayLike | None = None) -> FloatArray:
-    """Sums over each adapter's completed requests, float64 (m,); without weights how many they are."""
+    """Return sums over each adapter's completed requests, float64 (m,); without weights their number."""
     return np.bincount(sim.owners, weights, minlength=len(sim.workload)).astype(np.float64)
 
 
@@ -321,8 +321,8 @@ def draft_acceptance(sim: Run) -> float:
 def draft_acceptance_needed(sim: Run) -> float:
     """See `Run.draft_acceptance_needed`.
 
-    Without drafts the same steps would take less time and bring each request one token: with a share m of the time of
-    steps with decodes for drafts and their verification, a request has to keep m / (1 - m) drafts a step.
+    Without drafts the same steps would take less time and bring each request one token: if drafts and verification
+    take a share m of the time of steps with decodes, a request has to keep m / (1 - m) drafts per step.
     """
     drafts = sim.raw.drafts
     if drafts is None or not drafts.tried or drafts.more_s >= drafts.decode_s:

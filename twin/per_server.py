@@ -23,12 +23,12 @@ SHOWN = (
 
 
 def mean(values: FloatArray) -> float:
-    """Their mean; NaN without values."""
+    """Return the mean; NaN without values."""
     return float(values.mean()) if len(values) else math.nan
 
 
 def quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
-    """Their quantiles at these shares, as `numpy.quantile` interpolates them, in less time; NaN without values."""
+    """Return the quantiles at these shares, interpolated as `numpy.quantile` does, in less time; NaN without values."""
     places = [(len(values) - 1) * share for share in shares if len(values)]
     near = {min(k, len(values) - 1) for place in places for k in (int(place), int(place) + 1)}
     ordered, found = np.partition(values, sorted(near)) if near else values, []
@@ -41,12 +41,12 @@ def quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
 
 
 def tokens(run: Run, side: str) -> float:
-    """Input or output tokens of completed requests."""
+    """Return the input or output tokens of completed requests."""
     return float(getattr(run.raw.requests, side)[run.raw.finished].sum())
 
 
 def engine_ms(run: Run, start: int, end: int) -> FloatArray:
-    """Time of completed requests within the engine between two of `Raw.engine_s`, ms, float64 (completed,)."""
+    """Return the time of completed requests in the engine between two of `Raw.engine_s`, ms, float64 (completed,)."""
     span_s = run.raw.engine_s[run.raw.finished]
     return (span_s[:, end] - span_s[:, start]) * 1e3
 
@@ -69,7 +69,7 @@ def mean_itl_ms(run: Run) -> float:
 
 
 def itl_quantile(run: Run, q: float) -> float:
-    """A quantile of the gaps between tokens, ms; from a histogram with bins of 0.7 %."""
+    """Return a quantile of the gaps between tokens, ms, from a histogram with bins of 0.7 %."""
     total = int(run.raw.histogram.sum())
     if not total:
         return math.nan
@@ -78,7 +78,7 @@ def itl_quantile(run: Run, q: float) -> float:
 
 
 def mean_state(run: Run, column: str) -> float:
-    """Time-weighted mean of a column of the timeline."""
+    """Return the time-weighted mean of a column of the timeline."""
     found = float(run.raw.timeline[column].sum() / run.duration_s)
     return found if run.status == "ok" else math.nan
 

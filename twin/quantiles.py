@@ -11,10 +11,10 @@ from packer.twin.flags import ENGINE_FLAGS
 
 @njit(**ENGINE_FLAGS)
 def select(values: FloatArray, sizes: IntArray, share: float, found: FloatArray) -> None:
-    """Put the quantile of each group into `found`, interpolated as `numpy.quantile` does; empty groups keep theirs.
+    """Put the quantile of each group into `found`, interpolated as `numpy.quantile` does; empty groups are left out.
 
-    `values` (n,): of one group after the other, which are put into another order. `sizes`: of the groups. C. A. R.
-    Hoare's selection: a part of the values in which the place of the quantile is gets smaller until they are equal.
+    `values` (n,): values of one group after the other, which are reordered in place. `sizes`: sizes of the groups. C.
+    A. R. Hoare's selection: the range with the position of the quantile shrinks until its values are equal.
     """
     start = 0
     for group in range(len(sizes)):
@@ -52,9 +52,9 @@ def select(values: FloatArray, sizes: IntArray, share: float, found: FloatArray)
 
 
 def by_group(values: FloatArray, groups: IntArray, sizes: IntArray, share: float) -> FloatArray:
-    """The quantile of the values of each group, float64 (m,); NaN for those without any.
+    """Return the quantile of the values of each group, float64 (m,); NaN for empty groups.
 
-    `groups` (n,): of each value, from 0. `sizes` (m,): how many each has.
+    `groups` (n,): group of each value, from 0. `sizes` (m,): number of values of each group.
     """
     found = np.full(len(sizes), np.nan)
     short = groups.astype(np.min_scalar_type(len(sizes)))  # NumPy sorts 16 bits by radix

@@ -1,4 +1,4 @@
-"""What a simulation found: the requests, the server's record, and every figure that is made of them."""
+"""Results of a simulation: the requests, the server's record, and every figure that is derived from them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _field(name: str) -> cached_property[int]:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Result of a simulation of servers: one is a cluster of one.
+    """Result of a simulation of servers; one server is a cluster of one.
 
     Names follow `vllm bench serve`; latencies in ms over completed requests of all servers. Counts and throughput are
-    sums over servers, `busy_share` is their mean, `max_running` the largest of them; `profile` and `settings` are those
-    of the first server. With `status` "memory_error" a server does not start: nothing is served and latencies are NaN.
+    sums over servers, `busy_share` is their mean, `max_running` their maximum; `profile` and `settings` are those of
+    the first server. With `status` "memory_error" a server does not start: nothing is served and latencies are NaN.
     `cluster`, `system`, `router`, `setups`, `state`, `transit`: of `simulate_cluster`. `spans`: (server, start, end) of
-    the times in which servers ran, s, where changes were made.
+    the times in which servers ran, s, if servers changed.
     """
 
     status: Literal["ok", "memory_error"]
@@ -67,19 +67,19 @@ class Run:
     spans: tuple[tuple[int, float, float], ...] | None = field(default=None, repr=False)
 
     max_loras = cached_property(lambda self: int(self.settings.max_loras))
-    """Adapters on the GPU at once."""
+    """Slots: adapters on the GPU at once."""
     max_lora_rank = cached_property(lambda self: int(self.settings.max_lora_rank))
     """Largest rank that the server takes."""
 
     # ---- counts and throughput
     @property
     def closed_loop(self) -> bool:
-        """Whether each request was sent when another one finished: the server had as much to do as it took."""
+        """Whether each request was sent when another one finished, so that the load adapts to the server."""
         return self.concurrency is not None and not self.paced
 
     @property
     def offered_tok_s(self) -> float:
-        """Offered load, tok/s; where rates change or a trace is replayed, what was really sent."""
+        """Offered load, tok/s; if rates change, a trace is replayed or the loop is closed, the load that was sent."""
         steady = self.workload.arrivals.kind in ("poisson", "lognormal") and not self.closed_loop
         if not steady and self.status == "ok":
             return self.raw.sent_tokens / self.duration_s
@@ -90,7 +90,7 @@ class Run:
         return np.flatnonzero(self.raw.finished)
 
     sent = _field("sent")
-    """Requests sent, those refused by the client's ceiling included."""
+    """Requests sent, including those refused by the client's ceiling."""
 
     sent_tokens = cached_property(lambda self: float(self.raw.sent_tokens))
     """Input + output tokens of all requests sent; refused ones at the mean if none were drawn."""
@@ -131,15 +131,15 @@ class Run:
     prefix_hit_rate = cached_property(figures.prefix_hit_rate)
     """`cached_tokens` as a part of the prompt tokens of admitted requests; NaN without prefix caching."""
     adapter_prefix_hit_rate = cached_property(figures.prefix_hit_rates)
-    """That of each adapter, float64 (adapters,); NaN where none of its requests was admitted."""
+    """`prefix_hit_rate` of each adapter, float64 (adapters,); NaN where none of its requests was admitted."""
     adapter_loads = _field("adapter_loads")
     """Times that an adapter was brought into a slot."""
     disk_loads = _field("disk_loads")
-    """Of these, how many came from disk."""
+    """Adapter loads that came from disk."""
     draft_acceptance = cached_property(figures.draft_acceptance)
-    """Drafts that were kept / drafts of speculative decoding; NaN without it."""
+    """Kept drafts / drafts of speculative decoding; NaN without it."""
     draft_acceptance_needed = cached_property(figures.draft_acceptance_needed)
-    """What it has to be so that the server is no slower than without speculative decoding; NaN without it."""
+    """`draft_acceptance` from which on the server is no slower than without speculative decoding; NaN without it."""
 
     @property
     def loads_per_request(self) -> float:
@@ -163,14 +163,14 @@ class Run:
 
     @cached_property
     def tuning(self) -> Trained | None:
-        """What training during the run achieved; None if the server does not train."""
+        """Results of training during the run; None if the server does not train."""
         job = self.workload.fine_tuning
         if self.raw.tuning is None or job is None:
             return None
         return Trained(job.policy, self.raw.tuning, self.duration_s, self.engine_steps)
 
     tuning_tok_s = cached_property(lambda self: float(self.tuning.tok_s if self.tuning else 0.0))
-    """Tokens of samples on which training was complete, per second; 0 if the server does not train."""
+    """Tokens per second of samples whose training was complete; 0 if the server does not train."""
 
     # ---- latency
     @cached_property
@@ -194,14 +194,14 @@ class Run:
     """Time from sending to the last token of each completed request, ms, float64 (completed,)."""
 
     def requests_ms(self, what: str) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """Latencies "ttft", "e2e" or (of two tokens and more) "tpot" of completed requests, ms, and their adapters."""
+        """Return "ttft", "e2e" or (of two tokens and more) "tpot" of completed requests, ms, and their adapters."""
         owners = self.owners
         if what == "tpot":
             owners = owners[self.raw.requests.output_tokens[self._completed] > 1]
         return getattr(self, f"{what}_ms"), owners
 
     def figure(self, key: str) -> float:
-        """A statistic over all requests by its key in a goal, as "p90_e2e_ms"; NaN where there is none."""
+        """Return a statistic over all requests by its key in a goal, such as "p90_e2e_ms"; NaN where there is none."""
         if isinstance(found := getattr(self, key, None), float):
             return found
         statistic, _, what = key.removesuffix("_ms").partition("_")
@@ -229,7 +229,7 @@ class Run:
     median_itl_ms = cached_property(lambda self: by_server.itl_quantile(self, 0.5))
     """Median gap, over all tokens that came out; from a histogram with bins of 0.7 %."""
     p99_itl_ms = cached_property(lambda self: by_server.itl_quantile(self, 0.99))
-    """99th percentile of the gaps, likewise."""
+    """99th percentile of the gaps, from the same histogram."""
 
     @cached_property
     def penalized_mean_ttft_ms(self) -> float:
@@ -265,7 +265,7 @@ class Run:
     adapter_p95_ttft_ms = cached_property(figures.p95_ttft_ms)
     """95th percentile of TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
     adapter_pooled_p95_ttft_ms = cached_property(figures.pooled_p95_ttft_ms)
-    """The same, of all requests for adapters with few; see `packer.twin.per_adapter.pooled_p95_ttft_ms`."""
+    """That of all requests for adapters with few requests; see `packer.twin.per_adapter.pooled_p95_ttft_ms`."""
     adapter_mean_itl_ms = cached_property(figures.mean_itl_ms)
     """Mean gap between tokens of each adapter, ms, float64 (adapters,); NaN where no gap completed."""
 
@@ -302,22 +302,22 @@ class Run:
     server_timeline = cached_property(by_server.server_timeline)
     """The timeline of each server: server, then the columns of `timeline`, and busy_share."""
     per_server = cached_property(by_server.per_server_frame)
-    """One row per server: server, kind, the figures of `to_dict` that are numbers."""
+    """One row per server: server, kind, and the figures `packer.twin.per_server.SHOWN`."""
     hit_rate = cached_property(by_server.hit_rate)
-    """Admissions whose adapter lay on the GPU / admissions; NaN without admissions."""
+    """Admissions whose adapter was on the GPU / admissions; NaN without admissions."""
     host_hit_rate = cached_property(by_server.host_hit_rate)
-    """Requests whose adapter lay in the host memory of their node / requests; NaN where it holds everything."""
+    """Requests whose adapter was in the host memory of their node / requests; NaN if it holds everything."""
     aborted = _field("aborted")
     """Requests that a server gave up while they waited (early abort)."""
     cold_start_share = cached_property(by_server.cold_start_share)
-    """Time that requests in a batch waited for loads, of their own adapter or another / latency; NaN: none."""
+    """Time that requests in a batch waited for loads of any adapter / latency; NaN without completed requests."""
     gpu_hours = cached_property(by_server.gpu_hours)
     """GPUs × hours in which they ran, with the start-up of servers and the end of their last requests."""
 
     requests = cached_property(requests_frame)
-    """One row per request in order of arrival: request, adapter, server, sent_s, first_s, finish_s,
-    input_tokens, output_tokens; null where a request has no server, or its time did not come. Of one server, requests
-    that the client's ceiling refused have no row.
+    """One row per request in order of arrival: request, adapter, server, sent_s, first_s, finish_s, input_tokens,
+    output_tokens; null if a request has no server, or did not get that far. For one server, requests that the client's
+    ceiling refused have no row.
     """
 
     owners = cached_property(lambda self: np.asarray(self.raw.requests.adapter[self.raw.finished]))
@@ -329,20 +329,20 @@ class Run:
     kept_requests = cached_property(figures.kept_requests)
     """Which requests kept the limits of their adapter, and which broke them, bool (requests,) each."""
     late = cached_property(figures.late)
-    """When requests were sent that waited longer than their limit, s, and their TTFT, ms, float64 (2, late)."""
+    """Send times, s, and TTFT, ms, of the requests that waited longer than their limit, float64 (2, late)."""
     slo_counts = cached_property(figures.slo_counts)
     """Requests of each adapter that kept its limits, and those that kept or broke them, float64 (adapters,) each."""
     adapter_slo_attainment = cached_property(lambda self: figures.ratio(*self.slo_counts))
-    """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); or NaN."""
+    """Share of each adapter's requests within its limits (`Workload.slo`), float64 (adapters,); NaN if undecided."""
     adapter_slo_used = cached_property(figures.slo_used)
-    """How much of its limits each adapter uses, float64 (adapters,); see `packer.twin.per_adapter.slo_used`."""
+    """Share of its limits that each adapter uses, float64 (adapters,); see `packer.twin.per_adapter.slo_used`."""
 
     @cached_property
     def slo_used(self) -> float:
-        """That of the adapter at the quantile `adapter_share` of `Workload.slo`: above 1 too few keep their limits.
+        """Share of its limits that the adapter at quantile `adapter_share` uses; above 1 too few adapters keep them.
 
-        Where every adapter must keep them, also the chance of those with few requests counts (`few_used`). Limits of
-        servers and of requests count as well.
+        If every adapter must keep its limits, the chance of adapters with few requests counts, too (`few_used`). Limits
+        of servers and of requests always count.
         """
         used = self.adapter_slo_used
         others = max(self.server_slo_used, figures.requests_used(self))
@@ -352,9 +352,9 @@ class Run:
         return max(float(np.sort(used)[math.ceil(share * len(used) - 1e-9) - 1]), others)
 
     server_slo_used = cached_property(figures.server_used)
-    """How much of the limits of servers the one that is nearest to them uses; 0 without any."""
+    """Largest share of the limits of servers that a server uses; 0 without any."""
     slo = cached_property(lambda self: dict(self.workload.slo.limits.to_dict()))
-    """The limits that it is judged by."""
+    """The limits of the goal."""
 
     worst_adapter_ttft_ms = cached_property(lambda self: float(self.adapter_pooled_p95_ttft_ms.max()))
     """The highest of `adapter_pooled_p95_ttft_ms`."""
@@ -383,4 +383,4 @@ class Run:
 
 
 Simulation = Run
-"""The name that scripts know."""
+"""The name under which scripts know `Run`."""

@@ -12,7 +12,7 @@ from packer.arrays import BoolArray, FloatArray
 
 
 def smape(pairs: Iterable[tuple[float, float]] | FloatArray) -> float:
-    """SMAPE of (predicted, actual) in percent, 0–200 form: 100 · mean(2|p − a| / (|p| + |a|)); NaN of nothing."""
+    """SMAPE of (predicted, actual) in percent, 0–200 form: 100 · mean(2|p − a| / (|p| + |a|)); NaN without pairs."""
     found = _columns(pairs, np.float64)
     if not len(found):
         return float("nan")
@@ -22,7 +22,7 @@ def smape(pairs: Iterable[tuple[float, float]] | FloatArray) -> float:
 
 
 def macro_f1(pairs: Iterable[tuple[bool, bool]] | BoolArray) -> float:
-    """Mean F1 of both classes over (predicted, actual); 1 for a class that is neither predicted nor there."""
+    """Mean F1 of both classes over (predicted, actual); 1 for a class that is neither predicted nor present."""
     found = _columns(pairs, np.bool_)
     wrong = int(np.sum(found[:, 0] != found[:, 1]))
     scores = []

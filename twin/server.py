@@ -1,4 +1,4 @@
-"""One server: from a workload and a profile to the engine's memory, and back."""
+"""One server: from a workload and a profile to the engine's memory, and from there to results."""
 
 from __future__ import annotations
 
@@ -37,21 +37,20 @@ from packer.workload import Workload
 LIKELY_STEPS_S = 100.0
 """Engine steps per second that change the sets of adapters named by /metrics; hardly any server has more."""
 LIKELY_REQ_S = 64.0
-"""Requests per second that hardly any server completes: marks are drawn for so many, more if they run out."""
+"""Requests per second that hardly any server completes: marks are drawn for this rate, more if they run out."""
 
 
 @dataclass(frozen=True, eq=False)
 class Raw:
     """What the kernel returned.
 
-    `requests`: those accepted, in order of arrival, with `first_s`, `finish_s` as the client sees them (NaN
-    where it did not happen) and `finished`. `refused` (m,): how many the client could not send and have no row, by
-    adapter.
-    `sent_tokens`: input + output tokens of all requests sent, refused ones included (at their mean where their
-    lengths were never drawn). `server`, `timeline` (bins,), `rows` (n,): the kernel's records of the server, of time
-    and of these requests (`packer.twin.engine.state`). `tuning`: the record of
-    `packer.twin.tuning.state`, if the server trained. `found` (n,): tokens of each request that were in the KV cache
-    at its first admission, -1 before that; None without prefix caching. `drafts`: None without speculative decoding.
+    `requests`: accepted requests in order of arrival, with `first_s`, `finish_s` as the client sees them (NaN if it did
+    not happen) and `finished`. `refused` (m,): number of requests of each adapter that the client could not send; they
+    have no row. `sent_tokens`: input + output tokens of all requests sent, including refused ones (at their mean if
+    their lengths were never drawn). `server`, `timeline` (bins,), `rows` (n,): the kernel's records of the server, of
+    time and of these requests (`packer.twin.engine.state`). `tuning`: the record of `packer.twin.tuning.state`, if the
+    server trained. `found` (n,): tokens of each request that were in the KV cache at its first admission, -1 before
+    that; None without prefix caching. `drafts`: None without speculative decoding.
     """
 
     requests: RequestTrace
@@ -71,12 +70,12 @@ class Raw:
 
     @property
     def engine_s(self) -> FloatArray:
-        """When a request reached the engine, its first token and finish there, before the front end, (n, 3)."""
+        """When a request reached the engine, and its first token and finish there, before the front end, s, (n, 3)."""
         return np.column_stack([self.rows[name] for name in ("reached_s", "first_s", "finish_s")])
 
     @classmethod
     def nothing(cls, adapters: int) -> Raw:
-        """Of a server that does not start: no request of any of so many adapters was sent."""
+        """Return the result of a server that does not start: no request of any adapter was sent."""
         none, count = np.zeros(0), np.zeros(0, dtype=np.int64)
         return cls(
             requests=RequestTrace(none, count, count, count),
@@ -118,7 +117,7 @@ class Server:
 
     @property
     def most_open(self) -> int | None:
-        """Requests at once beyond which the client or the server refuses more; None: no limit."""
+        """Open requests beyond which the client or the server refuses more; None: no limit."""
         limits = (self.max_outstanding, self.profile.engine.max_num_queued_reqs)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -126,14 +125,14 @@ class Server:
         """Input + output tokens of the longest request that the server takes."""
         room = (self.kv_blocks - int(self.adapter_blocks().max())) * self.profile.engine.block_size
         drafts = self.profile.engine.speculation
-        if drafts is not None:  # whose KV cache has room for the next ones
+        if drafts is not None:  # the KV cache of a request has room for its next drafts
             room -= drafts.num_speculative_tokens
         return min(self.profile.engine.max_model_len, room)
 
     def run(self, duration_s: float, seed: int, timeline_bin_s: float) -> Raw:
-        """Simulate. The same seed sends the same requests, whatever the server.
+        """Simulate the server. The same seed sends the same requests, whatever the server.
 
-        Marks of requests whose adapters do not depend on the time go to those that are accepted, in order.
+        If the adapters of requests do not depend on the time, marks go to accepted requests, in order.
         """
         drawn = replaying(self.workload, duration_s, seed)
         time_s, adapter = self._times(drawn, duration_s, seed)
@@ -168,10 +167,10 @@ class Server:
     def _advance(
         self, ready: Callable[[], rows.ServerState], marks: Marks, duration_s: float, tuning: Tuning | None
     ) -> tuple[rows.ServerState, Pool | None, Each | None]:
-        """The server after the run, the blocks of its KV cache, if it had to look at them, and drafts, if it has any.
+        """Return the server after the run, its KV cache if blocks were simulated, and its drafts if it has any.
 
-        `ready`: makes the server before the run. Where no two requests begin alike, prefix caching changes nothing
-        until a request is preempted, which then finds its own blocks: such a run is done again with them.
+        `ready`: makes the server before the run. If no two requests share a prefix, prefix caching changes nothing
+        until a request is preempted, which then finds its own blocks: such a run is repeated with blocks.
         """
         rules, law = self.rules(), law_of(self.profile)
         if self.one_by_one():
@@ -195,7 +194,7 @@ class Server:
         return state, pool, None
 
     def _watched(self, forward: Callable[[float], None], state: rows.ServerState, duration_s: float) -> None:
-        """Go forward to the end, with looks on the way, which are of requests that no cache has to do with.
+        """Advance to the end; the watch looks on the way, unless refusals or the cache may change what it sees.
 
         Raises `packer.twin.watch.BrokenError`: the watch ended the run.
         """
@@ -207,7 +206,7 @@ class Server:
         forward(duration_s)
 
     def pool(self, n: int, content: Content | None) -> Pool:
-        """The empty KV cache for n requests; of a server without prefix caching only counted."""
+        """Return the empty KV cache for n requests; without prefix caching blocks are only counted."""
         engine, rules = self.profile.engine, self.rules()
         if not rules.prefix_caching:
             return no_pool(n)
@@ -226,7 +225,7 @@ class Server:
         return state, pool if caching else None, each
 
     def priorities(self, marks: Marks) -> IntArray | int:
-        """Of requests, int64 (n,); 0 where the engine takes them as they come."""
+        """Return the priorities of requests, int64 (n,); 0 if the engine takes requests as they come."""
         if self.profile.engine.scheduling_policy != "priority":
             return 0
         own = np.array([adapter.priority for adapter in self.workload.adapters], dtype=np.int64)
@@ -239,13 +238,13 @@ class Server:
         )
 
     def each(self, marks: Marks) -> Each:
-        """What the server then keeps of requests."""
+        """Return what the server then keeps of each request."""
         return each_of(self.workload, self.profile.engine, self.rules(), marks.adapter)
 
     def rules(self) -> EngineRules:
-        """The rules of the engine's version; a server that trains, or whose memory is not vLLM's, is of old versions.
+        """Return the rules of the engine's version; without caching and asynchronous scheduling if it is `unlike_vllm`.
 
-        Raises `ValidationError`: such a server's profile asks for prefix caching or asynchronous scheduling.
+        Raises `ValidationError`: the profile of such a server asks for one of these, for priorities or for speculation.
         """
         engine, other = self.profile.engine, unlike_vllm(self.workload, self.profile)
         if not other:
@@ -262,20 +261,20 @@ class Server:
         return replace(rules_of(engine), prefix_caching=False, async_scheduling=False)
 
     def _times(self, drawn: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
-        """As `draw_times`; with a closed loop all requests are due at once, of a trace in its order."""
+        """As `draw_times`; in a closed loop all requests are due at once, those of a trace in its order."""
         if self.concurrency is None or self.paced:
             return draw_times(drawn, duration_s, seed)
         trace = drawn.arrivals.trace
         return np.broadcast_to(0.0, MAX_REQUESTS if trace is None else len(trace)), None
 
     def _stream(self, time_s: FloatArray, enough: int) -> FloatArray:
-        """The stream's times, to which the engine adds when places get free if the client holds requests back."""
+        """Return the stream's times, as a copy if the client holds requests back: the engine then delays them."""
         if self.concurrency is None:
             return np.require(time_s, np.float64, ["C", "W"])
         return np.array(time_s[: enough + 1])
 
     def _clipped(self, marks: Marks) -> Marks:
-        """The server takes no longer requests: longer prompts and outputs are cut."""
+        """Cut longer prompts and outputs to the longest request that the server takes."""
         longest = self.longest_request()
         if not len(marks.adapter) or int((marks.input_tokens + marks.output_tokens).max()) <= longest:
             return marks
@@ -285,12 +284,12 @@ class Server:
         )
 
     def tuning(self, seed: int) -> Tuning | None:
-        """The job that the server trains, at its start."""
+        """Return the job that the server trains, at its start; None if it does not train."""
         job = self.workload.fine_tuning
         return new_tuning(job, self.profile, seed) if job is not None and trains(job) else None
 
     def state(self, marks: Marks, duration_s: float, timeline_bin_s: float, seed: int) -> rows.ServerState:
-        """The idle server, with rows for the requests of these marks that are still to be sent."""
+        """Return the idle server, with rows for the requests of these marks that are still to be sent."""
         profile, engine, m = self.profile, self.profile.engine, self.workload.n_loras
         # vLLM refuses to start with max_cpu_loras < max_loras.
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
@@ -367,7 +366,7 @@ class Server:
 
 
 def unlike_vllm(workload: Workload, profile: Profile) -> str:
-    """What a server does that vLLM does not; "" for nothing.
+    """Return what a server does that vLLM does not, in words; "" for nothing.
 
     Such a server is simulated without prefix caching and asynchronous scheduling.
     """
@@ -378,7 +377,7 @@ def unlike_vllm(workload: Workload, profile: Profile) -> str:
 
 
 def fill_inbox(state: rows.ServerState, time_s: FloatArray) -> None:
-    """Offer all rows, sent at these times, at once."""
+    """Offer all requests, sent at these times, at once."""
     n = len(time_s)
     if n:
         state.requests["sent_s"] = time_s

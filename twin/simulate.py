@@ -17,7 +17,7 @@ from packer.twin.watch import Watch
 from packer.workload import Workload
 
 MAX_CONCURRENCY = 1_000_000
-"""Requests that a client may keep open; one machine has 65,535 ports for each address."""
+"""Most requests that a client may keep open; one machine has 65,535 ports for each address."""
 
 MAX_BINS = 1_000_000
 
@@ -42,30 +42,28 @@ def simulate(
 ) -> Run:
     """Simulate one vLLM server that serves this workload.
 
-    `max_loras`, `max_lora_rank`: slots and their rank; None takes the smallest rank of vLLM's that holds every adapter.
+    `max_loras`, `max_lora_rank`: slots and their rank; None takes vLLM's smallest rank that holds every adapter.
     Without an adapter of rank > 0 the server runs with LoRA off, as with max_loras=0.
     `duration_s`: simulated time; requests not finished by then are unfinished. None takes an hour, or longer for whole
-    cycles of piecewise rates, or the span of a replayed trace. `seed`: of arrivals and lengths.
-    `max_outstanding`: requests beyond it are refused and count as unfinished, as a client with limited sockets does.
-    `concurrency`: closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`.
-    The
-    rates only say how often each adapter is chosen; a replayed trace is sent in its order. `paced`: requests come at
-    their
-    own times, and wait at the client while as many are outstanding.
+    cycles of piecewise rates, or the span of a replayed trace.
+    `seed`: seed of arrivals and lengths.
+    `max_outstanding`: further requests are refused and count as unfinished, as with a client of limited sockets.
+    `concurrency`: closed loop with this number of requests always outstanding, as with
+    `vllm bench serve --max-concurrency`. The rates then only say how often each adapter is chosen; a replayed trace is
+    sent in its order.
+    `paced`: requests come at their own times, and wait at the client while `concurrency` requests are outstanding.
     `timeline_bin_s`: resolution of the timeline.
     `mean_state`: also sum up the state that tokens see, `raw.means`, for calibration (`engine.charge.add_means`).
-    `scrape_interval_s`: time from one scrape of /metrics, which stops the front end, to the next; None takes the
-    profile's
-    (`frontend.scrape_interval_s`), which by default is none at all.
-    `tuning`: policy by which training shares the server, as in "llmstation:slo_decode_ms=45"; "none": it does not
-    train;
-    None: the policy of the workload's job, if it has one. A workload without a job gets one of the default kind.
-    `slo`: the goal that figures of the service level are about: a `packer.Goal`, its text ("p95_ttft_ms=500", which
-    changes the workload's), or a mapping of limits; None: the workload's.
+    `scrape_interval_s`: time between scrapes of /metrics, which stop the front end; None takes the profile's
+    (`frontend.scrape_interval_s`), by default no scrapes at all.
+    `tuning`: policy by which training shares the server, as in "llmstation:slo_decode_ms=45"; "none": the server does
+    not train; None: the policy of the workload's job, if any. A workload without a job gets one of the default kind.
+    `slo`: the goal of the service-level figures: a `packer.Goal`, its text ("p95_ttft_ms=500", which changes the
+    workload's goal), or a mapping of limits; None: the workload's goal.
     `watch`: ends the run with a `packer.twin.watch.BrokenError` once limits are certainly broken.
 
     Raises `ValidationError`: a value is out of range, or no slot of this rank holds an adapter; `IncompatibleError`: no
-    client behaves so.
+    client behaves in this way.
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the server", profile, Profile, "packer.load_profile(NAME)")
@@ -109,7 +107,7 @@ def simulate(
 
 
 def simulated_s(workload: Workload, duration_s: float | None, timeline_bin_s: float, seed: int) -> float:
-    """How long to simulate; raises `ValidationError` for a time or seed out of range."""
+    """Return how long to simulate, s; raises `ValidationError` for a time or seed out of range."""
     duration_s = workload.arrivals.whole_s(HOUR_S) if duration_s is None else duration_s
     checks.real("duration_s", duration_s, low=0.0, high=1e8, open_low=True)
     checks.real("timeline_bin_s", timeline_bin_s, low=duration_s / MAX_BINS)
@@ -120,7 +118,7 @@ def simulated_s(workload: Workload, duration_s: float | None, timeline_bin_s: fl
 def check_client(
     workload: Workload, max_outstanding: int | None, concurrency: int | None = None, paced: bool = False
 ) -> None:
-    """Raise where no client behaves so: `IncompatibleError`, or `ValidationError` for a number out of range."""
+    """Raise `IncompatibleError` if no client behaves so, or `ValidationError` for a number out of range."""
     if max_outstanding is not None:
         checks.integer("max_outstanding", max_outstanding, low=1)
     if concurrency is not None:

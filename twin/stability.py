@@ -1,9 +1,8 @@
 """Whether a server keeps up: how much of what was sent it completed ("starved"), and whether its queue grows.
 
-"Served at least 0.9 of what was sent" passes servers whose queue grows all the time: how long their requests wait
-then depends on the length of the run alone. A server is stable if its queue does not grow: the mean number of
-waiting requests over the last third of a run is compared with that over the middle third (the first third fills
-the server).
+"Served at least 0.9 of what was sent" passes servers whose queue grows all the time: how long their requests wait then
+depends only on the length of the run. A server is stable if its queue does not grow: the mean number of waiting
+requests over the last third of a run is compared with that over the middle third (the first third fills the server).
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
 
 SETTLING_S = 1.0
 SLOW_TOKEN_MS = 100.0
-"""Allowance for a request that a trace's end cuts off: its prefill, and time per token where none is known."""
+"""Time that a request needs before a trace's end to count: its prefill, s, and each token if no TPOT is known, ms."""
 
 
 def served_share(sim: Run) -> float:
     """Tokens completed / tokens sent in one simulation, in [0, 1]; 1 when nothing was sent.
 
-    The requests that one run happens to draw vary by several percent in number and length, which says nothing
-    about the server: so the share is of what was sent, not of the nominal load. Of a replayed trace only
-    requests count that could have been completed by its end.
+    The requests drawn in one run vary by several percent in number and length, which says nothing about the server. So
+    the share is of what was sent, not of the nominal load. For a replayed trace only requests count that could have
+    been completed by its end.
     """
     if sim.status != "ok":
         return 0.0
-    if sim.closed_loop:  # what is outstanding at the end is not left behind
+    if sim.closed_loop:  # open requests at the end are no backlog
         return 1.0
     if sim.workload.arrivals.trace is not None and not sim.paced:
         requests = sim.raw.requests
@@ -51,13 +50,13 @@ def served_share(sim: Run) -> float:
 def due_share(
     requests: RequestTrace, finished: npt.NDArray[np.bool_], duration_s: float, mean_tpot_ms: float
 ) -> float:
-    """Tokens completed / tokens due: of requests that had enough time for their output once they ran.
+    """Tokens completed / tokens due, over requests that had enough time for their output once they ran.
 
-    A trace may be short or have few requests; the last ones would always count as unserved. What a request
+    A trace may be short or have few requests; the last ones would always count as unserved. The time that a request
     needs is taken from the run itself, without the time in the queue.
 
-    `requests`, `finished`: n requests, and bool (n,) whether each completed within `duration_s`.
-    `mean_tpot_ms`: NaN where no request of the run has one.
+    `requests`, `finished`: n requests, and bool (n,) whether each completed within `duration_s`. `mean_tpot_ms`: NaN if
+    no request of the run has one.
     """
     tokens = requests.input_tokens + requests.output_tokens
     ms_per_token = mean_tpot_ms if math.isfinite(mean_tpot_ms) else SLOW_TOKEN_MS
@@ -68,25 +67,25 @@ def due_share(
 
 
 BATCHES = 12
-"""Pieces of a third, whose means show how far chance moves the mean of the third."""
+"""Number of pieces of a third: the spread of their means shows how far chance moves the mean of the third."""
 
 FEW = 2.0
-"""Waiting requests that are no queue."""
+"""Largest number of waiting requests that is not a queue."""
 
 MATERIAL = 0.1
 """Growth from the middle third to the last, relative to the middle: a queue that grows steadily from an empty
 server grows by two thirds."""
 
 T_GROWS = 2.5
-"""Standard errors of growth that chance does not give."""
+"""Growth, in standard errors, beyond chance."""
 
 MAX_CORRELATION = 0.9
 STEADY = 0.2
-"""Growth relative to the middle third that is excluded for a server to be clearly stable: a queue that grows
-steadily has 0.67, one that drifts at random, at a load of exactly 1, 0.29."""
+"""Growth relative to the middle third that must be excluded for a server to be clearly stable: a queue that grows
+steadily has 0.67; a queue that drifts at random, at a load of exactly 1, has 0.29."""
 
 SLOW = 0.0025
-"""Growth, or what is left of a queue, as a part of the requests sent, too small to matter: 9 s of wait in an hour."""
+"""Growth, or remaining queue, as a share of the requests sent, that is too small to matter: 9 s of wait in an hour."""
 
 SEEDS = 5
 T_CLEAR = 2.78
@@ -96,10 +95,10 @@ LONGEST_S = 4 * 3600.0
 
 
 def waiting_means(sim: Run, edges_s: FloatArray) -> FloatArray:
-    """Mean number of requests that wait for their first token in each piece of a run, float64 (k,).
+    """Return the mean number of requests that wait for their first token in each piece of a run, float64 (k,).
 
-    `edges_s` float64 (k + 1,): ascending ends of the pieces, within the run. A preempted request does not count
-    again. 0 where the server does not start.
+    `edges_s` float64 (k + 1,): ascending ends of the pieces, within the run. A preempted request does not count again.
+    0 if the server does not start.
     """
     started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)], kind="stable")  # nearly sorted: fast
     sent_s = np.sort(sim.raw.requests.time_s, kind="stable")
@@ -137,7 +136,7 @@ class QueueGrowth:
 
     @property
     def material(self) -> bool:
-        """Whether the growth is large enough to count, chance apart."""
+        """Whether the growth is large enough to matter, regardless of chance."""
         return self.last > FEW and self.last - self.middle > max(1.0, MATERIAL * self.middle)
 
 
@@ -161,12 +160,12 @@ def queue_growth(sim: Run) -> QueueGrowth:
 
 
 def is_stable(sim: Run) -> bool:
-    """Whether the queue of one run does not grow, as far as this run shows; False where the server does not start.
+    """Whether the queue of one run does not grow, as far as this run shows; False if the server does not start.
 
-    Refused requests are a queue that outgrew its client. Where the rate of requests changes with time (traces,
-    piecewise rates, bursts), thirds differ because of the load: such a server is stable if its queue gets as short
-    in the last third as it did in the middle one, and nearly empty: one that stays long since a burst does not grow
-    because the burst is over.
+    Refused requests are a queue that outgrew its client. If the rate of requests changes with time (traces, piecewise
+    rates, bursts), thirds differ because of the load. Such a server is stable if its queue gets as short in the last
+    third as in the middle one, and nearly empty: a queue that stays long after a burst only stops growing because the
+    burst is over.
     """
     held_back = FEW + SLOW * sim.sent if sim.paced else 0.0
     if sim.status != "ok" or sim.refused > held_back:
@@ -185,7 +184,7 @@ def is_stable(sim: Run) -> bool:
 
 
 def _waiting_at_last(sim: Run) -> float:
-    """Mean number of requests that wait for their first token in the last third; more than it is by rounding."""
+    """Mean number of requests that wait for their first token in the last third, raised slightly against rounding."""
     start_s, end_s = sim.duration_s * 2.0 / 3.0, sim.duration_s
     late = np.flatnonzero(~(sim.raw.first_s <= start_s))
     first_s = sim.raw.first_s[late]
@@ -196,7 +195,7 @@ def _waiting_at_last(sim: Run) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """Whether a server is stable, whether that is clear, and the waiting requests that come on top each second."""
+    """Whether a server is stable, whether that is clear, and how many waiting requests are added per second."""
 
     stable: bool
     clear: bool
@@ -208,13 +207,13 @@ def stability(
 ) -> Stability:
     """Simulate a server until it is clear whether it is stable.
 
-    One run settles servers without a queue and those whose queue grows far beyond chance. Else `SEEDS` runs with
-    seeds `seed`, `seed` + 1, … compare their growths with each other (Student's t: runs are independent, whatever
-    the correlation within them), and last twice as long until that is clear, at most `LONGEST_S` (or `duration_s`).
-    What stays unclear counts as unstable. A replayed trace cannot be lengthened: its one run decides.
+    One run suffices for servers without a queue and for those whose queue grows far beyond chance. Otherwise the
+    growths of `SEEDS` runs with seeds `seed`, `seed` + 1, … are compared (Student's t: runs are independent, whatever
+    the correlation within them). The runs get twice as long until the result is clear, up to `LONGEST_S` (or
+    `duration_s`); an unclear result counts as unstable. A replayed trace cannot be lengthened: its one run decides.
 
-    `workload`, `profile`, `server`: as `packer.twin.simulate.simulate` takes them.
-    `duration_s`: of the first run; None as in `simulate`.
+    `workload`, `profile`, `server`: as `packer.twin.simulate.simulate` takes them. `duration_s`: of the first run; None
+    as in `simulate`.
     """
     from packer.twin.simulate import simulate
 

@@ -16,11 +16,11 @@ from packer.twin.bursts import integrated
 
 Numbers = TypeVar("Numbers", bound=npt.NDArray[Any])
 MOST_KEPT = 2**16
-"""So many requests of a server are kept at most: a search simulates it with several slots and rates."""
+"""Most requests of a server whose numbers are kept: a search simulates it with several slots and rates."""
 
 
 def generator(seed: int, stream: int) -> np.random.Generator:
-    """Times, adapters and lengths each have their own stream, so that more of one does not change another."""
+    """Return the generator of a stream: each kind of number has its own, so more of one does not change another."""
     return np.random.default_rng(np.random.SeedSequence([seed, 0x7061636B, stream]))
 
 
@@ -35,9 +35,9 @@ def drawn_numbers(seed: int, stream: int, distribution: str, n: int) -> FloatArr
 
 
 def first_of(kept: list[Any], n: int, draw: Callable[[int], Numbers], *alive: object) -> Numbers:
-    """The first n of what is drawn, (n,), read-only; what was drawn before is taken where it is enough.
+    """Return the first n numbers of a stream, (n,), read-only; those drawn before are reused if they suffice.
 
-    `draw`: the first numbers, as many as are asked for. `alive`: what the ids of the key of `kept` belong to.
+    `draw`: draws the first numbers, as many as are asked for. `alive`: the objects whose ids are in the key of `kept`.
     """
     numbers: Any = kept[0][0] if kept else None
     if numbers is None or len(numbers) < n:
@@ -52,18 +52,18 @@ def first_of(kept: list[Any], n: int, draw: Callable[[int], Numbers], *alive: ob
 
 @lru_cache(maxsize=64)
 def kept_for(*_key: object) -> list[Any]:
-    """A place for what was drawn last, which threads replace whole, and what the ids of its key belong to."""
+    """Return the place for what was drawn last with this key, with the objects of its ids; threads replace it whole."""
     return []
 
 
 @lru_cache(maxsize=4)
 def _place(*_key: object) -> tuple[Lock, list[Any]]:
-    """A place for what takes long to draw, and a lock so that one thread draws it and others wait."""
+    """Return a place for what takes long to draw, and a lock so that one thread draws it while others wait."""
     return Lock(), []
 
 
 def common_clock(seed: int, bursts: Bursts, duration_s: float) -> tuple[FloatArray, FloatArray]:
-    """The clock of the bursts that all adapters share: the same for all servers of a fleet."""
+    """Return the clock of the bursts that all adapters share: the same for all servers of a fleet."""
     lock, kept = _place(seed, bursts, duration_s)
     with lock:
         if not kept:

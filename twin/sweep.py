@@ -1,4 +1,4 @@
-"""Simulate one server over a grid: how far until it breaks."""
+"""Simulate one server over a grid, to find where it breaks."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid with all that its rows depend on.
+    """A grid with everything on which its rows depend.
 
-    `max_lora_rank` None takes the smallest slot that holds the whole workload's adapters, so that a curve
-    over the number of adapters does not jump where the first large one comes in.
+    `max_lora_rank` None takes the smallest slot that holds all adapters of the workload, so that a curve over the
+    number of adapters does not jump at the first large adapter.
     """
 
     workload: Workload
@@ -83,7 +83,7 @@ class Sweep:
         object.__setattr__(self, "max_lora_rank", self.workload.slot_rank(self.max_lora_rank))
 
     def row(self, point: Point) -> dict[str, Any]:
-        """Result at one point; latencies are NaN where the server does not start."""
+        """Return the result at one point; latencies are NaN if the server does not start."""
         n, factor, max_loras = point
         fleet = fleet_of(self.workload, n, self.seed)
         fleet = fleet if factor == 1.0 else fleet.scaled(factor)
@@ -114,17 +114,17 @@ class Sweep:
         jobs: int = 1,
         progress: Progress = silent,
     ) -> Iterator[dict[str, Any]]:
-        """Results at all points, as they come; `jobs`: threads, -1 for one per core."""
+        """Yield the results at all points, as they come; `jobs`: threads, -1 for one per core."""
         yield from in_threads(self.row, list(self.grid), jobs=jobs, progress=progress)
 
     def run(self, *, jobs: int = 1) -> pl.DataFrame:
-        """All rows as a frame."""
+        """Return all rows as a frame."""
         return sweep_frame(self.rows(jobs=jobs))
 
 
 def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
-    """Rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, the verdict on the goal,
-    and what limits the server."""
+    """Return rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, the verdict on the
+    goal, and what limits the server."""
     kinds = {
         "adapters": pl.Int64,
         "rate_factor": pl.Float64,
@@ -140,7 +140,7 @@ def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
 
 
 def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
-    """The first `n` adapters; beyond the workload's own, copies of seeded draws from them.
+    """Return the first `n` adapters; beyond the workload's own, copies of adapters drawn with the seed.
 
     The fleet of n + 1 adapters always begins with the fleet of n adapters.
 
@@ -161,7 +161,7 @@ def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
 
 
 def _copy(adapter: Adapter, k: int, taken: set[str]) -> Adapter:
-    """The same adapter under a name that is not taken yet."""
+    """Return the adapter under a name that is not taken yet."""
     ending = f"~{k}"
     while (name := adapter.name[: checks.LONGEST_NAME - len(ending)] + ending) in taken:
         ending += "~"
@@ -170,14 +170,14 @@ def _copy(adapter: Adapter, k: int, taken: set[str]) -> Adapter:
 
 
 def x_axis(frame: pl.DataFrame) -> str:
-    """The axis that curves run over: the first of `AXES` with more than one value, else the first."""
+    """Return the axis that curves run over: the first of `AXES` with more than one value, else the first."""
     return next((axis for axis in AXES if frame[axis].n_unique() > 1), AXES[0])
 
 
 def max_packs(frame: pl.DataFrame, *, within_goal: bool = False) -> pl.DataFrame:
-    """Max_pack of each curve: its feasible row with the most offered load, if it has one.
+    """Return the Max_pack of each curve: its feasible row with the highest offered load, if it has one.
 
-    `within_goal`: of those rows alone that keep the latency goal (`Workload.slo`).
+    `within_goal`: only among rows that keep the latency goal (`Workload.slo`).
     """
     others = [axis for axis in AXES if axis != x_axis(frame)]
     feasible = frame.filter(~pl.col("starved") & ~pl.col("memory_error"))

@@ -1,4 +1,4 @@
-"""Independent simulations side by side in threads: kernels release the GIL."""
+"""Independent simulations in parallel threads: kernels release the GIL."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def in_threads(
     jobs: int = -1,
     progress: Progress = silent,
 ) -> Iterator[T]:
-    """`run` of each item, in order, as they come; `jobs`: threads, -1 for one per core.
+    """Yield `run` of each item, in order, as results come; `jobs`: threads, -1 for one per core.
 
-    Closed early, what runs is finished and nothing else is begun.
+    If the iterator is closed early, running tasks are finished and no others are begun.
     """
     threads = min(os.cpu_count() or 1 if jobs < 0 else jobs, len(items))
     pool = ThreadPoolExecutor(max(1, threads))
@@ -37,7 +37,7 @@ def in_threads(
 
 
 class Workers:
-    """Threads for tasks that wait for no other ones: what is needed now comes before what may be needed later.
+    """Threads for tasks that do not wait for each other; tasks needed now run before those that may be needed later.
 
     `jobs`: threads, -1 for one per core.
     """
@@ -49,7 +49,7 @@ class Workers:
         self._number = count()
 
     def begin(self, run: Callable[[], T], *, later: bool = False) -> Future[T]:
-        """The result of a task, which may be cancelled until it runs; `later`: nobody waits for it so far."""
+        """Return the result of a task, which may be cancelled until it runs; `later`: nobody waits for it yet."""
         future: Future[T] = Future()
         self._tasks.put((later, next(self._number), future, run))
         self._threads.submit(self._next)

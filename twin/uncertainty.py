@@ -33,15 +33,15 @@ def repeated(
     jobs: int = -1,
     progress: Progress = silent,
 ) -> list[T]:
-    """`run` with each of the seeds `seed`, `seed` + 1, …, in `jobs` threads, -1: one per core."""
+    """Return `run` of each of the seeds `seed`, `seed` + 1, …, in `jobs` threads, -1: one per core."""
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)
     return list(in_threads(run, range(seed, seed + seeds), jobs=jobs, progress=progress))
 
 
 class Interval(NamedTuple):
-    """A mean over runs, Student's t interval of it, the standard deviation between runs, and how many they were.
+    """The mean over runs, its Student's t interval, the standard deviation between runs, and the number of runs.
 
-    None where there are too few.
+    None if there are too few runs.
     """
 
     mean: float | None
@@ -52,7 +52,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: npt.NDArray[np.float64]) -> Interval:
-    """The interval of the mean of these values, with 95 % confidence; those that are not finite are left out."""
+    """Return the interval of the mean of these values, with 95 % confidence; values that are not finite are ignored."""
     from scipy.special import stdtrit
 
     values = values[np.isfinite(values)]
@@ -65,11 +65,11 @@ def interval(values: npt.NDArray[np.float64]) -> Interval:
 
 
 def intervals(simulations: Sequence[Run], metrics: Sequence[str] = SUMMARY) -> pl.DataFrame:
-    """Mean of each metric over simulations that differ by their seeds, and the interval that it lies in.
+    """Return the mean of each metric over simulations that differ by their seeds, and the interval of the mean.
 
-    Columns: metric; mean; low and high, Student's t interval of the mean; sd, the standard deviation between
-    runs, which says how far a single hour may lie from the mean; runs, how many had the metric. A row whose
-    metric no run has (nothing completed) holds nulls, and so do intervals of a single run.
+    Columns: metric; mean; low and high, Student's t interval of the mean; sd, the standard deviation between runs,
+    which says how far a single hour may lie from the mean; runs, how many had the metric. A row whose metric no run has
+    (nothing completed) holds nulls, and so do intervals of a single run.
     """
     rows = []
     for metric in metrics:

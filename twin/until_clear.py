@@ -1,8 +1,7 @@
 """The twin's evaluation of one server, with as little simulation as a clear result needs.
 
-Requests that one run happens to draw vary by several percent in number and length, which has nothing to do
-with the server: throughput is estimated as offered load × (tokens completed / tokens sent), whose noise is
-far less.
+The requests drawn in one run vary by several percent in number and length, which has nothing to do with the server.
+Throughput is estimated as offered load × (tokens completed / tokens sent), which has far less noise.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ EDGE_SEEDS = 3
 
 @dataclass(frozen=True, slots=True)
 class ClearEvaluation:
-    """An evaluation and what it took: simulated seconds of the last run, and how many runs.
+    """An evaluation, the simulated seconds of the last run, and the number of runs.
 
-    `extrapolated`: the throughput of a starved server was carried on from a shorter run at a steady pace.
+    `extrapolated`: the throughput of a starved server was extrapolated from a shorter run at a steady pace.
     """
 
     evaluation: Evaluation
@@ -56,11 +55,11 @@ class ClearEvaluation:
 
 
 def steady_share(sim: Run, whole_s: float) -> float | None:
-    """Share that an overloaded server serves in `whole_s`, carried on from a shorter run, or None if the run
-    has not reached its pace.
+    """Share that an overloaded server serves in `whole_s`, extrapolated from a shorter run; None if the run has not
+    reached its pace.
 
-    The pace is steady if the last two thirds of the run complete the same tokens per second, and if the queue
-    can't change it any more: every adapter has its slot, or the client's ceiling is reached.
+    The pace is steady if the last two thirds of the run complete the same tokens per second, and if the queue can no
+    longer change it: every adapter has its slot, or the client's ceiling is reached.
     """
     if sim.status != "ok" or (len(sim.workload) > sim.max_loras and not sim.refused):
         return None
@@ -75,9 +74,9 @@ def steady_share(sim: Run, whole_s: float) -> float | None:
 
 
 def share_error(sim: Run) -> float:
-    """How far chance moves the share that is served: the relative standard error of the tokens sent, √Σt² / Σt.
+    """Return how far chance moves the share that is served: the relative standard error of the tokens sent, √Σt² / Σt.
 
-    What an overloaded server completes hardly varies, what is sent does. Measured over ten seeds of 23 servers of
+    The tokens that an overloaded server completes hardly vary, those sent do. Measured over ten seeds of 23 servers of
     4 to 300 adapters at the edge: 0.33 to 0.82 of this.
     """
     tokens = (sim.raw.requests.input_tokens + sim.raw.requests.output_tokens).astype(np.float64)
@@ -85,7 +84,7 @@ def share_error(sim: Run) -> float:
 
 
 def at_edge(sim: Run) -> bool:
-    """Whether other seeds may say something else about starvation; a replayed trace has no others."""
+    """Whether other seeds may give another result about starvation; a replayed trace has no other seeds."""
     share, kind = sim.served_share, sim.workload.arrivals.kind
     if kind == "trace" or not NEAR_EDGE[0] <= share <= NEAR_EDGE[1]:
         return False
@@ -93,7 +92,7 @@ def at_edge(sim: Run) -> bool:
 
 
 def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
-    """One row from simulations of the same server that differ by their seeds: the mean of each figure."""
+    """Return the mean of each figure over simulations of the same server that differ by their seeds."""
     first = simulations[0]
     offered = first.offered_tok_s
     failed = first.status == "memory_error"
@@ -106,11 +105,11 @@ def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
         return sum(known) / len(known) if known else math.nan
 
     def gap(name: str) -> float:
-        """0 where requests completed and all had one output token, as `vllm bench serve` has it."""
+        """0 if requests completed and all had one output token, as in `vllm bench serve`."""
         value = mean(name)
         return 0.0 if math.isnan(value) and not math.isnan(mean("mean_ttft_ms")) else value
 
-    # As the throughput: the part of what was sent, of the load that is offered.
+    # As for the throughput: the share of the load sent, times the offered load.
     sent = [sim.sent_tokens / sim.duration_s for sim in simulations]
     parts = [sim.goodput_tok_s / each for sim, each in zip(simulations, sent, strict=True) if each]
     good = math.nan if not parts or math.isnan(mean("goodput_tok_s")) else float(np.mean(parts)) * offered
@@ -142,12 +141,12 @@ def evaluate_until_clear(
 ) -> ClearEvaluation:
     """Simulate one server until it is clear whether it starves.
 
-    A short run settles servers that serve nearly everything without a queue, and heavily overloaded ones
-    whose pace is steady; all others get the whole `DURATION_S`, and those `at_edge` get `edge_seeds` runs.
-    Servers with few requests are simulated for longer, so that chance does not starve them; those with hundreds of
-    requests a second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and never more than `HARD_LIMIT`
-    requests; the further runs take `workers` threads. Replayed traces are always simulated whole, and piecewise
-    rates in whole cycles.
+    A short run suffices for servers that serve nearly everything without a queue, and for heavily overloaded ones whose
+    pace is steady. All others get the whole `DURATION_S`, and those `at_edge` get `edge_seeds` runs. Servers with few
+    requests are simulated for longer, so that chance does not starve them, and servers with hundreds of requests a
+    second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and never more than `HARD_LIMIT` requests.
+    Further runs take `workers` threads. Replayed traces are always simulated whole, and piecewise rates in whole
+    cycles.
     """
     rate, kind = workload.rate, workload.arrivals.kind
     enough_s = min(MIN_REQUESTS / rate, LONGEST_S)
@@ -168,7 +167,7 @@ def evaluate_until_clear(
         )
 
     short_s = max(SCREENING_S, enough_s)
-    # Without a slot for each adapter a pace is never steady: only a calm server is settled by the short run.
+    # Without a slot for each adapter a pace is never steady: the short run only suffices for a calm server.
     watch = QueueWatch(FEW_WAITING) if len(workload) > settings.max_loras else None
     sim = None
     if kind == "poisson" and short_s < 0.5 * whole_s:

@@ -18,10 +18,10 @@ from packer.words import counted
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLimit:
-    """A limit of the goal beside the figure that is nearest to it, or furthest beyond.
+    """A limit of the goal with the figure that is nearest to it, or furthest beyond.
 
-    `value_ms`: of an adapter, or of a server; NaN for limits of requests: `words` has the share that keeps them.
-    `beyond`: adapters over their limit.
+    `value_ms`: of an adapter or of a server; NaN for limits of requests, where `words` has the share of requests that
+    keep them. `beyond`: number of adapters over their limit.
     """
 
     key: str
@@ -34,10 +34,10 @@ class MeasuredLimit:
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """What a run says of the goal (`Workload.slo`).
+    """The verdict of a run on the goal (`Workload.slo`).
 
-    `holds`: it is kept, no queue grows and the server does not starve.
-    `cause`: what limits the server; None where it holds or does not start.
+    `holds`: the goal is kept, no queue grows and the server does not starve. `cause`: what limits the server; None if
+    the goal holds or the server does not start.
     """
 
     holds: bool
@@ -53,9 +53,9 @@ class RunVerdict:
 
 
 def verdict_of(sim: Run) -> RunVerdict:
-    """The verdict on a run; of a cluster with what limits the server that is furthest beyond the goal.
+    """Return the verdict on a run; for a cluster with what limits the server that is furthest beyond the goal.
 
-    In a closed loop there is no offered load that could be served or not: limits alone count.
+    A closed loop has no offered load that could be served or not: only limits count.
     """
     if sim.status != "ok":
         return RunVerdict(False, f"Does not start: {sim.status_reason}.")
@@ -72,7 +72,7 @@ def verdict_of(sim: Run) -> RunVerdict:
         holds, broken = False, [f"{words_of('p95_ttft_ms')} of adapters with few requests"]
     if broken:
         parts.append(f"breaks {' and '.join(filter(None, broken))}")
-    elif limits and steady:  # whoever starves has no figure that could break a limit
+    elif limits and steady:  # figures of a server that starves do not count
         parts.append(f"keeps {' and '.join(each.words for each in limits if each.words)}")
     cause, why = (None, "") if holds else _cause(sim)
     text = f"{', '.join(parts)}{why}.{_drafts(sim)}"
@@ -80,7 +80,7 @@ def verdict_of(sim: Run) -> RunVerdict:
 
 
 def verdict_of_all(runs: Sequence[Run]) -> RunVerdict:
-    """The verdict on runs with several seeds: on the one furthest beyond the goal, and how many keep it."""
+    """Return the verdict on runs with several seeds: that of the run furthest beyond the goal, and how many keep it."""
     found = [verdict_of(run) for run in runs]
     if len(runs) == 1:
         return found[0]
@@ -92,7 +92,7 @@ def verdict_of_all(runs: Sequence[Run]) -> RunVerdict:
 
 
 def _drafts(sim: Run) -> str:
-    """That speculative decoding slows the run down, or adapters of it; "" where it does not."""
+    """Return a sentence if speculative decoding slows down the run, or adapters of it; else ""."""
     needed = sim.draft_acceptance_needed
     if math.isnan(needed):
         return ""
@@ -111,7 +111,7 @@ def _drafts(sim: Run) -> str:
 
 
 def _cause(sim: Run) -> tuple[Limit, str]:
-    """What limits the server, of a cluster the one that is furthest beyond the goal; that in words."""
+    """Return what limits the server, for a cluster the server that is furthest beyond the goal; and that in words."""
     servers = sim.servers
     worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
     found = limit_of(servers[worst])
@@ -120,7 +120,7 @@ def _cause(sim: Run) -> tuple[Limit, str]:
 
 
 def _measured(sim: Run) -> Iterator[MeasuredLimit]:
-    """Each limit of the goal beside its figure."""
+    """Yield each limit of the goal with its figure."""
     goal, fleet = sim.workload.slo, sim.workload
     for key in goal.keys("adapter"):
         column, values = goal.column(fleet, key), judged_ms(sim, key)
@@ -150,5 +150,5 @@ def _beside(
 
 
 def _share(share: float) -> str:
-    """A share of all, which is never rounded up to it."""
+    """Return a share in words, rounded down, so that only all of it reads 100 %."""
     return "no part" if math.isnan(share) else f"{math.floor(1000.0 * share) / 10.0:g} %"

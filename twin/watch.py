@@ -1,4 +1,4 @@
-"""Ends a simulated hour as soon as it is certain that a server breaks its limits of TTFT, or has a queue."""
+"""Watches that end a simulated hour once a server certainly breaks its limits of TTFT, or has a queue."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from packer.twin.per_adapter import FEW_REQUESTS
 from packer.workload import Workload
 
 PARTS = (0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8)
-"""Parts of a run after which it is looked at."""
+"""Shares of a run after which the watch checks it."""
 CALM = 8
-"""Where no more requests wait, no queue has grown: such a run is looked at after `SELDOM` alone."""
+"""Up to this number of waiting requests no queue has grown: such a run is only checked after `SELDOM`."""
 SELDOM = (0.4,)
 _ABOVE = 1.0 + 1e-9
 
@@ -23,7 +23,7 @@ _ABOVE = 1.0 + 1e-9
 class BrokenError(Exception):
     """A server certainly uses more than `most` of its limits, or has a longer queue (`QueueWatch`).
 
-    `part`: of the run, after which that was certain. `kv_usage`: mean share of the KV blocks in use until then.
+    `part`: share of the run after which that was certain. `kv_usage`: mean share of the KV blocks in use until then.
     """
 
     def __init__(self, most: float, part: float, kv_usage: float) -> None:
@@ -33,17 +33,17 @@ class BrokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a run of a server is looked at for: whether its `Run.slo_used` will be above `most`.
+    """A check during a run of a server whether its `Run.slo_used` will be above `most`.
 
     A 95th percentile of n values is above a limit if n - floor(0.95 (n - 1)) of them are. An adapter completes at most
-    the requests that it sends, so as many of these, and one for rounding, that waited longer are certainly enough. Only
-    limits of an adapter's p95 TTFT are looked at; others can only make more of what is used.
+    the requests that it sends. The result is certain once that many of these, plus one for rounding, have waited
+    longer. Only limits of an adapter's p95 TTFT are checked; other limits can only increase the share that is used.
     """
 
     most: float
 
     def look(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
-        """Raises `BrokenError`: it is certain now, when that part of the run is over."""
+        """Raises `BrokenError`: the result is certain after this part of the run."""
         now_s = part * duration_s
         if state.server["waiting"] <= CALM and part not in SELDOM:
             return
@@ -78,22 +78,22 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class QueueWatch(Watch):
-    """What a run of a server is looked at for: whether more than `most` requests will have waited on average."""
+    """A check during a run of a server whether more than `most` requests will have waited on average."""
 
     def look(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
-        """Raises `BrokenError`: so many have waited so long already."""
+        """Raises `BrokenError`: enough requests have waited long enough already."""
         if float(state.timeline["waiting"].sum()) > self.most * duration_s * _ABOVE:
             raise BrokenError(self.most, part, math.nan)
 
 
 def _enough(sent: IntArray) -> IntArray:
-    """How many of so many requests, at most, put their 95th percentile above what they are above."""
+    """Return how many of at most `sent` requests must exceed a value so that their 95th percentile exceeds it."""
     found: IntArray = sent - np.floor(0.95 * (sent - 1)).astype(np.int64) + 1
     return found
 
 
 def _when(finish_s: FloatArray, owner: IntArray, sent: IntArray, *, pooled: bool) -> float:
-    """When enough late requests of the first adapter were completed, or of all together, s."""
+    """Return when enough late requests of the first adapter were completed, or of all adapters together, s."""
     if pooled:
         return float(np.sort(finish_s)[min(len(finish_s), int(_enough(np.array([sent.sum()]))[0])) - 1])
     order = np.lexsort((finish_s, owner))

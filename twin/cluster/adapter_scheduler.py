@@ -1,4 +1,4 @@
-"""Placement "aibrix": AIBrix' schedulers of ModelAdapters, which give each adapter one server when it is made."""
+"""Placement "aibrix": AIBrix's schedulers of ModelAdapters, which assign each adapter to one server on creation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class AdapterScheduler:
-    """Adapters in the order of the fleet, each on the server that the policy chooses; the first among equal ones.
+    """Assign adapters, in the order of the fleet, to the server that the policy chooses; the first one of equals.
 
-    vllm-project/aibrix at e3e10f9, pkg/controller/modeladapter/scheduling: "least-adapters" (its default), the server
-    with the fewest; "bin-pack", that with the most below `capacity`, which is 10 there; "random". "least-latency" and
-    "least-throughput" read what servers did before: with nothing served yet both choose the first server.
+    vllm-project/aibrix at e3e10f9, pkg/controller/modeladapter/scheduling. "least-adapters" (its default): the server
+    with the fewest adapters; "bin-pack": that with most below `capacity` (10 in AIBrix); "random". "least-latency" and
+    "least-throughput" read past metrics: before any request is served, both choose the first server.
     """
 
     name = "aibrix"
@@ -30,9 +30,9 @@ class AdapterScheduler:
         checks.integer("capacity", self.capacity, low=1)
 
     def place(self, workload: Workload, cluster: Cluster, seed: int) -> Cluster:
-        """The cluster with one server for each adapter.
+        """Return the cluster with each adapter placed on one server.
 
-        Raises `ValidationError`: every server has as many adapters as bin packing allows.
+        Raises `ValidationError`: "bin-pack" finds no server with fewer than `capacity` adapters.
         """
         rng, held = np.random.default_rng(seed), [dict[str, float]() for _ in range(len(cluster))]
         for name in workload.names:

@@ -20,10 +20,10 @@ from packer.twin.server import Server
 
 
 class Ahead(NamedTuple):
-    """What such servers have besides `cluster.state.Servers`, with a leading axis for the server.
+    """State of such servers besides `cluster.state.Servers`; arrays have a leading axis for the server.
 
-    pool: all that belongs to requests is shared; pipeline: of depth 0 for a server that does neither. each
-    (`engine.each`): rows of requests are shared; None where requests are not counted one by one.
+    pool: its arrays of requests are shared. pipeline: of depth 0 for a server that neither schedules ahead nor caches
+    prefixes. each (`engine.each`): its rows of requests are shared; None if requests are not counted one by one.
     """
 
     pool: Pool
@@ -33,7 +33,7 @@ class Ahead(NamedTuple):
 
 @njit(inline="always", **ENGINE_FLAGS)
 def ahead_of(c: Ahead, s: int) -> tuple[Pool, Record]:
-    """One server's, as views."""
+    """Return the pool and the pipeline of server `s`, as views."""
     p = c.pool
     pool = Pool(
         p.all[s : s + 1], p.entries[s], p.blocks[s], p.table[s], p.seats[s], p.held[s], p.seat, p.run, p.first,
@@ -44,7 +44,7 @@ def ahead_of(c: Ahead, s: int) -> tuple[Pool, Record]:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def each_of(c: Ahead, s: int) -> Each:
-    """One server's, as views."""
+    """Return the `Each` of server `s`, as views."""
     e = c.each
     return Each(
         e.whole[s : s + 1], e.rows, e.adapter, e.chances[s], e.running[s], e.limbo[s], e.batches[s], e.steps[s],
@@ -55,7 +55,7 @@ def each_of(c: Ahead, s: int) -> Each:
 def one_by_one(servers: Sequence[Server]) -> bool:
     """Whether the servers count requests one by one.
 
-    Raises `IncompatibleError`: some do, and others don't.
+    Raises `IncompatibleError`: some servers do, and others do not.
     """
     found = {server.one_by_one() for server in servers}
     if len(found) > 1:
@@ -67,7 +67,7 @@ def one_by_one(servers: Sequence[Server]) -> bool:
 
 
 def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
-    """The servers before the first request, None if none of them does any of this."""
+    """Return the state before the first request; None if no server needs any of this."""
     rules, single = [server.rules() for server in servers], one_by_one(servers)
     depths = [(1 + rule.async_scheduling) * (rule.async_scheduling or rule.prefix_caching) for rule in rules]
     if not single and not any(depths):
@@ -87,19 +87,19 @@ def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
 
 
 OWN = ("entries", "blocks", "table", "seats", "held")
-"""Fields of a pool that each server has for itself, besides `all`."""
+"""Fields of `Pool` of which each server has its own part, besides `all`."""
 OWN_EACH = ("chances", "running", "limbo", "batches", "steps", "lingers")
-"""Those of `Each`, besides `whole`."""
+"""Fields of `Each` of which each server has its own part, besides `whole`."""
 
 
 def own_parts(c: Ahead) -> list[Record]:
-    """All arrays with a leading axis for the server."""
+    """Return all arrays with a leading axis for the server."""
     parts = [c.pipeline, c.pool.all, *(getattr(c.pool, key) for key in OWN)]
     return parts if c.each is None else [*parts, c.each.whole, *(getattr(c.each, key) for key in OWN_EACH)]
 
 
 def forget_requests(c: Ahead, lost: IntArray) -> None:
-    """These requests are as if they had never been sent."""
+    """Reset the state of these requests, as if they had never been sent."""
     for column in (c.pool.seat, c.pool.run):
         column[lost] = 0
     if c.each is not None:
@@ -107,13 +107,13 @@ def forget_requests(c: Ahead, lost: IntArray) -> None:
 
 
 def _stacked(parts: Sequence[Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Fields that each server has for itself, with a leading axis."""
+    """Stack these fields of all servers along a leading axis, padded to the largest shape."""
     largest = {key: np.max([getattr(part, key).shape for part in parts], axis=0) for key in keys}
     return {key: np.stack([_padded(getattr(part, key), largest[key]) for part in parts]) for key in keys}
 
 
 def _padded(array: Record, shape: Record) -> Record:
-    """An array with zeros behind it."""
+    """Return the array, padded with zeros to this shape."""
     out = np.zeros(tuple(shape), dtype=array.dtype)
     out[tuple(slice(size) for size in array.shape)] = array
     return out

@@ -1,7 +1,7 @@
-"""Servers whose requests are known beforehand, and that do not wait for each other: each runs to its end by itself.
+"""Servers whose requests are known beforehand and that do not wait for each other: each runs to its end on its own.
 
-It does so in memory that the next one uses again: what is used often stays in the processor's caches, and rows of
-adapters are not kept for all servers.
+Servers run one after the other in the same memory: it stays in the processor's caches, and rows of adapters are not
+kept for all servers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from packer.twin.threads import in_threads
 from packer.twin.tuning.state import Tuning
 
 SOME = 32
-"""Servers that use the same memory."""
+"""Number of servers that run one after the other in the same memory."""
 OWN = (
     "servers", "whole", "live", "classes", "phase", "histogram", "timeline", "vector", "sets", "members", "series",
     "longest", "kind", "first", "last", "seen", "wake_s", "on_way",
 )  # fmt: skip
-"""Fields of `Servers` with a leading axis for the server that stay where they are."""
+"""Fields of `Servers` with a leading axis for the server that are used in place, as views."""
 
 
 SENT = record(
@@ -36,7 +36,7 @@ SENT = record(
     ("output", "i4"),
     ("number", "i4"),  # among all requests
 )
-"""A request, beside the others of its server: to collect these from columns waits for memory once for each."""
+"""A request, stored next to the others of its server: gathering it from columns would miss the cache in each column."""
 
 
 @njit(**ENGINE_FLAGS)
@@ -44,7 +44,7 @@ def _deal(
     assigned: IntArray, place: IntArray, sent_s: FloatArray, adapter: IntArray, prompt: IntArray, output: IntArray,
     dealt: Record,
 ) -> None:  # fmt: skip
-    """Write each request to the next place of its server; `place` (S,): the first ones, which go on."""
+    """Write each request to the next row of its server; `place` (S,): first row of each server, advanced in place."""
     for r in range(assigned.size):
         s = assigned[r]
         request = dealt[place[s]]
@@ -55,7 +55,7 @@ def _deal(
 
 @njit(**ENGINE_FLAGS)
 def _put(requests: Record, dealt: Record, whole: Record) -> None:
-    """Write the requests of a server to where they belong among all."""
+    """Write the requests of a server back to their rows in the table of all requests."""
     for i in range(dealt.size):
         whole[dealt[i].number] = requests[i]
 
@@ -63,7 +63,7 @@ def _put(requests: Record, dealt: Record, whole: Record) -> None:
 def run_apart(
     servers: Servers, assigned: IntArray, until_s: float, run_until: Callable[..., None], jobs: int
 ) -> None:
-    """Each server serves the requests that it is `assigned`, (n,), until `until_s`; `jobs`: of `in_threads`."""
+    """Run each server with the requests `assigned` to it, (n,), until `until_s`; `jobs`: as for `in_threads`."""
     count = len(servers.wake_s)
     servers.server[:] = assigned
     counts = np.bincount(assigned, minlength=count)
@@ -85,7 +85,7 @@ def run_apart(
 
 
 def _room(servers: Servers, n: int) -> dict[str, Any]:
-    """Memory for the requests of a server, at most n, and their adapters."""
+    """Allocate memory for at most n requests of one server and their adapters."""
     rows = min(n, len(servers.ranks))
     places, ring = pair_places(rows), int(servers.servers["ring"][0])
     return {
@@ -102,7 +102,7 @@ def _room(servers: Servers, n: int) -> dict[str, Any]:
 def _run(
     servers: Servers, room: dict[str, Any], s: int, own: Record, until_s: float, run_until: Callable[..., None]
 ) -> None:  # fmt: skip
-    """Server `s` serves its `own` requests, which are given to it all at once."""
+    """Run server `s` with its `own` requests, all of which are given to it at the start."""
     n, record = len(own), servers.servers[s]
     record["sentinel"] = len(room["links"]) - record["ring"]
     one = servers._replace(

@@ -1,8 +1,8 @@
-"""Cache policies: which adapters stay on the GPU of a server, for engines other than vLLM's, which has its own.
+"""Cache policies decide which adapters stay on a server's GPU, for engines other than vLLM's, which has its own policy.
 
-A policy names one of the compiled rules by which adapters leave, and may in addition keep adapters on servers of
-its choice, at regular times. A third-party package registers a class under the entry-point group
-`packer.caches`; parameters of a policy are the fields of its dataclass.
+A policy names one of the compiled eviction rules below. It may also keep adapters on servers of its choice, at regular
+times. A third-party package registers a class under the entry-point group `packer.caches`; the fields of its dataclass
+are the policy's parameters.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
 
 (LRU, LFU, DROP, NOTHING, FIXED) = range(5)
-"""Rules: idle adapters leave on demand, least recently or least frequently used first; with the last request;
-with each request, which loads its adapter anew; never.
+"""Eviction rules. LRU, LFU: idle adapters leave on demand, least recently or least frequently used first; DROP: an
+adapter leaves with its last request; NOTHING: with each request, so that each request loads its adapter; FIXED: never.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """An adapter, by its index into the workload, is kept on a server from now on, or no longer."""
+    """Keep an adapter (by its index into the workload) on a server from now on, or stop keeping it."""
 
     adapter: int
     server: int
@@ -32,10 +32,10 @@ class Move:
 
 @runtime_checkable
 class CachePolicy(Protocol):
-    """What every policy has.
+    """Attributes of every policy.
 
     `rule`: one of the rules above. `high_water`: share of the memory above which idle adapters leave at once.
-    `takes_memory`: False if adapters take none.
+    `takes_memory`: False if adapters take no memory.
     """
 
     name: str
@@ -54,4 +54,4 @@ class TickingPolicy(CachePolicy, Protocol):
         """Called once before the first request."""
 
     def tick(self, now_s: float, view: ClusterView) -> Iterable[Move]:
-        """What to keep and what no longer, by what happened until now."""
+        """Return the adapters to keep and to keep no longer, decided by what has happened until now."""

@@ -15,11 +15,11 @@ from packer.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Adapters with the same servers form a group: a fleet of equal servers has one.
+    """Groups of adapters that the same servers may serve: without a placement, equal servers make one group.
 
-    group int64 (m,): group of each adapter. start int64 (g + 1,): the servers of group k are
-    `server[start[k]:start[k + 1]]`, in increasing order, int64. share float64, beside `server`: share of the
-    adapter's requests by the placement; 1 without one.
+    group int64 (m,): group of each adapter. start int64 (g + 1,): group k has the servers
+    `server[start[k]:start[k + 1]]`, in increasing order, int64. share float64, parallel to `server`: share of each
+    adapter's requests by the placement; 1 without a placement.
     """
 
     group: IntArray
@@ -47,10 +47,10 @@ class Candidates:
 
 
 def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int]) -> Candidates:
-    """The groups of a cluster; `slot_ranks`: the largest rank that each server holds.
+    """Return the candidates of a cluster; `slot_ranks`: the largest rank that the slots of each server hold.
 
-    Raises `ValidationError`: no server may serve an adapter, or the placement names an adapter that the workload
-    does not have.
+    Raises `ValidationError`: no server may serve an adapter, the placement names an adapter that the workload does not
+    have, or adapters of several base models have no placement.
     """
     if len(workload.models) > 1 and cluster.placement is None:
         raise ValidationError(
@@ -77,7 +77,7 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
 def allowed(
     workload: Workload, ranks: IntArray, on: Iterable[int], placement: Sequence[Mapping[int, float]] | None
 ) -> Candidates:
-    """The groups of adapters by the servers `on` that may serve them; adapters may have none.
+    """Group the adapters by the servers among `on` that may serve them; an adapter may have no server.
 
     `ranks` (S,): the largest rank that each server holds. `placement`: adapters of each server with their shares; None:
     every server may serve every adapter that its slots hold.

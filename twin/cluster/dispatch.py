@@ -1,4 +1,4 @@
-"""Bring requests to servers, by whichever kind of router there is."""
+"""Dispatch requests to servers, with any kind of router."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from packer.workload import Workload
 
 Ticking = TickingPolicy | TickingRouter
 MANY = 20_000
-"""Requests from which on servers that do not wait for each other run in threads."""
+"""Number of requests from which servers that do not wait for each other run in threads."""
 ASSIGNED_S = 3600.0
-"""For so long a static router assigns requests at a time where a controller may change the servers."""
+"""Interval, s, for which a static router assigns requests at a time if a controller may change the servers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dispatch:
-    """One router, its cluster and the run that it serves."""
+    """A router, its cluster and the settings of one run."""
 
     router: Router
     cluster: Cluster
@@ -68,7 +68,7 @@ class Dispatch:
 
     @cached_property
     def loop(self) -> Loop:
-        """Compiled for these engines and this router."""
+        """The event loop, compiled for these engines and this router."""
         own = ((name, getattr(self.router, name, None)) for name in HOOKS)
         return loop_of(self.others, tuple((name, each) for name, each in own if each is not None), self.ahead)
 
@@ -76,10 +76,10 @@ class Dispatch:
         self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None,
         rows: IntArray | None = None,
     ) -> IntArray | None:  # fmt: skip
-        """The server of each request if the router is static, int64 (n,); else None.
+        """Return the server of each request, int64 (n,), if the router is static, else None.
 
-        `candidates`: of the moment, where changes are made; requests without any get -1. `rows`: numbers of the
-        requests, None: the first n. Where a router keeps sessions together, the first of these of each decides.
+        `candidates`: the current ones, if servers change; requests without a candidate get -1. `rows`: numbers of the
+        requests, None: the first n. To keep sessions together, the first request of a session and adapter decides.
         """
         if self.sessions is None or not getattr(self.router, "keeps_sessions", False) or not len(adapter):
             return self._assign(adapter, time_s, candidates)
@@ -93,7 +93,7 @@ class Dispatch:
     def _assign(
         self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None
     ) -> IntArray | None:
-        """As `assign`, one request at a time."""
+        """Assign as `assign` does, without regard to sessions."""
         if not isinstance(self.router, StaticRouter):
             return None
         c = self.candidates if candidates is None else candidates
@@ -117,7 +117,7 @@ class Dispatch:
         return assigned.astype(np.int64)
 
     def _not_allowed(self, assigned: IntArray, adapter: IntArray, c: Candidates) -> IntArray:
-        """Requests whose server may not serve their adapter, by number."""
+        """Return the positions of the requests whose server may not serve their adapter."""
         count, sizes = len(self.cluster), np.diff(c.start)
         inside = (assigned >= 0) & (assigned < count)
         if np.count_nonzero(sizes) == 1 and inside.all():
@@ -128,10 +128,10 @@ class Dispatch:
         return np.flatnonzero(~(inside & np.isin(c.group[adapter] * count + assigned, allowed)))
 
     def adapter_rows(self, adapter: IntArray) -> int:
-        """Adapters that a server has rows for: a little more than it sees of requests that go anywhere.
+        """Return the number of adapters a server has rows for: slightly more than it sees under random routing.
 
-        There are more when these are used: operating systems give large arrays pages of 2 MB, so that rows which are
-        never used take memory, too.
+        Rows are added if they run out. Unused rows take memory, too, because operating systems give large arrays pages
+        of 2 MB.
         """
         m, count = len(self.workload), len(self.cluster)
         elsewhere = np.power(1.0 - 1.0 / count, np.bincount(adapter, minlength=m))
@@ -140,9 +140,9 @@ class Dispatch:
     def run(
         self, servers: Servers, engines: Engines, assigned: IntArray | None, content: Content | None = None
     ) -> Servers:
-        """Route all requests and run every server to the end; returns the servers, which may have grown.
+        """Route all requests and run every server to the end; return the servers, whose arrays may have grown.
 
-        `content`: which requests begin alike, for routers that ask.
+        `content`: which requests share prefixes, for routers that read prompts.
         """
         acting: tuple[object, ...] = (self.policy, self.router)
         ticks = [each for each in acting if isinstance(each, TickingPolicy | TickingRouter)]
@@ -169,7 +169,7 @@ class Dispatch:
         self, servers: Servers, engines: Engines, assigned: IntArray | None, ticks: list[Ticking],
         content: Content | None,
     ) -> Servers:  # fmt: skip
-        """Route all requests: `events.route` returns where the router in Python, a tick or more rows are needed."""
+        """Route all requests; `events.route` returns when it needs the Python router, a tick or more rows."""
         router, n = self.router, len(servers.server)
         given = np.zeros(0, dtype=np.int64)
         p: Any = np.zeros(1)
@@ -190,7 +190,7 @@ class Dispatch:
         r, now_s, c = 0, 0.0, self.current
         limit = NO_LIMIT if self.max_outstanding is None else self.max_outstanding
         while True:
-            seen = None if reading else servers  # nothing reads it, and to hand it over takes time
+            seen = None if reading else servers  # nothing reads `seen`, and passing it takes time
             if interval_s:
                 known = servers.servers.copy()
                 seen = servers._replace(servers=known, whole=whole_of(known), classes=servers.classes.copy())
@@ -220,13 +220,13 @@ class Dispatch:
                     servers = self._resend(clock, c, p, again, given, now_s)
 
     def _again(self, clock: _Clock, given: IntArray, r: int) -> list[int]:
-        """The requests of failed servers; those, and all from `r` on, are assigned anew by a static router."""
+        """Return the requests of failed servers. A static router reassigns them and the requests from `r` on."""
         assert self.serving is not None
         servers, lost = clock.servers, sorted(self.serving.orphans)
         self.serving.orphans.clear()
         if isinstance(self.router, StaticRouter):
             end = len(given)
-            if self.controller is not None:  # which changes again soon
+            if self.controller is not None:  # it may change the servers again soon
                 clock.assigned_s = float(servers.sent_s[r] if r < end else math.inf) + ASSIGNED_S
                 end = int(np.searchsorted(servers.sent_s, clock.assigned_s))
             left = np.concatenate([np.array(lost, dtype=np.int64), np.arange(r, end)])
@@ -240,8 +240,8 @@ class Dispatch:
     def _resend(
         self, clock: _Clock, c: Candidates, p: Any, lost: list[int], given: IntArray, now_s: float
     ) -> Servers:
-        """The router sends requests again at `now_s`; one that no server may get is refused."""
-        clock.servers.touched[:] = 1  # the router may know them as they were some time ago
+        """Send the `lost` requests again at `now_s`; refuse a request for which the router finds no server."""
+        clock.servers.touched[:] = 1  # the router may know an older state of them
         for r in lost:
             servers = clock.servers
             g = c.group[servers.adapter[r]]
@@ -262,9 +262,9 @@ class Dispatch:
         return clock.servers
 
     def _decision(self, r: int, now_s: float, servers: Servers, view: ClusterView) -> int:
-        """The server that a router in Python chooses for a request, or HOLD."""
+        """Return the server that a Python router chooses for a request, or HOLD."""
         a = int(servers.adapter[r])
-        router = cast("ReadingRouter", self.router)  # to check it costs more than its decision
+        router = cast("ReadingRouter", self.router)  # checking its type costs more than its decision
         request = Request(
             r,
             a,
@@ -282,12 +282,12 @@ class Dispatch:
         try:
             if s != HOLD and s not in view.allowed(a):
                 raise self.wrong(r, a, now_s, s)
-        except TypeError:  # no number at all
+        except TypeError:  # not a number
             raise self.wrong(r, a, now_s, s) from None
         return int(s)
 
     def wrong(self, r: int, adapter: int, now_s: float, server: object) -> PluginError:
-        """What is said when a router sends a request to a server that may not serve it."""
+        """Return the error for a router that sent a request to a server that may not serve it."""
         allowed = ", ".join(map(str, self.candidates.of(adapter)[:8]))
         more = ", …" if len(self.candidates.of(adapter)) > 8 else ""
         return PluginError(
@@ -298,7 +298,7 @@ class Dispatch:
 
 
 class _Clock:
-    """The regular times at which cache policies and routers act."""
+    """The times at which cache policies, routers, changes and the controller act."""
 
     def __init__(self, work: Dispatch, servers: Servers, engines: Engines, ticks: list[Ticking]) -> None:
         self.work, self.servers, self.engines, self.ticks = work, servers, engines, ticks
@@ -314,22 +314,22 @@ class _Clock:
 
     @property
     def acts(self) -> bool:
-        """Whether anything may act although no request is left."""
+        """Whether anything may act after the last request."""
         return bool(self.ticks) or self.serving is not None
 
     @property
     def next_s(self) -> float:
-        """When the next one acts; infinite if none does."""
+        """The next time at which anything acts, s; infinite if nothing does."""
         changes_s = math.inf if self.serving is None else self.serving.next_s
         return min(*self._due_s, changes_s, self._control_s, self.assigned_s, math.inf)
 
     def follow(self, servers: Servers) -> None:
-        """The event loop got larger arrays."""
+        """Use the larger arrays of the event loop."""
         self.servers = servers
         self.view.follow(servers)
 
     def tick(self, now_s: float) -> Servers:
-        """All whose time has come act; returns the servers, which may have grown."""
+        """Let everything act that is due; return the servers, whose arrays may have grown."""
         while not self.work.loop.pass_on(self.servers, self.work.way, now_s, self.engines):
             self.follow(with_more_rows(self.servers))
         for k, each in enumerate(self.ticks):
@@ -349,7 +349,7 @@ class _Clock:
         return self.servers
 
     def _change(self, serving: Serving, now_s: float) -> None:
-        """The controller looks, and the changes of this time are made."""
+        """Call the controller if it is due, and make the changes that are due."""
         if self.controller is not None and self._control_s <= now_s:
             self._control_s += self.controller.period_s
             with plugged(f"The controller, at {now_s:.6g} s,"):
@@ -361,7 +361,7 @@ class _Clock:
             self.changed = True
 
     def _move(self, name: str, move: Resend, now_s: float) -> None:
-        """A request goes on, with the tokens that it has, on another server."""
+        """Move a request, with the tokens that it has, to another server."""
         r, old = move.request, int(self.servers.server[move.request])
         place = 0 if self.engines is None else int(self.engines[old])
         withdraw = self.work.others[place - 1].withdraw if place else None
@@ -380,7 +380,7 @@ class _Clock:
             self.follow(with_more_rows(self.servers))
 
     def _keep(self, server: int) -> Callable[..., None]:
-        """How the engine of a server keeps adapters."""
+        """Return the function by which the engine of a server keeps adapters."""
         place = 0 if self.engines is None else int(self.engines[server])
         if place == 0:
             raise PluginError("Expected a policy to keep adapters on servers of other engines than vLLM's.")

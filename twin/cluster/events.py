@@ -1,7 +1,7 @@
-"""The event loop of a cluster: arrivals in order of time, and between them the servers' own steps.
+"""The event loop of a cluster: arrivals in order of time, and between them the steps of the servers.
 
-A router sees each server as it is during the step in flight: the batch as scheduled, its finishes not yet, and
-requests given since then as waiting.
+A router sees each server as it is during the step in flight: the batch is as scheduled, requests that finish in this
+step still count, and requests given to the server since then count as waiting.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Ways(NamedTuple):
 
 
 class Task(NamedTuple):
-    """How requests are routed: by `assigned`, or where that is empty by a score function.
+    """How requests are routed: by `assigned`, or by a score function if `assigned` is empty.
 
-    p: what a score function gets. interval_s: between two looks of it at the servers; 0: it knows them as they are.
-    limit: requests at once, more are refused. way: None where requests reach their server at once.
+    p: parameters of the score function. interval_s: time between updates of the server state that it reads; 0: up to
+    date. limit: most open requests; further ones are refused. way: None if requests reach their server at once.
     """
 
     assigned: IntArray
@@ -47,12 +47,12 @@ class Task(NamedTuple):
 
 
 ASK = -3
-"""Instead of a server in `route`: a router in Python decides when the request's time has come."""
+"""In `Task.assigned` instead of a server: a Python router decides when the request is due."""
 
 
 @njit(**ENGINE_FLAGS)
 def deal(c: Servers, assigned: IntArray, first: int) -> int:
-    """Give each request from `first` on to its server; returns the first that found no row, or their number."""
+    """Give each request from `first` on to its server; return the first that found no row, or their number."""
     for r in range(first, c.server.size):
         if not give(c, assigned[r], r, c.sent_s[r]):
             return r
@@ -75,7 +75,7 @@ def run_all_until(c: Servers, until_s: float, engines: Engines) -> None:
 
 @njit(**INLINED)
 def _look(c: Servers, seen: Servers, looked_s: float, interval_s: float, now_s: float) -> float:
-    """Bring the records by which a router knows the servers up to date, if it is time; returns when it last was."""
+    """Update the server state that a router reads, if the update is due; return the time of the last update."""
     if interval_s == 0.0 or now_s < looked_s + interval_s:
         return looked_s
     for s in range(c.whole.shape[0]):
@@ -90,7 +90,7 @@ def _look(c: Servers, seen: Servers, looked_s: float, interval_s: float, now_s: 
 
 @njit(**INLINED)
 def next_change_s(c: Servers, way: Transit | None, now_s: float, engines: Engines) -> float:
-    """When the next step of any server ends, after those that start at `now_s` were started, or a request gets on."""
+    """Start the steps that are due at `now_s`; return when the next step ends or a request under way moves on."""
     run_all_until(c, np.nextafter(now_s, math.inf), engines)
     earliest = math.inf if way is None else next_s(way)
     for s in range(c.wake_s.size):
@@ -100,7 +100,7 @@ def next_change_s(c: Servers, way: Transit | None, now_s: float, engines: Engine
 
 @njit(**ENGINE_FLAGS)
 def pass_on(c: Servers, way: Transit | None, until_s: float, engines: Engines) -> bool:
-    """What is under way by `until_s` reaches its server, in order of time; False if an adapter found no row."""
+    """Run the servers and deliver the requests under way until `until_s`; False if an adapter found no row."""
     if way is not None:
         while next_s(way) <= until_s:
             at_s = next_s(way)
@@ -115,7 +115,7 @@ def pass_on(c: Servers, way: Transit | None, until_s: float, engines: Engines) -
 
 @njit(**INLINED)
 def hand_over(c: Servers, way: Transit | None, s: int, r: int, now_s: float) -> bool:
-    """Request `r` sets out for server `s`; False, with nothing changed, if there is no row for its adapter."""
+    """Send request `r` to server `s`; False, with nothing changed, if there is no row for its adapter."""
     if way is not None:
         send(c, way, s, r, now_s)
         return True
@@ -127,7 +127,7 @@ def hand_over(c: Servers, way: Transit | None, s: int, r: int, now_s: float) -> 
 
 @njit(**INLINED)
 def _full(c: Servers, limit: int) -> bool:
-    """Whether the cluster has as many requests as the client keeps open."""
+    """Whether the cluster has at least `limit` open requests."""
     total = 0
     for s in range(c.wake_s.size):
         total += outstanding(c, s)
@@ -136,41 +136,41 @@ def _full(c: Servers, limit: int) -> bool:
 
 @njit(**INLINED)
 def score(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """Score of server `s` for request `r`: `packer.twin.cluster.loop` puts a router's in the place of this."""
+    """Return the score of server `s` for request `r`; `packer.twin.cluster.loop` replaces this function."""
     return 0.0
 
 
 @njit(**INLINED)
 def note(c: Servers, p: FloatArray, s: int) -> None:
-    """What a router keeps of a server that has changed, behind its parameters."""
+    """Update what a router keeps in `p` about a server that has changed."""
 
 
 @njit(**INLINED)
 def among(c: Servers, p: FloatArray, word: int, r: int, lowest: float) -> int:
-    """Which of eight servers, those of `touched_words[word]`, may have a score smaller than `lowest`, as bits."""
+    """Return as bits which of the eight servers of `touched_words[word]` may have a score below `lowest`."""
     return 255
 
 
 @njit(**INLINED)
 def worth(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
-    """Whether a server's score may be smaller than `lowest`, by what `note` kept; if not, it is not computed."""
+    """Whether a server's score may be below `lowest`, according to what `note` kept; if not, it is not computed."""
     return True
 
 
 @njit(**INLINED)
 def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int, r: int) -> int:
-    """A router's look at all candidates of a request before it scores them: which may win, from `first` on; -1: any."""
+    """Inspect all candidates before scoring; return the position in `server` to score first, or -1 for none."""
     return -1
 
 
 @njit(**INLINED)
 def sent(c: Servers, p: FloatArray, s: int, r: int) -> None:
-    """What a router keeps of a request that it sent."""
+    """Update what a router keeps in `p` about a request that it sent."""
 
 
 @njit(**ENGINE_FLAGS)
 def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
-    """The candidate with the smallest score, the next in turn among equal ones; HOLD if all are infinite."""
+    """Return the candidate with the smallest score, the next in turn among equal ones; HOLD if all are infinite."""
     g, server = ways.group[c.adapter[r]], ways.server
     first, last = ways.start[g], ways.start[g + 1]
     for word in range(c.touched_words.size):
@@ -203,9 +203,9 @@ def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
 
 @njit(**INLINED)
 def set_out_s(c: Servers, r: int, now_s: float, end_s: float, engines: Engines) -> float:
-    """When request `r` reaches the router, from `now_s` on; infinite if not before `end_s`.
+    """Return when request `r` reaches the router, from `now_s` on; infinite if not before `end_s`.
 
-    Where the client holds requests back, when it has a place for it, after all that happens before.
+    If the client holds requests back, this is when it has a place for the request; earlier steps are executed.
     """
     if not is_closed(c.client):
         return math.inf if c.sent_s[r] >= end_s else max(now_s, c.sent_s[r])
@@ -230,12 +230,12 @@ def set_out_s(c: Servers, r: int, now_s: float, end_s: float, engines: Engines) 
 def route(
     c: Servers, seen: Servers | None, task: Task, first: int, span_s: tuple[float, float], engines: Engines
 ) -> tuple[int, float, bool]:
-    """Route the requests from `first` on that come before the end of the span, from its beginning on.
+    """Route the requests from `first` on that arrive within `span_s`.
 
-    `seen`: the servers as a score function knows them; `c` itself, or with records of their own that are brought up to
-    date every `interval_s`. A held request is offered again whenever a step ends, or those records are renewed; those
-    behind it wait. A request whose adapter no server serves is refused. Returns the request that found no row for its
-    adapter, has ASK in `assigned`, or is left at the end, or their number; the time; and whether it is to be decided.
+    `seen`: the servers as a score function sees them: `c`, or copies updated every `interval_s`. A held request is
+    offered again when a step ends or the copies are updated; those behind it wait. A request beyond the limit, or whose
+    adapter no server serves, is refused. Returns the request at which routing stops (no row for its adapter, ASK in
+    `assigned`, end of the span) or the number of requests; the time; and whether a Python router must decide.
     """
     assigned, ways, interval_s, way = task.assigned, task.ways, task.interval_s, task.way
     now_s, end_s = span_s

@@ -1,7 +1,7 @@
 """The event loop, compiled for the engines of a cluster and the score of its router.
 
-The functions of `events` and `state` name those that differ as globals; here copies of them get others. A router or
-an engine of a plug-in is compiled as packer's own are, and kept under the hash of all that it calls.
+The functions of `events` and `state` call functions of engines and routers as globals; copies made here get others.
+Plug-in routers and engines are compiled as packer's own are, and cached under the hash of everything they call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _place = _own = 0
 
 
 class Loop(NamedTuple):
-    """Compiled functions: see `events`, and `run_until` of `state`."""
+    """Compiled functions: see `events`, and `state` for `run_until`."""
 
     run_until: Any
     pass_on: Any
@@ -33,7 +33,7 @@ class Loop(NamedTuple):
 
 
 def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
-    """Server `s`, of the engine of this number, executes every step that starts before `until_s`."""
+    """Execute every step of server `s`, which runs this engine, that starts before `until_s`."""
     if engine == _place:
         state = _state_of(c, c.others[_own], s)
         _advance(state, law_of_server(c, s), until_s)
@@ -43,7 +43,7 @@ def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
 
 
 def runner_of(servers: Sequence[Server]) -> Any:
-    """What runs vLLM's servers that schedule ahead, cache prefixes or count requests one by one; None if none does."""
+    """Return the function for vLLM's servers that schedule ahead, cache prefixes or count one by one, else None."""
     if one_by_one(servers):
         return run_each
     rules = [server.rules() for server in servers]
@@ -52,9 +52,9 @@ def runner_of(servers: Sequence[Server]) -> Any:
 
 @cache
 def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ...], ahead: Any) -> Loop:
-    """The loop for vLLM's engine and these others (numbered from 1), with a router's own functions by their names.
+    """Return the loop for vLLM's engine and `engines` (numbered from 1), with a router's own functions by name.
 
-    `ahead`: of `runner_of`.
+    `ahead`: the result of `runner_of`.
     """
     chain: Any = run_other
     for place, kernels in enumerate(engines, start=1):
@@ -84,7 +84,7 @@ def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ..
 
 
 def _variant(kernel: Any, flags: dict[str, Any] = ENGINE_FLAGS, **names: Any) -> Any:
-    """The same function, where these global names mean something else."""
+    """Return a copy of the kernel, compiled with other values of these global names."""
     function = getattr(kernel, "py_func", kernel)
     copy = types.FunctionType(
         function.__code__, function.__globals__ | names, function.__name__, function.__defaults__

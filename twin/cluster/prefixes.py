@@ -1,9 +1,8 @@
-"""What a gateway knows about prompts that begin alike: an index of blocks by the servers that they were sent to.
+"""A gateway's index of prompt prefixes: the blocks of prompts, by the servers that they were sent to.
 
-Prompts are cut into blocks, each hashed with all that comes before it and with the adapter's name. Only blocks that
-several requests have (`engine.content`) are kept one by one; a further block of a prompt is found by nobody, and counts
-only where the index is full. A server's own cache may have lost a block that the index still has, and the other way
-round.
+Prompts are cut into blocks, each hashed with all blocks before it and with the adapter's name. Only blocks that several
+requests share (`engine.content`) are kept one by one; other blocks never match, and only count towards the size of the
+index. A server's own cache may have evicted a block that the index still has, and vice versa.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ from packer.twin.flags import ENGINE_FLAGS, INLINED
 Int32Array = npt.NDArray[np.int32]
 WORD = 64
 _SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over the hash table
-_DE_BRUIJN = 0x03F79D71B4CB0A89  # each place of a single bit moves other six bits of it to the front
+_DE_BRUIJN = 0x03F79D71B4CB0A89  # its top six bits differ after each shift by 0 … 63 bits
 _PLACE = np.zeros(WORD, dtype=np.int64)
 _PLACE[[(_DE_BRUIJN << k & 2**64 - 1) >> 58 for k in range(WORD)]] = np.arange(WORD)
 
 
 class Index(NamedTuple):
-    """The blocks of n requests on S servers, in lists of least recent use: one for each server, or one for all.
+    """The blocks of n requests on S servers, in LRU lists: one list for each server, or one for all.
 
-    first, shared (n,), numbers: see `Content`; tokens: of one of its ids. size: tokens of a block; most: blocks of a
-    prompt that are looked at. held (blocks, words): bits of the servers that have a block. key, last (2^k,): hash table
-    with open addressing, (list, block) → the last request that used it + 1, 0: none. after (n,): the next request of a
-    list + 1; head, tail, at (lists,): its first request + 1, its last one, and how many blocks of the first one were
-    passed. filled, limit (lists,): blocks in it, and at most. keep_s: how long an unused block stays. match (S,): first
-    blocks of the request at hand that each server has; total (1,): blocks that it has itself.
+    first, shared (n,), numbers: see `Content`. tokens: tokens of a content id. size: tokens of a block. most: most
+    blocks of a prompt that are looked up. held (blocks, words): bits of the servers that have a block. key, last
+    (2^k,): hash table with open addressing, (list, block) → the last request that used it + 1, 0: none. after (n,):
+    next request of a list + 1. head, tail, at (lists,): first request of a list + 1, last request + 1, blocks of the
+    first request already passed. filled, limit (lists,): blocks in a list, and at most. keep_s: how long an unused
+    block stays. match (S,): leading blocks of the current request that each server has; total (1,): blocks of the
+    current request.
     """
 
     first: IntArray
@@ -62,7 +62,7 @@ class Index(NamedTuple):
 def new_index(
     servers: Servers, content: Content, size: int, most: int, limit: IntArray, keep_s: float = math.inf
 ) -> Index:
-    """An empty index; `limit` (1,) for all servers or (S,) for each: blocks."""
+    """Return an empty index; `limit`, in blocks: (1,) for all servers together, or (S,) for each."""
     n, count = len(servers.prompt), len(servers.wake_s)
     blocks = content.total * -(-content.tokens // size)
     prompts = np.minimum(np.minimum(servers.prompt, content.shared * content.tokens) // size, most)
@@ -79,14 +79,14 @@ def new_index(
 
 @njit(**ENGINE_FLAGS)
 def _blocks(i: Index, c: Servers, r: int) -> tuple[int, int]:
-    """Whole blocks of the request's prompt that are looked at, and how many of them others may have, too."""
+    """Return the number of whole blocks of the prompt that are looked up, and of those that others may share."""
     total = min(c.prompt[r] // i.size, i.most)
     return total, min(total, i.shared[r] * i.tokens // i.size)
 
 
 @njit(**INLINED)
 def _block(i: Index, r: int, place: int) -> int:
-    """Number of one of these blocks: the id of the content in which it ends, and which of its blocks it is."""
+    """Return the number of block `place` of a prompt: by the content id in which it ends and its position in the id."""
     if i.tokens == i.size:
         return int(i.numbers[i.first[r] + place])
     k = ((place + 1) * i.size - 1) // i.tokens
@@ -96,7 +96,7 @@ def _block(i: Index, r: int, place: int) -> int:
 
 @njit(**INLINED)
 def _slot(i: Index, which: int, block: int) -> int:
-    """Place of (list, block) in the hash table."""
+    """Return the position of (list, block) in the hash table; the key is inserted if it is missing."""
     key = block * i.head.size + which + 1
     mask = i.key.size - 1
     k = ((key * _SPREAD) >> 20) & mask
@@ -108,7 +108,7 @@ def _slot(i: Index, which: int, block: int) -> int:
 
 @njit(**ENGINE_FLAGS)
 def _add(match: FloatArray, bits: int, first: int, value: float) -> None:
-    """Add a value for each server of these bits."""
+    """Add a value to `match` for each server whose bit is set; `first`: the server of the lowest bit."""
     while bits != 0:
         one = bits & -bits
         match[first + _PLACE[((one * _DE_BRUIJN) >> 58) & 63]] += value
@@ -117,7 +117,7 @@ def _add(match: FloatArray, bits: int, first: int, value: float) -> None:
 
 @njit(**INLINED)
 def _drop_first(i: Index, c: Servers, which: int) -> None:
-    """Drop the block of a list that was not used for longest, if its first request still has one; else the request."""
+    """Drop the least recently used block of a list; if its first request has none left, drop the request instead."""
     g = i.head[which] - 1
     total, shared = _blocks(i, c, g)
     while i.at[which] < total:
@@ -142,7 +142,7 @@ def _drop_first(i: Index, c: Servers, which: int) -> None:
 
 @njit(**INLINED)
 def _expire(i: Index, c: Servers, now_s: float) -> None:
-    """Drop the blocks that were not used for too long."""
+    """Drop the blocks that were not used for `keep_s`."""
     for which in range(i.head.size):
         while i.head[which] > 0 and c.sent_s[i.head[which] - 1] + i.keep_s < now_s:
             _drop_first(i, c, which)
@@ -150,9 +150,9 @@ def _expire(i: Index, c: Servers, now_s: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def look_up(i: Index, c: Servers, r: int, chained: bool) -> None:
-    """Count the first blocks of a request that each server has, up to one that none has; see `match` and `total`.
+    """Count the leading blocks of a request that each server has, up to a block that none has; see `match` and `total`.
 
-    `chained`: a server counts up to the first block that it lacks.
+    `chained`: count a server's blocks only up to the first block that it lacks.
     """
     if i.keep_s < math.inf:
         _expire(i, c, c.sent_s[r])
@@ -182,7 +182,7 @@ def look_up(i: Index, c: Servers, r: int, chained: bool) -> None:
 
 @njit(**ENGINE_FLAGS)
 def _cut(i: Index, r: int, reached: int) -> None:
-    """Count blocks that a server has behind one that it lacks no more."""
+    """Drop from each server's count the blocks behind the first block that the server lacks."""
     for s in range(i.match.size):
         if i.match[s] > 0.0:
             length = 0
@@ -193,7 +193,7 @@ def _cut(i: Index, r: int, reached: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def use(i: Index, c: Servers, s: int, r: int) -> None:
-    """Request `r` goes to server `s`: its blocks are the ones used last, and the list loses what it has no room for."""
+    """Mark the blocks of request `r` as the last ones used on server `s`, and drop blocks beyond the list's limit."""
     if i.numbers.size == 0:
         return
     which = s if i.head.size > 1 else 0

@@ -1,7 +1,7 @@
-"""Which servers may hold an adapter on the GPU, for routers that ask all of them for each request.
+"""Which servers may hold an adapter on the GPU, for routers that check all servers for each request.
 
-Adapters share rows of bits by a hash of their numbers. Where a server's bit is not set in its row the server does not
-hold the adapter; where it is set the router looks (`state.row_of`), which mostly waits for memory.
+Adapters share rows of bits by a hash of their numbers. If a server's bit is not set in an adapter's row, it does not
+hold the adapter. If the bit is set, the router looks up the adapter (`state.row_of`), which mostly waits for memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MOST_BYTES = 2**22
 _SPREAD = 0x9E3779B97F4A7C1
 UNKNOWN, NEVER = -10, -20
 LEFT = 64
-"""Bits of a server for adapters that left it, at most."""
+"""Most bits of a server for adapters that have left it."""
 
 
 class Residents(NamedTuple):
-    """bits uint8 (rows, words): eight servers a byte; own int32 (S, …): rows in which a server has its bit set,
-    length (S,): how many; loads (S,), begun (S,): loads of adapters by the server, and the steps that it had begun,
-    when the last ones were set; UNKNOWN, or NEVER: all bits are 1.
+    """bits uint8 (rows, words): eight servers in each byte. own int32 (S, …): rows in which a server has its bit set,
+    length (S,): their number. loads (S,), begun (S,): the server's adapter loads and begun steps at the last update;
+    UNKNOWN, or NEVER: all bits are 1.
     """
 
     bits: BitArray
@@ -38,12 +38,12 @@ class Residents(NamedTuple):
 
 
 def is_listed(servers: Servers) -> bool:
-    """Whether the servers list their batch: only vLLM's engine does, and only where adapters may be evicted."""
+    """Whether the servers list their batch: only vLLM's engine does, and only if adapters may be evicted."""
     return servers.members.shape[1] > 1 and not servers.others
 
 
 def new_bits(servers: Servers, most: int) -> BitArray:
-    """Rows of bits for at most so many adapters of a server: 0, or a row of 1 where nothing is listed."""
+    """Return rows of zero bits for at most `most` adapters of a server, or a row of ones if nothing is listed."""
     listed, words, rows = is_listed(servers), servers.touched_words.size, 1
     while listed and rows < len(servers.wake_s) * most and 2 * rows * words <= MOST_BYTES:
         rows *= 2
@@ -51,7 +51,7 @@ def new_bits(servers: Servers, most: int) -> BitArray:
 
 
 def new_residents(servers: Servers) -> Residents:
-    """Before the first request."""
+    """Return the state before the first request."""
     count, listed = len(servers.wake_s), is_listed(servers)
     most = int(servers.servers["slots"].max()) + servers.members.shape[1] + LEFT if listed else 1
     return Residents(
@@ -65,7 +65,7 @@ def new_residents(servers: Servers) -> Residents:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def row_of_bits(bits: BitArray, a: int) -> int:
-    """Row of an adapter by its number."""
+    """Return the row of an adapter, by a hash of its number."""
     row: int = (((a + 1) * _SPREAD) >> 32) & (bits.shape[0] - 1)
     return row
 
@@ -81,9 +81,9 @@ def _holds(known: Residents, s: int, a: int) -> None:
 
 @njit(**INLINED)
 def _note_joined(c: Servers, known: Residents, s: int, begun: int) -> bool:
-    """Set the bits of adapters that joined the batch in the last step; False if others may have, or bits are too many.
+    """Set the bits of adapters that joined the batch in the last step; False if others may have, or rows run out.
 
-    They are the last ones of the list by entry until the next step begins.
+    Until the next step begins, these adapters are the last ones of `members`.
     """
     server, adapters = c.live[s], c.adapters[s]
     if c.ahead is not None or not 0 <= begun - known.begun[s] <= 1:
@@ -100,9 +100,9 @@ def _note_joined(c: Servers, known: Residents, s: int, begun: int) -> bool:
 
 @njit(**CALLED)
 def _note_loads(c: Servers, known: Residents, s: int, begun: int) -> None:
-    """Set the bits of all adapters in slots or in the batch, which others join only by a load.
+    """Set the bits of all adapters in slots or in the batch; other adapters join only by a load.
 
-    Those of adapters that left stay for a while: to follow all that are in slots takes longer.
+    Bits of adapters that left stay for a while, because following all adapters in slots takes longer.
     """
     if _note_joined(c, known, s, begun):
         return
@@ -122,7 +122,7 @@ def _note_loads(c: Servers, known: Residents, s: int, begun: int) -> None:
 
 @njit(**INLINED)
 def note_residents(c: Servers, known: Residents, s: int) -> None:
-    """Keep what a server holds on its GPU, if it has changed."""
+    """Update what a server holds on its GPU, if it has changed."""
     server, loads = c.live[s], known.loads[s]
     if loads == NEVER:
         return
@@ -134,11 +134,11 @@ def note_residents(c: Servers, known: Residents, s: int) -> None:
 
 @njit(**INLINED)
 def servers_among(bits: BitArray, word: int, a: int) -> int:
-    """Which of eight servers may have the adapter where these bits say it, as bits: the others have not."""
+    """Return as bits which of the eight servers of `word` may have the adapter; the others certainly do not have it."""
     return int(bits[row_of_bits(bits, a), word])
 
 
 @njit(**INLINED)
 def may_have(bits: BitArray, s: int, a: int) -> bool:
-    """False: the server does not have the adapter where these bits say it."""
+    """Whether server `s` may have the adapter; False is certain."""
     return bool((servers_among(bits, s >> 3, a) >> (s & 7)) & 1)

@@ -1,4 +1,4 @@
-"""From the servers of a cluster at the end of a run to tables of requests: of all of them, and of each."""
+"""Turn the servers of a cluster at the end of a run into tables of requests, for all servers and for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def raw_of(state: Servers, transit: Transit | None, duration_s: float) -> Raw:
-    """The requests of all servers, with sums over servers; the client sees tokens once they crossed the network."""
+    """Return the requests of all servers, with sums over servers; clients see tokens after they crossed the network."""
     raw = _raw(state, None, duration_s)
     if transit is not None and (back_s := float(transit.rates[NETWORK_S])):
         raw = replace(raw, first_s=raw.first_s + back_s, finish_s=raw.finish_s + back_s)
@@ -28,7 +28,7 @@ def raw_of(state: Servers, transit: Transit | None, duration_s: float) -> Raw:
 
 
 def sent_only(state: Servers, sent: int) -> Servers:
-    """The servers after a run, with rows for the requests that were sent alone."""
+    """Return the servers after a run with rows for the first `sent` requests only."""
     columns = ("requests", "sent_s", "adapter", "prompt", "output", "server")
     kept = {key: getattr(state, key)[:sent] for key in columns}
     if state.ahead is not None:
@@ -38,9 +38,9 @@ def sent_only(state: Servers, sent: int) -> Servers:
 
 
 def with_held_back(state: Servers, time_s: FloatArray) -> Servers:
-    """The servers after a run, where requests that the client still holds back count as refused.
+    """Mark the requests that the client still holds back after a run as refused.
 
-    `time_s` (n,): before when it sends none. Those held back are the last ones.
+    `time_s` (n,): earliest time to send each request. The requests held back are the last ones.
     """
     sent = int(np.count_nonzero(np.isfinite(state.sent_s)))
     state.server[sent:] = REFUSED
@@ -68,10 +68,10 @@ def server_view(run: Run, s: int) -> Run:
 
 
 def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
-    """The requests of a server with its totals; None: of all of them, with the sums over servers."""
+    """Return the requests of one server with its totals; None: of all servers, with sums over servers."""
     requests = state.requests
     of: slice | IntArray = slice(None)
-    if server is not None:  # in the order in which they reached it, those still on their way left out
+    if server is not None:  # in order of arrival at the server, without requests still on their way
         of = np.flatnonzero((state.server == server) & (requests["status"] > 0))
         of = of[np.argsort(requests["sent_s"][of], kind="stable")]
     requests = requests[of]
@@ -85,11 +85,11 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     total["busy_s"] /= len(servers)
     timeline = _sums(state.timeline[one])
     timeline["busy"] /= len(servers)
-    # A server's own requests came when they reached it; the cluster's when they reached the router.
+    # Requests of one server count from their arrival there, those of the cluster from their arrival at the router.
     sent_s = state.sent_s[of] if server is None else requests["sent_s"]
     return Raw(
         RequestTrace(sent_s, state.adapter[of], prompt, output, end_s=end_s),
-        np.zeros(len(state.ranks), dtype=np.int64),  # the requests that were refused are among the rows
+        np.zeros(len(state.ranks), dtype=np.int64),  # refused requests are among the rows
         float((prompt + output).sum()),
         np.where(arrived, requests["first_seen_s"], np.nan),
         np.where(arrived, requests["finish_seen_s"], np.nan),
@@ -108,7 +108,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
 
 
 def _sums(records: Record) -> Record:
-    """The sums of each field over the first axis, added one after the other; of (n,) records (1,)."""
+    """Return the sums of each field over the first axis, added in order; records (n,) give (1,)."""
     records = records.reshape(len(records), -1)
     total = np.zeros(records.shape[1], dtype=records.dtype)
     for name in records.dtype.names:

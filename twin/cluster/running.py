@@ -1,6 +1,6 @@
-"""Which servers have an adapter in their batch, for routers that ask all of them for each request.
+"""Which servers have an adapter in their batch, for routers that check all servers for each request.
 
-Rows of bits as in `residents`; these bits follow the batch: adapters that leave it lose theirs.
+Rows of bits as in `residents`, but these bits follow the batch: adapters that leave it lose their bits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from packer.twin.flags import CALLED, INLINED
 
 
 class Running(NamedTuple):
-    """bits uint8 (rows, words): eight servers a byte; own int32 (S, …, 2): adapters of the batch of a server, with the
-    row of their bits, length (S,): how many; seen (S, 3): the last steps that adapters joined and left the batch (of
-    `SERVER`), and the steps that the server had begun, when it was looked at; UNKNOWN, or NEVER: all bits are 1.
+    """bits uint8 (rows, words): eight servers in each byte. own int32 (S, …, 2): adapters in the batch of a server,
+    with the row of their bits, length (S,): their number. seen (S, 3): at the last update, the last steps in which
+    adapters joined and left the batch (of `SERVER`), and the server's begun steps; UNKNOWN, or NEVER: all bits are 1.
     """
 
     bits: BitArray
@@ -30,7 +30,7 @@ class Running(NamedTuple):
 
 
 def new_running(servers: Servers) -> Running:
-    """Before the first request."""
+    """Return the state before the first request."""
     count, listed = len(servers.wake_s), is_listed(servers)
     most = servers.members.shape[1]
     return Running(
@@ -43,7 +43,7 @@ def new_running(servers: Servers) -> Running:
 
 @njit(**INLINED)
 def _drop_left(c: Servers, known: Running, s: int, anew: bool) -> None:
-    """Clear the bits of adapters that are no longer in the batch, but those that others of it share; `anew`: of all."""
+    """Clear the bits of adapters that left the batch, unless adapters in it share them; `anew`: clear all bits."""
     own, k = known.own[s], 0
     while k < known.length[s]:
         row = own[k, 1]
@@ -62,7 +62,7 @@ def _drop_left(c: Servers, known: Running, s: int, anew: bool) -> None:
 
 @njit(**INLINED)
 def _add(c: Servers, known: Running, s: int, e: int) -> None:
-    """Set the bit of an adapter of the batch, by its row on the server, unless it is known."""
+    """Set the bit of an adapter of the batch, by its row on the server, unless the adapter is already listed."""
     own, n, row = known.own[s], known.length[s], row_of_bits(known.bits, c.adapters[s, e].number)
     for i in range(n):
         if own[i, 0] == e and own[i, 1] == row:
@@ -74,9 +74,9 @@ def _add(c: Servers, known: Running, s: int, e: int) -> None:
 
 @njit(**CALLED)
 def _follow(c: Servers, known: Running, s: int, begun: int) -> None:
-    """Bring the bits of a server up to date: adapters left its batch, or joined it.
+    """Update the bits of a server whose batch adapters left or joined.
 
-    Those that joined in the last step are the last ones of the list by entry, where steps are not scheduled ahead.
+    Adapters that joined in the last step are the last ones of `members`, unless steps are scheduled ahead.
     """
     server, seen = c.live[s], known.seen[s]
     _drop_left(c, known, s, begun < seen[2])
@@ -93,7 +93,7 @@ def _follow(c: Servers, known: Running, s: int, begun: int) -> None:
 
 @njit(**INLINED)
 def note_running(c: Servers, known: Running, s: int) -> None:
-    """Keep which adapters a server runs, if that has changed."""
+    """Update which adapters a server runs, if that has changed."""
     server, seen = c.live[s], known.seen[s]
     if seen[0] == NEVER:
         return

@@ -1,4 +1,4 @@
-"""Which servers serve which adapters while changes are made, and what a change does to a server."""
+"""Which servers serve which adapters while the cluster changes, and what a change does to a server."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ KEPT = (
     "taken", "sent", "preemptions", "adapter_loads", "disk_loads", "peak_blocks", "peak_running", "gaps", "merged",
     "aborted", "unawaited", "busy_s", "load_s", "stall_s", "scraped_s",
 )  # fmt: skip
-"""Totals that a server keeps when it starts anew."""
+"""Totals that a server keeps when it restarts."""
 
 
 @njit(**ENGINE_FLAGS)
 def _linked(ring: Record, i: int) -> None:
-    """Put `i` at the end of a list; kernels that are parts of others can't be called from Python."""
+    """Put `i` at the end of a list; inlined kernels can't be called from Python."""
     link_last(ring, 0, i)
 
 
@@ -49,10 +49,10 @@ def ever_placed(cluster: Cluster, changes: Iterable[Change]) -> Cluster:
 
 
 class Serving:
-    """Servers as changes make them.
+    """State of the servers as changes are made.
 
-    `on` (S,): servers that get requests. `spans`: (server, start, stop) of the times for which GPUs are paid, s, where
-    stop is infinite for those that run on.
+    `on` (S,): servers that get requests. `spans`: (server, start, stop) of past times for which GPUs are paid, s.
+    `orphans`: requests of failed servers, to be sent again.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Serving:
 
     @property
     def next_s(self) -> float:
-        """When the next change is made; infinite without one."""
+        """When the next change is due, s; infinite without one."""
         return self._queue[0][0] if self._queue else math.inf
 
     def add(self, changes: Iterable[Change], now_s: float) -> None:
-        """Further changes. Raises `ValidationError`: one names a server or adapter that is not there, or is late."""
+        """Queue changes; an error if one is late, names an unknown server or adapter, or needs a missing placement."""
         for change in changes:
             if change.time_s < now_s:
                 raise ValidationError(
@@ -113,7 +113,7 @@ class Serving:
             heapq.heappush(self._queue, (change.time_s, next(self._order), change))
 
     def begin(self, servers: Servers) -> None:
-        """The run begins with these idle servers."""
+        """Keep the state of these idle servers, with which the run begins."""
         self._fresh = servers.servers.copy()
         if servers.ahead is not None:
             self._fresh_ahead = [part.copy() for part in own_parts(servers.ahead)]
@@ -124,11 +124,11 @@ class Serving:
             servers.servers["served"][s] = len(held)
 
     def candidates(self) -> Candidates:
-        """The servers that may serve each adapter now; none where those that hold it are off."""
+        """Return the servers that may serve each adapter now; none if all that hold it are off."""
         return allowed(self.workload, self._ranks, np.flatnonzero(self.on).tolist(), self._shares)
 
     def apply(self, servers: Servers, now_s: float) -> None:
-        """Make the changes of this time; `orphans` gets the requests that must be sent again."""
+        """Make the changes that are due; add the requests that must be sent again to `orphans`."""
         while self._queue and self._queue[0][0] <= now_s:
             _, _, change = heapq.heappop(self._queue)
             if not isinstance(change, Change):  # servers whose start-up time is over
@@ -184,7 +184,7 @@ class Serving:
         return np.flatnonzero((servers.server == s) & ~over)
 
     def _reset(self, servers: Servers, s: int, now_s: float) -> None:
-        """Server `s` as it is when it starts: nothing on its GPU, no requests; its totals stay."""
+        """Reset server `s` to its state at a start: nothing on its GPU and no requests; its totals stay."""
         assert self._fresh is not None
         server, kept = servers.servers[s], {name: servers.servers[name][s] for name in KEPT}
         servers.servers[s] = self._fresh[s]
@@ -221,22 +221,22 @@ class Serving:
         servers.wake_s[s] = math.inf
 
     def _load(self, servers: Servers, s: int, a: int, now_s: float) -> None:
-        """Adapter `a` comes from disk to the host of server `s`; vLLM's engine waits meanwhile.
+        """Load adapter `a` from disk to the host of server `s`; vLLM's engine waits meanwhile.
 
-        vllm/v1/engine/core.py handles `add_lora` between steps, and `LRUCacheWorkerLoRAManager.add_adapter` reads it.
+        vllm/v1/engine/core.py handles `add_lora` between steps; `LRUCacheWorkerLoRAManager.add_adapter` reads the file.
         """
         assert self._shares is not None
         if a in self._shares[s]:
             return
         self._shares[s][a] = 0.0
-        if math.isnan(self._since[s]) or not self.on[s]:  # read while it starts
+        if math.isnan(self._since[s]) or not self.on[s]:  # the adapter is read while the server starts
             return
         server = servers.servers[s]
         if server.track_host:
             row = row_of(servers, s, a)
             adapter = servers.adapters[s, row]
             if row == 0 or adapter.on_host or server.on_host_count >= server.host_places:
-                return  # its first request reads it
+                return  # the adapter's first request reads it
             adapter.on_host = 1
             server.on_host_count += 1
             _linked(servers.adapters[s]["host"], row)
@@ -263,7 +263,7 @@ class Serving:
                 held[a] = float(shares.get(s, 0.0))
 
     def finished(self, servers: Servers, duration_s: float) -> tuple[tuple[int, float, float], ...]:
-        """The spans at the end of the run; a server that stopped is paid until its last request ends."""
+        """Return the spans at the end of the run; a stopped server is paid until its last request ends."""
         found = []
         running = [
             (s, float(since), math.inf) for s, since in enumerate(self._since) if not math.isnan(since)

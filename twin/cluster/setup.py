@@ -1,4 +1,4 @@
-"""From kinds of server and a system to the memory of the simulated servers."""
+"""Build the memory of the simulated servers from kinds of server and a system."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to run a server, with the adapters that it may serve.
+    """A configuration of a server, with the adapters that it may serve.
 
-    `loading`: how adapters come to the GPU, by name. `served` (k,): their numbers in the fleet, ascending; servers
-    with the same ones share it. `sharing`: servers of its machine.
+    `loading`: name of the strategy by which adapters come to the GPU. `served` (k,): numbers of these adapters in the
+    fleet, ascending; servers with the same adapters share the array. `sharing`: number of servers on its machine.
     """
 
     server: Server
@@ -53,13 +53,13 @@ class Setup:
 
     @cached_property
     def blocks(self) -> IntArray:
-        """Cells that each adapter takes when it comes to the GPU, int64 (k,)."""
+        """Cells of the pool that each adapter takes when it is loaded to the GPU, int64 (k,)."""
         own = self.server.adapter_blocks()
         return np.zeros_like(own) if self.policy.rule == FIXED else own
 
     @property
     def cells(self) -> int:
-        """Cells of the pool: what adapters that never leave take is taken off."""
+        """Cells of the pool, without those of adapters that never leave."""
         pinned = self.policy.rule == FIXED and self.policy.takes_memory
         return self.server.kv_blocks - (int(self.server.adapter_blocks().sum()) if pinned else 0)
 
@@ -68,7 +68,7 @@ class Setup:
         return self.engine.longest_request(self)
 
     def error(self) -> str | None:
-        """Why the server does not start, for people; None if it does."""
+        """Return why the server does not start, as a message; None if it starts."""
         profile = self.server.profile
         reserved = kv_tokens_of(self.server.workload.fine_tuning, profile)
         reason = memory_error(profile, self.server.settings, reserved)
@@ -88,9 +88,9 @@ class Setup:
 
 
 def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: CachePolicy) -> Setup:
-    """A kind of server as a system runs it, as if it served the whole fleet; `policy`: the system's, of all kinds.
+    """Return the setup of a kind of server in a system, as if it served the whole fleet; `policy`: of all kinds.
 
-    Raises `IncompatibleError`: the engine can't do what the system says.
+    Raises `IncompatibleError`: the engine does not support the system or the workload.
     """
     engine = kind.engine if system.engine is None else engine_of(system.engine)
     loading, profile = system.loading or "blocking", kind.profile
@@ -130,7 +130,7 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
 def server_setups(
     workload: Workload, cluster: Cluster, kinds: Mapping[str, Setup], candidates: Candidates
 ) -> list[Setup]:
-    """Each server with the adapters that it may serve; servers of one kind with the same adapters share theirs."""
+    """Return the setup of each server with its adapters; servers of one kind with the same adapters share a setup."""
     groups = candidates.groups_of_servers(len(cluster))
     sharing = [n for node in cluster.nodes for n in [node.servers] * node.servers] or [1] * len(cluster)
     keys = list(zip(cluster.servers, groups, sharing, strict=True))
@@ -164,7 +164,7 @@ def idle_servers(
     marks: Marks,
     rows_each: int,
 ) -> tuple[Servers, Engines]:
-    """The servers before the first request, and which engines they run; `rows_each`: room for so many adapters."""
+    """Return the servers before the first request, and their engines; `rows_each`: rows for adapters of a server."""
     cluster, duration_s, seed = work.cluster, work.duration_s, work.seed
     n, count = len(time_s), len(own)
     setups = {id(setup): setup for setup in own}
@@ -178,7 +178,7 @@ def idle_servers(
     classes["rank"][:, 1:] = distinct
     records = np.array([state.server for state in states], dtype=rows.SERVER)
     records["ring"], records["sentinel"] = ring, n + ring * np.arange(count)
-    # A policy may keep adapters on servers that no request has brought there.
+    # A policy may keep an adapter on a server that gets no request for it.
     kept = count * len(ranks) if any(isinstance(setup.policy, TickingPolicy) for setup in own) else 0
     pairs = pair_places(min(n + kept, count * min(rows_each, len(ranks))))
     touched = np.ones(-(-count // 8) * 8, dtype=np.int8)
@@ -188,7 +188,7 @@ def idle_servers(
     last = np.array([ends[id(setup.served)] for setup in own], dtype=np.int64)
     names, tuning = list(kinds), _tuning(own, seed)
     laws = [law_of(setup.server.profile) for setup in kinds.values()]
-    # One array for all servers: where adapters of one may be evicted, every server walks over its batch.
+    # One array for all servers: if one of them may evict adapters, every server walks over its batch.
     walks = any(state.members.size > 1 for state in states)
     places = max(rows.walk_places(int(state.server.slots)) for state in states) if walks else 1
     servers = Servers(
@@ -210,7 +210,7 @@ def idle_servers(
         vector=np.zeros((count, states[0].vector.size)),
         nothing=np.zeros(0),
         law=Law(*map(np.stack, zip(*laws, strict=True))),
-        # A replayed trace is read-only, which is another type: kernels would be compiled for it anew.
+        # A replayed trace is read-only, which is another Numba type: kernels would be recompiled for it.
         sent_s=np.require(time_s, np.float64, ["C", "W"]) if work.concurrency is None else np.full(n, np.inf),
         adapter=np.require(marks.adapter, np.int64, ["C", "W"]),
         prompt=np.require(marks.input_tokens, np.int64, ["C", "W"]),
@@ -259,19 +259,19 @@ def idle_servers(
 
 
 def engines_of(own: Sequence[Setup]) -> list[type[Engine]]:
-    """The kinds of engine of these servers: vLLM's, then others by name."""
+    """Return the engine classes of these servers: vLLM's, then others by name."""
     found = {type(setup.engine) for setup in own} - {type(VLLM)}
     return [type(VLLM), *sorted(found, key=lambda kind: kind.__name__)]
 
 
 def kernels_of(own: Sequence[Setup]) -> tuple[EngineKernels, ...]:
-    """What the loop needs of the engines other than vLLM's, in the order of `engines_of`."""
+    """Return the kernels of the engines other than vLLM's, in the order of `engines_of`."""
     first = {type(setup.engine): setup.engine for setup in own}
     return tuple(first[kind].kernels() for kind in engines_of(own)[1:])
 
 
 def _tuning(own: Sequence[Setup], seed: int) -> Tuning | None:
-    """What each server trains: the same job, with samples of the same lengths."""
+    """Return what each server trains: the same job, with samples of the same lengths; None without a job."""
     found = {id(setup): setup.server.tuning(seed) for setup in own}
     jobs = [found[id(setup)] for setup in own]
     first = jobs[0]
@@ -281,14 +281,14 @@ def _tuning(own: Sequence[Setup], seed: int) -> Tuning | None:
 
 
 def _prioritize(servers: Servers, kinds: Mapping[str, Setup], marks: Marks) -> None:
-    """Give requests the priorities that the whole fleet gives their adapters, where an engine asks for them."""
+    """Set the priorities of requests, by their adapters in the whole fleet, if an engine schedules by priority."""
     for setup in kinds.values():
         if setup.server.profile.engine.scheduling_policy == "priority":
             servers.requests["context"] = setup.server.priorities(marks)
 
 
 def _noise(own: Sequence[Setup], n: int, seed: int) -> FloatArray | float:
-    """Factor on the service time of each job, (n,), log-normal with mean 1; the same for all systems."""
+    """Return the factor on the service time of each job, (n,): log-normal with mean 1, the same for all systems."""
     cv = max(setup.engine.cv for setup in own)
     if cv == 0.0:
         return 1.0

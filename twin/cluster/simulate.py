@@ -58,31 +58,31 @@ def simulate_cluster(
     Parameters
     ----------
     workload, cluster
-        What comes, and what the servers are.
+        The requests, and the servers.
     system
-        A shipped system's name (`packer systems`), a `.toml` file, or a `System`. One with a placement of its own
-        places the adapters; the placement of the cluster stands only where the system serves any plan.
+        A shipped system's name (`packer systems`), a `.toml` file, or a `System`. A system with its own placement
+        places the adapters, and accepts a cluster with a placement only if its own is "plan".
     router
         A registered name, with parameters as in "affinity:slack=8", or an object; None: the system's.
     duration_s, timeline_bin_s
         As for `packer.simulate`.
     seed
-        Of arrivals, lengths and routers: the same seed sends the same requests to every cluster.
+        Seed of arrivals, lengths and routers: the same seed sends the same requests to every cluster.
     slo
         As for `packer.simulate`; None: the cluster's, else the workload's. {"ttft_ms": 2000} limits each request.
     stats_interval_s
-        How old the counts of requests and KV blocks that a router with a compiled score reads may be; 0: up to date;
+        Largest age of the counts of requests and KV blocks that a router with a compiled score reads; 0: up to date;
         None: the system's.
     max_outstanding, concurrency, paced
         As for `packer.simulate`: requests that the client keeps open in the whole cluster, at most or always.
     cache
         A cache policy, by name or an object; None: the system's.
     changes
-        What changes while it runs; a server whose first change is a start is off until then, and holds `placement`.
+        Changes during the run. A server whose first change is a start is off until then; it starts with its adapters.
     controller
-        Looks at the servers every `period_s` and may make changes.
+        Called every `period_s` with the state of the servers; it may make changes.
     startup_s
-        From the start of a server until it gets requests; None: the profile's.
+        Time from the start of a server until it gets requests; None: the profile's.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def simulate_cluster(
     kinds = {kind.name: kind_setup(workload, kind, how, policy) for kind in cluster.kinds}
     slot_ranks = [kinds[kind].server.settings.max_lora_rank for kind in cluster.servers]
     serving = Serving(cluster, workload, slot_ranks, changes, startup_s) if changes or controller else None
-    loads = controller is not None and cluster.placement is not None  # any adapter, anywhere
+    loads = controller is not None and cluster.placement is not None  # of any adapter, on any server
     anywhere = loads or getattr(chosen, "relocates", False)
     held = replace(cluster, placement=None) if anywhere else ever_placed(cluster, changes)
     candidates = candidates_of(held, workload, slot_ranks)
@@ -137,7 +137,7 @@ def simulate_cluster(
 
 
 def _with_job(workload: Workload, cluster: Cluster, system: System) -> Workload:
-    """The workload with what its servers train: its own job, or the cluster's, by the system's policy."""
+    """Return the workload with the job that its servers train: its own or the cluster's, by the system's policy."""
     if workload.fine_tuning is None and cluster.fine_tuning is not None:
         workload = replace(workload, fine_tuning=cluster.fine_tuning)
     return workload if system.tuning is None else workload.tuned_by(system.tuning)
@@ -147,10 +147,10 @@ def _run(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload,
     times: tuple[FloatArray, IntArray | None] | None,
 ) -> Servers:  # fmt: skip
-    """The servers when requests came at these times, from these adapters; None: in a closed loop.
+    """Return the servers after requests arrived at these times, from these adapters; None: in a closed loop.
 
-    Raises `IncompatibleError`: the client holds requests back, and ends are known elsewhere, or later, than at their
-    server.
+    Raises `IncompatibleError`: `concurrency` is set, and servers change, the network takes time or hosts have limited
+    memory.
     """
     if work.concurrency is not None and work.way is not None:
         raise IncompatibleError("concurrency is simulated without network_ms and limits of host memory.")
@@ -166,7 +166,7 @@ def _run(
 def _served(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks
 ) -> Servers:  # fmt: skip
-    """The servers when the requests of these times were served."""
+    """Return the servers after they served the requests of these times."""
     serving = work.serving
     assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
     rows_each = work.adapter_rows(marks.adapter)
@@ -180,7 +180,7 @@ def _served(
 def _closed_loop(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload
 ) -> Servers:
-    """The servers when a client kept its requests open all the time, with the requests that it sent."""
+    """Return the servers, with the requests sent, after a client kept `concurrency` requests open all the time."""
     assert work.concurrency is not None
     trace, count = drawn.arrivals.trace, len(own)
     most = len(trace) if trace is not None else MAX_REQUESTS
@@ -196,13 +196,13 @@ def _closed_loop(
 
 
 def _cache(cache: str | CachePolicy) -> CachePolicy:
-    """The cache policy, by its name or as it is."""
+    """Return the cache policy, created if `cache` is a name."""
     policy: CachePolicy = registry.make("cache", cache) if isinstance(cache, str) else cache
     return policy
 
 
 def _router(router: str | Router, cluster: Cluster, workload: Workload) -> Router:
-    """The router, by its name or as it is; raises where it can't serve the cluster."""
+    """Return the router, created if `router` is a name; raises `IncompatibleError` if it can't serve the cluster."""
     chosen: Router = registry.make("router", router) if isinstance(router, str) else router
     reason = chosen.supports(cluster, workload)
     if reason is not None:

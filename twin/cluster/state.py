@@ -1,8 +1,8 @@
 """The servers of a cluster as arrays, for the compiled event loop.
 
-Requests are one table, shared by all servers, and keep their numbers in the order of arrival; each belongs to
-one server. A server numbers adapters locally, in the order in which it first sees them, so that memory grows
-with the requests and not with servers × adapters.
+Requests are one table that all servers share, numbered in order of arrival; each request belongs to one server. A
+server numbers adapters locally, in the order in which it first sees them, so that memory grows with the requests and
+not with servers × adapters.
 """
 
 from __future__ import annotations
@@ -34,24 +34,22 @@ _SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over 
 class Servers(NamedTuple):
     """All servers.
 
-    servers (S,) of `engine.state.SERVER`; whole (S, words): the same memory, to copy it; live: the records of
-    now, where a router knows older ones. Fields named as in
-    `ServerState` have a leading axis for the server, or are shared by all (`requests`, `links`; of `vector` the first
-    row). `law`: with a leading axis for the kind of server. sent_s (n,), adapter (n,), prompt
-    (n,), output (n,): the requests, with the workload's numbers of adapters; server (n,): where each went, -1
-    if nowhere yet. longest (S,): tokens of the longest request that a server takes. kind (S,): row of `law` and of
-    `blocks` (kinds, m): KV blocks of an adapter. ranks (m,), rank_class (m,): of the adapters. first, last (S,): where
-    in `served` the numbers of the adapters stand that a server may serve, ascending; words, beside `served` (…, 3):
-    their `hash` and `words`. seen (S,): adapters that a
-    server has numbered; pair_key, pair_row: hash table with open addressing, (server, adapter) → row of
-    `adapters`. wake_s (S,): when a server next has something to do, infinite if it is idle; soonest (blocks,): for each
-    `BLOCK` servers a time before which none of them has. touched int8 (S, up to a multiple of 8): 1 for servers that a
-    router with `note` (`routers.base.ScoringRouter`) has not looked at since they changed; touched_words: the same
-    memory, eight servers a number.
-    on_way (S,): requests that left the router and did not reach the server yet. tuning: what the servers train,
-    registers with a leading axis. ahead: `cluster.ahead.Ahead` of
-    those that schedule ahead or cache prefixes; None if none does. others: what each of the other engines has
-    besides, in order (`EngineKernels`). client: who sends, with places in a closed loop.
+    servers (S,): records of `engine.state.SERVER`. whole (S, words): the same memory as integers, to copy it. live: the
+    current records, where a router reads older ones in `servers`. Fields named as in `ServerState` have a leading axis
+    for the server, or are shared by all (`requests`, `links`; of `vector` the first row). `law`: with a leading axis
+    for the kind of server. sent_s (n,), adapter (n,), prompt (n,), output (n,): the requests, with the workload's
+    numbers of adapters. server (n,): server of each request, -1 if not sent yet. longest (S,): tokens of the longest
+    request that a server takes. kind (S,): row of a server in `law` and in `blocks` (kinds, m), the KV blocks of each
+    adapter. ranks (m,), rank_class (m,): of the adapters. first, last (S,): range of `served` that has the numbers of
+    the adapters that a server may serve, ascending. words (…, 3), parallel to `served`: `hash` and `words` of these
+    adapters. seen (S,): number of adapters that a server has numbered. pair_key, pair_row: hash table with open
+    addressing, (server, adapter) → row of `adapters`. wake_s (S,): when a server next has something to do, infinite if
+    it is idle. soonest (blocks,): lower bound of `wake_s` for each `BLOCK` servers. touched int8 (S, up to a multiple
+    of 8): 1 for servers that have changed since a router with `note` (`routers.base.ScoringRouter`) last read them.
+    touched_words: the same memory, eight servers in an integer. on_way (S,): requests that left the router and did not
+    reach the server yet. tuning: what the servers train, registers with a leading axis. ahead: `cluster.ahead.Ahead`,
+    None if no server needs it. others: additional state of each other engine, in order (`EngineKernels`). client: the
+    client, with places if it limits its open requests.
     """
 
     servers: Record
@@ -101,24 +99,24 @@ class Servers(NamedTuple):
 
 
 BLOCK = 16
-"""Servers whose next steps are looked for together."""
+"""Number of servers whose next steps are searched for together."""
 REFUSED = -2
 """In `server`: the client could not send the request."""
 Engines = IntArray | None
-"""Of each server 0 for vLLM's engine or its place among the others of the cluster + 1, (S,); None where all are
-vLLM's and train nothing: Numba then drops the branch before it types it.
+"""Engine of each server, (S,): 0 for vLLM's, else its position among the other engines of the cluster + 1. None if all
+servers run vLLM and train nothing: Numba then drops the branch before it types it.
 """
 
 
 class EngineKernels(NamedTuple):
-    """What the loop needs of an engine other than vLLM's: compiled functions but for the first.
+    """What the loop needs of an engine other than vLLM's: compiled functions, except `memory`.
 
-    `memory(setups, rows)`: what the engine keeps of these servers (`cluster.setup.Setup`) besides `Servers`, with room
-    for so many adapters each; has methods `with_rows(rows)` and `reset(s)`: server `s` starts anew.
-    `state_of(c, memory, s)`: that server as the functions below take it.
-    `advance(state, law, until_s)`: as `packer.twin.engine.advance.advance`. `event_s(state)`: when the server next has
-    something to do, infinite if it is idle. `keep(c, memory, s, row, on)`: an adapter stays on the GPU.
-    `withdraw(c, memory, s, r)`: an accepted request leaves the server, to be sent to another; None: it can't.
+    `memory(setups, rows)`: allocate what the engine keeps of these servers (`cluster.setup.Setup`) besides `Servers`,
+    with rows for this number of adapters each; the result has methods `with_rows(rows)` and `reset(s)`, which restarts
+    server `s`. `state_of(c, memory, s)`: that server as the functions below take it. `advance(state, law, until_s)`: as
+    `packer.twin.engine.advance.advance`. `event_s(state)`: when the server next has something to do, infinite if it is
+    idle. `keep(c, memory, s, row, on)`: keep an adapter on the GPU, or no longer. `withdraw(c, memory, s, r)`: remove
+    an accepted request, to be sent to another server; None: the engine can't.
     """
 
     memory: Any
@@ -130,18 +128,18 @@ class EngineKernels(NamedTuple):
 
 
 def whole_of(servers: Record) -> IntArray:
-    """Records of servers, (S,), as whole numbers (S, …) in the same memory."""
+    """Return records of servers, (S,), as integers (S, …) in the same memory."""
     whole: IntArray = servers.view(np.int64).reshape(len(servers), -1)
     return whole
 
 
 def pair_places(pairs: int) -> int:
-    """Places of a hash table for so many pairs of a server and an adapter: it is never more than half full."""
+    """Return the size of a hash table for this number of (server, adapter) pairs; it is never more than half full."""
     return 1 << max(4, (2 * pairs).bit_length())
 
 
 def with_more_rows(servers: Servers) -> Servers:
-    """The same servers with room for twice as many adapters each; untouched rows take no memory."""
+    """Return the servers with room for twice as many adapters each; untouched rows take no memory."""
     count, old = servers.adapters.shape
     adapters = zeros((count, 2 * old - 1), ADAPTER)
     heaps = np.zeros((count, 2, 2 * old - 2), dtype=PLACED)
@@ -158,7 +156,7 @@ def with_more_rows(servers: Servers) -> Servers:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def state_of(c: Servers, s: int) -> ServerState:
-    """One server, as views."""
+    """Return server `s`, as views."""
     return ServerState(
         c.servers[s], c.nothing, c.requests, c.links, c.adapters[s], c.classes[s], c.heaps[s], c.phase[s],
         c.ends[s], c.histogram[s], c.timeline[s], c.vector[0], c.nothing, c.sets[s], c.members[s], c.series[s],
@@ -167,17 +165,17 @@ def state_of(c: Servers, s: int) -> ServerState:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def law_of_server(c: Servers, s: int) -> Law:
-    """Its law, as views."""
+    """Return the law of server `s`, as views."""
     k = c.kind[s]
     return Law(c.law.coefficients[k], c.law.settings[k], c.law.loading[k], c.law.frontend[k])
 
 
 @njit(**INLINED)
 def pair_slot(c: Servers, s: int, a: int) -> int:
-    """Place of (server, adapter) in the hash table; its key is 0 if the server has not seen the adapter.
+    """Return the position of (server, adapter) in the hash table; its key is 0 if the server has not seen the adapter.
 
-    Places of one adapter follow each other by server, also after a collision, whose step is the adapter's: routers ask
-    for all servers in turn.
+    Positions of one adapter follow each other by server, and the step after a collision depends on the adapter alone:
+    routers look up all servers in turn.
     """
     mask = c.pair_key.size - 1
     key = s * c.ranks.size + a + 1
@@ -190,7 +188,7 @@ def pair_slot(c: Servers, s: int, a: int) -> int:
 
 @njit(**ENGINE_FLAGS)
 def _pair_again(c: Servers, keys: IntArray, rows: npt.NDArray[np.int32]) -> None:
-    """Put all pairs of another hash table into this one."""
+    """Insert all pairs of another hash table into that of `c`."""
     for i in range(keys.size):
         if keys[i] != 0:
             k = pair_slot(c, (keys[i] - 1) // c.ranks.size, (keys[i] - 1) % c.ranks.size)
@@ -199,14 +197,14 @@ def _pair_again(c: Servers, keys: IntArray, rows: npt.NDArray[np.int32]) -> None
 
 @njit(**ENGINE_FLAGS)
 def row_of(c: Servers, s: int, a: int) -> int:
-    """Row of an adapter on a server; 0 if it has not seen it."""
+    """Return the row of an adapter on a server; 0 if the server has not seen it."""
     row: int = c.pair_row[pair_slot(c, s, a)]
     return row
 
 
 @njit(**ENGINE_FLAGS)
 def number(c: Servers, s: int, a: int) -> int:
-    """Row of an adapter on a server, which sees it for the first time perhaps; 0 if there is no row for it."""
+    """Return the row of an adapter on a server, and assign one if the server has not seen it; 0 if none is free."""
     k = pair_slot(c, s, a)
     if c.pair_key[k] != 0:
         return int(c.pair_row[k])
@@ -241,7 +239,7 @@ def number(c: Servers, s: int, a: int) -> int:
 
 
 def keep_on_gpu(c: Servers, s: int, a: int, on: bool, keep: Callable[..., None]) -> bool:
-    """A policy keeps an adapter on the GPU of a server, or no more; False if there is no row for it."""
+    """Keep an adapter on the GPU of a server, or no longer; False if there is no row for it."""
     row = number(c, s, a)
     if row > 0 and c.servers["cache_rule"][s] != FIXED:
         keep(c, s, row, on)
@@ -250,7 +248,7 @@ def keep_on_gpu(c: Servers, s: int, a: int, on: bool, keep: Callable[..., None])
 
 @njit(**ENGINE_FLAGS)
 def give(c: Servers, s: int, r: int, at_s: float) -> bool:
-    """Request `r` reaches server `s` at `at_s`; False, with nothing changed, if there is no row for its adapter."""
+    """Give request `r` to server `s` at `at_s`; False, with nothing changed, if there is no row for its adapter."""
     row = number(c, s, c.adapter[r])
     if row == 0:
         return False
@@ -270,25 +268,25 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
 
 @njit(**INLINED)
 def wakes(c: Servers, s: int, at_s: float) -> None:
-    """Server `s` next has something to do at `at_s`, which may be earlier than it was."""
+    """Set the time at which server `s` next has something to do, which may be earlier than before."""
     c.wake_s[s] = at_s
     c.soonest[s // BLOCK] = min(c.soonest[s // BLOCK], at_s)
 
 
 @njit(**ENGINE_FLAGS)
 def run_other(c: Servers, s: int, until_s: float, engine: int) -> None:
-    """As `run_until`, for a server of another engine: `packer.twin.cluster.loop` puts this in the place of it."""
+    """Run a server of another engine, as `run_until` does; `packer.twin.cluster.loop` replaces this function."""
 
 
 @njit(inline="always", **ENGINE_FLAGS)
 def run_vllm(c: Servers, s: int, until_s: float) -> None:
-    """As `run_until`, for a server of vLLM's that trains nothing."""
+    """Run a vLLM server that trains nothing, as `run_until` does."""
     advance(state_of(c, s), law_of_server(c, s), until_s, None)
 
 
 @njit(**ENGINE_FLAGS)
 def run_ahead(c: Servers, s: int, until_s: float) -> None:
-    """In the place of `run_vllm` where some server schedules ahead or caches prefixes."""
+    """Replace `run_vllm` if some server schedules ahead or caches prefixes."""
     if c.ahead.pipeline[s].depth > 0:
         pool, pipeline = ahead_of(c.ahead, s)
         advance_ahead(state_of(c, s), law_of_server(c, s), pool, pipeline, until_s)
@@ -298,14 +296,14 @@ def run_ahead(c: Servers, s: int, until_s: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def run_each(c: Servers, s: int, until_s: float) -> None:
-    """In the place of `run_vllm` where servers count requests one by one."""
+    """Replace `run_vllm` if servers count requests one by one."""
     pool, _ = ahead_of(c.ahead, s)
     advance_each(state_of(c, s), law_of_server(c, s), each_of(c.ahead, s), pool, until_s)
 
 
 @njit(**ENGINE_FLAGS)
 def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
-    """Server `s` executes every step that starts before `until_s`."""
+    """Execute every step of server `s` that starts before `until_s`."""
     c.touched[s] = 1
     if engines is not None:
         if engines[s] > 0:
@@ -335,7 +333,7 @@ def outstanding(c: Servers, s: int) -> int:
 
 @njit(**INLINED)
 def on_gpu(c: Servers, s: int, a: int) -> bool:
-    """Whether an adapter lies on the GPU of a server."""
+    """Whether an adapter is on the GPU of a server."""
     row = row_of(c, s, a)
     resident: bool = c.ranks[a] == 0 or (row > 0 and c.adapters[s, row].resident == 1)
     return resident
@@ -343,9 +341,9 @@ def on_gpu(c: Servers, s: int, a: int) -> bool:
 
 @njit(**INLINED)
 def has_room(c: Servers, s: int, r: int, max_batch: float, output_tokens: float) -> bool:
-    """Whether a server has fewer than `max_batch` requests and KV cache for one more with its expected output.
+    """Whether a server has fewer than `max_batch` requests, and KV cache for one more with its expected output.
 
-    Prompts that wait there count as if they were in the KV cache. An idle server always has room.
+    Waiting prompts count as if they were in the KV cache. An idle server always has room.
     """
     server = c.servers[s]
     n = outstanding(c, s)

@@ -26,12 +26,12 @@ def _folders() -> tuple[str, ...]:
 class System:
     """How a cluster is run.
 
-    `router`, and all that follows: by name, with parameters as in "affinity:slack=8"; None keeps what the kinds of
+    `router` and all later fields: by name, with parameters as in "affinity:slack=8"; None keeps what the kinds of
     server have. `source`: where the description comes from. `engine`: `packer.engines`. `cache`: a cache policy
     (`packer.twin.cluster.caching`). `loading`: `packer.papers.cache.loading`. `kernel`: `packer.twin.law.kernels`.
-    `memory`: "reserved" or "unified". `placement`: what places the adapters on
-    the servers (`packer.strategies.Placement`), as in "plan" or "solver:name=dlora". `tuning`: how training shares
-    the servers (`packer.twin.tuning.policies`). `stats_age_s`: how old the counts are at most that the router reads.
+    `memory`: "reserved" or "unified". `placement`: what places the adapters on the servers
+    (`packer.strategies.Placement`), as in "plan" or "solver:name=dlora". `tuning`: how training shares the servers
+    (`packer.twin.tuning.policies`). `stats_age_s`: largest age of the counts that the router reads, s.
     """
 
     name: str
@@ -68,16 +68,16 @@ def load_system(name_or_path: str | os.PathLike[str]) -> System:
 
 
 def judged(workload: Workload, cluster: Cluster, slo: GoalLike | None) -> Workload:
-    """The workload with the goal that a cluster is judged by, and a plan of it is made for."""
+    """Return the workload with the goal by which a cluster is judged and for which a plan is made."""
     return workload.held_to(slo if slo is not None else cluster.slo or None)
 
 
 def placed(
     workload: Workload, cluster: Cluster, system: System, seed: int, placement: Placement | None = None
 ) -> Cluster:
-    """The cluster as the system runs it: with the system's placement, if it has one.
+    """Return the cluster as the system runs it, with the system's placement if it has one.
 
-    A placement of the cluster stands where the system serves any plan. `placement`: the system's, if it is there.
+    If the system serves any plan, the cluster keeps its own placement. `placement`: the system's, if already created.
 
     Raises `IncompatibleError`: the system places adapters by a rule of its own, and the cluster has a placement.
     """

@@ -1,8 +1,8 @@
-"""Requests between the router and their server: over the network, and while the host fetches their adapter.
+"""Requests between the router and their server: on the network, and while the host fetches their adapter.
 
-Each node has a host cache, by last use, of what the remote store holds. A request whose adapter is not there
-waits at the node for its transfer, and requests of the same adapter wait with it. Transfers take turns, or
-share the store's bandwidth equally.
+Each node has a host cache (LRU) of adapters from the remote store. A request whose adapter is not in the cache waits at
+the node for the transfer, and requests of the same adapter wait with it. Transfers take turns, or share the store's
+bandwidth equally.
 """
 
 from __future__ import annotations
@@ -21,28 +21,25 @@ from packer.twin.cluster.state import Servers, give
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 from packer.workload import Workload
 
-# Columns of `places`: where an adapter is (0 at the store only, 1 on its way, 2 at the host), its neighbours by
-# last use, requests of the node that run or are given to it.
+# Columns of `places`: where an adapter is (0 only in the store, 1 on its way, 2 at the host), and its neighbours
+# by last use.
 (WHERE, OLDER, NEWER) = range(3)
 (ABSENT, COMING, HELD) = range(3)
-# Columns of `transfers`: node, adapter, first waiting request + 1, last one + 1.
+# Columns of `transfers`: node, adapter, first waiting request + 1, last waiting request + 1.
 (NODE, ADAPTER, FIRST, LAST) = range(4)
-# Registers of `counts`: first and end of the network's queue, transfers that are under way, those before them in
-# turn, hits, misses, evictions.
+# Registers of `counts`: start and end of the network's queue, transfers under way, cache hits, misses, evictions.
 (HEAD, TAIL, ACTIVE, HITS, MISSES, EVICTED) = range(6)
-# Registers of `rates`: network, s; latency of the store, s; its bandwidth, bytes/s; when the transfers were last
-# brought up to date, s.
+# Registers of `rates`: network, s; latency of the store, s; its bandwidth, bytes/s; last update of transfers, s.
 (NETWORK_S, LATENCY_S, BANDWIDTH, UPDATED_S) = range(4)
 
 
 class Transit(NamedTuple):
-    """What is under way.
+    """Requests and transfers under way.
 
-    node (S,): of each server. queue (n,), reach_s (n,): requests on the network, in order, and when they are
-    there; target (n,): the server of a request. places (nodes, m + 1, 3): host caches, row 0 the ring's sentinel;
-    room (nodes,): free bytes; size (m,): bytes of an adapter. transfers (k, 4) with left (k, 2): latency, s, and
-    bytes still to come; `lanes`: transfers at once, 0: any number, which share the bandwidth. counts, rates:
-    registers.
+    node (S,): node of each server. queue (n,), reach_s (n,): requests on the network in order, and when they reach
+    their node; target (n,): server of a request. places (nodes, m + 1, 3): host caches, row 0 is the ring's sentinel;
+    room (nodes,): free bytes; size (m,): bytes of an adapter. transfers (k, 4), left (k, 2): latency, s, and bytes
+    still to come. lanes: transfers at once, 0: any number, which share the bandwidth. counts, rates: registers.
     """
 
     node: IntArray
@@ -60,7 +57,7 @@ class Transit(NamedTuple):
 
 
 def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
-    """Nothing under way, empty host caches, for n requests; None where nothing takes time between router and server.
+    """Return empty queues and host caches for n requests; None if neither network nor hosts delay requests.
 
     Raises `ValidationError`: a host's memory can't hold the largest adapter.
     """
@@ -102,14 +99,14 @@ def _unlink(places: npt.NDArray[np.int32], a: int) -> None:
 
 @njit(**INLINED)
 def _moving(way: Transit) -> int:
-    """Transfers that make progress."""
+    """Return the number of transfers that make progress."""
     active: int = way.counts[ACTIVE]
     return active if way.lanes == 0 else min(active, way.lanes)
 
 
 @njit(**INLINED)
 def _speed(way: Transit) -> float:
-    """Bytes/s of each transfer: the whole bandwidth where they take turns, else an equal part."""
+    """Return the bytes/s of each transfer: the whole bandwidth if transfers take turns, else an equal share."""
     bandwidth: float = way.rates[BANDWIDTH]
     if way.lanes > 0:
         return bandwidth
@@ -121,7 +118,7 @@ def _speed(way: Transit) -> float:
 
 @njit(**INLINED)
 def _first_end(way: Transit) -> tuple[int, float]:
-    """The transfer whose latency or bytes end first, and in how many seconds."""
+    """Return the transfer whose latency or bytes end first, and in how many seconds."""
     best, soonest, speed = -1, math.inf, _speed(way)
     for k in range(_moving(way)):
         ends = way.left[k, 0] if way.left[k, 0] > 0.0 else way.left[k, 1] / speed
@@ -132,7 +129,7 @@ def _first_end(way: Transit) -> tuple[int, float]:
 
 @njit(**CALLED)
 def _progress(way: Transit, until_s: float) -> None:
-    """The transfers under way go on until then; none of them ends before it."""
+    """Advance the transfers under way to `until_s`; none of them ends before."""
     dt = until_s - way.rates[UPDATED_S]
     way.rates[UPDATED_S] = until_s
     if dt > 0.0:
@@ -146,7 +143,7 @@ def _progress(way: Transit, until_s: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def next_s(way: Transit) -> float:
-    """When something under way next changes."""
+    """Return when the next request or transfer under way changes, s."""
     network = way.reach_s[way.counts[HEAD]] if way.counts[HEAD] < way.counts[TAIL] else math.inf
     if way.counts[ACTIVE] == 0:
         return float(network)
@@ -155,7 +152,7 @@ def next_s(way: Transit) -> float:
 
 @njit(**ENGINE_FLAGS)
 def send(c: Servers, way: Transit, s: int, r: int, now_s: float) -> None:
-    """Request `r` leaves the router for server `s`."""
+    """Send request `r` from the router to server `s`."""
     k = way.counts[TAIL]
     way.queue[k], way.reach_s[k], way.target[r] = r, now_s + way.rates[NETWORK_S], s
     way.counts[TAIL] = k + 1
@@ -176,7 +173,7 @@ def _deliver(c: Servers, way: Transit, r: int, at_s: float) -> bool:
 
 @njit(**CALLED)
 def _want(c: Servers, way: Transit, r: int, at_s: float) -> bool:
-    """Request `r` is at its node: it goes on, or waits for a transfer that it may have to start."""
+    """Request `r` is at its node: deliver it, or let it wait for a transfer, which is started if there is none."""
     node, a = way.node[way.target[r]], c.adapter[r] + 1
     places = way.places[node]
     if c.ranks[a - 1] == 0:  # a request to the base model
@@ -208,7 +205,7 @@ def _want(c: Servers, way: Transit, r: int, at_s: float) -> bool:
 
 @njit(**INLINED)
 def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
-    """Transfer `k` is over: the host holds the adapter, and those that waited for it go on."""
+    """End transfer `k`: deliver the requests that waited for its adapter, and put the adapter into the host cache."""
     node, a = way.transfers[k, NODE], way.transfers[k, ADAPTER]
     while way.transfers[k, FIRST] > 0:
         r = way.transfers[k, FIRST] - 1
@@ -227,7 +224,7 @@ def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
     _link_newest(places, a)
     way.room[node] -= way.size[a - 1]
     way.counts[ACTIVE] -= 1
-    for i in range(k, way.counts[ACTIVE]):  # the others keep their turn
+    for i in range(k, way.counts[ACTIVE]):  # the others keep their order
         for j in range(way.transfers.shape[1]):
             way.transfers[i, j] = way.transfers[i + 1, j]
         for j in range(way.left.shape[1]):
@@ -237,7 +234,7 @@ def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
 
 @njit(**CALLED)
 def receive(c: Servers, way: Transit, at_s: float) -> bool:
-    """What changes at `at_s`, which is `next_s`, does; False, to be repeated, if an adapter found no row."""
+    """Make the change of `at_s`, which is `next_s`; False, to be repeated, if an adapter found no row."""
     if way.counts[ACTIVE] > 0:
         k, soonest = _first_end(way)
         if way.rates[UPDATED_S] + soonest <= at_s:

@@ -17,15 +17,15 @@ from packer.workload import Workload
 
 @njit(**ENGINE_FLAGS)
 def _holders(c: Servers, a: int, held: BoolArray) -> None:
-    """Mark the servers on whose GPU an adapter lies."""
+    """Mark the servers that hold adapter `a` on the GPU."""
     for s in range(held.size):
         held[s] = on_gpu(c, s, a)
 
 
 class ClusterView:
-    """The servers during the steps in flight, int64 (S,) each; never what lies ahead.
+    """The state of the servers during the steps in flight, int64 (S,) each; nothing about the future.
 
-    A batch counts as it was scheduled, requests given to a server since then as waiting.
+    A batch is as it was scheduled; requests given to a server since then count as waiting.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class ClusterView:
         self.allow(candidates)
 
     def follow(self, servers: Servers) -> None:
-        """Look at these servers from now on: the event loop got larger arrays."""
+        """Read these servers from now on: the event loop got larger arrays."""
         self._servers = servers
 
     def allow(self, candidates: Candidates) -> None:
-        """Servers may serve these adapters from now on: changes were made."""
+        """Let servers serve these adapters from now on, after changes."""
         self._candidates = candidates
         self._sets: dict[int, frozenset[int]] = {}
 
@@ -58,8 +58,8 @@ class ClusterView:
         return counts.astype(np.float64)
 
     def sampled_since(self, after_s: FloatArray, until_s: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Number, prompt tokens and output tokens of the requests that each server got in [after_s, until_s[, float64
-        (S,) each. `after_s`: of each server, (S,).
+        """Return the number, prompt tokens and output tokens of the requests that each server got in [after_s,
+        until_s[, float64 (S,) each. `after_s` (S,): start for each server.
         """
         first, last = np.searchsorted(self._servers.sent_s, [after_s.min(), until_s])
         first = min(first, last)
@@ -78,14 +78,14 @@ class ClusterView:
         return total(np.ones(last - first)), prompt, output
 
     def is_unfinished(self, requests: IntArray) -> BoolArray:
-        """Which of these requests, by their numbers, are not finished."""
+        """Return which of these requests, by number, are not finished."""
         left: BoolArray = self._servers.requests["status"][requests] != rows.FINISHED
         return left
 
     def blocks_of(self, requests: IntArray) -> IntArray:
-        """KV blocks for the prompts and what came out of these requests, by number; -1: no engine has accepted it.
+        """Return the KV blocks of these requests' prompts and generated tokens; -1: no engine has accepted the request.
 
-        Engines that count tokens request by request (`packer.papers.dlora`) know what came out.
+        Only engines that count tokens request by request (`packer.papers.dlora`) know the generated tokens.
         """
         known = self._servers.requests[requests]
         size = self._field("block_size")[self._servers.server[requests]]
@@ -107,7 +107,7 @@ class ClusterView:
         )
 
     def service_s(self, iterations: int, adapter: int) -> FloatArray:
-        """Time that a job of so many iterations takes on each server, without the load, float64 (S,)."""
+        """Return the time of a job of `iterations` on each server, without loading its adapter, float64 (S,)."""
         rank, names = float(self.workload.ranks[adapter]), self.cluster.servers
         first = {name: names.index(name) for name in set(names)}
         found = {
@@ -118,37 +118,37 @@ class ClusterView:
 
     @property
     def _loading(self) -> FloatArray:
-        """What a load from the host takes on each server, ms: its fixed part and that of each rank, (2, S)."""
+        """Time of a load from the host on each server, ms: its fixed part and its part per rank, (2, S)."""
         found: FloatArray = self._servers.law.loading[self._servers.kind, :2].T
         return found
 
     def load_s(self, adapter: int) -> FloatArray:
-        """Time that an adapter takes from the host to the GPU of each server, float64 (S,)."""
+        """Return the time to load an adapter from the host to the GPU of each server, float64 (S,)."""
         fixed, per_rank = self._loading
         found: FloatArray = 1e-3 * (fixed + per_rank * self.workload.ranks[adapter])
         return found
 
     @property
     def block_bytes(self) -> float:
-        """KV cache in a block, of the first kind of server."""
+        """Bytes of KV cache in a block, of the first kind of server."""
         profile = self.cluster.kinds[0].profile
         return float(profile.model.kv_bytes_per_token * profile.engine.block_size)
 
     @property
     def load_bytes_s(self) -> FloatArray:
-        """Bytes of an adapter that come to the GPU of each server in a second, after the load's fixed part, (S,)."""
+        """Bandwidth of loads to the GPU of each server, bytes/s, without a load's fixed part, (S,)."""
         model = self.cluster.kinds[0].profile.model
         return np.asarray(1e3 * model.lora_bytes_per_rank / np.maximum(self._loading[1], 1e-9))
 
     @property
     def pool_bytes(self) -> FloatArray:
-        """Memory for KV cache and adapters, float64 (S,)."""
+        """Memory for KV cache and adapters, bytes, float64 (S,)."""
         kinds = {kind.name: kind.profile.model.kv_bytes_per_token for kind in self.cluster.kinds}
         token_bytes = np.array([kinds[name] for name in self.cluster.servers])
         return np.asarray(self._field("kv_blocks") * self._field("block_size") * token_bytes)
 
     def on_machine(self, held: BoolArray) -> BoolArray:
-        """Which servers share their machine with one of these, bool (S,)."""
+        """Return which servers share their machine with one of `held`, bool (S,)."""
         counts = [node.servers for node in self.cluster.nodes] or [1] * len(self.cluster)
         machine = np.repeat(np.arange(len(counts)), counts)
         return np.asarray(np.isin(machine, machine[held]))
@@ -156,7 +156,7 @@ class ClusterView:
     kv_blocks = property(lambda self: self._field("kv_blocks"))
     """Blocks of the KV cache."""
     places = property(lambda self: self._field("max_seqs"))
-    """Most requests in the batch."""
+    """Largest number of requests in the batch."""
 
     @property
     def used_share(self) -> FloatArray:
@@ -179,7 +179,7 @@ class ClusterView:
 
     @property
     def outstanding(self) -> IntArray:
-        """All requests that each server has, those at its front end and on their way with it."""
+        """All requests of each server, including those at its front end and on their way to it."""
         total: IntArray = self.running + self.waiting + self._field("pending_count")
         return total
 
@@ -206,7 +206,7 @@ class ClusterView:
         return self._candidates.of(adapter)
 
     def allowed(self, adapter: int) -> frozenset[int]:
-        """The same, as a set."""
+        """Return the servers that may serve an adapter, as a set."""
         group = int(self._candidates.group[adapter])
         found = self._sets.get(group)
         if found is None:
@@ -214,7 +214,7 @@ class ClusterView:
         return found
 
     def on_gpu(self, adapter: int) -> BoolArray:
-        """On which servers an adapter lies on the GPU, bool (S,)."""
+        """Return which servers hold an adapter on the GPU, bool (S,)."""
         held = np.zeros(len(self.cluster), dtype=np.bool_)
         _holders(self._servers, adapter, held)
         return held

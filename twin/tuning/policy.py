@@ -1,4 +1,4 @@
-"""Policies by which training shares a server, by name, and what a job with one of them is to the kernel."""
+"""Policies by which training shares a server, by name, and the kernel's record of a job with one of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from packer.twin.tuning.step import next_batch
 NONE = "none"
 """The policy of a server that does not train."""
 LENGTHS = 4096
-"""Lengths of samples that are drawn; then they come again in the same order."""
+"""Number of sample lengths that are drawn; they are then used again in the same order."""
 ACTIVATIONS = 14.0
-"""Activations kept for the backward pass, in hidden states of a layer and token."""
+"""Activations kept for the backward pass, in hidden states per layer and token."""
 OPTIMISER_BYTES = 16.0
-"""Of a trained parameter: weight, gradient and Adam's two moments in fp32."""
+"""Bytes per trained parameter: weight, gradient and Adam's two moments in fp32."""
 
 
 @runtime_checkable
@@ -41,11 +41,11 @@ class TuningPolicy(Protocol):
     own_base_model: ClassVar[bool]
 
     def parameters(self) -> dict[str, float]:
-        """Field of `packer.twin.tuning.state.TRAINING` → value, for the kernel."""
+        """Return the fields of `packer.twin.tuning.state.TRAINING` that the kernel reads, with their values."""
 
 
 def load_policy(spec: str) -> TuningPolicy:
-    """The policy that a text names, with parameters as in "chunked:chunk_tokens=64".
+    """Return the policy that `spec` names, with parameters as in "chunked:chunk_tokens=64".
 
     Raises `UnknownNameError`, `ValidationError`: no policy has that name or parameter, or a value is out of range.
     """
@@ -59,7 +59,7 @@ def trains(job: FineTuning | None) -> bool:
 
 
 def pass_law_ms(profile: Profile) -> tuple[float, float]:
-    """Fixed time of a forward pass, and time of each of its tokens, ms, by the step law of prefills."""
+    """Return the fixed time of a forward pass, and its time per token, ms, by the step law of prefills."""
     one, many = _prefill_ms(profile, 1), _prefill_ms(profile, 513)
     token_ms = (many - one) / 512.0
     return one - token_ms, token_ms
@@ -71,7 +71,7 @@ def _prefill_ms(profile: Profile, tokens: int) -> float:
 
 
 def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
-    """The job at its start.
+    """Return the job at its start.
 
     Raises `IncompatibleError`: the profile's step law does not say what a prefill token costs.
     """
@@ -101,11 +101,11 @@ def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
 
 
 def reserved_bytes(job: FineTuning, profile: Profile) -> float:
-    """GPU memory that training takes from the KV cache, bytes.
+    """Return the GPU memory that training takes from the KV cache, bytes.
 
-    The trained adapter with its optimiser, and the activations of a batch: `ACTIVATIONS` x layers x tokens x hidden
-    size x 2 bytes, the hidden size h from 12 h² parameters of 2 bytes a layer. With a policy whose training runs in a
-    process of its own, the weights as well.
+    It holds the trained adapter with its optimiser, and the activations of a batch: `ACTIVATIONS` x layers x tokens x
+    hidden size x 2 bytes. The hidden size h follows from 12 h² parameters of 2 bytes per layer. A policy whose training
+    runs in a process of its own takes the weights as well.
     """
     adapter = profile.model.lora_bytes_per_rank * job.rank / 2.0 * OPTIMISER_BYTES
     hidden = math.sqrt(profile.model.weights_bytes / (24.0 * job.layers))
@@ -123,7 +123,7 @@ def kv_tokens_of(job: FineTuning | None, profile: Profile) -> int:
 
 
 class Trained:
-    """What training came to in a run; `training`: as the kernel left it."""
+    """What training achieved in a run; `training`: the kernel's record at the end."""
 
     def __init__(self, policy: str, training: Record, duration_s: float, steps: int) -> None:
         self.policy = policy

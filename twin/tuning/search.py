@@ -1,4 +1,4 @@
-"""The largest training throughput of a server that keeps its latency limits: policies tuned as their papers do."""
+"""Search the largest training throughput of a server within its latency limits, tuning policies as their papers do."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class Tuned:
-    """A policy with its best parameters, and their run; `best` None: with none of them the limits are kept.
+    """A policy with its best parameters and the run with them.
 
-    `simulation` is then the run with the least training. `tried`: (policy with its parameters, training tok/s,
-    whether the limits are kept).
+    `best`: None if no parameters keep the limits; `simulation` is then the run with the least training. `tried`:
+    (policy with its parameters, training tok/s, whether the limits are kept).
     """
 
     policy: str
@@ -55,11 +55,10 @@ def most_training(
     workers: int = 1,
     **server: Any,
 ) -> Tuned:
-    """Try the values of the policy's searched parameter and keep the one that trains most within the limits.
+    """Try the values of the policy's searched parameter and return the one that trains most within the limits.
 
-    `policy`: its name, with parameters that stay as they are; naming the searched one tries only that value.
-    `workers`: threads. `server`: as `packer.simulate` takes it. Unfinished requests break its latency goal: the server
-    must not starve.
+    `policy`: its name, with parameters that stay as they are; naming the searched one tries only that value. `workers`:
+    threads. `server`: as `packer.simulate` takes it. The server must keep its latency goal and not starve.
     """
     specs = candidates(policy)
 
@@ -80,7 +79,7 @@ def most_training(
 
 
 def candidates(policy: str) -> Sequence[str]:
-    """The policy with each value of its searched parameter."""
+    """Return the policy with each value of its searched parameter."""
     name, values = load_policy(policy).searched
     if f"{name}=" in policy:
         return [policy]
@@ -98,7 +97,7 @@ def tuning_rows(
     progress: Progress = silent,
     **given: Any,
 ) -> list[dict[str, Any]]:
-    """One row for each number of slots, rate factor and policy; `given`: see `most_training`."""
+    """Return one row for each number of slots, rate factor and policy; `given`: see `most_training`."""
     grid = [(slots, factor, policy) for slots in max_loras for factor in rate_factors for policy in policies]
     found = []
     for k, (slots, factor, policy) in enumerate(grid):

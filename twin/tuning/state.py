@@ -1,4 +1,4 @@
-"""Training on a simulated server: the record that a server keeps of it, a cluster one for each server."""
+"""Training on a simulated server: the record of one server; a cluster has one for each server."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from packer.twin.flags import ENGINE_FLAGS
 
 (FORWARD, BACKWARD) = (0.0, 1.0)
 (LLMSTATION, TEMPORAL, SPATIAL, CHUNKED) = range(4)
-"""Rules of policies."""
+"""Values of the field `rule`."""
 
 TRAINING = record(
     # The job.
     ("rule", "f8"),  # of its policy
     ("layers", "f8"),
-    ("weights_ms", "f8"),  # time of a forward pass, whatever its tokens
-    ("token_ms", "f8"),  # and of each of them
-    ("backward_ratio", "f8"),  # time of a backward pass in forward passes
-    ("batch", "f8"),  # samples of a step
-    ("samples", "f8"),  # in all, infinite: without end
+    ("weights_ms", "f8"),  # fixed time of a forward pass
+    ("token_ms", "f8"),  # time per token
+    ("backward_ratio", "f8"),  # time of a backward pass / time of a forward pass
+    ("batch", "f8"),  # samples in a training step
+    ("samples", "f8"),  # total number to train, infinite: no end
     # Parameters of policies, see `packer.twin.tuning.policies`.
     ("slo_ms", "f8"),
     ("decode_factor", "f8"),
@@ -31,21 +31,21 @@ TRAINING = record(
     ("defer_s", "f8"),
     ("share", "f8"),
     ("chunk", "f8"),
-    # Where training stands.
+    # Progress.
     ("done", "f8"),  # samples done
     ("direction", "f8"),  # of the pass
-    ("left", "f8"),  # units of work left in it
-    ("tokens", "f8"),  # of this batch
+    ("left", "f8"),  # units of work left in the pass
+    ("tokens", "f8"),  # in this batch
     ("next", "i8"),  # the next sample
     # Totals.
-    ("tokens_done", "f8"),  # of the samples done
-    ("beside", "f8"),  # steps beside which training ran
+    ("tokens_done", "f8"),  # in the samples done
+    ("beside", "f8"),  # engine steps during which training ran
     ("ended", "f8"),  # 1 after the idle end of the run
 )
 
 
 class Tuning(NamedTuple):
-    """One job on one server: a record of `TRAINING`, lengths of samples int64 (k,), used in turn."""
+    """One job on one server: a record of `TRAINING`, and lengths of samples, int64 (k,), used in turn."""
 
     job: Record
     lengths: IntArray
@@ -64,6 +64,6 @@ def has_work(job: Record) -> bool:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def pass_ms(job: Record, tokens: float, direction: float) -> float:
-    """Time of a pass over so many tokens with the GPU to itself, ms."""
+    """Return the time of a pass over `tokens` with the GPU to itself, ms."""
     forward: float = job.weights_ms + tokens * job.token_ms
     return forward if direction == FORWARD else forward * job.backward_ratio

@@ -19,7 +19,7 @@ from packer.twin.tuning.state import (
 
 @njit(**ENGINE_FLAGS)
 def next_batch(job: Record, lengths: IntArray) -> None:
-    """Begin the forward pass of the next samples."""
+    """Begin the forward pass of the next batch of samples."""
     job.tokens = 0.0
     for _ in range(int(job.batch)):
         job.tokens += lengths[job.next]
@@ -30,7 +30,7 @@ def next_batch(job: Record, lengths: IntArray) -> None:
 
 @njit(**ENGINE_FLAGS)
 def _units(job: Record) -> float:
-    """Units of work of a pass: tasklets or chunks; of both passes together a step, or ms."""
+    """Return the units of work in a pass: tasklets or chunks; for both passes together ms (spatial), or one."""
     if job.rule == LLMSTATION:
         return float(job.layers)
     if job.rule == CHUNKED:
@@ -42,7 +42,7 @@ def _units(job: Record) -> float:
 
 @njit(**ENGINE_FLAGS)
 def work(job: Record, lengths: IntArray, units: float) -> None:
-    """So many units of work are done; passes and batches that are complete give way to the next ones."""
+    """Do `units` of work; completed passes and batches are followed by the next ones."""
     while has_work(job):
         if job.left > units:
             job.left -= units
@@ -62,7 +62,7 @@ def work(job: Record, lengths: IntArray, units: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def _alone_ms(job: Record) -> float:
-    """Time of the next unit of work that can't be interrupted, with the GPU to itself, ms."""
+    """Return the time of the next unit of work that can't be interrupted, with the GPU to itself, ms."""
     if job.rule == LLMSTATION:
         return float(pass_ms(job, job.tokens, job.direction) / job.layers)
     if job.rule == CHUNKED:
@@ -72,9 +72,9 @@ def _alone_ms(job: Record) -> float:
 
 @njit(**ENGINE_FLAGS)
 def work_idle(tuning: Tuning, server: Record, until_s: float) -> float:
-    """Train on an idle server; returns when its next step may begin: at the next arrival, deferred ones later.
+    """Train on an idle server; return when its next step may begin: at the next arrival, or later if it is deferred.
 
-    Its time may pass `until_s` and the arrival: work that has begun is finished.
+    The server's time may pass `until_s` and the arrival, because work that has begun is finished.
     """
     job, lengths = tuning
     next_s: float = min(server.next_s, server.reach_s)
@@ -99,7 +99,7 @@ def work_idle(tuning: Tuning, server: Record, until_s: float) -> float:
 
 @njit(**ENGINE_FLAGS)
 def step_beside_ms(tuning: Tuning, state: ServerState, law: Law) -> float:
-    """Time of the step with the training that runs beside it, and of its loads, ms."""
+    """Return the time of the step with its loads and with the training that runs concurrently, ms."""
     job, lengths = tuning
     server = state.server
     alone_ms: float = step_ms(state, law)

@@ -1,4 +1,4 @@
-"""Router "affinity": servers that hold the adapter first."""
+"""Router "affinity": prefers servers that hold the adapter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packer.twin.flags import INLINED
 
 
 class Known(NamedTuple):
-    """As `most_idle.Counts`, with what the servers hold; numbers: the slack first."""
+    """As `most_idle.Counts`, with the adapters that servers hold; `numbers` begins with the slack."""
 
     numbers: FloatArray
     requests: FloatArray
@@ -28,14 +28,14 @@ class Known(NamedTuple):
 
 @njit(**INLINED)
 def _note(c: Servers, p: Known, s: int) -> None:
-    """Keep the number of its requests, and what it holds."""
+    """Update the number of requests of server `s`, and what it holds."""
     note_requests(c, p, s)
     note_residents(c, p.holders, s)
 
 
 @njit(**INLINED)
 def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
-    """All, if one may have fewer requests than that less the slack; else those that may hold the adapter."""
+    """Return all eight servers if one may win with the slack added, else those that may hold the adapter."""
     least, a = p.least[word], c.adapter[r]
     if least >= lowest:
         return 0
@@ -48,7 +48,7 @@ def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
 
 @njit(**INLINED)
 def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
-    """Whether its requests are fewer, with the slack where it certainly does not hold the adapter."""
+    """Whether the server's requests, with the slack if it certainly does not hold the adapter, are below `lowest`."""
     number, a = p.requests[s], c.adapter[r]
     if c.ranks[a] > 0 and number < lowest and not may_have(p.holders.bits, s, a):
         number += p.numbers[0]
@@ -57,7 +57,7 @@ def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
 
 @njit(**INLINED)
 def _score(c: Servers, p: Known, s: int, r: int) -> float:
-    """Its requests, and the slack if the adapter must be loaded."""
+    """Return the server's requests, plus the slack if the adapter must be loaded."""
     number, a = p.requests[s], c.adapter[r]
     held = c.ranks[a] == 0 or (may_have(p.holders.bits, s, a) and on_gpu(c, s, a))
     return float(number if held else number + p.numbers[0])
@@ -65,7 +65,7 @@ def _score(c: Servers, p: Known, s: int, r: int) -> float:
 
 @dataclass(frozen=True)
 class Affinity(ScoringRouter):
-    """The most idle server, where an adapter that lies on the GPU is worth `slack` requests."""
+    """The server with the fewest requests, where holding the adapter on the GPU is worth `slack` requests."""
 
     name = "affinity"
     score, note = staticmethod(_score), staticmethod(_note)
@@ -76,5 +76,5 @@ class Affinity(ScoringRouter):
         checks.real("slack", self.slack, low=0.0)
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Known:
-        """With what the servers hold."""
+        """Return the parameters with room for what the servers hold."""
         return Known(numbers, *no_requests(servers), new_residents(servers))

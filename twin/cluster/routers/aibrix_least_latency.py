@@ -22,7 +22,7 @@ class AibrixLeastLatency(Random):
     name = "aibrix-least-latency"
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Fleets of adapters alone."""
+        """Supports fleets without requests to the base model."""
         if workload.n_loras < len(workload):
             return "it has requests to the base model, whose mean latencies by server are not kept"
         return None

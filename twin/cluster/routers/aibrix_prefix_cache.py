@@ -20,17 +20,17 @@ from packer.twin.engine.content import Content
 from packer.twin.flags import INLINED
 
 NO_MATCH = 1000.0
-"""Score of the servers without a match: more than of those with one, 100 at most."""
+"""Score of servers without a match, larger than any score with a match."""
 SPREAD = 2.0**32
 KEPT_S = 1200.0
-"""A block that was not used for so long is forgotten."""
+"""Time after which an unused block is forgotten, s."""
 
 
 class Known(NamedTuple):
-    """What the gateway knows.
+    """State of the gateway.
 
-    settings (2,): imbalance, deviations; requests (S,): of each server; least, limit (1,): the fewest requests, and
-    most that a server with a match may have; prompts: the index.
+    settings (2,): imbalance, deviations. requests (S,): of each server. least, limit (1,): fewest requests of a server,
+    and most requests that a server with a match may have. prompts: the index.
     """
 
     settings: FloatArray
@@ -42,13 +42,13 @@ class Known(NamedTuple):
 
 @njit(**INLINED)
 def _note(c: Servers, p: Known, s: int) -> None:
-    """The requests of a server, which the gateway counts."""
+    """Update the number of requests of server `s`, which the gateway counts."""
     p.requests[s] = outstanding(c, s)
 
 
 @njit(**INLINED)
 def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> int:
-    """Which requests a server may have that gets this one for its prefix."""
+    """Set the most requests that a server chosen by prefix may have, and look up the prompt."""
     least, most, total = math.inf, 0.0, 0.0
     for j in range(first, last):
         requests = p.requests[server[j]]
@@ -65,7 +65,7 @@ def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: in
 
 @njit(**INLINED)
 def _score(c: Servers, p: Known, s: int, r: int) -> float:
-    """The longest match first, then the fewest requests, then a random one; without a match one of the most idle."""
+    """Longest match first, then fewest requests, then random; without a match a random one of the most idle servers."""
     requests, match = p.requests[s], p.prompts.match[s]
     if match > 0.0 and requests <= p.limit[0]:
         percent = match * p.prompts.size * 100.0 // c.prompt[r]
@@ -75,7 +75,7 @@ def _score(c: Servers, p: Known, s: int, r: int) -> float:
 
 @njit(**INLINED)
 def _sent(c: Servers, p: Known, s: int, r: int) -> None:
-    """The index takes the prompt in."""
+    """Add the prompt to the index."""
     use(p.prompts, c, s, r)
 
 
@@ -84,11 +84,11 @@ class AibrixPrefixCache(VllmServers, ScoringRouter):
     """The server that has most of the prompt, unless it has too many requests; else one with the fewest requests.
 
     vllm-project/aibrix at e3e10f9, pkg/plugins/gateway/algorithms/prefix_cache.go and
-    pkg/utils/prefixcacheindexer/hash.go, with their defaults. Too many are more than the mean and `deviations` standard
-    deviations; where the most are more than `imbalance` above the fewest, only the servers with the fewest are looked
-    at. The index holds `blocks` blocks of four characters for all servers together, and forgets what was not used for
-    20 minutes. Here a token is four characters; the index holds blocks of 16 tokens, by which it is known how prompts
-    begin. Matches are whole percents of the prompt's tokens.
+    pkg/utils/prefixcacheindexer/hash.go, with their defaults. Too many requests are more than the mean plus
+    `deviations` standard deviations; if the largest number exceeds the smallest by more than `imbalance`, only servers
+    with the fewest are considered. The index holds `blocks` blocks of four characters for all servers together, and
+    forgets blocks that were not used for 20 minutes. Here a token is four characters, and the index holds blocks of 16
+    tokens, the unit of shared prefixes. Matches are whole percents of the prompt's tokens.
     """
 
     name = "aibrix-prefix-cache"
@@ -105,7 +105,7 @@ class AibrixPrefixCache(VllmServers, ScoringRouter):
         checks.integer("blocks", self.blocks, low=BLOCK_TOKENS)
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Known:
-        """The settings, and what the gateway knows before the first request."""
+        """Return the settings and the state of the gateway before the first request."""
         limit = np.array([self.blocks // BLOCK_TOKENS])
         index = new_index(servers, content, BLOCK_TOKENS, 2**40, limit, KEPT_S)
         return Known(numbers[:2], np.zeros(len(servers.wake_s)), np.zeros(1), np.zeros(1), index)

@@ -1,9 +1,9 @@
-"""Routers: which server gets a request. Three kinds, by the state that they need.
+"""Routers choose the server of each request. There are three kinds, by the state that they need.
 
-A static router assigns all requests at once, without the state of the servers. A scoring router gives each
-server a score, compiled, from its state: the request goes to the smallest. Any other object with `route` is
-called in Python for each request. A third-party package registers a class under the entry-point group
-`packer.routers`; parameters of a router are the fields of its dataclass.
+A static router assigns all requests at once, without the state of the servers. A scoring router computes a score of
+each server from its state, in compiled code; the request goes to the server with the smallest score. Any other object
+with `route` is called in Python for each request. A third-party package registers a class under the entry-point group
+`packer.routers`; the fields of its dataclass are the router's parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 HOOKS = ("score", "survey", "note", "among", "worth", "sent")
-"""Compiled functions of a router in the place of those in `packer.twin.cluster.events`."""
+"""Compiled functions of a router that replace those in `packer.twin.cluster.events`."""
 HOLD = -1
 """Instead of a server: the request, and those behind it, wait at the router until a server has room."""
 
@@ -35,9 +35,9 @@ HOLD = -1
 class Request:
     """The data of a request that a router gets.
 
-    `number`: place in the order of arrival. `adapter`: index into the workload. `time_s`: when it arrived.
-    `iterations`: of a job (`packer.papers.jobs`), known when it is sent. For a language model it
-    is the output length, which is unknown when it is sent.
+    `number`: position in the order of arrival. `adapter`: index into the workload. `time_s`: when it arrived.
+    `iterations`: of a job (`packer.papers.jobs`), known when the job is sent. For a language model this field is the
+    output length, which a real router does not know.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """A router sends a request that a server has accepted, and not finished, to another one."""
+    """Send a request that a server has accepted, but not finished, to another server."""
 
     request: int
     server: int
@@ -58,20 +58,20 @@ class Resend:
 
 @runtime_checkable
 class Router(Protocol):
-    """Anything that routes; in addition it is one of the three kinds below."""
+    """Any router; each is also of one of the three kinds below."""
 
     name: str
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Why this router can't serve this cluster, for people; None if it can."""
+        """Return why this router can't serve this cluster, as a message; None if it can."""
 
 
 @runtime_checkable
 class StaticRouter(Router, Protocol):
-    """Decides without the state of the servers.
+    """A router that decides without the state of the servers.
 
-    With an attribute `keeps_sessions` that is true it is asked about the first request of each session, and the others
-    follow.
+    If its attribute `keeps_sessions` is true, it is asked about the first request of each session, and the session's
+    other requests follow.
     """
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
@@ -80,17 +80,17 @@ class StaticRouter(Router, Protocol):
 
 @runtime_checkable
 class ReadingRouter(Router, Protocol):
-    """Called in Python for each request, with the servers as they are then.
+    """A router that is called in Python for each request, with the current state of the servers.
 
-    With an attribute `relocates` that is true every server whose slots hold the rank may serve an adapter; the
-    cluster's placement is only where adapters lie at first.
+    If its attribute `relocates` is true, every server whose slots hold the rank may serve an adapter; the cluster's
+    placement then only says where adapters are at first.
     """
 
     def start(self, view: ClusterView, seed: int) -> None:
         """Called once before the first request."""
 
     def route(self, request: Request, view: ClusterView) -> int:
-        """A server that may serve the adapter (`view.candidates`), by its number, or HOLD."""
+        """Return the number of a server that may serve the adapter (`view.candidates`), or HOLD."""
 
 
 @runtime_checkable
@@ -100,14 +100,14 @@ class TickingRouter(Router, Protocol):
     period_s: float
 
     def tick(self, now_s: float, view: ClusterView) -> Iterable[Resend] | None:
-        """Called with the servers as they are then; requests that move to other servers."""
+        """Called with the current state of the servers; returns requests to move to other servers."""
 
 
 class AnyCluster:
     """Base of the routers that serve every cluster."""
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Every cluster."""
+        """Supports every cluster."""
         return None
 
 
@@ -115,7 +115,7 @@ class VllmServers:
     """Base of the routers that read vLLM's metrics."""
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """Servers of vLLM."""
+        """Supports servers of vLLM only."""
         others = [kind.engine.name for kind in cluster.kinds if kind.engine.name != "vllm"]
         return f"it reads vLLM's metrics, and a server runs {others[0]!r}" if others else None
 
@@ -123,9 +123,9 @@ class VllmServers:
 class ScoringRouter(AnyCluster):
     """Base of the routers with a compiled score, `score(servers, parameters, server, request)`: Numba's `njit`.
 
-    `packer.twin.cluster.loop` compiles the event loop for it. The server with the smallest score gets the request,
-    the next in turn among equal ones; with only infinite scores it is held. A router may have others of `HOOKS`, with
-    which most servers need no score: see `packer.twin.cluster.events`.
+    `packer.twin.cluster.loop` compiles the event loop for it. The server with the smallest score gets the request, the
+    next in turn among equal ones; if all scores are infinite, the request is held. A router may define others of
+    `HOOKS`, with which most servers need no score: see `packer.twin.cluster.events`.
     """
 
     name: ClassVar[str]
@@ -133,17 +133,17 @@ class ScoringRouter(AnyCluster):
     reads_prompts: ClassVar[bool] = False
 
     def parameters(self, cluster: Cluster, workload: Workload) -> FloatArray:
-        """What the functions get: the fields, the mean output tokens of a request."""
+        """Return what the functions get: the fields, then the mean output tokens of a request."""
         own: Any = self
         return self.numbers(workload, *(float(getattr(self, item.name)) for item in fields(own)))
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Any:
-        """What the functions get in the place of `parameters`, with room for what they keep.
+        """Return what the functions get instead of `numbers`, with room for what they keep.
 
-        `content`: which of the requests begin alike.
+        `content`: which of the requests share prefixes.
         """
         return numbers
 
     def numbers(self, workload: Workload, *values: float) -> FloatArray:
-        """These values, then the mean output tokens of a request."""
+        """Return these values, then the mean output tokens of a request."""
         return np.array([*values, np.average(workload.mean_output_tokens, weights=workload.rates)])

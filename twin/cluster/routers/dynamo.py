@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Dynamo(AnyCluster):
-    """Round robin over an adapter's replica set, which is allocated anew every `period_s`.
+    """Round robin over an adapter's replica set, which is recomputed every `period_s`.
 
     ai-dynamo/dynamo, lib/llm/src/lora: config.rs at 32381ac (defaults), controller.rs at 0a8cd5a, routing/hrw.rs at
     9323dab, load_estimator.rs at 20c307d, filtered_router.rs at 19d3a85. The load of an adapter is the exponential
     moving average of its requests in the last `window_s`. An adapter with load gets its share of all slots in replicas,
-    at least one and at most one on each server, on the servers that its hash ranks first; it stays where it is, passes
-    over servers whose slots are full, and loses a replica only after `cooldown` periods. An adapter without load has
-    one replica. The adapters that a server holds are those in its slots. `algorithm` "mcf" instead of its default "hrw"
-    (DYN_LORA_ALLOCATION_ALGORITHM) places all replicas together by min-cost flow (`dynamo_flow`), with the controller's
-    `recompute_mcf`: adapters whose replicas did not change in number stay. One for which no slot is left keeps the
-    servers that have it, or gets one.
+    at least one and at most one on each server, on the servers that its hash ranks first. Replicas stay where they are,
+    skip servers whose slots are full, and become fewer only after `cooldown` periods. An adapter without load has one
+    replica. The adapters that a server holds are those in its slots. `algorithm` "mcf", not the default "hrw"
+    (DYN_LORA_ALLOCATION_ALGORITHM), places all replicas together by min-cost flow (`dynamo_flow`), with the
+    controller's `recompute_mcf`: adapters with an unchanged number of replicas stay. One without a slot keeps its
+    servers, or gets one.
     """
 
     name = "dynamo"
@@ -56,7 +56,7 @@ class Dynamo(AnyCluster):
         checks.choice("algorithm", self.algorithm, ("hrw", "mcf"))
 
     def start(self, view: ClusterView, seed: int) -> None:
-        """Every adapter is pinned to the server that its hash ranks first."""
+        """Pin every adapter to the server that its hash ranks first."""
         names = view.workload.names
         self._rank = [ranked(name, view.candidates(a)) for a, name in enumerate(names)]
         self._sets = [order[:1] for order in self._rank]
@@ -65,13 +65,13 @@ class Dynamo(AnyCluster):
         self._placed, self._wanted = {}, {}
 
     def route(self, request: Request, view: ClusterView) -> int:
-        """The next server in turn of the replica set."""
+        """Return the next server in turn of the replica set."""
         replicas = self._sets[request.adapter]
         self._turn += 1
         return replicas[self._turn % len(replicas)]
 
     def tick(self, now_s: float, view: ClusterView) -> None:
-        """Allocate replicas anew."""
+        """Recompute the replica sets."""
         self._ticks += 1
         counts = view.requests_since(now_s - self.window_s, now_s)
         new = (self._load < 0.0) & (counts > 0.0)
@@ -102,7 +102,7 @@ class Dynamo(AnyCluster):
                 self._place(a, 1, used, slots, held)
 
     def _place_together(self, load: FloatArray, counts: IntArray, view: ClusterView) -> None:
-        """Place the replicas of all adapters at once; those for which no slot is left stay where loaded, or get one."""
+        """Place the replicas of all adapters at once; adapters without a slot stay where loaded, or get one server."""
         slots, wanted = view.slots, {}
         for a in self._by_name:
             if counts[a] > 0:
@@ -124,7 +124,7 @@ class Dynamo(AnyCluster):
             used[self._sets[a]] += 1
 
     def _after_cooldown(self, a: int, wanted: int) -> int:
-        """The replicas that an adapter may have now: it loses some only every `cooldown` periods."""
+        """Return the replicas that an adapter may have now: it loses some only every `cooldown` periods."""
         current = len(self._sets[a])
         if wanted >= current:
             self._shrunk.pop(a, None)
@@ -136,7 +136,7 @@ class Dynamo(AnyCluster):
         return wanted
 
     def _place(self, a: int, count: int, used: IntArray, slots: IntArray, held: BoolArray) -> None:
-        """The replica set: servers of the last one first, none whose slots others fill unless all are full."""
+        """Choose servers for the replicas: with free slots, those of the last set first; any if none has a slot."""
         free = [s for s in self._rank[a] if used[s] - held[s] < slots[s]]
         before = set(self._sets[a])
         chosen = [s for s in free if s in before][:count]
@@ -147,11 +147,11 @@ class Dynamo(AnyCluster):
 
 
 def replicas_of(load: FloatArray, slots: int, servers: int, names: tuple[str, ...]) -> IntArray:
-    """Replicas of each adapter, int64 (m,): its share of all slots rounded up, within 1 … servers.
+    """Return the replicas of each adapter, int64 (m,): its share of all slots rounded up, from 1 to `servers`.
 
-    Where these are more than the slots they are scaled down, by largest remainders; each keeps one, so that a few more
-    than the slots may be left (controller.rs, compute_active_replica_counts). 0 for an adapter without load, and for
-    those with the least load where more adapters have load than there are slots.
+    If their sum exceeds the slots, they are scaled down, by largest remainders. Each adapter keeps one, so that the sum
+    may still exceed the slots slightly (controller.rs, compute_active_replica_counts). An adapter without load gets 0,
+    as do those with the least load if more adapters have load than there are slots.
     """
     found = np.zeros(len(load), dtype=np.int64)
     order = sorted(np.flatnonzero(load > 0).tolist(), key=lambda a: (-load[a], names[a]))[:slots]

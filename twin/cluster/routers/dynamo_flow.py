@@ -10,21 +10,21 @@ import numpy as np
 from packer.arrays import IntArray
 
 CANDIDATES, PREFERENCE, LOAD, KEEP = 16, 1, 1000, 250
-"""Servers of an adapter by its hash; costs of each further place in that order, of a load, and the reward to stay."""
+"""Servers of an adapter by its hash; costs of each further position in that order and of a load; reward for staying."""
 
 
 def place_replicas(
     wanted: Mapping[int, int], before: Mapping[int, Sequence[int]], changed: set[int],
     ranked: Sequence[Sequence[int]], slots: IntArray,
 ) -> dict[int, list[int]]:  # fmt: skip
-    """Servers of each adapter, ascending; an adapter for which no slot is left is missing.
+    """Return the servers of each adapter, ascending; an adapter for which no slot is left is missing.
 
-    wanted: replicas of the adapters, at least 1. before: where they were placed last. `changed`: adapters that may
-    move; the others stay, unless slots are left that replicas of changed ones can't reach. ranked: of each adapter the
-    servers by its hash. slots (S,). As many replicas as can be are placed, at the least cost of all: `PREFERENCE` times
-    the place in `ranked`, and `LOAD` on a server that did not have the adapter, - `KEEP` on one that had it. Each
-    adapter has edges to its first `CANDIDATES` servers and to those that had it; to all where these do not suffice.
-    (mcf_allocator.rs at 11d568d, `solve`; among placements with one cost it may choose another.)
+    wanted: replicas of each adapter, at least 1. before: its last servers. changed: adapters that may move; the others
+    stay, unless slots are left that replicas of changed ones can't reach. ranked: servers of each adapter in the order
+    of its hash. slots (S,). As many replicas as possible are placed, at minimum total cost: `PREFERENCE` times the
+    position in `ranked`, plus `LOAD` on a server that did not have the adapter, or minus `KEEP` on one that had it.
+    Each adapter has edges to its first `CANDIDATES` servers and to those that had it; to all if these do not suffice.
+    (mcf_allocator.rs at 11d568d, `solve`; of several placements with equal cost it may choose another.)
     """
     found, missing = _attempt(wanted, before, changed, ranked, slots)
     if missing and not changed.issuperset(wanted) and slots.sum() > sum(wanted.values()) - missing:
@@ -37,7 +37,7 @@ def _attempt(
     wanted: Mapping[int, int], before: Mapping[int, Sequence[int]], changed: set[int],
     ranked: Sequence[Sequence[int]], slots: IntArray,
 ) -> tuple[dict[int, list[int]], int]:  # fmt: skip
-    """Servers of each adapter where those that are not changed stay, and how many replicas found none."""
+    """Return the servers of each adapter if only `changed` ones move, and the number of replicas without a server."""
     found = {a: [] if a in changed else list(before.get(a, ()))[:count] for a, count in wanted.items()}
     stay = np.fromiter(chain.from_iterable(found.values()), dtype=np.int64)
     room = slots - np.bincount(stay, minlength=len(slots))
@@ -65,7 +65,7 @@ def _flow(
     demand: Mapping[int, int], edges: Mapping[int, Sequence[int]], before: Mapping[int, Sequence[int]],
     ranked: Sequence[Sequence[int]], room: IntArray,
 ) -> dict[int, list[int]]:  # fmt: skip
-    """Servers that adapters get over these edges: as many replicas as fit, at the least cost."""
+    """Return the servers that adapters get over these edges: as many replicas as fit, at minimum cost."""
     from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
 
     adapters = list(demand)

@@ -18,14 +18,14 @@ from packer.twin.engine.state import ACTIVE, IDLE
 from packer.twin.flags import INLINED
 
 MOST_BLOCKS = 256
-"""Of a prompt: `defaultMaxPrefixBlocks`."""
+"""Most blocks of a prompt that are looked up: `defaultMaxPrefixBlocks`."""
 
 
 class Picker(NamedTuple):
-    """What the picker knows.
+    """State of the picker.
 
-    weights (4,): lora, queue, kv, prefix; queue (S,), free (S,): requests that wait and share of the KV cache that is
-    free, of each server; least, most (1,): shortest and longest queue of the candidates; prompts: the index.
+    weights (4,): lora, queue, kv, prefix. queue (S,), free (S,): waiting requests and free share of the KV cache of
+    each server. least, most (1,): shortest and longest queue of the candidates. prompts: the index.
     """
 
     weights: FloatArray
@@ -38,7 +38,7 @@ class Picker(NamedTuple):
 
 @njit(**INLINED)
 def _note(c: Servers, p: Picker, s: int) -> None:
-    """The metrics of a server."""
+    """Update the metrics of server `s`."""
     server = c.servers[s]
     p.queue[s] = server.waiting
     p.free[s] = 1.0 - server.used / max(server.kv_blocks, 1)
@@ -46,7 +46,7 @@ def _note(c: Servers, p: Picker, s: int) -> None:
 
 @njit(**INLINED)
 def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: int) -> int:
-    """The shortest and the longest queue of the candidates, and what of the prompt each server has."""
+    """Find the shortest and the longest queue of the candidates, and how much of the prompt each server has."""
     least = most = p.queue[server[first]]
     for j in range(first + 1, last):
         waiting = p.queue[server[j]]
@@ -59,7 +59,7 @@ def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: i
 
 @njit(**INLINED)
 def _total(c: Servers, p: Picker, s: int, lora: float) -> float:
-    """The weighted sum of the scorers, negative: the smallest is chosen."""
+    """Return the weighted sum of the scorers, negated: the smallest score is chosen."""
     least, most = p.least[0], p.most[0]
     queue = 1.0 if most == least else (most - p.queue[s]) / (most - least)
     prefix = p.prompts.match[s] / p.prompts.total[0] if p.prompts.total[0] > 0.0 else 0.0
@@ -71,13 +71,13 @@ def _total(c: Servers, p: Picker, s: int, lora: float) -> float:
 
 @njit(**INLINED)
 def _worth(c: Servers, p: Picker, s: int, r: int, lowest: float) -> bool:
-    """Whether the sum may be larger than that of another server, by the best score of LoRA affinity."""
+    """Whether the score may be below `lowest`, if LoRA affinity scores best."""
     return bool(_total(c, p, s, 1.0) < lowest)
 
 
 @njit(**INLINED)
 def _score(c: Servers, p: Picker, s: int, r: int) -> float:
-    """The sum with the score of LoRA affinity."""
+    """Return the negated weighted sum, with the server's score of LoRA affinity."""
     server = c.servers[s]
     row = row_of(c, s, c.adapter[r])
     if row > 0 and c.adapters[s, row].in_batch > 0:
@@ -93,22 +93,22 @@ def _score(c: Servers, p: Picker, s: int, r: int) -> float:
 
 @njit(**INLINED)
 def _sent(c: Servers, p: Picker, s: int, r: int) -> None:
-    """The index takes the prompt in."""
+    """Add the prompt to the index."""
     if p.weights[3] > 0.0:
         use(p.prompts, c, s, r)
 
 
 @dataclass(frozen=True)
 class Gateway(VllmServers, ScoringRouter):
-    """Scorers for LoRA affinity, queue, KV cache and prefixes, and the pod with the highest weighted sum.
+    """The pod with the highest weighted sum of scorers for LoRA affinity, queue, KV cache and prefixes.
 
     kubernetes-sigs/gateway-api-inference-extension v1.5.0 (df9f8909), pkg/epp, which llm-d uses: the scorers
     loraaffinity, queuedepth, kvcacheutilization and prefix below framework/plugins/scheduling/scorer, the index
     requestcontrol/dataproducer/approximateprefix, and the weights of config/loader/defaults.go: 2, 2 and 3 for queue,
     KV cache and prefixes. LoRA affinity is not in its default configuration; 1 is the weight of a scorer without one.
-    An adapter with running requests there scores 1, room for one more adapter 0.8, one with waiting requests alone
-    0.6. Of a prompt the first 256 whole blocks count, hashed with the adapter's name; the index holds as many of them
-    for each server as its KV cache has blocks, those used last. Its metrics are 50 ms old at most
+    LoRA affinity is 1 if requests of the adapter run on the server, 0.8 if there is room for one more adapter, 0.6 if
+    its requests only wait there. The first 256 whole blocks of a prompt count, hashed with the adapter's name; for each
+    server the index holds as many blocks as its KV cache, those used last. Metrics are at most 50 ms old
     (--refresh-metrics-interval): `stats_age_s` of the system. Which adapters run is up to date here.
     """
 
@@ -126,7 +126,7 @@ class Gateway(VllmServers, ScoringRouter):
             checks.real(name, getattr(self, name), low=0.0)
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Picker:
-        """The weights, and what the picker knows before the first request."""
+        """Return the weights and the state of the picker before the first request."""
         count, records = len(servers.wake_s), servers.servers
         index = new_index(
             servers, content, int(records["block_size"][0]), MOST_BLOCKS, records["kv_blocks"].copy()

@@ -24,14 +24,14 @@ class Hrw(AnyCluster):
     name = "hrw"
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
-        """By the adapter alone."""
+        """Return the server of each request, by its adapter alone."""
         used, position = np.unique(adapter, return_inverse=True)
         homes = [ranked(workload.names[i], candidates.of(i))[0] for i in used.tolist()]
         return np.array(homes, dtype=np.int64)[position]
 
 
 def ranked(name: str, servers: IntArray) -> list[int]:
-    """The servers by falling hash of adapter and server: SplitMix64's finaliser (Steele, Lea and Flood, 2014)."""
+    """The servers by decreasing hash of adapter and server: SplitMix64's finaliser (Steele, Lea and Flood, 2014)."""
     digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
     with np.errstate(over="ignore"):
         x = (servers.astype(np.uint64) + np.uint64(digest)) * np.uint64(0x9E3779B97F4A7C15)

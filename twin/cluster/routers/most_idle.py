@@ -16,8 +16,8 @@ from packer.twin.flags import INLINED
 
 
 class Counts(NamedTuple):
-    """numbers: of `parameters`; requests float64 (S, up to a multiple of 8), least (words,): those of each server, and
-    the fewest of eight servers.
+    """numbers: as in `parameters`. requests float64 (S, up to a multiple of 8): requests of each server. least
+    (words,): the fewest of each eight servers.
     """
 
     numbers: FloatArray
@@ -26,14 +26,14 @@ class Counts(NamedTuple):
 
 
 def no_requests(servers: Servers) -> tuple[FloatArray, FloatArray]:
-    """`requests` and `least` of `Counts` before the first request."""
+    """Return `requests` and `least` of `Counts` before the first request."""
     words = servers.touched_words.size
     return np.full(8 * words, np.inf), np.full(words, np.inf)
 
 
 @njit(**INLINED)
 def note_requests(c: Servers, p: Any, s: int) -> None:
-    """Keep the number of its requests, and the fewest of the eight servers of its word."""
+    """Update the number of requests of server `s`, and the fewest of the eight servers of its word."""
     p.requests[s] = fewest = outstanding(c, s)
     for other in range(s & ~7, (s & ~7) + 8):
         fewest = min(fewest, p.requests[other])
@@ -42,7 +42,7 @@ def note_requests(c: Servers, p: Any, s: int) -> None:
 
 @njit(**INLINED)
 def _among(c: Servers, p: Counts, word: int, r: int, lowest: float) -> int:
-    """All, if one of them has fewer requests."""
+    """Return all eight servers if one of them has fewer requests than `lowest`, else none."""
     return 255 if p.least[word] < lowest else 0
 
 
@@ -55,11 +55,11 @@ def _score(c: Servers, p: Counts, s: int, r: int) -> float:
 
 @dataclass(frozen=True)
 class MostIdle(ScoringRouter):
-    """Fewest running and waiting requests (CaraServe's MostIdle, whose measure the paper does not give)."""
+    """The server with the fewest running and waiting requests (CaraServe's MostIdle; the paper gives no measure)."""
 
     name = "most-idle"
     score, note, among = staticmethod(_score), staticmethod(note_requests), staticmethod(_among)
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Counts:
-        """With the requests of each server."""
+        """Return the parameters with room for the requests of each server."""
         return Counts(numbers, *no_requests(servers))

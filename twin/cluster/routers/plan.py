@@ -16,22 +16,22 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class PlanRouter:
-    """Each adapter to the server that holds it; replicas by smooth weighted round robin, a session where its first
-    request went. Exported routes draw the replica at random by the same shares, so that queues are those of
-    `packer evaluate` without a router.
+    """Each adapter goes to the server that holds it; replicas take turns by smooth weighted round robin, and a session
+    stays where its first request went. Exported routes draw the replica at random by the same shares, so that queues
+    are those of `packer evaluate` without a router.
     """
 
     name = "plan"
     keeps_sessions = True
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """A cluster with a placement."""
+        """Supports clusters with a placement."""
         if cluster.placement is None:
             return "the cluster has no placement: use plan.cluster(), or another router"
         return None
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
-        """By the placement's shares."""
+        """Return the server of each request by the placement's shares."""
         servers = np.empty(len(adapter), dtype=np.int64)
         most = int(np.diff(candidates.start).max())
         credit = np.zeros((len(workload), most))
@@ -46,7 +46,7 @@ def _weighted_turns(
     adapter: IntArray, group: IntArray, start: IntArray, server: IntArray, share: FloatArray,
     credit: FloatArray, out: IntArray,
 ) -> None:  # fmt: skip
-    """Each server gains its share of credit, the richest is chosen and pays the sum of the shares."""
+    """Each server gains its share as credit; the server with most credit is chosen and pays the sum of the shares."""
     for i in range(adapter.size):
         a = adapter[i]
         first, last = start[group[a]], start[group[a] + 1]

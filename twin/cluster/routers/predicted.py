@@ -1,4 +1,4 @@
-"""Router "predicted": the shortest latency, as the server's own step law predicts it."""
+"""Router "predicted": the server with the shortest latency that its step law predicts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from packer.twin.engine.content import Content
 from packer.twin.flags import CALLED, INLINED
 
 SAFE = 1.0 - 1e-9
-"""Sums of the same terms in another order differ by less."""
+"""Margin for rounding: sums of the same terms in another order differ by less."""
 
 
 class Known(NamedTuple):
-    """numbers: of `parameters`. looked (S, 6): the state of each server when `kept` was.
+    """numbers: as in `parameters`. looked (S, 6): the state of each server when its `kept` was computed.
 
-    kept (rows, S, up to a multiple of 8): of each server, three for each rank: what a request takes at least if its
-    adapter is in the batch, if it joins it, and its load; then what each further prompt token takes at least in the
-    first case and in the second. least (rows, words): the smallest ones of eight servers. floors (2, words): the least
-    that the request at hand takes on any of eight servers, and on those that have to load its adapter.
+    kept (rows, S, up to a multiple of 8): lower bounds for each server, ms. Three rows for each rank: time of a request
+    if its adapter is in the batch, if the adapter joins it, and the adapter's load. Two more rows: time of each further
+    prompt token in the first and in the second case. least (rows, words): the smallest of each eight servers. floors
+    (2, words): least time of the current request on any of eight servers, and on those that must load its adapter.
     """
 
     numbers: FloatArray
@@ -44,7 +44,7 @@ class Known(NamedTuple):
 
 @njit(**INLINED)
 def _load_ms(c: Servers, s: int, a: int) -> float:
-    """What it takes to load the adapter from the host."""
+    """Return the time to load the adapter from the host."""
     loading = c.law.loading[c.kind[s]]
     return float(loading[0] + loading[1] * c.ranks[a])
 
@@ -83,7 +83,7 @@ def _score(c: Servers, p: Known, s: int, r: int) -> float:
 
 @njit(**INLINED)
 def _changed(c: Servers, looked: FloatArray, s: int) -> bool:
-    """Whether a server has changed since it was looked at, but for the length of its contexts."""
+    """Whether a server has changed since the last check, apart from the lengths of its contexts; updates `looked`."""
     server, changed = c.servers[s], False
     now = (
         server.sent + server.inbox_count, outstanding(c, s), server.decodes, server.waiting_prompt,
@@ -97,7 +97,7 @@ def _changed(c: Servers, looked: FloatArray, s: int) -> bool:
 
 @njit(**INLINED)
 def _note(c: Servers, p: Known, s: int) -> None:
-    """Keep what `Known` says of a server."""
+    """Update what `Known` keeps of server `s`."""
     note_residents(c, p.holders, s)
     note_running(c, p.running, s)
     if not _changed(c, p.looked[s], s):
@@ -133,14 +133,14 @@ def _note(c: Servers, p: Known, s: int) -> None:
 
 @njit(**INLINED)
 def _in_batch(c: Servers, p: Known, s: int, r: int) -> float:
-    """What the request takes at least on a server that has its adapter in the batch."""
+    """Return the least time of the request on a server that has its adapter in the batch."""
     rows = p.kept.shape[0]
     return float(p.kept[3 * c.rank_class[c.adapter[r]] - 3, s] + p.kept[rows - 2, s] * c.prompt[r])
 
 
 @njit(**INLINED)
 def _least(c: Servers, p: Known, s: int, r: int) -> float:
-    """What the request takes at least on a server."""
+    """Return the least time of the request on a server."""
     a, rows = c.adapter[r], p.kept.shape[0]
     if c.ranks[a] == 0 or may_have(p.running.bits, s, a):
         return float(_in_batch(c, p, s, r))
@@ -153,10 +153,10 @@ def _least(c: Servers, p: Known, s: int, r: int) -> float:
 def _best_word(
     kept: FloatArray, least: FloatArray, floors: FloatArray, held: BitArray, runs: BitArray, k: int, prompt: float
 ) -> int:  # fmt: skip
-    """Set `floors`; returns the eight servers with the smallest.
+    """Set `floors`; return the eight servers (a word) with the smallest floor.
 
-    held, runs (words,): which of eight servers may hold the adapter, and have it in their batch. k: row of `kept` of
-    its rank. A call of its own: the registers of the processor do not suffice for `choose` besides.
+    held, runs (words,): bits of the servers that may hold the adapter, and of those that have it in their batch. k:
+    first row of `kept` for its rank. Not inlined: with `choose` it would need more registers than the processor has.
     """
     some, every, last = floors[0], floors[1], least.shape[0] - 1
     batch, joins, load = least[k], least[k + 1], least[k + 2]
@@ -173,7 +173,7 @@ def _best_word(
         if runs[word] == 0:
             continue
         floor = batch[word] + slope[word] * prompt
-        if floor < lowest:  # of one of the eight, which may not be among those
+        if floor < lowest:  # it may belong to a server that does not run the adapter
             floor = some[word]
             for s in range(8):
                 if (runs[word] >> s) & 1:
@@ -187,7 +187,7 @@ def _best_word(
 
 @njit(**CALLED)
 def _best_word_of_base(least: FloatArray, floors: FloatArray, k: int, prompt: float) -> int:
-    """As `_best_word`, for a request to the base model, which no server has to hold."""
+    """As `_best_word`, for a request to the base model, which needs no adapter."""
     some, every, slope = floors[0], floors[1], least[least.shape[0] - 2]
     lowest, best = math.inf, 0
     for word in range(some.size):
@@ -199,7 +199,7 @@ def _best_word_of_base(least: FloatArray, floors: FloatArray, k: int, prompt: fl
 
 @njit(**INLINED)
 def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> int:
-    """The server that takes least by what is kept, where all are candidates."""
+    """Return the position of the server with the least time if all servers are candidates, else -1."""
     a, lowest, prompt = c.adapter[r], math.inf, float(c.prompt[r])
     k = 3 * c.rank_class[a] - 3
     if c.ranks[a] == 0:
@@ -219,7 +219,7 @@ def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: in
 
 @njit(**INLINED)
 def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
-    """All, if their smallest terms may be below that with a load; without one those that may hold the adapter."""
+    """Return all eight servers if one may win with a load, else those that may hold the adapter, or none."""
     if p.floors[0, word] * SAFE >= lowest:
         return 0
     return (
@@ -235,8 +235,8 @@ def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
 
 @dataclass(frozen=True)
 class Predicted(ScoringRouter):
-    """Time to prefill the queue and the request in steps of the token budget, loads of its adapter, and its decode
-    steps among the server's requests: the best estimate of a router without knowledge of later requests.
+    """The least time to prefill the server's queue and the request in steps of the token budget, load the adapter, and
+    decode among the server's requests: the best estimate of a router that does not know later requests.
     """
 
     name = "predicted"
@@ -244,7 +244,7 @@ class Predicted(ScoringRouter):
     survey, among = staticmethod(_survey), staticmethod(_among)
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Known:
-        """With room for what is kept, and what the servers hold."""
+        """Return the parameters with room for what is kept and what the servers hold."""
         words, rows = servers.touched_words.size, 3 * servers.classes.shape[1] - 1
         kept, floors = np.full((rows, 8 * words), np.inf), np.zeros((2, words))
         looked = np.full((8 * words, 6), np.inf)

@@ -14,12 +14,12 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class Random(AnyCluster):
-    """A server drawn for each request."""
+    """A random server for each request."""
 
     name = "random"
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
-        """One draw for each request, from its own stream."""
+        """Draw the server of each request, from a stream of the router's own."""
         group = candidates.group[adapter]
         first, last = candidates.start[group], candidates.start[group + 1]
         drawn = np.random.default_rng(np.random.SeedSequence([seed, 0x726F757465])).random(len(adapter))

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ray(AnyCluster):
-    """Two replicas drawn from those that hold the adapter, else from those with the fewest adapters; the shorter queue.
+    """Of two random replicas that hold the adapter, else of two with fewest adapters, the one with the shorter queue.
 
     ray-project/ray at 0048e22, python/ray/serve/_private/request_router/request_router.py (apply_multiplex_routing) and
-    pow_2_router.py. A replica with `max_ongoing` requests refuses; if all that hold the adapter do, those with the
-    fewest adapters are tried, then all. None (no limit) is what Ray Serve LLM sets, so that a hot adapter stays on the
-    replica that loaded it first. While one replica loads an adapter, other requests for it wait in Ray until it is
-    there; here they go to that replica at once. Time for the retries (20 ms and more) is not modelled.
+    pow_2_router.py. A replica with `max_ongoing` requests refuses. If all replicas with the adapter do, those with the
+    fewest adapters are tried, then all. Ray Serve LLM sets None (no limit), so that a hot adapter stays on the replica
+    that loaded it first. While a replica loads an adapter, Ray lets other requests for it wait; here they go to that
+    replica at once. Time for the retries (20 ms and more) is not modelled.
     """
 
     name = "ray"
@@ -36,11 +36,11 @@ class Ray(AnyCluster):
             checks.integer("max_ongoing", self.max_ongoing, low=1)
 
     def start(self, view: ClusterView, seed: int) -> None:
-        """Draws depend on the seed alone."""
+        """Seed the draws, which depend on the seed alone."""
         self._rng, self._loading = np.random.default_rng(seed), {}
 
     def route(self, request: Request, view: ClusterView) -> int:
-        """The first group of replicas in which one accepts."""
+        """Choose from the first group of replicas in which one accepts the request."""
         servers = view.candidates(request.adapter)
         requests = view.outstanding
         adapters, holders = view.residents[servers], view.on_gpu(request.adapter)[servers]
@@ -57,7 +57,7 @@ class Ray(AnyCluster):
         return HOLD
 
     def _drawn(self, servers: IntArray) -> IntArray:
-        """Two different ones of these servers, or all if there are fewer."""
+        """Draw two different servers, or return all if there are fewer."""
         if len(servers) < 2:
             return servers
         one = int(self._rng.integers(len(servers)))

@@ -14,7 +14,7 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class RoundRobin(AnyCluster):
-    """One turn for each set of servers that share their adapters: with equal servers there is one."""
+    """One turn for each group of adapters with the same servers: with equal servers there is one group."""
 
     name = "round-robin"
 

@@ -1,4 +1,4 @@
-"""What a step of a server would take with further requests, by its step law: for routers that predict."""
+"""The time of a server's step with further requests, by its step law, for routers that predict latency."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def step_ms(
     c: Servers, s: int, decodes: float, prefill: float, adapters: float, ranks: float, request_ranks: float,
     padded_ranks: float,
 ) -> float:  # fmt: skip
-    """A step of so many decodes and prefill tokens, distinct adapters and their summed ranks, and the ranks of its
-    requests, summed and padded; without the KV terms.
+    """Return the time of a step, ms, without the KV terms: with numbers of decodes, prefill tokens and distinct
+    adapters, the adapters' summed ranks, and the ranks of its requests, summed and padded.
     """
     kind, server = c.kind[s], c.servers[s]
     coefficients, settings = c.law.coefficients[kind], c.law.settings[kind]
     if settings[IS_PAPER] > 0:
         return float(paper_ms(coefficients, decodes, 0.0, adapters, server.served))
-    vector = c.vector[0]  # scratch: the engine fills it anew in each step
+    vector = c.vector[0]  # scratch: the engine overwrites it in each step
     state_vector(
         vector, decodes, prefill, adapters, ranks, server.slots, server.slot_rank, 0.0, 0.0,
         settings, request_ranks, padded_ranks,
@@ -36,10 +36,10 @@ def step_ms(
 
 @njit(**INLINED)
 def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: float) -> tuple[float, float]:
-    """What a step with prefill tokens takes at least, ms, and at least what each of these adds, ms per token.
+    """Return lower bounds of the time of a step with prefill tokens, ms, and of the time per prefill token, ms.
 
-    Coefficients are not negative. Of thread blocks, which may fall with further tokens, the least is taken; graphs are
-    left out.
+    Coefficients are not negative. Terms of thread blocks, which may fall with further tokens, are counted at their
+    minimum; graphs are left out.
     """
     law, server = c.law.coefficients[c.kind[s]], c.servers[s]
     if c.law.settings[c.kind[s], IS_PAPER] > 0:
@@ -65,7 +65,7 @@ def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: fl
 
 @njit(**INLINED)
 def rank_floors(c: Servers, s: int, rank: float, n: float, largest: float) -> tuple[float, float]:
-    """What the rank of a request adds to a decode step of `n` requests, ms, and that of its adapter if it joins."""
+    """Return the ms that a request's rank adds to a decode step of `n` requests, and its adapter's if it joins."""
     law = c.law.coefficients[c.kind[s]]
     if c.law.settings[c.kind[s], IS_PAPER] > 0:
         return 0.0, 0.0
@@ -75,7 +75,7 @@ def rank_floors(c: Servers, s: int, rank: float, n: float, largest: float) -> tu
 
 @njit(**INLINED)
 def adapters_with(c: Servers, s: int, a: int) -> tuple[float, float]:
-    """Distinct adapters of the batch and the sum of their ranks, if adapter `a` joined it."""
+    """Return the distinct adapters of the batch and the sum of their ranks, if adapter `a` joined it."""
     adapters, ranks = float(c.servers[s].active), float(c.servers[s].active_ranks)
     row = row_of(c, s, a)
     if c.ranks[a] == 0 or (row > 0 and c.adapters[s, row].in_batch > 0):
@@ -85,7 +85,7 @@ def adapters_with(c: Servers, s: int, a: int) -> tuple[float, float]:
 
 @njit(**INLINED)
 def ranks_of(c: Servers, s: int) -> tuple[float, float, float]:
-    """Ranks of the requests of a server: their sum, that of those outside the batch, and the largest of all."""
+    """Return the ranks of a server's requests: their sum, the sum outside the batch, and the largest."""
     total, largest = 0.0, 0.0
     for k in range(1, c.classes.shape[1]):
         if c.classes[s, k].unfinished > 0:

@@ -1,8 +1,8 @@
-"""Chunked training, as in FlexLLM: samples in chunks, at most one of them beside each decode step.
+"""Chunked training, as in FlexLLM: samples are divided into chunks, and at most one runs with each decode step.
 
-"Resource Multiplexing in Tuning and Serving Large Language Models", USENIX ATC 2025, section 2.3.2: with N chunks a
-sample, the weights are read 2 N times for it. A server without requests trains chunk after chunk, so that an arrival
-waits for one of them at most.
+"Resource Multiplexing in Tuning and Serving Large Language Models", USENIX ATC 2025, section 2.3.2: a sample of N
+chunks reads the weights 2 N times. A server without requests trains chunk after chunk, so that an arrival waits for at
+most one chunk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Chunked:
     """Parameters of chunked training.
 
     `chunk_tokens`: tokens of a chunk.
-    `slo_decode_ms`: limit of a decode step with a chunk beside it; steps that would exceed it run alone.
+    `slo_decode_ms`: limit of a decode step with a chunk; steps that would exceed it run without one.
     """
 
     chunk_tokens: int = 64
@@ -42,25 +42,25 @@ class Chunked:
         checks.real("slo_decode_ms", self.slo_decode_ms, low=0.0, high=1e6, open_low=True)
 
     def parameters(self) -> dict[str, float]:
-        """What the kernel reads."""
+        """Return the fields that the kernel reads."""
         return {"chunk": self.chunk_tokens, "slo_ms": self.slo_decode_ms}
 
 
 @njit(**ENGINE_FLAGS)
 def chunks_of(job: Record) -> float:
-    """Chunks of a pass."""
+    """Return the number of chunks in a pass."""
     return float(math.ceil(job.tokens / job.chunk))
 
 
 @njit(**ENGINE_FLAGS)
 def chunk_ms(job: Record) -> float:
-    """Time of the next chunk with the GPU to itself, ms; the last one of a pass has the rest of the tokens."""
+    """Return the time of the next chunk with the GPU to itself, ms; the last one of a pass has the remaining tokens."""
     tokens = job.tokens - (chunks_of(job) - 1.0) * job.chunk if job.left == 1.0 else job.chunk
     return float(pass_ms(job, tokens, job.direction))
 
 
 @njit(**ENGINE_FLAGS)
 def chunk_beside(job: Record, decode_ms: float) -> tuple[float, float]:
-    """Time of a decode step with the chunk that runs beside it, ms, and the number of chunks: 0 or 1."""
+    """Return the time of a decode step with the chunk that runs with it, ms, and the number of chunks: 0 or 1."""
     ms = decode_ms + chunk_ms(job)
     return (ms, 1.0) if ms <= job.slo_ms else (decode_ms, 0.0)

@@ -1,4 +1,4 @@
-"""LLMStation: training in tasklets of one layer, as many beside each decode iteration as its limit allows.
+"""LLMStation: training in tasklets of one layer; as many run with each decode iteration as its limit allows.
 
 "Resource Multiplexing in Tuning and Serving Large Language Models", USENIX ATC 2025, Algorithm 1: a forward pass is
 fused with decoding, a backward pass runs in parallel with it, steps with a prefill suspend training, and a server
@@ -19,22 +19,21 @@ from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.tuning.state import BACKWARD, FORWARD, LLMSTATION, pass_ms
 
 ROUNDING = 1e-9
-"""Relative; a limit that is met exactly must not be missed by rounding."""
+"""Relative tolerance: a limit that is met exactly must not be missed by rounding."""
 
 
 @njit(**ENGINE_FLAGS)
 def plan(
     layers: float, left: float, decode_ms: float, beside_ms: float, tasklet_ms: float, slo_ms: float
 ) -> tuple[float, float]:
-    """Decode layers that run beside training, and training tasklets that run beside them (section 4.2).
+    """Return the decode layers that run together with training, and the training tasklets (section 4.2).
 
     It maximises N_p subject to N_d l_d + (N − N_d) l_d0 <= SLO and N_p l_p <= N_d l_d, with N layers of which N_d run
-    beside training; its equation (1) is the solution without rounding.
+    together with training; the paper's equation (1) is the solution without rounding.
 
-    `layers`, `left`: decode tasklets of the iteration; training tasklets left in the pass.
-    `decode_ms`, `beside_ms`, `tasklet_ms`: time of a decode tasklet alone (l_d0) and beside training (l_d), and of a
-    training tasklet beside decoding (l_p), > 0.
-    `slo_ms`: limit of the iteration.
+    `layers`, `left`: decode tasklets of the iteration, and training tasklets left in the pass. `decode_ms`,
+    `beside_ms`: time of a decode tasklet alone (l_d0) and with training (l_d), > 0. `tasklet_ms`: time of a training
+    tasklet with decoding (l_p), > 0. `slo_ms`: limit of the iteration.
     """
     room_ms = slo_ms * (1.0 + ROUNDING) - layers * decode_ms
     if room_ms < 0.0:
@@ -52,9 +51,9 @@ class LLMStation:
     """Parameters of LLMStation.
 
     `slo_decode_ms`: limit of a decode iteration. It is below the limit of the TPOT, because prefills raise the TPOT.
-    `kappa_decode`, `kappa_tuning`: by which share decoding, and a backward pass, slow down beside each other (not
+    `kappa_decode`, `kappa_tuning`: share by which decoding, and a backward pass, slow down when run together (not
     given in the paper).
-    `suspend_overhead`: what dividing a pass costs, as a share of its time (Figure 12: < 0.5 % on one GPU).
+    `suspend_overhead`: cost of dividing a pass, as a share of its time (Figure 12: < 0.5 % on one GPU).
     `defer_ms`: how long the first request after an idle time waits for others (section 4.1).
     """
 
@@ -78,7 +77,7 @@ class LLMStation:
         checks.real("defer_ms", self.defer_ms, low=0.0, high=1e6)
 
     def parameters(self) -> dict[str, float]:
-        """What the kernel reads."""
+        """Return the fields that the kernel reads."""
         return {
             "slo_ms": self.slo_decode_ms,
             "decode_factor": 1.0 + self.kappa_decode,
@@ -89,9 +88,9 @@ class LLMStation:
 
 @njit(**ENGINE_FLAGS)
 def tasklets_beside(job: Record, decode_ms: float, fused_ms: float) -> tuple[float, float]:
-    """Time of a decode step with the tasklets that run beside it, ms, and their number.
+    """Return the time of a decode step with the tasklets that run with it, ms, and their number.
 
-    `decode_ms`: the step alone; `fused_ms`: with the tokens of the batch in its forward pass.
+    `decode_ms`: the step alone. `fused_ms`: the step with the tokens of the batch in its forward pass.
     """
     layers = job.layers
     alone_ms = decode_ms / layers

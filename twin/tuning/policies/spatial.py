@@ -22,8 +22,8 @@ class Spatial:
     """Parameters of spatial sharing.
 
     `share`: share of the streaming multiprocessors that training has, in ]0, 1[.
-    `interference_decode`, `interference_tuning`: by which share decoding slows down for each unit of `share`, and
-    training beside decoding: they compete for memory bandwidth (not given in the paper). Prefills, bound by
+    `interference_decode`: share by which decoding slows down per unit of `share`. `interference_tuning`: share by which
+    training slows down with decoding. They compete for memory bandwidth (not given in the paper). Prefills, bound by
     computing, slow down by 1 / (1 − share).
     """
 
@@ -44,7 +44,7 @@ class Spatial:
             checks.real(name, getattr(self, name), low=0.0, high=100.0)
 
     def parameters(self) -> dict[str, float]:
-        """What the kernel reads."""
+        """Return the fields that the kernel reads."""
         return {
             "share": self.share,
             "decode_factor": 1.0 + self.interference_decode * self.share,
@@ -54,9 +54,9 @@ class Spatial:
 
 @njit(**ENGINE_FLAGS)
 def shared_ms(job: Record, decode_ms: float, step_ms: float) -> tuple[float, float]:
-    """Time of a step beside training, ms, and the training done in it, ms of the whole GPU.
+    """Return the time of a step that runs together with training, ms, and the training done in it, ms of the whole GPU.
 
-    `decode_ms`: the step without its prefill tokens, alone; `step_ms`: with them.
+    `decode_ms`: the step alone without its prefill tokens; `step_ms`: the step alone with them.
     """
     ms = decode_ms * job.decode_factor + (step_ms - decode_ms) / (1.0 - job.share)
     return ms, ms * job.share / job.tuning_factor

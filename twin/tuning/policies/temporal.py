@@ -1,7 +1,7 @@
 """Temporal sharing, as in FineInfer: whole training steps, only while the server has no requests.
 
 "Resource Multiplexing in Tuning and Serving Large Language Models", USENIX ATC 2025, section 2.3.2: an arrival waits
-until the training step ends; the first one after an idle time is deferred, so that prefills form a batch.
+until the training step ends. The first request after an idle time is deferred, so that prefills form a batch.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ class Temporal:
         checks.real("defer_ms", self.defer_ms, low=0.0, high=1e6)
 
     def parameters(self) -> dict[str, float]:
-        """What the kernel reads."""
+        """Return the fields that the kernel reads."""
         return {"defer_s": self.defer_ms * 1e-3}
