@@ -84,7 +84,7 @@ class Roofline:
         return larger(read_ms, multiply_ms)
 
     def _experts_ms(self, tokens: FloatArray) -> FloatArray:
-        """Return the time of one layer's experts, ms: reading those that the batch touches, and each token's products.
+        """Return the time of one layer's experts, ms: read the touched experts, multiply each token with its own.
 
         Tokens choose similar experts: a batch touches as many experts as `tokens ** routing` independent tokens. The
         times add up because experts with few tokens are bound by reading, experts with many tokens by arithmetic.
@@ -116,7 +116,7 @@ class Roofline:
     def tokens_ms(self, tokens: FloatArray, fullest: FloatArray | None = None) -> FloatArray:
         """Return the part of the step time that depends on tokens but not on their contexts, ms.
 
-        `fullest`: tokens of the rank with most tokens; None: all have equally many. Each layer's experts wait for it.
+        `fullest`: tokens of the fullest rank, for which each layer's experts wait; None: all ranks have equal tokens.
         Ranks without requests run a dummy batch that reads the same weights (vllm/v1/engine/core.py, DPEngineCoreProc).
         """
         model, shares, n = self.model, self.shares, self.gpus

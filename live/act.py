@@ -155,7 +155,7 @@ class Acting:
         return None
 
     def changes(self, *, prune: bool = False) -> list[Change]:
-        """Return the changes from the servers' state to the plan. Raises `IncompatibleError`: a server is missing."""
+        """Return the changes to the plan. Raises `IncompatibleError`: servers are missing, do not fit or lack room."""
         seen = self.look()
         goal = self.goal(seen)
         now = self.placement(seen)

@@ -61,7 +61,7 @@ class Observations:
 
 
 def waiting_at(steps: Steps, load: LoadResult) -> FloatArray:
-    """Requests that wait in each step, (n,): sent and not finished, less those in the batch.
+    """Return the waiting requests in each step, (n,): sent, not finished and not in the batch.
 
     The client and the worker share the machine's monotonic clock; the worker has no access to the queue.
     """

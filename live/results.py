@@ -1,7 +1,7 @@
 """What the load generator recorded of one run: arrays per request, the gaps between tokens, and their summary.
 
 The summary has the keys and the definitions of `vllm bench serve` (vllm/benchmarks/serve.py), so that tools
-made for its result files read these.
+made for its result files can read these.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LoadResult:
     """One run of the load generator, n requests.
 
     `scheduled_s`, `adapter`, `input_tokens`, `output_tokens`: (n,) as scheduled; seconds from the start of the run.
-    `sent_s`, `first_s`, `finish_s`: float64 (n,), seconds from the start; NaN where it did not happen.
+    `sent_s`, `first_s`, `finish_s`: float64 (n,), seconds from the start; NaN if the event did not happen.
     `received_tokens`: int64 (n,), output tokens that came.
     `state`: int64 (n,), see the constants of this module.
     `gaps_s`, `gap_owner`: gaps between the chunks of a stream, and the request of each gap, in order of arrival.

@@ -45,7 +45,7 @@ LOOK_S = 0.5
 
 
 def difference(predicted: float | None, measured: float | None) -> float | None:
-    """SMAPE of one figure, percent; None where it is missing."""
+    """SMAPE of one figure, percent; None if a value is missing."""
     if predicted is None or measured is None or math.isnan(predicted) or math.isnan(measured):
         return None
     return smape([(predicted, measured)])
@@ -283,7 +283,7 @@ def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Repeat:
 
 
 def measured_figures(outcome: Outcome) -> Figures:
-    """The compared figures of one run; None where the server or its /metrics has none."""
+    """Return the compared figures of one run; None for a figure without a measured value."""
     load, metrics = outcome.load, outcome.metrics
     if load is None:
         return dict.fromkeys(COMPARED)
@@ -309,7 +309,7 @@ def _repeatability(runs: Sequence[Repeat], name: str) -> float | None:
 
 
 def gauges(outcome: Outcome) -> dict[str, list[float]]:
-    """time_s, running, waiting, kv_usage of the /metrics pages of a run; NaN where one is missing."""
+    """Return time_s, running, waiting, kv_usage of a run's /metrics pages; NaN for a missing figure."""
     texts = outcome.load.metrics if outcome.load is not None else ()
     pages = [page_of(text, time_s) for time_s, text in texts if text]
     columns: dict[str, list[float]] = {"time_s": [page.time_s for page in pages]}

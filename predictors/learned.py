@@ -174,7 +174,7 @@ class LearnedPredictor:
         return Evaluations(*columns), flags[2]
 
     def begin_compiling(self, workload: Workload) -> None:
-        """Evaluate one adapter, which starts compiling the kernel of evaluations, if needed, beside other work."""
+        """Evaluate one adapter, so that the kernel of evaluations is compiled in the background if needed."""
         if self._trees is not None:
             alone = Bin((0,), self.profile.settings(1, slot_rank_for(int(workload.ranks[0]))), self.profile)
             self.evaluate_table(workload.subset([0]), BinTable.of([alone]))
