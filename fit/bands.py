@@ -1,9 +1,9 @@
-"""How far estimates are off, by kind of extrapolation: shares of the measured time per output token.
+"""Errors of estimates by kind of extrapolation, as shares of the measured time per output token (TPOT).
 
-`base_tpot_p50` and `base_tpot_p90`: half and nine tenths of the rows of benchmarks/accuracy were off by less, each
-predicted by shares that were fitted without the rows of its group; wider for GPUs without rows, by the spread between
-kernels and rows. `adapters_tpot_p90`: with adapters, whose kernels no public table measures on other GPUs: the spread
-of the two calibrated profiles, each estimated from the other one, and of the base model.
+`base_tpot_p50`, `base_tpot_p90`: median and 90th percentile over the rows of benchmarks/accuracy, each predicted by
+shares fitted without the rows of its group. Bands of GPUs without rows are wider by the spread between kernels and
+rows. `adapters_tpot_p90`: the same with adapters. No public table measures LoRA kernels on other GPUs, so it combines
+the spread of the two calibrated profiles, each estimated from the other, with the spread of the base model.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ BANDS = table("packer.fit", "bands.toml")
 """Bands by kind of model and kind of extrapolation, and what was measured."""
 
 BAND_KEYS = ("estimated_capacity_low", "estimated_capacity_high")
-"""Keys of the band of a server's capacity, real / estimated, in the errors of an estimate."""
+"""Keys in `Profile.errors` of an estimate: the band of real capacity / estimated capacity of a server."""
 
 _NORMAL = {0.5: 0.0, 0.8: 0.842, 0.9: 1.282, 0.95: 1.645, 0.99: 2.326}
 """Quantiles of the normal distribution."""
 
 
 def kind_of(model: ModelDimensions, sheet: Datasheet, ranks: int = 1) -> Kind:
-    """What an estimate of this model on this GPU, with so many data-parallel ranks, extrapolates from."""
+    """Return the kind of extrapolation of an estimate of this model on this GPU with `ranks` data-parallel ranks."""
     models = "experts" if model.experts else "dense"
     if ranks > 1:
         return max("data-parallel ranks", kind_of(model, sheet), key=lambda kind: BANDS[models][kind][1])
@@ -43,9 +43,9 @@ def kind_of(model: ModelDimensions, sheet: Datasheet, ranks: int = 1) -> Kind:
 
 
 def band_errors(kind: Kind, models: str = "dense") -> dict[str, float]:
-    """`Profile.errors` of an estimate of that kind.
+    """Return `Profile.errors` of an estimate of this kind.
 
-    The margins of capacity follow from a normal error that has the 95th percentile of adapters.
+    The capacity margins assume a normal error whose 95th percentile is `adapters_tpot_p90`.
     """
     p50, p90, adapters = BANDS[models][kind]
     margins = {error_key(q): round(_NORMAL[q] / 1.645 * adapters, 4) for q in QUANTILES}
@@ -55,7 +55,7 @@ def band_errors(kind: Kind, models: str = "dense") -> dict[str, float]:
 
 
 def bands_in_words(profile: Profile) -> str:
-    """The bands of an estimate, for people; empty for a profile without them."""
+    """Return the bands of an estimate as text; empty for a profile without bands."""
     keys, improved = (
         ("base_tpot_p50", "base_tpot_p90", "adapters_tpot_p90"),
         profile.provenance.get("improved"),
@@ -70,9 +70,9 @@ def bands_in_words(profile: Profile) -> str:
 
 
 def evidence() -> list[dict[str, str | float]]:
-    """What estimates for each GPU rest on: "anchored" on rows of servers, on kernels or on the data sheet alone.
+    """Return the evidence for estimates of each GPU: "anchored" with measured rows of servers, else "estimated".
 
-    The bands hold for a model without rows; dense models and mixtures of experts have their own.
+    The bands are those of a model without rows, separately for dense models and mixtures of experts.
     """
     found: list[dict[str, str | float]] = []
     for sheet in GPUS.values():
@@ -89,7 +89,7 @@ def evidence() -> list[dict[str, str | float]]:
 
 
 def _of_gpu(models: str, sheet: Datasheet) -> Kind:
-    """What an estimate of a model without rows extrapolates from on this GPU."""
+    """Return the kind of extrapolation for a model without rows on this GPU."""
     measured = BANDS["measured"]
     if sheet.name in measured[models]["gpus"]:
         return "rows of this GPU" if measured[models]["servers"].get(sheet.name) else "rows of other servers"

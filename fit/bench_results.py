@@ -1,9 +1,9 @@
-"""An estimate improved by what was measured on one's own GPU: load generators, a busy server, vLLM's LoRA kernels.
+"""Improve an estimate with measurements on one's own GPU: load generators, a busy server, vLLM's LoRA kernels.
 
-A run of the base model at a steady load says how long its steps take: by Little's law its mean batch is the request
-throughput times the time that a request decodes. All terms of the base model in the estimated law are multiplied with
-one factor, for which a handful of runs is enough. A scrape of /metrics says the same of all steps since the server
-started. The terms of adapters stay, unless LoRA kernels were measured (`packer.fit.lora_kernels`). Sources:
+A run of the base model at a steady load determines its mean step time: by Little's law the mean batch is the request
+throughput times the decode time of a request. All terms of the base model in the estimated law are multiplied by one
+factor, for which a handful of runs is enough. A scrape of /metrics gives the same figures for all steps since the
+server started. The adapter terms do not change unless LoRA kernels were measured (`packer.fit.lora_kernels`). Sources:
 vllm/benchmarks/serve.py, vllm/benchmarks/sweep/serve.py, vllm/v1/metrics/loggers.py; GuideLLM's GenerativeMetrics
 (src/guidellm/benchmark/schemas/metrics.py), whose keys are the same from 0.2 to 0.7.
 """
@@ -33,12 +33,12 @@ from packer.twin.law.linear import AT, linear_features
 Path = str | os.PathLike[str]
 
 _MOST_OF_BUDGET = 0.5
-"""Share of `max_num_batched_tokens` up to which the mean of a run's steps says what one takes: near the budget, steps
-with and without prefills differ too much."""
+"""Largest mean step of a run that is used, as a share of `max_num_batched_tokens`. Near this budget, steps with and
+without prefills differ too much for their mean to represent them."""
 
 
 class Steady(NamedTuple):
-    """A steady run of the base model: mean requests decoding, mean tokens of a request, mean ms between its tokens."""
+    """Means of a steady run of the base model: requests decoding, prompt and output tokens of a request, ITL in ms."""
 
     batch: float
     prompt: float
@@ -53,26 +53,26 @@ class Steady(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What files of measurements hold."""
+    """Steady runs and times of LoRA kernels, read from files of measurements."""
 
     runs: tuple[Steady, ...] = ()
     kernels: Times = field(default_factory=dict)
 
 
 def improved(estimate: Profile, measured: Measured) -> Profile:
-    """The estimate with all that was measured."""
+    """Return the estimate with all measurements applied."""
     if measured.kernels:
         estimate = with_lora_kernels(estimate, measured.kernels)
     return with_level(estimate, measured.runs) if measured.runs else estimate
 
 
 def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
-    """The estimate with the base model's terms times the factor by which the steps of these runs take longer.
+    """Multiply the base model's terms of the estimate by measured / estimated step time of these runs.
 
-    The factor is the geometric mean of the runs. A prompt is computed in one step together with the decodes: its tokens
-    beyond the ridge, and half of its length that each attends to, count by the share of steps that have one.
+    The factor is the geometric mean over the runs. A prompt is computed in one step together with the decodes. Its
+    tokens beyond the ridge and its attended tokens (half its length each) count by the share of steps with a prompt.
 
-    `estimate`: an uncalibrated profile. `runs`: those near the token budget of a step are left out.
+    `estimate`: an uncalibrated profile. `runs`: runs near the token budget of a step are left out.
     Raises `IncompatibleError`: the profile is calibrated, or its law is not the linear one; `ModelError`: all runs
     are near the token budget.
     """
@@ -93,7 +93,7 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
         decodes=batch, prefill_tokens=starts * prompt, kv_tokens=batch * (prompt + output / 2.0),
         graph_max_tokens=law.graph_max_tokens, attended=starts * prompt**2 / 2.0, expert_share=law.expert_share,
     )  # fmt: skip
-    # what is not linear in the tokens, by the steps that have a prompt and those that have none
+    # terms that are not linear in the tokens are averaged over steps with and without a prompt
     ridge = law.ridge_tokens or np.inf
     alone, beside = (np.maximum(0.0, tokens - ridge) for tokens in (batch, batch + prompt))
     features[:, AT.per_token_beyond_ridge_ms] = alone + starts * (beside - alone)
@@ -114,11 +114,11 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
 
 
 def read_bench_results(paths: Sequence[Path]) -> Measured:
-    """What these files measured; each is a result of `vllm bench serve` or GuideLLM, a page of /metrics, or what
-    `benchmark_lora.py` printed.
+    """Read measurements from files: results of `vllm bench serve` or GuideLLM, pages of /metrics, or the output of
+    `benchmark_lora.py`.
 
-    Raises `FileFormatError`: a file can't be read, is none of these, or has a run that completed nothing or lacks a
-    figure.
+    Raises `FileFormatError`: a file can't be read, has another format, or has a run without completed requests or
+    without a required figure.
     """
     found: list[Steady] = []
     kernels: dict[Kernel, dict[int, float]] = {}
@@ -135,7 +135,7 @@ def read_bench_results(paths: Sequence[Path]) -> Measured:
 
 
 def _scraped(text: str) -> dict[str, float]:
-    """Of all steps since the server started, the rate at which as many requests would run as in the mean step."""
+    """Return the means of all steps since the server started, and the request rate that gives their mean batch."""
     totals: dict[str, float] = {}
     for name, labels, value in re.findall(r"^vllm:(\w+)(\{.*\})? +([-+.\w]+)", text, re.MULTILINE):
         if re.search('(running|waiting)_lora_adapters="[^"]', labels):
@@ -158,7 +158,7 @@ def _scraped(text: str) -> dict[str, float]:
 
 
 def _runs(text: str) -> Iterator[dict[str, float]]:
-    """Of each run: requests per second, mean tokens of a request, and the mean time between its tokens in ms."""
+    """Yield for each run: requests per second, mean prompt and output tokens of a request, and mean ITL in ms."""
     for document in documents(text):
         if isinstance(document, dict) and isinstance(runs := document.get("benchmarks"), list) and runs:
             for each in runs:
@@ -181,7 +181,7 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
 
 
 def documents(text: str) -> list[Any]:
-    """The JSON documents of a text: one, a list (`vllm bench sweep serve`) or one in each line (`--append-result`)."""
+    """Return a text's JSON documents: one, a list (`vllm bench sweep serve`), or one per line (`--append-result`)."""
     try:
         found = json.loads(text)
         return found if isinstance(found, list) and found else [found]
@@ -239,4 +239,4 @@ _UNSTEADY = {
     "ramp_up_strategy": "one whose rate rises",
     "spec_decode_acceptance_length": "speculative decoding, of which a step gives several tokens",
 }
-"""Keys of `vllm bench serve` that only such runs have."""
+"""Keys that `vllm bench serve` writes only for runs with a rising rate or with speculative decoding."""

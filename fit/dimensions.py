@@ -1,4 +1,4 @@
-"""Sizes of a decoder: what its weights, its KV cache and its adapters take."""
+"""Dimensions of a decoder, and the bytes of its weights, KV cache and adapters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from packer.io.shipped import table
 
 BYTES = 2
-"""Of a weight, bf16."""
+"""Bytes of a bf16 weight."""
 
 KINDS = table("packer.fit", "model_kinds.toml")
 
@@ -21,16 +21,16 @@ MXFP4_BLOCK = 256
 """vLLM pads the intermediate size of MXFP4 experts to a multiple of this (layers/quantization/mxfp4.py)."""
 
 EXPERTS_ONLY = ("mxfp4", "int4-experts", "nvfp4-experts")
-"""Quantisations of the experts alone: gpt-oss, Kimi K2.5 and what is made of it."""
+"""Quantisations that apply to the experts only: gpt-oss, Kimi K2.5 and models derived from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDimensions:
     """Sizes of a decoder with a gated MLP, dense or a mixture of experts.
 
-    `intermediate`: of the MLP, or of each expert. `tied`: the output head is the embedding. `biases`: of queries,
-    keys and values. `weight_bits`: of a weight of the linear layers, with its share of the scales; embeddings are in
-    bf16. `quantization`: how those are stored, as vLLM names it; None: bf16.
+    `intermediate`: size of the MLP, or of each expert. `tied`: the output head is the embedding. `biases`: queries,
+    keys and values have biases. `weight_bits`: bits of a weight of the linear layers with its share of the scales;
+    embeddings are in bf16. `quantization`: vLLM's name for the format of the linear layers; None: bf16.
     """
 
     name: str
@@ -46,10 +46,10 @@ class ModelDimensions:
     max_model_len: int
     repository: str | None = None
     experts: int = 0
-    """Of each layer; 0: a dense MLP."""
+    """Experts of each layer; 0: a dense MLP."""
     experts_per_token: int = 0
     shared_intermediate: int = 0
-    """Of the expert that every token takes, 0 without."""
+    """Size of the shared expert, which every token uses; 0 without one."""
     weight_bits: float = 8.0 * BYTES
     quantization: str | None = None
     biases: bool = False
@@ -60,20 +60,20 @@ class ModelDimensions:
     windowed_layers: int = 0
     """Layers whose attention sees the last `window` tokens only."""
     state_layers: int = 0
-    """Layers without attention (gated delta nets, Mamba): they keep a state of one size for each request."""
+    """Layers without attention (gated delta nets, Mamba), which keep a state of fixed size for each request."""
     state_in: int = 0
-    """Outputs of the projections into such a layer."""
+    """Outputs of the projections into a layer without attention."""
     state_out: int = 0
-    """Inputs of the projection out of it."""
+    """Inputs of the projection out of a layer without attention."""
     gated_attention: bool = False
     """Queries are twice as wide: half of them gate the output (Qwen3-Next)."""
     kv_rank: int = 0
-    """Of compressed keys and values (DeepSeek's MLA, `kv_lora_rank`), 0 without."""
+    """Rank of compressed keys and values (DeepSeek's MLA, `kv_lora_rank`); 0 without compression."""
     query_rank: int = 0
     rope_dim: int = 0
-    """Of the part of a key that all heads share (MLA)."""
+    """Dimension of the part of a key that all heads share (MLA)."""
     value_dim: int = 0
-    """Dimension of a head's values, if its keys have another one (MLA)."""
+    """Dimension of a head's values if it differs from that of its keys (MLA)."""
     lora_modules: tuple[str, ...] = ()
     """Modules with LoRA (`LORA_MODULES`); empty: all."""
 
@@ -117,7 +117,7 @@ class ModelDimensions:
 
     @property
     def dense_weights(self) -> float:
-        """Weights of the linear layers that every token uses: all layers except the chosen experts."""
+        """Weights of the linear layers that every token uses: all except those of routed experts."""
         shared = 3.0 * self.hidden * self.shared_intermediate * self.expert_layers
         wide = self.dense_intermediate if self.experts else self.intermediate
         dense = 3.0 * self.hidden * wide * (self.layers - self.expert_layers)
@@ -144,7 +144,7 @@ class ModelDimensions:
 
     @property
     def experts_bytes(self) -> float:
-        """Bytes of the experts of all layers, without the shared ones."""
+        """Bytes of the routed experts of all layers, without shared experts."""
         experts = self.expert_layers * self.experts * self.expert_weights
         if self.quantization == "mxfp4":  # blocks are padded, their scales are not; experts have biases
             scales = experts * self.intermediate / self.stored_intermediate / 4.0
@@ -154,24 +154,24 @@ class ModelDimensions:
 
     @property
     def active_bytes(self) -> float:
-        """Bytes in bf16 of the weights that a token is multiplied with: its arithmetic."""
+        """Bytes in bf16 of the weights that a token is multiplied with, as a measure of its arithmetic."""
         plain = replace(self, experts=self.experts_per_token, weight_bits=8.0 * BYTES, quantization=None)
         return plain.weights_bytes
 
     @property
     def kv_elements(self) -> int:
-        """Numbers in the KV cache for one token in one layer."""
+        """Elements of the KV cache for one token in one layer."""
         return self.kv_rank + self.rope_dim if self.kv_rank else 2 * self.kv_heads * self.head_dim
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of keys and values of one token in bf16; a sliding window is not counted on."""
+        """Bytes of keys and values of one token in bf16, ignoring sliding windows."""
         return float(BYTES * self.attention_layers * self.kv_elements)
 
     def kv_bytes(self, max_model_len: int, max_num_batched_tokens: int, bytes_each: float = BYTES) -> float:
-        """Bytes of keys and values for each token of a request of `max_model_len`.
+        """Return the mean bytes of keys and values per token of a request of `max_model_len` tokens.
 
-        Layers with a sliding window hold window − 1 + a step's tokens of it (vllm/v1/kv_cache_interface.py,
+        Layers with a sliding window hold window − 1 + a step's tokens at most (vllm/v1/kv_cache_interface.py,
         `SlidingWindowSpec.max_memory_usage_bytes`).
         """
         held = min(self.window - 1 + max_num_batched_tokens, max_model_len) if self.windowed_layers else 0
@@ -181,7 +181,7 @@ class ModelDimensions:
 
     @property
     def lora_shapes(self) -> dict[str, tuple[int, int, int]]:
-        """Inputs, outputs and slices of `LORA_MODULES` as vLLM packs them; of attention without compressed keys."""
+        """Inputs, outputs and slices of `LORA_MODULES` as vLLM packs them, for attention without compressed keys."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         gates = queries if self.gated_attention else 0
         return {
@@ -193,9 +193,9 @@ class ModelDimensions:
 
     @property
     def lora_bytes_per_rank(self) -> float:
-        """Bytes of an adapter of all linear layers, or of `lora_modules`, per rank: A is rank × in, B out × rank.
+        """Bytes of an adapter per unit of rank, on all linear layers or `lora_modules`: A is rank × in, B out × rank.
 
-        Of a mixture of experts only attention has LoRA.
+        MLPs of a mixture of experts have no LoRA.
         """
         shapes = self.lora_shapes.items()
         parts = {name: slices * inputs + outputs for name, (inputs, outputs, slices) in shapes}
@@ -221,7 +221,7 @@ class ModelDimensions:
 
     @property
     def slot_bytes(self) -> float:
-        """Bytes of one of vLLM's slots that don't depend on the rank: rows for added tokens."""
+        """Bytes of one of vLLM's slots that don't depend on the rank: embedding rows for added tokens."""
         if self.kind not in KINDS["embedding_lora"] or self.lora_modules:
             return 0.0
         return float(2 * BYTES * EXTRA_VOCABULARY * self.hidden)

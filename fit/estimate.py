@@ -1,9 +1,9 @@
-"""A profile from a model's config and a GPU's data sheet: an estimate, marked as such wherever it is used.
+"""Estimate a profile from a model's config and a GPU's data sheet; the profile is marked as an estimate.
 
-Memory follows vLLM's own rules from the model's dimensions (`packer.fit.memory`), the base model's step law from a
-roofline with measured shares (`packer.fit.roofline`), the terms of adapters from a calibrated server, scaled by what
-bounds each, and its front end as it is. `errors` say how far estimates of this kind were off where they were measured
-(`packer.fit.bands`).
+Memory follows vLLM's own rules (`packer.fit.memory`). The base model's step law comes from a roofline with measured
+shares of the peaks (`packer.fit.roofline`). The terms of adapters come from a calibrated server, each scaled by the
+resource that bounds it (`packer.fit.scaled`); the front end is copied from this server. `errors` hold the errors that
+were measured for estimates of the same kind (`packer.fit.bands`).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ REFERENCE = "h100-64gb/llama-3.1-8b-instruct"
 """The calibrated profile whose terms of adapters are scaled."""
 
 ENGINES = {"vllm": "0.32.0", "sglang": "0.5"}
-"""Engines whose memory and slots are modelled, with the version that they are modelled after."""
+"""Engines whose memory and slots are modelled, and the version that each model follows."""
 
 KV_CACHE_DTYPES = {"auto": None, "bfloat16": 2.0, "fp8": 1.0}
-"""Bytes of a number in the KV cache by vLLM's `--kv-cache-dtype`."""
+"""Bytes of a KV cache element by vLLM's `--kv-cache-dtype`."""
 
 FP8_CACHES = ("fp8", "nvfp4", "nvfp4-experts")
-"""Quantisations whose measured servers kept the KV cache in FP8, as their checkpoints say; of mixtures of experts not
-the first."""
+"""Quantisations whose measured servers kept the KV cache in FP8, as their checkpoints say. The first one does so only
+for dense models."""
 
 _MODULES_SINCE = (0, 17)
-"""vLLM with `--lora-target-modules` (vllm-project/vllm, PR 34984)."""
+"""First vLLM with `--lora-target-modules` (vllm-project/vllm, PR 34984)."""
 
 _RANKS_SINCE = (0, 21)
-"""vLLM that takes adapters with `--enable-expert-parallel` (vllm-project/vllm, PR 40867; before,
-vllm/lora/layers/fused_moe.py ends in an assertion): tokens are sent to the experts with the slot of their adapter."""
+"""First vLLM that serves adapters with `--enable-expert-parallel` (vllm-project/vllm, PR 40867): tokens are sent to the
+experts with the slot of their adapter. In earlier versions an assertion in vllm/lora/layers/fused_moe.py fails."""
 
 
 def estimate_profile(
@@ -57,30 +57,30 @@ def estimate_profile(
     price_per_hour: float | None = None, name: str | None = None, engine_name: str = "vllm",
     reference: str = REFERENCE,
 ) -> Profile:  # fmt: skip
-    """An estimated profile of a base model on GPUs of one kind.
+    """Estimate a profile of a base model on GPUs of one kind.
 
-    `model`: a repository that packer or Hugging Face's cache on this machine knows, or the path of a config.json.
-    `gpu`: a name as people type it: "h200", "A100-80GB"; "a100" alone asks which.
-    `tensor_parallel_size`: GPUs of one server, or of each of its data-parallel ranks. The price is for all of them.
-    `data_parallel_size`: ranks of a mixture of experts, each with its own requests, KV cache, slots and copy of all
-    weights but the experts, which are divided among the GPUs of all ranks (`--enable-expert-parallel`).
+    `model`: a repository known to packer or in Hugging Face's cache on this machine, or the path of a config.json.
+    `gpu`: a name as people type it, such as "h200" or "A100-80GB"; "a100" alone is ambiguous.
+    `tensor_parallel_size`: GPUs of one server, or of each of its data-parallel ranks.
+    `data_parallel_size`: ranks of a mixture of experts. Each rank has its own requests, KV cache, slots and copy of the
+    other weights; the experts are divided among the GPUs of all ranks (`--enable-expert-parallel`).
     `quantization`: fp8, int8, awq, gptq, nvfp4, mxfp4 or bf16; None: as the model's config says.
-    `kv_cache_dtype`: "auto", "bfloat16" or "fp8". With "auto" memory is counted for bf16, and times are taken from
-    the measured servers, of which dense FP8 and FP4 checkpoints kept an FP8 cache.
-    `lora_target_modules`: as vLLM's flag, since 0.17: of qkv_proj, o_proj, gate_up_proj and down_proj those that
-    slots hold and whose kernels run; empty: all.
-    `version`: of vLLM; None: the newest one whose rules are known. Settings that are not given are its defaults for
-    the GPU.
-    `max_model_len`: none: the model's.
-    `max_num_seqs`, `max_num_batched_tokens`, `gpu_memory_utilization`: as vLLM's; of each rank.
-    `price_per_hour`: of one server, USD; None: of the data sheet.
-    `name`: none: GPU/model.
+    `kv_cache_dtype`: "auto", "bfloat16" or "fp8". With "auto", memory is computed for bf16, and step times for the
+    cache of the measured servers: FP8 for NVFP4 and dense FP8 checkpoints, else bf16.
+    `lora_target_modules`: vLLM's flag, since 0.17: the modules with LoRA, of qkv_proj, o_proj, gate_up_proj and
+    down_proj; empty: all.
+    `version`: vLLM's version; None: the newest one whose rules are known. Settings that are not given have the
+    defaults of this version for the GPU.
+    `max_model_len`: None: the model's maximum.
+    `max_num_seqs`, `max_num_batched_tokens`, `gpu_memory_utilization`: vLLM's settings, for each rank.
+    `price_per_hour`: price of one server with all its GPUs, USD; None: from the data sheet.
+    `name`: None: GPU/model.
     `engine_name`: "vllm" or "sglang".
     `reference`: the calibrated profile whose terms of adapters are scaled.
 
     Raises `UnknownNameError`: the model, the GPU, the quantisation or the engine is not known; `IncompatibleError`:
-    the weights alone don't fit, the GPUs do not divide the heads, the modules are not known of this model, or its
-    ranks are not of one server; `ValidationError`: the GPU's name fits several.
+    the weights alone don't fit, the GPUs do not divide the heads, the model has no such LoRA modules, or data-parallel
+    ranks are not supported; `ValidationError`: the GPU's name is ambiguous, or a setting is invalid.
     """
     sheet = datasheet(gpu)
     own = model if isinstance(model, ModelDimensions) else model_named(model)
@@ -138,7 +138,7 @@ def estimate_profile(
 
 
 def _with_batch(engine: EngineSpec, sheet: Datasheet, tokens: int | None, seqs: int | None) -> EngineSpec:
-    """The engine with the largest batch that was given, or vLLM's for the GPU."""
+    """Return the engine with the given tokens and sequences per batch, or vLLM's defaults for the GPU."""
     if engine.lora_target_modules and engine.release < _MODULES_SINCE:
         raise IncompatibleError(f"vLLM has lora_target_modules since 0.17, got version {engine.version}.")
     release = engine.release if engine.name == "vllm" else OLDEST
@@ -148,7 +148,7 @@ def _with_batch(engine: EngineSpec, sheet: Datasheet, tokens: int | None, seqs: 
 
 
 def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_dtype: str) -> int:
-    """The GPUs of a server; raises where a name is unknown or they do not divide the model."""
+    """Return the GPUs of a rank; raises if a name is unknown or the GPUs do not divide the attention heads."""
     if engine_name not in ENGINES:
         raise UnknownNameError("engine", engine_name, ENGINES)
     if kv_cache_dtype not in KV_CACHE_DTYPES:
@@ -163,7 +163,7 @@ def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_
 
 
 def _check_ranks(sizes: ModelDimensions, engine: EngineSpec) -> None:
-    """Raise `IncompatibleError` where data-parallel ranks are no server of LoRA adapters."""
+    """Raise `IncompatibleError` if the model or the engine cannot serve LoRA on several data-parallel ranks."""
     ranks, since = engine.data_parallel_size, ".".join(map(str, _RANKS_SINCE))
     if ranks == 1:
         return
@@ -181,7 +181,7 @@ def _check_ranks(sizes: ModelDimensions, engine: EngineSpec) -> None:
 def _check_settings(
     sizes: ModelDimensions, engine_name: str, version: str | None, **counts: int | None
 ) -> None:
-    """Raise `ValidationError` where a given version or number is none, `IncompatibleError` where vLLM refuses it.
+    """Raise `ValidationError` for an invalid version or number, `IncompatibleError` for a length that vLLM refuses.
 
     Source: vllm/config/model.py, `_get_and_verify_max_len`.
     """
@@ -198,7 +198,7 @@ def _check_settings(
 
 
 def _with_modules(sizes: ModelDimensions, modules: Sequence[str]) -> ModelDimensions:
-    """The model with LoRA on these modules; raises `IncompatibleError` where they are not its."""
+    """Return the model with LoRA on these modules; raises `IncompatibleError` if it does not have them."""
     if not modules:
         return sizes
     own = LORA_MODULES[:2] if sizes.experts else LORA_MODULES
@@ -212,7 +212,7 @@ def _with_modules(sizes: ModelDimensions, modules: Sequence[str]) -> ModelDimens
 
 
 def _name(sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> str:
-    """GPU, how many, and the model with its quantisation, unless its name says that."""
+    """Return GPU, number of GPUs and model, with the quantisation unless the model's name contains it."""
     n, ranks = engine.gpus, engine.data_parallel_size
     stored, kind = sizes.quantization, (sizes.quantization or "").partition("-")[0]
     said = "" if kind in sizes.name or stored in ("mxfp4", "int4-experts") else f"-{kind}"
@@ -221,7 +221,7 @@ def _name(sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> str:
 
 
 def _memory(sizes: ModelDimensions, taken: Takes, engine: EngineSpec) -> MemorySpec:
-    """The budget, and what a slot takes on all GPUs: one of an adapter's two matrices is split, the other on each.
+    """Return the budget, and the bytes of a slot on all GPUs: one LoRA matrix is split, the other is on each GPU.
 
     Each data-parallel rank has all slots, and starts only if its own KV cache holds `max_model_len`.
     """
@@ -235,7 +235,7 @@ def _memory(sizes: ModelDimensions, taken: Takes, engine: EngineSpec) -> MemoryS
 def _latency(
     sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec, known: Profile, cache_bytes: float | None
 ) -> LatencySpec:
-    """The base model's law from the roofline, with the terms of adapters and of the queue from the known profile."""
+    """Combine the base model's terms from the roofline with the other terms scaled from the profile `known`."""
     if cache_bytes is None:
         cache_bytes = 1.0 if sizes.quantization in FP8_CACHES[bool(sizes.experts) :] else BYTES
     n, ranks = engine.tensor_parallel_size, engine.data_parallel_size
@@ -247,7 +247,7 @@ def _latency(
 
 
 def _loading(model: ModelDimensions, reference: Profile, *, spares_batch: bool) -> LoadingSpec:
-    """The reference's times, those per rank scaled by the adapter's bytes."""
+    """Return the reference's loading times, with the times per rank scaled by the bytes of an adapter."""
     ratio, known = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank, reference.loading
     host_ms, disk_ms = known.host_per_rank_ms * ratio, known.disk_per_rank_ms * ratio
     return LoadingSpec(known.host_base_ms, host_ms, known.disk_base_ms, disk_ms, spares_batch=spares_batch)

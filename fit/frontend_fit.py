@@ -1,7 +1,7 @@
-"""Fit of the front end: what /metrics costs, what requests, their first uses of adapters and their tokens cost.
+"""Fit the costs of the front end: scrapes of /metrics, requests, first uses of adapters, and output tokens.
 
-The duration of a scrape is linear in the series and names that the twin counts by then; the rest is read off the
-TTFT of light runs, where hardly anything else is unknown.
+The duration of a scrape is linear in the series and names that the twin counts at that time. The other costs are
+fitted to the TTFT of light runs, in which hardly anything else is unknown.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from packer.twin.threads import in_threads
 RUNS = 48
 SEED = 2000
 LATE = 11 / 12
-"""Part of a run after which its last scrapes lie: the middle of the last sixth."""
+"""Middle of the last sixth of a run, in which `scrape_s` is measured, as a share of the run's duration."""
 FASTEST_CLIENT_REQ_S = 16.0
-"""Above it the durations that a client measures are partly its own backlog."""
+"""Offered load above which the durations that a client measures include its own backlog."""
 TRIED = (
     ("first_use_ms", (0.0, 50.0, 100.0, 150.0, 200.0, 225.0, 250.0, 275.0, 300.0, 350.0)),
     ("output_ms", (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08)),
 )
-"""Values tried, in turn and the first again: the effects of what follows each other are far from linear."""
+"""Values tried for each parameter in turn, then for the first one again, because their effects are not linear."""
 
 
 def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
-    """The front end of a profile; its `scrape_interval_s` is the runs'.
+    """Fit the front end of a profile, whose `scrape_interval_s` must be the interval of the runs.
 
-    Uses runs that are not starved: for scrapes those with the metric `scrape_s`, the mean duration of a scrape in the
-    last sixth; for the rest light ones.
+    Starved runs are not used. Scrape costs are fitted to runs with the metric `scrape_s`, the mean duration of a scrape
+    in the last sixth of the run; the other costs are fitted to light runs.
     """
     kept_up = [run for run in runs if run.ok and not run.starved]
     polled = [
@@ -58,7 +58,7 @@ def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
     median, mean = (np.array([run.metrics[f"ttft_{key}_ms"] for run in light]) for key in ("median", "mean"))
 
     def tried(frontend: FrontEndSpec) -> tuple[float, FrontEndSpec]:
-        """Error of mean and median TTFT with the work per request that suits the medians; and that front end."""
+        """Fit `request_ms` to the median TTFTs; return the error of mean and median TTFT, and the front end."""
         sims = simulated(light, frontend)
         medians = np.array([sim.median_ttft_ms for sim in sims])
         means = np.array([sim.mean_ttft_ms for sim in sims])
@@ -74,7 +74,7 @@ def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
 
 
 def _scrape_costs(sims: Sequence[Run], measured_s: Sequence[float]) -> dict[str, float]:
-    """Non-negative least squares of relative errors of the scrapes' durations."""
+    """Fit the costs of scrapes by non-negative least squares of the relative errors of their durations."""
     measured = np.array(measured_s) * 1e3
     design = np.array([[1.0, sim.metric_series, sim.metric_names] for sim in sims]) / measured[:, None]
     found = non_negative(design, np.ones(len(measured)))

@@ -1,8 +1,8 @@
-"""The correlation of input and output lengths, from the KV tokens that running requests hold.
+"""Fit the correlation of input and output lengths to the KV tokens that running requests hold.
 
-A running request that came with I tokens holds I + k of them when its k-th token comes out. Weighted by the time that
-it runs, that is (E[I·O] + E[O²]/2) / E[O], plus half a block; of the lengths' distribution only E[I·O], and with it the
-correlation, is not known from means and spreads.
+A request with I input tokens holds I + k tokens when its k-th output token is emitted. The mean over running requests,
+each weighted by its running time, is (E[I·O] + E[O²]/2) / E[O] plus half a block. Means and spreads of the lengths give
+all of this except E[I·O], which determines the correlation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def held_tokens(workload: Workload, correlation: float, block_size: int) -> floa
 
 
 def fit_correlation(runs: Sequence[MeasuredRun], profile: Profile) -> float | None:
-    """The correlation that explains the measured KV usage; None where fewer than `FEWEST_RUNS` runs have it."""
+    """Return the correlation that explains the measured KV usage; None if fewer than `FEWEST_RUNS` runs have one."""
     ratios = []
     for run in runs:
         running, usage = (run.metrics.get(name, 0.0) for name in ("mean_num_running", "mean_kv_usage"))

@@ -1,8 +1,8 @@
-"""An estimate's terms of adapters from vLLM's own benchmark of its LoRA kernels on a GPU at hand.
+"""Fit an estimate's terms of adapters to vLLM's own benchmark of its LoRA kernels on one's own GPU.
 
 `benchmarks/kernels/benchmark_lora.py` of vLLM prints tables of `torch.utils.benchmark.Compare`: rows are sizes as JSON
-(`bench_sublabel`), columns are kernels, and a label says how many calls a time is of (`--cuda-graph-nops`). The kernels
-of all modules and layers add up to what adapters cost a step.
+(`bench_sublabel`), columns are kernels, and a label gives the number of calls in each time (`--cuda-graph-nops`). The
+cost of adapters in a step is the sum of the kernels of all modules and layers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from packer.twin.law.linear import linear_features
 Kernel = tuple[str, int, int, int, int]
 """LORA_SHRINK or LORA_EXPAND, tokens, adapters (all in the batch), rank, slices."""
 Times = Mapping[Kernel, Mapping[int, float]]
-"""Time of a call by kernel and by the size that is not the rank, ms."""
+"""Time of a call in ms, by kernel and by the matrix dimension that is not the rank."""
 
 KERNEL_TERMS = tuple(term.name for term in LINEAR if term.part == "lora" and term.bound == "adapters")
 _UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -39,9 +39,9 @@ def is_lora_benchmark(text: str) -> bool:
 
 
 def read_lora_kernels(text: str) -> Times:
-    """Times in what `benchmark_lora.py` printed; kernels of experts and `torch.mm` are left out.
+    """Read kernel times from the output of `benchmark_lora.py`; kernels of experts and `torch.mm` are left out.
 
-    Raises `FileFormatError`: a table without its unit, or a row that is none.
+    Raises `FileFormatError`: a table has no unit, or a row has invalid sizes.
     """
     found: dict[Kernel, dict[int, float]] = {}
     rows: list[tuple[int, list[str]]] = []
@@ -81,7 +81,7 @@ def _add(
     for column, cell in zip(columns[1:], cells[1:], strict=False):
         operation = column.partition("(")[0]
         number = re.fullmatch(r"(?:\(! *\d+%\) *)?(\d{1,12}(?:\.\d{1,12})?)", cell)
-        # what vLLM calls adds to the layer's output
+        # the kernels that vLLM calls add to the layer's output
         if operation not in ("LORA_SHRINK", "LORA_EXPAND") or "add_inputs=False" in column or not number:
             continue
         size, rank = (k, n) if operation == "LORA_SHRINK" else (n, k)
@@ -91,13 +91,13 @@ def _add(
 
 
 def with_lora_kernels(profile: Profile, times: Times) -> Profile:
-    """The profile with the terms of adapters that are bound by kernels fitted to these times.
+    """Fit the profile's terms of adapters that are bound by kernels (`KERNEL_TERMS`) to these times.
 
-    Where the measured sizes leave a term open, it stays near the profile's term. `errors` stay: nothing public says how
-    far sums of these kernels are from servers.
+    A term that the measured sizes do not determine stays near its value in the profile. `errors` do not change: no
+    public measurement compares sums of these kernels with servers.
 
-    Raises `IncompatibleError`: the profile is calibrated, or its model's modules are not known; `ModelError`: no
-    number of tokens, adapters and rank has the kernels of all modules.
+    Raises `IncompatibleError`: the profile is calibrated, or the benchmark does not cover its model's modules;
+    `ModelError`: for no combination of tokens, adapters and rank were the kernels of all modules measured.
     """
     if profile.calibrated or profile.latency.form != "linear":
         rule = f"Expected an estimate of `packer profiles estimate` to improve, got {profile.label!r}."
@@ -130,7 +130,7 @@ def with_lora_kernels(profile: Profile, times: Times) -> Profile:
 
 
 def _modules(model: ModelDimensions, chosen: Iterable[str], n: int) -> list[tuple[float, float, int]]:
-    """Inputs and outputs of a slice on one of `n` GPUs, and slices, of the modules with LoRA."""
+    """Return for each module with LoRA: inputs and outputs of a slice on one of `n` GPUs, and its slices."""
     own = tuple(chosen) or (LORA_MODULES[:2] if model.experts else LORA_MODULES)
     found = []
     for name in own:
@@ -141,7 +141,7 @@ def _modules(model: ModelDimensions, chosen: Iterable[str], n: int) -> list[tupl
 
 
 def _sum_ms(times: Times, state: tuple[int, int, int], modules: list[tuple[float, float, int]]) -> float:
-    """All kernels of one layer, NaN where one was not measured; proportional to the size beyond those measured."""
+    """Sum the kernels of one layer, ms; NaN if one is missing. Times grow in proportion beyond the largest size."""
     total = 0.0
     for inputs, outputs, slices in modules:
         for operation, size in (("LORA_SHRINK", inputs), ("LORA_EXPAND", outputs)):

@@ -1,10 +1,10 @@
-"""Fit of the step law on the mean states that the twin itself goes through.
+"""Fit the step law on the mean states that the twin simulates.
 
-A token's mean gap is linear in the coefficients, given the mean of what they multiply over the steps that it saw.
-Little's law gives these means only roughly (a threshold such as the largest CUDA graph is blind to a mean), the
-twin exactly. So: simulate, solve for the coefficients on the simulated means, and again. Three rounds suffice; each
-needs one simulation per run (and one of longer steps per run that keeps up), where a fit by differences needs one per
-run and coefficient.
+The mean gap between tokens is linear in the coefficients, given the mean features over the steps that the tokens saw.
+Little's law gives these means only roughly (a mean hides thresholds such as the largest CUDA graph); the twin gives
+them exactly. The fit alternates: simulate, then solve for the coefficients on the simulated means. Three rounds
+suffice. Each needs one simulation per run, and a second one with longer steps per run that keeps up; a fit by finite
+differences would need one per run and coefficient.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from packer.twin.threads import in_threads
 ROUNDS = 3
 REWEIGHTINGS = 6
 ROBUST_SCALE = 0.03
-"""Relative residuals beyond it count linearly, not squared."""
+"""Relative residual beyond which errors count linearly, not squared."""
 SATURATED_BY_THROUGHPUT = 0.5
-"""In a starved run, how much of the step time's error is read off the throughput instead of the TPOT."""
+"""Weight of the throughput, against the TPOT, in the error of a starved run's step time."""
 SLOWER = 1.03
-"""Factor on all coefficients, at which a second simulation gives a run's gain."""
+"""Factor on all coefficients in the second simulation of a run, which gives its gain."""
 LARGEST_GAIN = 5.0
 MICRO_SHARE = 0.25
 """Total weight of the micro-benchmarks' equations, where the runs' equations weigh 1."""
@@ -40,17 +40,17 @@ CLIENT_LAGS_REQ_S = 100.0
 
 
 def gain_of(sim: Run, again: Run) -> float:
-    """Percent of TPOT per percent of step time, from 1 to `LARGEST_GAIN`, of a run simulated again with `SLOWER` steps.
+    """Return the gain of a run: percent of TPOT per percent of step time, clipped to 1 to `LARGEST_GAIN`.
 
-    A server that keeps up runs more requests at once where its steps take longer, so its TPOT grows faster than its
-    steps: the more so, the nearer it is to its limit.
+    `again`: the run with steps `SLOWER` times as long. On a server that keeps up, longer steps mean more concurrent
+    requests, so TPOT grows faster than step time; the effect is larger the nearer the server is to its limit.
     """
     gain = np.log(again.mean_tpot_ms / sim.mean_tpot_ms) / np.log(SLOWER)
     return float(np.clip(np.nan_to_num(gain, nan=1.0), 1.0, LARGEST_GAIN))
 
 
 def wanted_step_ms(run: MeasuredRun, sim: Run, step_ms: float, gain: float) -> float:
-    """Mean step that would give the measured TPOT (and, of a starved run, throughput).
+    """Return the mean step time that would give the measured TPOT and, for a starved run, throughput.
 
     `gain`: percent of TPOT per percent of step time (`gain_of`); not used for a starved run.
     """
@@ -66,9 +66,9 @@ def wanted_step_ms(run: MeasuredRun, sim: Run, step_ms: float, gain: float) -> f
 def simulated_equations(
     profile: Profile, runs: Sequence[MeasuredRun], *, seed: int = 0, done: Callable[[], None] = lambda: None
 ) -> tuple[Equations, list[MeasuredRun]]:
-    """One equation per run: simulated mean state, wanted mean step time (less loading); and the runs that give one.
+    """Return one equation per run, of simulated mean state and wanted mean step time less loading, and the runs used.
 
-    A run without a measured TPOT gives none. The k-th run is simulated with `seed` + k.
+    Runs without a measured TPOT are left out. The k-th run is simulated with `seed` + k.
     """
     law = coefficient_vector(profile.latency)
     slower = profile.with_coefficients(**{t: SLOWER * v for t, v in profile.latency.coefficients.items()})
@@ -97,10 +97,10 @@ def simulated_equations(
 
 
 def gain_weights(gains: FloatArray) -> FloatArray:
-    """Weights by gain, 1 at the median and of starved runs (NaN): a TPOT determines steps better at a large gain.
+    """Return the weights √(gain / median gain); 1 for starved runs, whose gain is NaN.
 
-    An error of the measured TPOT is 1 / gain of it in the wanted step; the square root leaves room for errors of the
-    simulated queue, which grow with the gain.
+    An error of the measured TPOT becomes an error 1 / gain as large in the wanted step. The square root allows for
+    errors of the simulated queue, which grow with the gain.
     """
     known = gains[np.isfinite(gains)]
     if not len(known):
@@ -110,7 +110,7 @@ def gain_weights(gains: FloatArray) -> FloatArray:
 
 
 def family_weights(runs: Sequence[MeasuredRun]) -> FloatArray:
-    """Weights, mean 1, that give each family the square root of its size; half where the client lagged."""
+    """Return weights of mean 1; a family counts by the square root of its size, runs with a lagging client by half."""
     families = [run.family for run in runs]
     size = {family: families.count(family) for family in families}
     lagged = np.array([run.rates.sum() > CLIENT_LAGS_REQ_S for run in runs])
@@ -133,7 +133,7 @@ def fit_mean_state(
     profile: Profile, runs: Sequence[MeasuredRun], micro: Equations, terms: Sequence[str], *, seed: int,
     done: Callable[[], None] = lambda: None,
 ) -> Profile:  # fmt: skip
-    """The profile with the coefficients of `terms` fitted to the runs, `ROUNDS` times over.
+    """Return the profile with the coefficients of `terms` fitted to the runs in `ROUNDS` rounds.
 
     `done` is called after each simulation.
     """

@@ -1,8 +1,8 @@
-"""What vLLM takes of a GPU's memory before the KV cache: weights, activations, and what is outside of PyTorch.
+"""GPU memory that vLLM uses besides the KV cache: weights, activations, and memory outside of PyTorch.
 
-vLLM measures these when it starts (vllm/v1/worker/gpu_worker.py, `determine_available_memory`): the KV cache gets
-gpu_memory_utilization times the memory, less the weights as loaded, less the peak of a run at the largest batch, less
-what CUDA and NCCL hold. CUDA graphs come on top, outside of that budget. The constants were read off eight servers
+vLLM measures these when it starts (vllm/v1/worker/gpu_worker.py, `determine_available_memory`). The KV cache gets
+gpu_memory_utilization times the memory, less the loaded weights, less the peak of a run at the largest batch, less the
+memory of CUDA and NCCL. CUDA graphs are outside of this budget. The constants were derived from eight servers
 (tests/fit/test_memory.py), seven of them with H100 and the defaults of vLLM 0.11 and later.
 """
 
@@ -19,33 +19,33 @@ from packer.twin.override import BYTES_PER_LOGIT, SAMPLER_BYTES_PER_LOGIT, SAMPL
 GIB = 2.0**30
 
 BYTES_PER_ACTIVATION = 2.5
-"""Of the hidden state of each token of the largest batch, in addition to the sampler's."""
+"""Bytes per element of the hidden states of the largest batch, in addition to the sampler's bytes."""
 
 OUTSIDE_BYTES = 0.13 * GIB
-"""Of CUDA and its libraries on a data-centre GPU."""
+"""Bytes of CUDA and its libraries on a data-centre GPU."""
 OUTSIDE_CONSUMER_BYTES = 0.03 * GIB
-"""The same where the GPU has no links: one measured server, RTX 4090."""
+"""Bytes of CUDA and its libraries on a GPU with up to 40 GiB and no links; one measured server, RTX 4090."""
 LINK_BYTES = {1: 0.0, 2: 0.41 * GIB, 4: 0.46 * GIB}
 """Buffers of NCCL and of the custom all-reduce, by GPUs of a server: 342 and 392 MB, and 0.07 GiB."""
 
 RUNTIME_BYTES = 0.53e9
-"""CUDA context, communication buffers and allocator slack in vLLM 0.8.5: what the KV budgets of both calibrated
-profiles leave unexplained by weights, activations and logits (0.57 and 0.49 GB)."""
+"""CUDA context, communication buffers and allocator slack in vLLM 0.8.5: the memory that weights, activations and
+logits do not explain in the KV budgets of both calibrated profiles (0.57 and 0.49 GB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """Bytes on all GPUs of a server: what is left for KV cache and slots, and what a token of it takes."""
+    """Bytes on all GPUs of a server: the budget for KV cache and slots, and the KV cache of one token."""
 
     budget_bytes: float
     kv_bytes_per_token: float
 
 
 def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes_each: float) -> Takes:
-    """What is left of the memory of a server.
+    """Return the memory of a server that is left for KV cache and slots.
 
-    Weights and KV heads are split over the GPUs of a data-parallel rank, experts over all; activations, logits and the
-    rest are on each. With fewer KV heads than GPUs each of them is on several. Requests are divided among the ranks.
+    Weights and KV heads are split over the GPUs of a data-parallel rank, experts over all GPUs; all else is on each
+    GPU. With fewer KV heads than GPUs, each head is on several GPUs. Requests are divided among the ranks.
 
     Raises `IncompatibleError`: nothing is left.
     """
@@ -66,9 +66,9 @@ def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes
 
 
 def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
-    """Bytes left on all GPUs; may be < 0.
+    """Return the bytes left on all GPUs; may be < 0.
 
-    SGLang leaves activations outside of `--mem-fraction-static`, and allocates the slots before the KV cache
+    SGLang keeps activations outside of `--mem-fraction-static`, and allocates the slots before the KV cache
     (model_runner.py, mem_pool.py).
     """
     n, ranks = engine.gpus, engine.data_parallel_size

@@ -14,7 +14,7 @@ from packer.profile import LoadingSpec, MemorySpec, ModelSpec
 
 
 def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> MemorySpec:
-    """Least squares of KV bytes on slots and slots × rank; the measured points stay exact.
+    """Fit KV bytes to slots and slots × rank by least squares; measured points are stored and stay exact.
 
     Raises `ModelError`: fewer than three measured capacities.
     """
@@ -42,7 +42,7 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
 
 
 def fit_loading(rows: Sequence[Row]) -> LoadingSpec:
-    """Lines a + b × rank through the measured load times, never falling with the rank."""
+    """Fit lines a + b × rank to the measured load times; b is never negative."""
     ok = [row for row in rows if row.cells.get("status", "ok") == "ok"]
     if not ok:
         return LoadingSpec()

@@ -21,9 +21,9 @@ _EXPERT_SIZES = ("moe_intermediate_size", "intermediate_size")
 
 @reader
 def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
-    """The dimensions in a `config.json`.
+    """Read the dimensions in a `config.json`.
 
-    Raises `FileFormatError`: it can't be read, or a value is missing or makes no sense; names the key;
+    Raises `FileFormatError`: the file can't be read, or the value of a key is missing or invalid;
     `IncompatibleError`: the estimate doesn't support this kind of model or quantisation.
     """
     data = parse_json(read_text(path))
@@ -65,7 +65,7 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
 
 
 def _kind(config: dict[str, Any], path: str | os.PathLike[str]) -> str:
-    """The kind of model; raises `IncompatibleError`: it is not supported."""
+    """Return the kind of model; raises `IncompatibleError` if it is not supported."""
     kind = config.get("model_type")
     if isinstance(kind, str) and (reason := KINDS["refused"].get(kind)):
         raise IncompatibleError(f"{os.fspath(path)}: a {kind} model cannot be estimated: {reason}.")
@@ -148,7 +148,7 @@ def _size(config: dict[str, Any], key: str, *, default: int | None = None, low: 
 
 
 def _name(data: dict[str, Any], path: str | os.PathLike[str]) -> str:
-    """What the model is called: as the config says, else after the folder or file."""
+    """Return the model's name: `_name_or_path` of the config, else the name of the folder or file."""
     said = data.get("_name_or_path")
     if isinstance(said, str) and said.strip(" /."):
         return said.rstrip("/").rpartition("/")[2].lower()[:80]

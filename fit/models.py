@@ -15,7 +15,7 @@ from packer.io.shipped import table
 
 
 def _models() -> dict[str, ModelDimensions]:
-    """Every model of the table; one with `like` has the dimensions of another but for what it says."""
+    """Return all models of the table; a row with `like` overrides dimensions of the row that it names."""
     rows = table("packer.fit", "models.toml")
     found = {}
     for repository, row in rows.items():
@@ -31,18 +31,18 @@ _SUFFIX = re.compile(
     r"-(quantized\.)?(?P<name>fp8|nvfp4|fp4|awq|gptq(?!-int8)|w4a16|w8a8|(gptq-)?int8)(-dynamic|-int4|-fp8)?$",
     re.IGNORECASE,
 )
-"""How repositories of quantised weights end: nvidia/Llama-3.1-70B-Instruct-FP8."""
+"""Suffix of repositories with quantised weights, such as nvidia/Llama-3.1-70B-Instruct-FP8."""
 
 
 def model_named(name: str) -> ModelDimensions:
-    """A model by the path of its config.json or of the folder that holds it, or by its repository.
+    """Return a model by the path of its config.json or of the folder that holds it, or by its repository.
 
-    The owner of a repository may be left out; its case and separators do not matter. Repositories that packer does
-    not know are looked for in Hugging Face's cache on this machine; quantised weights follow the model before the
-    suffix.
+    The owner of a repository may be left out; case and separators do not matter. Repositories that packer does not
+    know are searched for in Hugging Face's cache on this machine. A repository with a suffix of quantised weights has
+    the dimensions of the repository without the suffix.
 
-    Raises `UnknownNameError`: a name that is none of these; `IncompatibleError`: one of a kind that is not
-    supported; otherwise as `read_model_config`.
+    Raises `UnknownNameError`: the name matches none of these; `IncompatibleError`: the kind of model is not
+    supported; also the errors of `read_model_config`.
     """
     path = Path(name)
     if name.endswith(".json") or path.is_file():
@@ -67,7 +67,7 @@ def model_named(name: str) -> ModelDimensions:
 
 
 def _shipped(name: str) -> ModelDimensions | None:
-    """The model of the table with that name, of that owner if there is one."""
+    """Return the table's model with this exact repository, else one with the same name under any owner."""
     wanted = name.lower().rstrip("/")
     if (exact := next((model for key, model in MODELS.items() if key.lower() == wanted), None)) is not None:
         return exact
@@ -82,7 +82,7 @@ def _plain(name: str) -> str:
 
 
 def cached_config(repository: str) -> Path | None:
-    """The `config.json` of a repository in Hugging Face's cache on this machine, of its main branch if that is there.
+    """Return a repository's `config.json` in Hugging Face's cache on this machine, of its main branch if cached.
 
     Source: huggingface_hub, constants.py (HF_HUB_CACHE, HF_HOME) and the layout "models--OWNER--NAME/snapshots/COMMIT".
     """

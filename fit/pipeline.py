@@ -1,8 +1,8 @@
-"""From measurements to a profile: the whole calibration.
+"""Calibration: fit a profile to measurements.
 
-1. Memory and loading from their tables; the step law by non-negative least squares on the micro-benchmarks.
-2. With runs: the law again on micro-benchmarks and runs, first with Little's law, then on the twin's mean states.
-3. The error on runs that the fit has not seen: groups of families of runs are left out in turn.
+1. Fit memory and loading to their tables, and the step law to micro-benchmarks by non-negative least squares.
+2. With runs, fit the law again to micro-benchmarks and runs, first with Little's law, then on the twin's mean states.
+3. Cross-validate: leave out groups of families of runs in turn, and measure the error on the runs left out.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ TERMS = (
 DIGITS = 6
 SEED = 1000
 FOLDS = 8
-"""Most groups of families that are left out of the fit in turn; up to so many families each are one."""
+"""Maximum number of groups of families that are left out in turn; up to this number, each family is a group."""
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """The profile, with held-out errors inside, and the scored runs behind these errors.
 
-    `micro`: by the profile that micro-benchmarks alone give; `held_out`: by profiles that have not seen the run's
-    family; both empty without runs. `others`: by family, the profile that has not seen it.
+    `micro`: runs scored by the profile of micro-benchmarks only. `held_out`: runs scored by profiles that were fitted
+    without the run's family. Both are empty without cross-validation. `others`: by family, the profile without it.
     """
 
     profile: Profile
@@ -56,9 +56,9 @@ def _rounded(profile: Profile) -> Profile:
 
 
 def micro_profile(base: Profile, profiling: Profiling) -> Profile:
-    """The profile that micro-benchmarks alone give; parts without a table stay as in `base`.
+    """Fit a profile to micro-benchmarks only; parts without a table stay as in `base`.
 
-    Terms that they leave open are held near the terms of another model's profile (`packer.fit.step_law`).
+    Terms that micro-benchmarks do not determine stay near another model's terms (`packer.fit.step_law`).
     """
     memory, loading = base.memory, base.loading
     if profiling.kv_capacity:
@@ -79,7 +79,7 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
 def fit_runs(
     start: Profile, profiling: Profiling, runs: Sequence[MeasuredRun], *, done: Callable[[], None] = lambda: None,
 ) -> Profile:  # fmt: skip
-    """The step law fitted to micro-benchmarks and runs."""
+    """Fit the step law to micro-benchmarks and runs."""
     graph = start.latency.graph_max_tokens
     micro = step_law.micro_equations(profiling, start.engine, graph)
     first = step_law.solve(micro + step_law.run_equations(runs, graph), TERMS)
@@ -94,10 +94,10 @@ def calibrate(
 ) -> Calibration:  # fmt: skip
     """Fit a profile.
 
-    `base`: gives the identity (model, GPU, engine and its settings) and whatever has no measurements.
+    `base`: gives the model, GPU, engine and settings, and all parts without measurements.
     `profiling`: micro-benchmarks; its tables may be empty if there are runs.
     `runs`: whole runs; () fits micro-benchmarks only.
-    `cross_validate`: also measure the error on families left out, and write it into the profile.
+    `cross_validate`: also measure the error on families left out, and store it in the profile.
     `progress`: called with (stage, simulations done, simulations to do).
     Raises `ModelError`: fewer than 8 runs started, or there is nothing to fit.
     """
@@ -151,6 +151,6 @@ def calibrate(
 
 
 def with_provenance(profile: Profile, **notes: str) -> Profile:
-    """The profile with notes on who measured what, how and when; empty ones are left out."""
+    """Return the profile with these notes on who measured what, how and when; empty notes are removed."""
     kept = {key: note for key, note in {**profile.provenance, **notes}.items() if note}
     return replace(profile, provenance=kept)

@@ -1,4 +1,4 @@
-"""How weights are stored: by the name that `--quantization` takes, or as a model's config says."""
+"""Quantisation of weights, by a name that `--quantization` takes or from a model's config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packer.errors import IncompatibleError, UnknownNameError, shown
 from packer.fit.dimensions import BYTES, EXPERTS_ONLY, ModelDimensions
 
 GROUP = 128
-"""Weights that share a 16-bit scale where the config of quantised weights does not say how many."""
+"""Weights that share a 16-bit scale if the config of quantised weights gives no group size."""
 
 WEIGHT_BITS = {
     "bf16": 8.0 * BYTES,
@@ -26,14 +26,14 @@ WEIGHT_BITS = {
 
 _SAME = {"bfloat16": "bf16", "fp4": "nvfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq",
          "gptq_marlin": "gptq", "int4": "gptq", "w4a16": "gptq", "w8a8": "int8"}  # fmt: skip
-"""Other names of these, as vLLM and people write them."""
+"""Other names of these quantisations that vLLM and people use."""
 
 
 def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
-    """The model with its linear layers stored so; None leaves it as its config says.
+    """Return the model with its linear layers in this quantisation; None keeps the quantisation of its config.
 
-    Raises `UnknownNameError`: the name is not known; `IncompatibleError`: the model's name says another one, its
-    experts are published in another, or only experts are stored so.
+    Raises `UnknownNameError`: the name is not known; `IncompatibleError`: the model's name contains another
+    quantisation, its experts are published in another one, or only experts can have this one.
     """
     if name is None:
         return model
@@ -44,7 +44,7 @@ def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
     if model.quantization in EXPERTS_ONLY:
         plain = model.quantization.partition("-")[0]
         if said == plain or (said, plain) in (("gptq", "int4"), ("nvfp4", "mxfp4")):
-            return model  # data sheets call 4-bit floats so, whatever their blocks
+            return model  # data sheets use one name for 4-bit floats of any block size
         if plain == "mxfp4":
             rule = f"Expected mxfp4 for {model.name}, whose experts are published so"
             raise IncompatibleError(f"{rule}, got {shown(name)}.")
@@ -61,9 +61,9 @@ def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
 
 
 def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, str | None]:
-    """Bits of a weight and the name of the quantisation in a config's `quantization_config`.
+    """Return bits of a weight and name of the quantisation in a config's `quantization_config`.
 
-    Raises `IncompatibleError`: it does not say how many bits weights have, in a way that is known.
+    Raises `IncompatibleError`: the method is not known, or does not have 4 or 8 bits.
     """
     if not given:
         return WEIGHT_BITS["bf16"], None
@@ -91,7 +91,7 @@ def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, 
 
 
 def of_experts(given: Any, quantization: str | None) -> str | None:
-    """The quantisation in a config of a mixture of experts: of the experts alone, where attention is left out."""
+    """Return the quantisation of a mixture of experts: one for experts only if the config excludes attention."""
     said: dict[str, Any] = given if isinstance(given, dict) else {}
     skipped = said.get("ignore") or said.get("exclude_modules") or said.get("modules_to_not_convert")
     alone = {"gptq": "int4-experts", "nvfp4": "nvfp4-experts"}.get(quantization or "")
@@ -100,14 +100,14 @@ def of_experts(given: Any, quantization: str | None) -> str | None:
 
 
 def _first_group(given: dict[str, Any]) -> dict[str, Any]:
-    """The weights of the first group of a config of compressed-tensors."""
+    """Return the entry `weights` of the first group of a config of compressed-tensors."""
     groups = given.get("config_groups")
     weights = [each.get("weights") or {} for each in (groups or {}).values() if isinstance(each, dict)]
     return weights[0] if weights and isinstance(weights[0], dict) else {}
 
 
 def _of_groups(given: dict[str, Any]) -> tuple[Any, str]:
-    """Bits and name of the first group of a config of compressed-tensors."""
+    """Return bits and name of the first group of a config of compressed-tensors."""
     first = _first_group(given)
     bits, floats = first.get("num_bits"), first.get("type") == "float"
     if bits == 4:

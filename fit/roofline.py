@@ -1,10 +1,10 @@
-"""What a step takes on a GPU, from what it reads and computes: a roofline with shares fitted to measurements.
+"""Step times on a GPU from bytes read and FLOPs computed: a roofline with shares fitted to measurements.
 
-Each layer reads its weights and the KV cache of the decodes, multiplies, and adds up over the GPUs of a tensor-parallel
-group; sampling, launches and norms take a time of their own. The shares of the peaks that are reached, and those times,
-were fitted to public measurements of vLLM (`shares.toml`, `benchmarks/accuracy`): one set for dense decoders, one for
-mixtures of experts. The result is a linear law of `packer.terms`, with a bend where arithmetic takes over and a term of
-the experts that a batch touches.
+Each layer reads its weights and the KV cache of the decodes, multiplies, and all-reduces over the GPUs of a
+tensor-parallel group; sampling, launches and norms add constant times. These times, and the reached shares of the
+peaks, were fitted to public measurements of vLLM (`shares.toml`, `benchmarks/accuracy`), separately for dense decoders
+and mixtures of experts. The result is a linear law of `packer.terms`, with a bend beyond which arithmetic dominates and
+a term for the experts that a batch touches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHARES = table("packer.fit", "shares.toml")
 """Shares of the peaks and times in ms, by "dense" and "experts"; `provenance` says from which measurements."""
 
 GRID = np.unique(np.r_[1:17, 2.0 ** np.arange(4.0, 14.25, 0.25)].round())
-"""Tokens of a step at which the law is brought near the roofline."""
+"""Tokens of a step at which the law is fitted to the roofline."""
 
 CHUNK = 8192.0
 """Tokens of a long prefill."""
@@ -32,7 +32,7 @@ _SHARP = 3.0
 """Exponent of the smooth maximum of reading and multiplying: (read^3 + multiply^3)^(1/3)."""
 
 _ALIKE = 2.0 ** -np.arange(0.0, 4.0)
-"""Factors of the experts of a token that are tried for tokens that choose alike."""
+"""Factors tried on the experts per token, to represent tokens that choose similar experts."""
 
 _BITS = {"fp8": "8", "int8": "8", "nvfp4": "4"}
 _ARITHMETIC = {"8": "fp8_flops", "4": "fp4_flops"}
@@ -42,8 +42,8 @@ _ARITHMETIC = {"8": "fp8_flops", "4": "fp4_flops"}
 class Roofline:
     """A model on `ranks` data-parallel ranks of `gpus` GPUs each, of one kind.
 
-    `kv_bytes_each`: bytes of a number in the KV cache. Tokens and contexts are those of all ranks together: each rank
-    has an equal part of them, and the experts are divided among all GPUs.
+    `kv_bytes_each`: bytes of a KV cache element. Tokens and contexts are totals of all ranks. Each rank has an equal
+    part of them, and the experts are divided among all GPUs.
     """
 
     model: ModelDimensions
@@ -54,7 +54,7 @@ class Roofline:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The shares and times for this kind of model; a GPU that only kernels were measured on has its own ratios."""
+        """Shares and times for this kind of model; shares are scaled for a GPU with measurements of kernels only."""
         found: dict[str, float] = SHARES["experts" if self.model.experts else "dense"]
         ratios: dict[str, float] = SHARES["gpus"].get(self.sheet.name, {})
         if not ratios:
@@ -67,12 +67,12 @@ class Roofline:
         }
 
     def _peak(self, bits: str) -> float:
-        """FLOP/s in that width; without such units weights are converted and multiplied in bf16."""
+        """Return peak FLOP/s at this width; a GPU without such units converts weights and multiplies in bf16."""
         found = getattr(self.sheet, _ARITHMETIC[bits]) if bits in _ARITHMETIC else None
         return float(found or self.sheet.bf16_flops)
 
     def _matrix_ms(self, tokens: FloatArray, inputs: float, outputs: float) -> FloatArray:
-        """One product of `tokens` × inputs by inputs × outputs."""
+        """Return the time of one product of (tokens, inputs) by (inputs, outputs), ms."""
         model, shares = self.model, self.shares
         bits = _BITS.get(model.quantization or "", "16")
         stored = model.weight_bits if model.quantization not in (None, *EXPERTS_ONLY) else 8.0 * BYTES
@@ -84,10 +84,10 @@ class Roofline:
         return larger(read_ms, multiply_ms)
 
     def _experts_ms(self, tokens: FloatArray) -> FloatArray:
-        """The experts of one layer: those that the batch touches are read, each token is multiplied with its own.
+        """Return the time of one layer's experts, ms: read the touched experts, multiply each token with its own.
 
-        Tokens choose alike, so that a batch touches as many as `tokens ** routing` independent ones. Reading and
-        multiplying add up: experts with few tokens wait for their weights, those with many for the arithmetic.
+        Tokens choose similar experts: a batch touches as many experts as `tokens ** routing` independent tokens. The
+        times add up because experts with few tokens are bound by reading, experts with many tokens by arithmetic.
         """
         model, shares = self.model, self.shares
         share = model.experts_per_token / model.experts
@@ -114,10 +114,10 @@ class Roofline:
         return (f"experts_int4_{era}" if quantization else "experts_16"), "16"
 
     def tokens_ms(self, tokens: FloatArray, fullest: FloatArray | None = None) -> FloatArray:
-        """All that depends on the tokens of a step but not on their contexts, ms.
+        """Return the part of the step time that depends on tokens but not on their contexts, ms.
 
-        `fullest`: tokens of the fullest rank; None: all have as many. Each layer's experts wait for it, and ranks
-        without requests run a dummy batch, which reads the same weights (vllm/v1/engine/core.py, `DPEngineCoreProc`).
+        `fullest`: tokens of the fullest rank, for which each layer's experts wait; None: all ranks have equal tokens.
+        Ranks without requests run a dummy batch that reads the same weights (vllm/v1/engine/core.py, DPEngineCoreProc).
         """
         model, shares, n = self.model, self.shares, self.gpus
         own = tokens / self.ranks if fullest is None else fullest
@@ -137,7 +137,7 @@ class Roofline:
         return total
 
     def _sum_ms(self, tokens: FloatArray, n: int) -> FloatArray:
-        """An all-reduce among `n` GPUs; an all-gather before the experts and a reduce-scatter after them send as much.
+        """Return the time of an all-reduce among `n` GPUs, or of an all-gather and a reduce-scatter at the experts, ms.
 
         Source: vllm/distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, the default of vLLM.
         """
@@ -148,13 +148,13 @@ class Roofline:
         return np.asarray(latency_ms + 1e3 * sent * tokens)
 
     def prefill_apart_ms(self) -> float:
-        """Of a prefill token in addition to `tokens_ms`: a prefill is on one rank, not divided among all."""
+        """Return a prefill token's time in addition to `tokens_ms`: a prefill is on one rank, not divided among all."""
         chunk = np.array([CHUNK])
         alone = self.tokens_ms(chunk, chunk) if self.ranks > 1 else self.tokens_ms(chunk)
         return float((alone - self.tokens_ms(chunk))[0]) / CHUNK
 
     def _products(self) -> list[tuple[int, list[tuple[float, float]]]]:
-        """Layers and the inputs and outputs of their matrices on one GPU, without experts."""
+        """Return numbers of layers, each with (inputs, outputs) of its matrices on one GPU, without experts."""
         model, n, hidden = self.model, self.gpus, self.model.hidden
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
         if model.kv_rank:
@@ -178,7 +178,7 @@ class Roofline:
         return [(layers, shapes) for layers, shapes in found if layers]
 
     def context_ms(self) -> tuple[float, float]:
-        """Of one token in the context of a decode: in the layers that see all of it, and in those with a window."""
+        """Return the time of one token in a decode's context, ms: in layers with full attention, and with a window."""
         model, shares = self.model, self.shares
         kind = "compressed" if model.kv_rank else "16" if self.kv_bytes_each == BYTES else "8"
         if kind == "8" and self.sheet.fp4_flops:
@@ -189,7 +189,7 @@ class Roofline:
         return each * (model.attention_layers - model.windowed_layers), each * model.windowed_layers
 
     def attended_ms(self) -> tuple[float, float]:
-        """Of one token that a prefill token attends to: in the layers that see all, and in those with a window."""
+        """Return the time per token that a prefill token attends to, ms: with full attention, and with a window."""
         model = self.model
         flops = 2.0 * (model.head_dim + (model.value_dim or model.head_dim)) * model.heads / self.gpus
         each = 1e3 * flops / (self.sheet.bf16_flops * self.shares["attend"])
@@ -197,17 +197,17 @@ class Roofline:
 
 
 def larger(one: FloatArray, other: FloatArray) -> FloatArray:
-    """A smooth maximum: what overlaps is hidden but for some of it."""
+    """Return a smooth maximum: the shorter of two overlapping times is hidden except for a part."""
     found: FloatArray = (one**_SHARP + other**_SHARP) ** (1.0 / _SHARP)
     return found
 
 
 def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:
-    """Coefficients of the terms of `packer.terms` that belong to the model, ridge_tokens and expert_share.
+    """Return the coefficients of the model's terms in `packer.terms`, `ridge_tokens` and `expert_share`.
 
-    The roofline over the tokens of a step becomes a constant, a slope, a second slope beyond the ridge and the share
-    of the experts that are touched: non-negative least squares of the relative error on `GRID`. The law's tokens choose
-    experts independently: a smaller share of them for each stands for tokens that choose alike.
+    Non-negative least squares of the relative error on `GRID` fit a constant, a slope, a second slope beyond the ridge
+    and a term for the share of touched experts to the roofline. In the law, tokens choose experts independently; a
+    smaller `expert_share` represents tokens that choose similar experts.
     """
     model, shares = roofline.model, roofline.shares
     wanted = roofline.tokens_ms(GRID)
@@ -240,7 +240,7 @@ def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:
 def non_negative(designs: FloatArray, wanted: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Non-negative least squares of many designs, float64 (n, rows, columns): coefficients, and sums of squares.
 
-    Of all sets of columns, the best whose own least squares are not negative: for a few columns that is the solution.
+    Solve least squares for every set of columns, and keep the best non-negative solution: exact, fast for few columns.
     """
     n, _, many = designs.shape
     best, least = np.zeros((n, many)), np.full(n, wanted @ wanted)

@@ -1,4 +1,4 @@
-"""Measured runs as workloads, which calibrations simulate again and again."""
+"""Measured runs as workloads, and their simulation in calibrations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 
 def fleet_of(run: MeasuredRun) -> Workload:
-    """The workload of a run from rates, ranks and mean lengths, which operators have; shapes are ShareGPT's."""
+    """Return a run's workload from rates, ranks and mean lengths, which operators know; spreads are ShareGPT's."""
     rows = enumerate(zip(run.ranks.tolist(), run.rates.tolist(), strict=True))
     adapters = [Adapter(f"a{i}", rank, rate) for i, (rank, rate) in rows]
     inputs = Lengths.gamma(run.mean_input_tokens, SHAREGPT_INPUT.cv)
@@ -25,7 +25,7 @@ def fleet_of(run: MeasuredRun) -> Workload:
 
 
 def simulate_run(run: MeasuredRun, profile: Profile, *, seed: int = 0, mean_state: bool = False) -> Run:
-    """The twin of a run."""
+    """Simulate a run in the twin."""
     return simulate(
         fleet_of(run), profile, max_loras=run.max_loras, max_lora_rank=run.max_lora_rank, duration_s=run.duration_s,
         seed=seed, max_outstanding=run.max_outstanding, mean_state=mean_state,

@@ -15,7 +15,7 @@ LAUNCHED = (
     "per_adapter_block_ms",
     "per_slot_token_ms",
 )
-"""Terms of the LoRA kernels' grid, not of their bytes: they scale with layers, SMs and clock."""
+"""Terms bound by the grid of LoRA kernels instead of their bytes: they scale with layers, SMs and clock."""
 
 
 def copies_of(n: int) -> float:
@@ -33,7 +33,7 @@ def scaled_law(
     adapters = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank * copies_of(n) / n
     launches = adapters * bandwidth
     if isinstance(model, ModelDimensions):
-        # Thread blocks of a layer's kernels run side by side on the SMs: layers over SMs and clock.
+        # Thread blocks of a layer's kernels run in parallel on the SMs: time scales as layers / (SMs × clock).
         slower = known.sms * known.clock_mhz / (sheet.sms * sheet.clock_mhz)
         layers = model_named(reference.model.repository or reference.model.name).layers
         modules = len(model.lora_modules or LORA_MODULES) / len(LORA_MODULES)
@@ -47,7 +47,7 @@ def scaled_law(
     coefficients = reference.latency.coefficients
     factors = {term.name: launches if term.name in LAUNCHED else scale[term.bound] for term in LINEAR}
     scaled = {name: coefficients.get(name, 0.0) * factor for name, factor in factors.items()}
-    # base_ms is host work but for the reading of weights, which is taken out before scaling.
+    # base_ms is host time plus the time of reading weights; only the latter is scaled.
     host_ms = scaled["base_ms"] - 1e3 * reference.model.weights_bytes / known.bandwidth_bytes_s
     scaled["base_ms"] = max(0.0, host_ms) + 1e3 * model.weights_bytes / sheet.bandwidth_bytes_s / n
     return scaled

@@ -1,4 +1,4 @@
-"""Errors of the twin on measured runs, by regime, and the margin that they call for."""
+"""Errors of the twin on measured runs by regime, and the capacity margins that follow from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REGIMES = ("all", "light", "queueing", "starved", "queueing+starved")
 
 @dataclass(frozen=True, eq=False)
 class ScoredRun:
-    """A run and what the twin predicts of it; `predicted` is empty where the twin says it does not start."""
+    """A run and the twin's prediction; `predicted` is empty if the server does not start, in the twin or in reality."""
 
     run: MeasuredRun
     memory_error: bool
@@ -67,7 +67,7 @@ def regime_errors(scored: Sequence[ScoredRun], regime: str) -> dict[str, float]:
 
 
 def summary(scored: Sequence[ScoredRun]) -> dict[str, float]:
-    """What a profile carries: errors by metric and of outcomes, capacity margins; see `Profile.errors`."""
+    """Return `Profile.errors`: errors of metrics and of predicted outcomes, and capacity margins."""
     everything = regime_errors(scored, "all")
     queued, light = regime_errors(scored, "queueing+starved"), regime_errors(scored, "light")
     started = [j for j in scored if j.predicted and j.run.ok]

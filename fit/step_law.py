@@ -1,13 +1,12 @@
-"""Fit of the linear step law: non-negative least squares on mean states.
+"""Fit the linear step law by non-negative least squares on mean states.
 
-A mean step time is linear in the means of what the terms multiply, so micro-benchmarks, whole runs and groups of like
-steps (`packer.live`) give one equation each. Rows are weighted by 1 / step time: relative errors count.
+A mean step time is linear in the mean features, so each micro-benchmark, whole run and group of similar steps
+(`packer.live`) gives one equation. Rows are weighted by 1 / step time, so that errors are relative.
 
-Micro-benchmarks vary the batch and the adapters in it, hardly ever the slots, their rank and the prefills beside
-adapters: least squares then put what slots cost into whichever term fits by chance, and a server with other slots is
-predicted wrong by half. The kernels are the same for every model, so that their costs, scaled by the bytes of an
-adapter (`packer.fit.scaled`), are near: a fit with a `Prior` holds each term near the scaled one as far as the
-measurements leave it open.
+Micro-benchmarks vary the batch and its adapters, but hardly ever slots, their rank and prefills with adapters. Least
+squares then attribute the cost of slots to an arbitrary term, and predictions for other slots are wrong by half. LoRA
+kernels are the same for every model, so their costs scaled by the bytes of an adapter (`packer.fit.scaled`) are a good
+guess. A fit with a `Prior` holds each term near this guess as far as the measurements do not determine the term.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ FOLDS = 5
 
 
 WEIGHT = 6.0
-"""All terms off by their own size weigh as much as all equations off by so many times what a fit without prior leaves:
-exact measurements are followed exactly, in what they say."""
+"""Strength of a prior: all terms off by their own size cost as much as all equations off by this many times the error
+of a fit without prior. Exact measurements therefore fix the terms that they determine."""
 EXACT = 1e-4
-"""Relative error below which measurements are exact."""
+"""Relative error below which measurements count as exact."""
 SMALLEST = 0.02
-"""Scale of a term that the other profile does not have: this share of a step."""
+"""Minimum scale of a term in the prior's penalty, as a share of a step; for terms that the prior does not have."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Prior:
 
 
 def prior_of(base: Profile) -> Prior | None:
-    """From the shipped profile of another model with the nearest weights; None for a GPU without a data sheet."""
+    """Return a prior from the other model's shipped profile with the nearest weights; None if there is none."""
     sheet = next((sheet for sheet in GPUS.values() if sheet.title == base.gpu.name), None)
     if sheet is None:
         return None
@@ -82,9 +81,9 @@ class Equations:
 
 
 def solve(equations: Equations, terms: Sequence[str], prior: Prior | None = None) -> dict[str, float]:
-    """Non-negative coefficients of some terms, ms; the others are absent (0).
+    """Fit non-negative coefficients of `terms`, ms; all other terms are absent (0).
 
-    `prior`: each term is held near its coefficient there, the more the less the equations say of it.
+    `prior`: holds each term near its coefficient, the more strongly the less the equations determine it.
     """
     columns = [LINEAR_TERMS.index(term) for term in terms]
     weight = equations.weights / equations.step_ms
@@ -109,7 +108,7 @@ def non_negative(design: FloatArray, wanted: FloatArray) -> FloatArray:
 
 
 def _held(design: FloatArray, near: FloatArray, weight: float) -> tuple[FloatArray, FloatArray]:
-    """Rows and right side of a ridge around coefficients `near` (terms,), in units of their own size."""
+    """Return rows and right side of a ridge penalty around coefficients `near` (terms,), relative to their size."""
     n, terms = design.shape
     typical = np.sqrt((design**2).mean(axis=0))
     size = np.maximum(near, np.where(typical > 0, SMALLEST / np.maximum(typical, 1e-12), 0.0))
@@ -126,10 +125,10 @@ def residuals(equations: Equations, coefficients: dict[str, float]) -> FloatArra
 
 
 def solve_unbiased(equations: Equations, terms: Sequence[str]) -> dict[str, float]:
-    """Relative least squares in which the law's own times are the scale, in three rounds.
+    """Fit by least squares of errors relative to the law's own times, in three rounds.
 
-    With the measured times as the scale, a time that is short by chance would weigh more than a long one, and
-    the law would come out too fast by about the noise's squared coefficient of variation.
+    With errors relative to the measured times, a time that is short by chance would weigh more than a long one, and
+    the law would be too fast by about the noise's squared coefficient of variation.
     """
     coefficients = solve(equations, terms)
     for _ in range(2):

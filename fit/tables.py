@@ -18,9 +18,9 @@ from packer.io.tables import Row, csv_rows
 from packer.workload import SHAREGPT_CORRELATION
 
 MOST_ADAPTERS = 1_000_000
-"""Of a run."""
+"""Maximum number of adapters of a run."""
 MOST = 1e15
-"""Of every figure."""
+"""Maximum of every figure."""
 
 
 @reader
@@ -39,7 +39,7 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[Row
 
 
 def number(row: Row, column: str, *, default: float = math.nan) -> float:
-    """A number of a row; the default where it is blank."""
+    """A number of a row; `default` if the cell is blank."""
     return default if row.is_blank(column) else row.real(column, low=-MOST, high=MOST)
 
 
@@ -64,9 +64,9 @@ class Profiling:
 
 
 def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
-    """Micro-benchmarks of a model from tables in a directory; an absent one is empty.
+    """Read a model's micro-benchmarks from tables in a directory; an absent table is empty.
 
-    Raises `FileFormatError`: none of the files is there, or one lacks columns.
+    Raises `FileFormatError`: no table has rows of the model, or a table lacks columns.
     """
     folder = Path(directory)
     answers = ("set_output_length", "itl_mean_ms")
@@ -88,9 +88,9 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """One run of a real server: what went in, what came out. NaN where a metric was not measured.
+    """One run of a real server: its inputs and measured metrics; a metric that was not measured is absent.
 
-    `max_outstanding`: the ceiling of the client that made it, if it had one.
+    `max_outstanding`: maximum number of outstanding requests of the client, if it had one.
     """
 
     run_id: str
@@ -139,10 +139,10 @@ REQUIRED = ("model", "max_loras", "n_adapters", "max_lora_rank", "rate_counts", 
 def read_runs(
     path: str | os.PathLike[str], model: str, *, generated_share: float = 1.0, max_outstanding: int | None = None,
 ) -> list[MeasuredRun]:  # fmt: skip
-    """Runs of a model from runs.csv; beside it adapters.csv(.gz), if there, has the rate of every adapter.
+    """Read a model's runs from runs.csv, and adapters' rates from adapters.csv(.gz) in the same folder if it is there.
 
-    `generated_share`: generated / requested output tokens. `max_outstanding`: the client's ceiling. Ranks are known by
-    their counts only, and shuffled.
+    `generated_share`: generated / requested output tokens. `max_outstanding`: the client's limit. Runs record only the
+    number of adapters of each rank, so ranks are assigned at random (seed 0).
     """
     folder = Path(path).parent
     measured = _rates_by_run(folder)

@@ -1,4 +1,4 @@
-"""Changes carried out on running servers: each step is checked, tried again, taken back, and written down."""
+"""Carry out changes on running servers: each step is checked, retried, rolled back if it fails, and recorded."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from packer.plan import Plan
 from packer.words import counted, listed
 
 POLL_S = 0.25
-"""How often a server is asked whether requests have ended, or whether it has started."""
+"""Seconds between checks whether an adapter's requests have ended, and before the second look at a server."""
 AT_ONCE = 16
-"""Servers that are asked at the same time."""
+"""Maximum number of servers that are queried at the same time."""
 
 
 class Acting:
-    """The servers of a fleet as packer knows them, and what it may do to them.
+    """The servers of a fleet, packer's state of them, and the actions on them.
 
     Use it within `held()`, which keeps other processes from changing the same servers.
     """
@@ -51,7 +51,7 @@ class Acting:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No other process changes these servers meanwhile. Raises `OutputError`: another one does."""
+        """Lock the servers against other packer processes. Raises `OutputError`: another process has the lock."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(claimed(Path(f"{self.fleet.state}.lock")))
@@ -60,9 +60,9 @@ class Acting:
             self.state = LiveState.read(self.fleet.state)
             yield
 
-    # ---- what is there
+    # ---- observe
     def look(self) -> list[Models | str]:
-        """What each server serves, or why it does not answer, asked twice."""
+        """Return what each server serves, or why it does not answer; a server that fails is queried once more."""
 
         def one(server: RunningServer) -> Models | str:
             try:
@@ -78,9 +78,9 @@ class Acting:
             return list(pool.map(one, self.servers))
 
     def placement(self, seen: Sequence[Models | str], *, whole: bool = True) -> list[dict[str, float]]:
-        """What the servers hold, as they say themselves, with the shares of the state; none of those away.
+        """Return the adapters that each server reports, with the state's shares; none for servers that don't answer.
 
-        `whole`: an adapter whose requests the state sends nowhere, or to a server that is away, has equal shares.
+        `whole`: an adapter without a share on any server that answers gets equal shares on all servers that hold it.
         """
         known = self.state.routes(self.numbers)
         found: list[dict[str, float]] = []
@@ -98,9 +98,9 @@ class Acting:
         return found
 
     def goal(self, seen: Sequence[Models | str]) -> list[dict[str, float]]:
-        """The plan's placement on the servers, matched so that most adapters stay where they are.
+        """Return the plan's placement on the servers, matched so that as many adapters as possible stay.
 
-        Raises `IncompatibleError`: there are fewer servers than the plan has, or none fits one of the plan's.
+        Raises `IncompatibleError`: there are fewer servers than in the plan, or none fits a server of the plan.
         """
         from scipy.optimize import linear_sum_assignment
 
@@ -130,7 +130,7 @@ class Acting:
         return found
 
     def misfit(self, item: Bin, s: int, models: Models | str) -> str | None:
-        """Why a server is none that the plan was made for; None if it is one."""
+        """Return why a server does not fit the plan's server `item`; None if it fits."""
         server, profile = self.servers[s], item.profile
         if isinstance(models, str):
             return models.rstrip(".")
@@ -155,7 +155,7 @@ class Acting:
         return None
 
     def changes(self, *, prune: bool = False) -> list[Change]:
-        """What brings the servers to the plan. Raises `LiveError`: a server that is needed does not answer."""
+        """Return the changes to the plan. Raises `IncompatibleError`: servers are missing, do not fit or lack room."""
         seen = self.look()
         goal = self.goal(seen)
         now = self.placement(seen)
@@ -165,9 +165,9 @@ class Acting:
         rooms = [each.host.room for each in self.servers]
         return ordered(now, goal, rooms, prune=prune)
 
-    # ---- what is done
+    # ---- act
     def adopt(self, placed: Placement, what: str) -> None:
-        """The state says what is there; the router gets the routes again, for packer may have been killed."""
+        """Set the state to `placed`; write the routes once more, because packer may have been killed before."""
         self.state.plan = what
         names = (server.name for server in self.servers)
         self.state.servers = {name: dict(held) for name, held in zip(names, placed, strict=True)}
@@ -177,9 +177,9 @@ class Acting:
         self._fresh = False
 
     def carry_out(self, change: Change) -> list[str]:
-        """Make a change; returns what failed, in sentences. What failed is as before: held where it was, routed there.
+        """Make a change; return its failures as sentences. An adapter that failed stays loaded and routed as before.
 
-        Raises `OutputError`: the state can't be written; nothing further is done then.
+        Raises `OutputError`: the state can't be written; the change stops there.
         """
         failed: dict[str, str] = {}
         faults: list[str] = []
@@ -205,7 +205,7 @@ class Acting:
         return [*faults, *failed.values()]
 
     def _step(self, what: str, work: Callable[[], Any]) -> None:
-        """A step between two writes of the state; an error of it is written, too."""
+        """Do a step between two writes of the state; the second write records an error of the step."""
         self.state.begin(what)
         self.say(what)
         try:
@@ -222,7 +222,7 @@ class Acting:
             faults.append(f"{what}: {error}")
 
     def _tried(self, work: Callable[[], Any]) -> None:
-        """Do it, again after a pause if it fails."""
+        """Call `work`; if it fails, retry after pauses, up to `limits.tries` attempts."""
         for left in reversed(range(self.fleet.limits.tries)):
             try:
                 work()
@@ -234,7 +234,7 @@ class Acting:
                 time.sleep(min(POLL_S * 2 ** (self.fleet.limits.tries - left), 10.0))
 
     def _load(self, s: int, name: str) -> str:
-        """Load an adapter, or take it back; returns what failed."""
+        """Load an adapter, and unload it again if that fails; returns the failure."""
         server, own = self.servers[s], self.state.servers.setdefault(self.servers[s].name, {})
         path = self.fleet.path_of(name, self.ranks.get(name, 0), server.where.url)
         what = f"load {shown(name)} on {server.name}"
@@ -277,7 +277,7 @@ class Acting:
         self._step(what, work)
 
     def _unload(self, s: int, name: str) -> None:
-        """Wait until its requests have ended, then unload it."""
+        """Wait until the adapter's requests have ended, then unload the adapter."""
         server = self.servers[s]
         end = time.monotonic() + self.fleet.limits.drain_s
         while True:
@@ -299,7 +299,7 @@ class Acting:
             self.starting[s] = server.begin(server.host.start)
 
     def started(self) -> dict[int, str]:
-        """Look after the servers that start, without waiting: the reasons of those that never came."""
+        """Check the servers that are starting, without waiting; return why some of them failed."""
         faults: dict[int, str] = {}
         for s, command in list(self.starting.items()):
             if self.servers[s].healthy:
@@ -312,7 +312,7 @@ class Acting:
         return faults
 
     def give_up(self, servers: Iterable[int]) -> None:
-        """End the start of these servers unless they answer: their commands that still run, and what these started."""
+        """Abort the start of these servers unless they are healthy: kill the start commands, run the stop commands."""
         for s in list(servers):
             command = self.starting.pop(s, None)
             if command is not None and self.servers[s].healthy:
@@ -330,7 +330,7 @@ class Acting:
 
 
 def words(change: Change, names: Sequence[str]) -> list[str]:
-    """The steps of a change, for people; `names`: of the servers."""
+    """Return the steps of a change as text; `names`: the servers' names."""
     found = [f"start {names[s]}" for s in change.start]
     found += [f"load {shown(name)} on {names[s]}" for s, name in change.load]
     for name, shares in change.route.items():
@@ -341,7 +341,7 @@ def words(change: Change, names: Sequence[str]) -> list[str]:
 
 
 def apply(acting: Acting, changes: Sequence[Change], what: str) -> list[str]:
-    """Carry out changes in order, and check the outcome; returns what failed, in sentences.
+    """Carry out changes in order; return their failures as sentences.
 
     `what`: the plan, in words.
     Raises `OutputError`: the state can't be written.

@@ -1,4 +1,4 @@
-"""The measurements of `packer live calibrate`: what is run, and how outcomes become observations."""
+"""Measurements of `packer live calibrate`: the loads, and the observations that follow from their outcomes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ DRAIN_S = 120.0
 MIXED_S = 20.0
 BURST_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FIRST_TOK_S_PER_SEQ = 8.0
-"""First estimate of a loaded server's output per place in the batch; sets how hard the mixed loads push."""
+"""Initial estimate of a loaded server's output per sequence of the batch; scales the rates of the mixed loads."""
 BURST_PAUSE_S = 1.0
 PREFILL_PAUSE_S = 0.4
 SERVERS: tuple[Settings, ...] = (Slots(8, 16), Slots(32, 8), Slots(8, 64), Slots(16, 32))
-"""Servers that a calibration starts unless others are given, most important first."""
+"""Settings of the servers that a calibration starts by default, most important first."""
 
 
 def options_for(launch: Launch, adapters: Sequence[Adapter], settings: Settings) -> ServerOptions:
-    """A server of one launch file, with emulated slot memory where the file says so."""
+    """Return the options of a server, with emulated slot memory if the launch file has it."""
     kv_bytes = launch.emulation.kv_bytes(settings) if launch.emulation else None
     folders = ((a.name, launch.adapter_folder(a.name, a.rank)) for a in adapters if a.name != BASE)
     return ServerOptions(tuple(folders), settings, kv_bytes)
@@ -59,7 +59,7 @@ def burst(launch: Launch, key: str, adapters: Sequence[Adapter], batch: int) -> 
 
 
 def prefills(launch: Launch, key: str, adapter: Adapter, together: int) -> Task:
-    """Prompts of all lengths, `together` at a time, one output token each: prefill steps."""
+    """Prompts of all lengths, `together` at a time, two output tokens each: prefill steps."""
     room = min(launch.engine.max_model_len - 2, launch.engine.max_num_batched_tokens)
     lengths = np.unique(np.geomspace(8, room, 8).astype(np.int64))
     prompt = np.repeat(lengths, together)
@@ -86,7 +86,7 @@ def sessions(launch: Launch, servers: Sequence[Settings] = SERVERS, *, seed: int
 
 
 def in_a_row(key: str, tasks: Sequence[Task], pause_s: float) -> Task:
-    """Tasks with traces as one task, each `pause_s` after the last request of the one before."""
+    """Join tasks with traces into one; each starts `pause_s` after the last request of the previous task."""
     adapters: dict[str, Adapter] = {}
     parts: list[RequestTrace] = []
     start = 0.0
@@ -142,7 +142,7 @@ def calibrate(
 
     Returns (profile, outcomes, whether the budget cut it short).
 
-    Raises `LiveError`: nothing usable was measured; says why the servers did not start.
+    Raises `LiveError`: nothing usable was measured; the message says why.
     """
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress)
     with claimed(folder):
@@ -160,12 +160,12 @@ def calibrate_url(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Profile, list[Outcome], bool]:
-    """Measure a server that runs already, from the outside; returns as `calibrate` does.
+    """Measure a running server from the outside and fit its profile; returns the same as `calibrate`.
 
     `where`: the server.
-    `known`: a profile with its model, GPU and engine settings, which a server does not report; an estimate will do.
-    `settings`: its slots; its adapters are taken to be of their rank.
-    Raises `LiveError`: it does not answer, or serves no adapters.
+    `known`: a profile or estimate with the model, GPU and engine settings, which the server does not report.
+    `settings`: the server's slots; all adapters are assumed to have rank `max_lora_rank`.
+    Raises `LiveError`: the server does not answer, or serves no adapters.
     """
     where = Address(where.rstrip("/")) if isinstance(where, str) else where
     served = served_models(where)
@@ -186,7 +186,7 @@ def calibrate_url(
 
 
 def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec | None = None) -> Profile:
-    """Fit a profile to outcomes; `memory` stands where no KV capacity was read."""
+    """Fit a profile to outcomes; `memory` is used if no KV capacity was read."""
     observations, logs, capacity = [], [], {}
     for outcome in outcomes:
         settings = outcome.session.options.settings
@@ -211,9 +211,9 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
 
 
 def from_client(outcome: Outcome) -> from_log.Observations:
-    """Step times without a step log: of bursts, whose batch is known from the outside.
+    """Return step times without a step log, from bursts, whose batch is known from the outside.
 
-    Decodes: the mean gap between tokens while the whole burst runs. Prefills: the time to the first token.
+    Decodes: the median gap between the tokens of a burst. Prefills: the TTFT of prompts that are sent alone.
     """
     load, task = outcome.load, outcome.task
     empty = np.zeros(0)

@@ -33,11 +33,11 @@ class Campaign:
     """Runs sessions one after another and keeps every result on disk.
 
     `launch`: how servers start.
-    `folder`: where results go; a campaign with the same folder goes on where the last one stopped.
+    `folder`: folder of the results; a campaign with the same folder continues where the last one stopped.
     `budget_s`: no new task begins after this many seconds; None means no limit.
-    `cores`: cores of the servers, instead of the launch file's.
-    `progress`: called with (what, tasks done, tasks in all).
-    `stop`: called several times a second: True ends the load and the campaign, from another thread.
+    `cores`: CPU cores of the servers, instead of the launch file's.
+    `progress`: called with (what, tasks done, total tasks).
+    `stop`: called several times a second; it returns True to end the load and the campaign from another thread.
     `endpoint`: a running server to measure instead of starting any.
     """
 
@@ -59,7 +59,7 @@ class Campaign:
         self.out_of_time = False
 
     def run(self, sessions: Sequence[Session]) -> list[Outcome]:
-        """Outcomes in order; those beyond the budget are absent and `out_of_time` is True."""
+        """Return outcomes in order; if the budget ends, the rest is absent and `out_of_time` is True."""
         outcomes: list[Outcome] = []
         total = sum(len(session.tasks) for session in sessions)
         for session in sessions:
@@ -69,7 +69,7 @@ class Campaign:
         return outcomes
 
     def _session(self, session: Session) -> Iterable[Outcome]:
-        """One session: what is on disk, then what is missing."""
+        """Yield the outcomes of a session: first those on disk, then the missing ones, which are measured."""
         missing: list[Task] = []
         for task in session.tasks:
             if (known := self.load(session, task)) is not None:
@@ -90,7 +90,7 @@ class Campaign:
         return self.out_of_time or self.stop()
 
     def _serve(self, session: Session, tasks: Sequence[Task]) -> Iterable[Outcome]:
-        """Start a server and run tasks until one kills it; a dead server is started again for the rest."""
+        """Start a server and run tasks until one kills it; `_session` starts a server again for the rest."""
         if self.endpoint is not None:
             yield from self._measure_all(self.endpoint, session, tasks)
             return
@@ -119,7 +119,7 @@ class Campaign:
 
     def _failed(self, session: Session, tasks: Sequence[Task], failure: Failure) -> Iterable[Outcome]:
         for task in tasks:
-            if failure.kind == "memory_error":  # a result; other failures are tried again on resuming
+            if failure.kind == "memory_error":  # is a result; other failures are retried on resuming
                 place = self._place(session, task)
                 place.mkdir(parents=True, exist_ok=True)
                 write_text(place / "failure.json", json.dumps(asdict(failure), indent=2))
@@ -130,7 +130,7 @@ class Campaign:
         return self.folder / session.key / task.key
 
     def job(self, endpoint: Endpoint, task: Task) -> LoadJob:
-        """What the load generator does for a task."""
+        """Return the load generator's job for a task."""
         launch = self.launch
         return LoadJob(
             url=endpoint.url,
@@ -139,7 +139,7 @@ class Campaign:
             duration_s=task.duration_s,
             drain_s=task.drain_s,
             token_ids=launch.token_ids,
-            # Prompts of different tasks must not begin alike: a server with prefix caching would know them.
+            # Prompts of different tasks must not share prefixes: a server with prefix caching would reuse them.
             seed=zlib.crc32(f"{task.key} {task.seed}".encode()),
             stall_s=launch.stall_timeout_s,
             metrics_interval_s=max(1.0, task.duration_s / METRICS_SAMPLES),
@@ -170,7 +170,7 @@ class Campaign:
         return replace(outcome, failure=failure, load=result)
 
     def load(self, session: Session, task: Task) -> Outcome | None:
-        """A result of an earlier run, if it is complete and was a run of the same requests."""
+        """Return an earlier outcome: a failure for lack of memory, or a complete run of the same requests."""
         place = self._place(session, task)
         failure = place / "failure.json"
         if failure.exists():
@@ -190,7 +190,7 @@ class Campaign:
         try:
             steps = read_steps(place / "steps.csv") if (place / "steps.csv").exists() else None
         except FileFormatError:
-            steps = None  # a version of vLLM whose steps the worker cannot record: the rest stands
+            steps = None  # the worker cannot record steps of this vLLM version; the other results are valid
         tokens = metrics.kv_cache_tokens
         if tokens is not None:
             tokens -= self.launch.engine.block_size  # vLLM's null block (vllm/v1/core/block_pool.py)
@@ -198,7 +198,7 @@ class Campaign:
 
 
 def check_adapters(options: ServerOptions) -> None:
-    """Raise ValidationError where an adapter's folder is not there: vLLM would say so only after a minute."""
+    """Raise ValidationError if an adapter's folder is missing; vLLM would report that only after a minute."""
     absent = [(name, path) for name, path in options.adapters if "/" in path and not Path(path).exists()]
     if absent:
         name, path = absent[0]
@@ -209,7 +209,7 @@ def check_adapters(options: ServerOptions) -> None:
 
 
 def _copy_rows(source: Path, target: Path, start_s: float, end_s: float) -> None:
-    """The rows of a step log that began in a span of time."""
+    """Copy the rows of a step log that start between `start_s` and `end_s`."""
     head, *lines = source.read_text().splitlines()
     starts = [float(line.partition(",")[0] or "nan") for line in lines]
     kept = [line for line, start in zip(lines, starts, strict=True) if start_s <= start < end_s]

@@ -1,10 +1,10 @@
-"""An open-loop load generator for vLLM: requests leave on schedule, however slow the answers.
+"""An open-loop load generator for vLLM: requests are sent on schedule, however slow the answers are.
 
 Runs in a process of its own, pinned to its own cores, so that neither packer nor the server slows it down:
 
     python -m packer.live.client RESULT.npz < JOB
 
-SIGTERM or SIGINT end the run early; what was seen until then is written and marked.
+SIGTERM or SIGINT end the run early; its results so far are written and marked as interrupted.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from packer.live.server import MAX_PAGE_BYTES
 ERROR_TEXT = 160
 """Characters of a server's error message that are kept."""
 ERROR_BYTES, ERROR_S = 4096, 2.0
-"""Bytes of such a message that are read, and for how long."""
+"""Limits on reading a server's error message: bytes, and seconds."""
 SILENT_SHARE = 0.5
-"""A run that ends after so much of it without a token, with requests outstanding, means that the server hangs."""
+"""The server counts as hung if no token came in this last share of a run although requests were outstanding."""
 LOOK_LIMIT_S = 5.0
-"""Time of a look at /metrics."""
+"""Time limit of a scrape of /metrics."""
 EXTRA_CHUNKS = 16
-"""A stream of so many chunks more than were requested tokens is ended."""
+"""A stream with more chunks than requested tokens plus this number fails."""
 END_S = 5.0
-"""A stream that is open so long after its last token does not end."""
+"""A stream that is still open this many seconds after its last token fails."""
 
 
 class _Run:
@@ -91,7 +91,7 @@ class _Run:
 
 
 async def run_load(job: LoadJob) -> LoadResult:
-    """Send everything on schedule and return what was seen; never raises for a server's fault."""
+    """Send all requests on schedule and return the results; faults of the server never raise."""
     aiohttp = import_aiohttp()
     run = _Run(job)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
@@ -107,7 +107,7 @@ async def run_load(job: LoadJob) -> LoadResult:
         loop.add_signal_handler(number, interrupt)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # blocked by run_job
     gc.collect()
-    gc.freeze()  # what exists now, thousands of request bodies, is not scanned in the run
+    gc.freeze()  # the thousands of request bodies that exist now are not scanned in the run
     try:
         head = {"Accept-Encoding": "identity", **run.where.headers}
         async with aiohttp.ClientSession(
@@ -127,7 +127,7 @@ async def run_load(job: LoadJob) -> LoadResult:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do something until it is done or the run is to stop."""
+    """Await `work` until it is done or `stop` is set."""
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -178,11 +178,11 @@ async def _send_all(run: _Run, session: Any, stop: asyncio.Event, tasks: set[asy
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         if i % 8 == 7:
-            await asyncio.sleep(0)  # behind schedule: the answers get their turn all the same
+            await asyncio.sleep(0)  # lets answers be read even when behind schedule
 
 
 async def _sleep_until(run: _Run, due: float, stop: asyncio.Event) -> None:
-    """Sleep to a time of the schedule, or until the run is ended."""
+    """Sleep until a time of the schedule, or until the run is ended."""
     wait = due - run.now()
     if wait <= 0 or run.ended:
         return
@@ -223,7 +223,7 @@ async def _request(run: _Run, session: Any, i: int) -> None:
 
 
 async def _text(response: Any, limit: int) -> str:
-    """The text of an answer, as far as it comes within `ERROR_S` and `limit` bytes."""
+    """Return the text of an answer, as far as it arrives within `ERROR_S` and `limit` bytes."""
     data = bytearray()
     with suppress(TimeoutError):
         async with asyncio.timeout(ERROR_S):
@@ -233,7 +233,7 @@ async def _text(response: Any, limit: int) -> str:
 
 
 async def _stream(run: _Run, response: Any, i: int) -> None:
-    """Read one answer: server-sent events, one a token (more where the server lags behind)."""
+    """Read one answer: server-sent events of one token each, or of several when the server lags behind."""
     last, chunks = math.nan, 0
     usage: Any = {}
     async for line in response.content:
@@ -276,7 +276,7 @@ async def _stream(run: _Run, response: Any, i: int) -> None:
 
 
 def _count_fault(run: _Run, i: int, chunks: int, usage: Any) -> str:
-    """What is wrong with the token counts of an answer that has ended; "" if they are those that were requested."""
+    """Return what is wrong with the token counts of a finished answer; "" if they are as requested."""
     prompt, output = int(run.job.requests.input_tokens[i]), int(run.job.requests.output_tokens[i])
     counts = usage if isinstance(usage, dict) else {"": usage}
     found, sent = counts.get("completion_tokens", chunks), counts.get("prompt_tokens", prompt)
@@ -325,7 +325,7 @@ async def _scrape(run: _Run, session: Any) -> None:
 
 
 async def _look(run: _Run, session: Any) -> None:
-    """Keep the figures of /metrics; they are parsed after the run. A missing page is kept as an empty text."""
+    """Store the figures of /metrics, which are parsed after the run; a missing page is stored as an empty text."""
     aiohttp = import_aiohttp()
     text = ""
     timeout = aiohttp.ClientTimeout(total=LOOK_LIMIT_S)

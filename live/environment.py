@@ -59,7 +59,7 @@ class VllmEnvironment:
 
 
 def probe(python: str) -> VllmEnvironment | str:
-    """What an interpreter has, or the reason why it is not usable."""
+    """Return an interpreter's vLLM, or the reason why it is not usable."""
     try:
         done = subprocess.run(
             [python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=False
@@ -83,7 +83,7 @@ def probe(python: str) -> VllmEnvironment | str:
 
 
 def usable_vllm(python: str) -> VllmEnvironment:
-    """What an interpreter has; raises LiveError if it has no vLLM or does not run."""
+    """Return an interpreter's vLLM; raises LiveError if it has no vLLM or does not run."""
     found = probe(python)
     if isinstance(found, str):
         raise LiveError(f"There is no usable vLLM: {found}.")
@@ -91,9 +91,9 @@ def usable_vllm(python: str) -> VllmEnvironment:
 
 
 def find_vllm(python: str | None = None) -> tuple[VllmEnvironment | None, list[str]]:
-    """The first interpreter with vLLM, and why those before it were passed over.
+    """Return the first interpreter with vLLM, and why earlier candidates are not usable.
 
-    Interpreters in order: `python` alone if given; else the variable's, those of known folders and this one.
+    Candidates in order: only `python` if given; else that of `PYTHON_VARIABLE`, of `DEFAULT_ENVIRONMENTS`, this one.
     """
     listed = [os.environ[PYTHON_VARIABLE]] if PYTHON_VARIABLE in os.environ else []
     folders = (Path(name, "bin", "python") for name in DEFAULT_ENVIRONMENTS)
@@ -122,7 +122,7 @@ def _machine() -> Check:
 
 
 def diagnose(python: str | None = None) -> list[Check]:
-    """Everything that starting servers here needs."""
+    """Check everything that starting servers here needs."""
     environment, reasons = find_vllm(python)
     if environment is not None:
         vllm = Check("vLLM", True, f"{environment.version} on {environment.back_end}: {environment.python}")
@@ -132,7 +132,7 @@ def diagnose(python: str | None = None) -> list[Check]:
 
 
 def diagnose_url(where: Address | str) -> list[Check]:
-    """Everything that measuring a running server needs."""
+    """Check everything that measuring a running server needs."""
     address = Address(where.rstrip("/")) if isinstance(where, str) else where
     status, text = get(address, "/health")
     answer = f"{address.url}/health answers {_answer(status, text)}"
@@ -143,7 +143,7 @@ def diagnose_url(where: Address | str) -> list[Check]:
 
 
 def _answer(status: int, text: str) -> str:
-    """What a server answers: the status, or why there was none."""
+    """Describe a server's answer: its status, or why there was no answer."""
     if 300 <= status < 400:
         return f"{status}, a redirect, which is not followed"
     return str(status) if status else f"nothing ({text[:200]})" if text else "nothing"
@@ -160,7 +160,7 @@ def _version(where: Address) -> Check:
 
 
 def served_models(where: Address | str) -> list[str]:
-    """Names that the server serves; empty where it gives none."""
+    """Return the names of the models that the server serves; empty if it reports none."""
     try:
         return [str(item["id"]) for item in parse_json(get(where, "/v1/models")[1])["data"]]
     except (ValueError, KeyError, TypeError):

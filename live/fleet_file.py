@@ -1,7 +1,7 @@
-"""The servers that packer may change, and the router in front of them, as a TOML file; what packer knows of them.
+"""A TOML file of the servers that packer may change and of their router, and the state file of these servers.
 
 schema = 1
-adapters = "/adapters/{name}"                  # where an adapter lies on the servers; {rank} is known, too
+adapters = "/adapters/{name}"                  # path of an adapter on the servers; may contain {rank}
 model = "base"                                 # name of the base model there; may be left out: the profile's
 api_key_env = "VLLM_KEY"                       # environment variable with the servers' key; may be left out
 state = "servers.state.json"                   # may be left out: this file's name with .state.json
@@ -45,7 +45,7 @@ ROUTING = tuple(name for name, kind in FORMATS.items() if kind.routes)
 
 @dataclass(frozen=True)
 class Host:
-    """One server: where it answers, and what the user says of it."""
+    """One server: its address, and what the user specifies about it."""
 
     url: str
     name: str = ""
@@ -63,9 +63,9 @@ class Host:
 
 @dataclass(frozen=True)
 class RouterFile:
-    """The file by which a router learns where adapters are, and the command after which it has read it.
+    """The file with a router's routes to adapters, and the command that makes the router reload the file.
 
-    `namespace`, `adapters_claim`, `token_secret`: as `packer export` takes them, for Kubernetes.
+    `namespace`, `adapters_claim`, `token_secret`: options of `packer export` for Kubernetes.
     """
 
     format: str
@@ -82,13 +82,13 @@ class RouterFile:
 
 @dataclass(frozen=True)
 class StepLimits:
-    """How long steps may take, and how many changes are made.
+    """Limits on the time of steps and on the number of changes.
 
-    `load_s`, `drain_s`, `start_s`: longest time of a load, of the end of an adapter's requests, of a server's start.
-    `answer_s`: longest time of any other answer.
-    `settle_s`: after a change of routes, requests may still take the old way for so long.
+    `load_s`, `drain_s`, `start_s`: maximum time to load an adapter, to drain its requests, to start a server.
+    `answer_s`: maximum time of any other answer.
+    `settle_s`: time after a change of routes for which requests may still take the old routes.
     `tries`: attempts of a step before it is rolled back.
-    `loads_per_hour`: more are not made by `packer live follow`.
+    `loads_per_hour`: maximum number of loads per hour that `packer live follow` makes.
     """
 
     load_s: float = 120.0
@@ -109,7 +109,7 @@ class StepLimits:
 
 @dataclass(frozen=True)
 class LiveFleet:
-    """The servers, the router and the limits; `keys`: the address of each server with its key."""
+    """The servers, the router and the limits; `api_key_env`: environment variable with the servers' key."""
 
     servers: tuple[Host, ...]
     router: RouterFile | None = None
@@ -136,11 +136,11 @@ class LiveFleet:
         object.__setattr__(self, "servers", named)
 
     def path_of(self, name: str, rank: int, url: str = "") -> str:
-        """Where an adapter lies on the server at an address."""
+        """Return the path of an adapter on the server at `url`."""
         return filled("adapters", self.adapters, name=name, url=url, rank=rank)
 
     def addresses(self) -> list[Address]:
-        """Where each server answers, with the key from the environment. Raises `ValidationError`: it is not set."""
+        """Return the servers' addresses with the key in `api_key_env`. Raises `ValidationError`: the key is not set."""
         key = key_of(self.api_key_env)
         return [address_of(each.url, key) for each in self.servers]
 
@@ -161,15 +161,15 @@ def read_live_fleet(path: str | os.PathLike[str]) -> LiveFleet:
 
 
 MOST_HISTORY = 500
-"""Steps that the file keeps."""
+"""Maximum number of past steps in the state file."""
 
 
 @dataclass(eq=False)
 class LiveState:
-    """Which adapters each server holds, with the share of their requests that goes there.
+    """The adapters that each server holds, with the share of each adapter's requests that is routed to the server.
 
-    `path`: the file. `plan`: what the servers are brought to, in words. `servers`: by name; a share of 0: held without
-    requests. `doing`: the step that has begun; "" between steps. `history`: steps that are over, the latest last.
+    `path`: the state file. `plan`: the plan to reach, in words. `servers`: shares by server name; 0: loaded, not
+    routed. `doing`: the step that has begun; "" between steps. `history`: finished steps, the latest last.
     """
 
     path: Path
@@ -180,11 +180,11 @@ class LiveState:
 
     @classmethod
     def read(cls, path: str) -> LiveState:
-        """The state in a file, or an empty one where there is none."""
+        """Read the state in a file; without a file the state is empty."""
         return _read_state(path) if Path(path).exists() else cls(Path(path), "", {})
 
     def routes(self, numbers: Mapping[str, int]) -> dict[str, dict[int, float]]:
-        """By adapter: share of its requests by server; `numbers`: of the servers, by name."""
+        """Return for each adapter the share of its requests by server; `numbers`: server name → number."""
         return by_adapter(
             (numbers[server], {name: share for name, share in placed.items() if share > 0.0})
             for server, placed in self.servers.items()
@@ -192,12 +192,12 @@ class LiveState:
         )
 
     def begin(self, what: str) -> None:
-        """A step begins: the file says so before anything is done. Raises `OutputError`."""
+        """Record the start of a step in the file, before the step is done. Raises `OutputError`."""
         self.doing = what
         self._write()
 
     def done(self, error: str = "") -> None:
-        """The step is over, perhaps with an error. Raises `OutputError`."""
+        """Record the end of the step, with its error if any. Raises `OutputError`."""
         entry: dict[str, Any] = {"time_s": round(time.time(), 3), "step": self.doing}
         self.history = [*self.history, entry | ({"error": error} if error else {})][-MOST_HISTORY:]
         self.doing = ""

@@ -1,4 +1,4 @@
-"""From the step logs of a real server to a profile."""
+"""Fit a profile to the step logs of a real server."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ MIN_EQUATIONS = 12
 GRAPH_MAX_TOKENS = 512
 """Largest batch with a CUDA graph, vLLM's default."""
 OUTLIER = 6.0
-"""A step longer than this many medians of its kind counts as that many: the machine was interrupted."""
+"""Step times are clipped to this many medians of their kind: longer ones are interruptions of the machine."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """Mean step times of one server: batch states and what a step took; `count` steps went into each row.
+    """Batch states and mean step times of one server; each row is the mean of `count` steps.
 
     All float64 (n,): decodes, prefill_tokens, adapters, sum_ranks, kv_tokens, step_ms, count, waiting requests.
     """
@@ -51,7 +51,7 @@ class Observations:
     waiting: FloatArray
 
     def equations(self) -> Equations:
-        """One equation a row, weighted by the root of its steps."""
+        """Return one equation per row, weighted by the square root of its number of steps."""
         names = ("decodes", "prefill_tokens", "adapters", "sum_ranks", "kv_tokens", "waiting")
         features = linear_features(
             **{name: getattr(self, name) for name in names}, graph_max_tokens=GRAPH_MAX_TOKENS,
@@ -61,7 +61,7 @@ class Observations:
 
 
 def waiting_at(steps: Steps, load: LoadResult) -> FloatArray:
-    """Requests that wait in each step, (n,): sent and not finished, less those in the batch.
+    """Return the waiting requests in each step, (n,): sent, not finished and not in the batch.
 
     The client and the worker share the machine's monotonic clock; the worker has no access to the queue.
     """
@@ -73,9 +73,9 @@ def waiting_at(steps: Steps, load: LoadResult) -> FloatArray:
 
 
 def from_steps(steps: Steps, settings: Settings, waiting: FloatArray | None = None) -> Observations:
-    """Average a step log over like states: single steps are noisy, and relative weights favour short ones.
+    """Average a step log over similar states: single steps are noisy, and relative weights favour short ones.
 
-    The time of a step is from its start to the next one's, less loading of adapters, which has its own law.
+    The time of a step is from its start to the next step's start, less loading of adapters, which has its own law.
     `waiting`: requests that wait in each step, (n,).
     """
     waiting = np.zeros(len(steps)) if waiting is None else waiting
@@ -100,13 +100,13 @@ def from_steps(steps: Steps, settings: Settings, waiting: FloatArray | None = No
 
 
 def _level(values: FloatArray) -> IntArray:
-    """Levels of a count: every value to 4, then steps of a quarter of an octave."""
+    """Quantise a count: exact values up to 4, then steps of a quarter of an octave."""
     fine = np.round(4.0 * np.log2(np.maximum(values, 1.0))).astype(np.int64) + 5
     return np.where(values <= 4, values.astype(np.int64), fine)
 
 
 def fit_step_law(observations: Sequence[Observations]) -> tuple[LatencySpec, dict[str, float]]:
-    """Non-negative least squares of the linear law, and its cross-validated errors.
+    """Fit the linear law by non-negative least squares; return it with its cross-validated and own errors.
 
     Raises `LiveError`: too few measurements for any law.
     """
@@ -142,7 +142,7 @@ def _terms(observations: Sequence[Observations]) -> tuple[str, ...]:
 
 
 def fit_loading(logs: Sequence[Steps]) -> LoadingSpec:
-    """Time of loading adapters from host memory and from disk, a + b × rank each."""
+    """Fit the times of loading adapters from host memory and from disk, a + b × rank each."""
     host = _load_line([(s.host_loads, s.host_ranks, s.host_ms) for s in logs])
     disk = _load_line([(s.disk_loads, s.disk_ranks, s.disk_ms) for s in logs])
     return LoadingSpec(*host, *disk)
@@ -162,10 +162,10 @@ def _load_line(parts: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> tu
 
 
 def fit_memory(launch: Launch, points: Mapping[Settings, int]) -> MemorySpec:
-    """KV capacity from measured points settings → tokens; exact there, a line between.
+    """Fit the KV capacity to measured points (settings → tokens): exact at these points, linear elsewhere.
 
-    With emulated slot memory the line is the emulation's own. Otherwise two points give the line: budget and
-    bytes per slot and rank; one point gives the budget, with the model's own bytes per rank.
+    With emulated slot memory, the line is that of the emulation. Otherwise two points determine the budget and the
+    bytes per slot and rank; a single point determines the budget, with the model's own bytes per rank.
     """
     kv, minimum = launch.model_spec.kv_bytes_per_token, launch.engine.max_model_len
     measured = tuple(sorted((each.max_loras, each.max_lora_rank, tokens) for each, tokens in points.items()))
@@ -193,7 +193,7 @@ def assemble(
     how: str,
     memory: MemorySpec | None = None,
 ) -> Profile:
-    """The profile of a calibration, with errors and provenance; `memory`: where no capacity was read."""
+    """Return the profile of a calibration, with errors and provenance; `memory` is used if no capacity was read."""
     latency, errors = fit_step_law(observations)
     steps = int(sum(o.count.sum() for o in observations))
     provenance = {

@@ -31,7 +31,7 @@ def group_lives(group: int) -> bool:
 
 
 def stop_group(child: subprocess.Popen[bytes], grace_s: float) -> None:
-    """SIGTERM to the group, then SIGKILL to what is left of it after the grace."""
+    """Send SIGTERM to the group, then SIGKILL to its remaining processes after `grace_s`."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(child.pid, number)

@@ -22,13 +22,13 @@ from packer.live.launch import filled
 from packer.live.server import MAX_PAGE_BYTES, get, healthy
 
 PROBE_TOKENS = (10, 11, 12)
-"""A prompt that every vocabulary has."""
+"""A prompt of token ids that every vocabulary has."""
 ERROR_TEXT = 200
 
 
 @dataclass(frozen=True)
 class Models:
-    """What /v1/models says: names of the base model, its longest request, and the adapters with their paths."""
+    """Content of /v1/models: names of the base model, its longest request, and the adapters with their paths."""
 
     base: tuple[str, ...]
     max_model_len: int | None
@@ -37,7 +37,7 @@ class Models:
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server at its address; every call raises `LiveError` where no good answer comes in time."""
+    """A server at its address; every call raises `LiveError` if no valid answer comes in time."""
 
     host: Host
     where: Address
@@ -45,7 +45,7 @@ class RunningServer:
 
     @property
     def name(self) -> str:
-        """Of the server."""
+        """Name of the server."""
         return self.host.name
 
     @property
@@ -54,7 +54,7 @@ class RunningServer:
         return healthy(self.where, self.limits.answer_s)
 
     def models(self) -> Models:
-        """The adapters that it serves now."""
+        """Return the base model and the adapters that the server serves now."""
         found = self._json("/v1/models", None, self.limits.answer_s)
         try:
             cards = [(str(card["id"]), card) for card in found["data"]]
@@ -66,7 +66,7 @@ class RunningServer:
         return Models(tuple(name for name, _ in base), longest if isinstance(longest, int) else None, own)
 
     def load(self, name: str, path: str) -> None:
-        """The server serves the adapter from now on; it stays if it is there already from the same path."""
+        """Load an adapter and check that the server serves it; one loaded already from the same path stays."""
         body = {"lora_name": name, "lora_path": path}
         try:
             self._json("/v1/load_lora_adapter", body, self.limits.load_s)
@@ -77,7 +77,7 @@ class RunningServer:
         self.check(name, path)
 
     def check(self, name: str, path: str) -> None:
-        """Raise unless the server lists the adapter, from this path, and answers a request of one token for it."""
+        """Raise unless the server lists the adapter with this path, and answers a request of one token for it."""
         held = self.models().adapters
         if name not in held:
             raise LiveError(f"{self.name}: /v1/models does not list {shown(name)} after its load.")
@@ -95,7 +95,7 @@ class RunningServer:
             raise LiveError(f"{self.name}: a request for {shown(name)} was answered without a token.")
 
     def unload(self, name: str) -> None:
-        """The server no longer serves the adapter."""
+        """Unload an adapter; raises only if the server still serves it."""
         try:
             self._json("/v1/unload_lora_adapter", {"lora_name": name}, self.limits.answer_s)
         except LiveError:
@@ -103,18 +103,18 @@ class RunningServer:
                 raise
 
     def metrics(self) -> str:
-        """The page of its metrics."""
+        """Return the server's /metrics page."""
         status, text = get(self.where, "/metrics", self.limits.answer_s)
         if status != 200:
             raise LiveError(f"{self.name}: /metrics: {_status(status, text)}.")
         return text
 
     def command(self, text: str) -> None:
-        """Run a command of the user's for this server. Raises `LiveError`: it fails or takes too long."""
+        """Run a user's command for this server. Raises `LiveError`: the command fails or takes too long."""
         self.begin(text).wait(self.limits.start_s)
 
     def begin(self, text: str) -> ShellCommand:
-        """Begin a command of the user's for this server, without waiting for its end."""
+        """Start a user's command for this server, without waiting for its end."""
         return ShellCommand(filled("a command", text, name=self.name, url=self.where.url))
 
     def _json(self, path: str, body: Any, total_s: float) -> Any:
@@ -141,7 +141,7 @@ class RunningServer:
 
 
 class ShellCommand:
-    """A command of the user's in a shell, in a process group of its own, since it was made."""
+    """A user's command in a shell, in a process group of its own; it starts when the object is made."""
 
     def __init__(self, text: str) -> None:
         self.text, self.begun_s, self._said = text, time.monotonic(), tempfile.TemporaryFile()  # noqa: SIM115
@@ -155,7 +155,7 @@ class ShellCommand:
         )
 
     def fault(self) -> str:
-        """What it said when it ended with a status that is not 0; "" while it runs, and where it went well."""
+        """Return status and output of a command that failed; "" while it runs, and if it succeeded."""
         status = self._process.poll()
         if not status:
             return ""
@@ -164,8 +164,8 @@ class ShellCommand:
         return f"The command {shown(self.text)} ended with status {status}: {said}"
 
     def wait(self, limit_s: float) -> None:
-        """Wait for its end. Raises `LiveError`: it fails, or takes longer than `limit_s`; it is ended then, as it is
-        where the wait is interrupted."""
+        """Wait for the command's end. Raises `LiveError`: the command fails, or takes longer than `limit_s`. After this
+        limit, or if the wait is interrupted, the command is killed."""
         try:
             self._process.wait(limit_s)
             if fault := self.fault():
@@ -176,7 +176,7 @@ class ShellCommand:
             self.end()
 
     def end(self) -> None:
-        """End all processes of its group, unless it has ended itself."""
+        """Kill all processes of the command's group, unless the command has ended."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -184,7 +184,7 @@ class ShellCommand:
         self._said.close()
 
     def leave(self) -> None:
-        """Whether it has ended or not, nobody waits for it any more."""
+        """Stop watching the command, which may still run."""
         if self._process.poll() is None:
             self._process.returncode = 0
         self._said.close()

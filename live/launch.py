@@ -1,6 +1,6 @@
-"""How to start a real server: what `--launch FILE.toml` says. Paths in the file are relative to it.
+"""How to start a real server: the content of `--launch FILE.toml`. Paths in the file are relative to the file.
 
-`packer live setup-cpu` writes such a file for the tiny model; docs/live.md has those for GPUs.
+`packer live setup-cpu` writes a launch file for the tiny model; docs/live.md has launch files for GPUs.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from packer.settings import Settings
 from packer.words import listed
 
 DEFAULT_COMMAND = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
-"""`vllm serve` requires a distribution named vllm, unlike that of the CPU wheel; the module always works."""
+"""`vllm serve` requires a distribution named vllm, but the CPU wheel has another name; the module always works."""
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """The GPU's memory rule on a back end that takes the KV cache's size as given.
+    """Emulate a GPU's memory rule on a back end that takes the KV cache's size as an option.
 
     KV bytes = kv_budget_bytes − max_loras × max_lora_rank × slot_bytes_per_rank; if nothing is left,
-    that is a memory error.
+    the result is a memory error.
     """
 
     kv_budget_bytes: float
@@ -47,23 +47,23 @@ class Emulation:
 class Launch:
     """How to start one server of a base model.
 
-    `name`: of the profile that a calibration writes.
+    `name`: name of the profile that a calibration writes.
     `command`: start of the command line; "{python}" stands for `python`.
     `python`: interpreter of vLLM's environment.
     `model`: path or name of the base model.
-    `adapter_path`: where an adapter lies, with "{name}" and "{rank}" in it.
-    `engine`, `model_spec`, `gpu`: as in a profile; `engine` gives the flags.
-    `arguments`: more flags.
-    `environment`: more environment variables.
+    `adapter_path`: path of an adapter, which may contain "{name}" and "{rank}".
+    `engine`, `model_spec`, `gpu`: as in a profile; `engine` determines the flags.
+    `arguments`: further flags.
+    `environment`: further environment variables.
     `emulation`: emulated slot memory, for the CPU.
     `step_log`: whether to log every engine step.
-    `server_cores`, `client_cores`: CPU cores to pin to; empty means any. With several servers at once each takes its
-    share of the first.
-    `api_cores`: cores of the process that serves HTTP, if other than `server_cores`: on a GPU it never takes time
-    from the model.
+    `server_cores`, `client_cores`: CPU cores to pin to; empty means any. Servers that run at once divide
+    `server_cores` among them.
+    `api_cores`: cores of the process that serves HTTP, if other than `server_cores`; on a GPU, this process never takes
+    time from the model.
     `token_ids`: prompts are random token ids in [low, high[.
-    `startup_timeout_s`: a server that is not healthy by then has failed.
-    `stall_timeout_s`: a server from which nothing comes for so long, with requests outstanding, hangs.
+    `startup_timeout_s`: a server that is not healthy after this time has failed.
+    `stall_timeout_s`: a server that sends nothing for this time, with requests outstanding, hangs.
     """
 
     name: str
@@ -103,9 +103,9 @@ class Launch:
 
 
 def filled(what: str, text: str, **values: object) -> str:
-    """A text with names in braces filled in; {{ is a brace. Raises `ValidationError`: it has others.
+    """Replace names in braces by values; {{ is a brace. Raises `ValidationError`: the text has other names in braces.
 
-    `what`: the text is, for the message.
+    `what`: description of the text for the error message.
     """
     known = {"{{": "{", "}}": "}", **{f"{{{name}}}": str(value) for name, value in values.items()}}
     try:
@@ -143,7 +143,7 @@ def read_launch(path: str | os.PathLike[str]) -> Launch:
 
 
 def launch_text(launch: Launch) -> str:
-    """A launch file, without what is left at its default; `read_launch` gives the same launch back."""
+    """Return the text of a launch file without default values; `read_launch` reads the same launch from it."""
     import tomlkit
 
     changed = [each.name for each in fields(Launch) if getattr(launch, each.name) != each.default]
@@ -153,7 +153,7 @@ def launch_text(launch: Launch) -> str:
 
 
 def _beside(base: Path, name: str, *, always: bool = False) -> str:
-    """A path relative to the launch file; a bare name that is no file there (`python`, a hub name) stays."""
+    """Resolve a path relative to `base`; a name that is no file there (`python`, a hub name) is unchanged."""
     if Path(name).is_absolute():
         return name
     candidate = base / name

@@ -1,4 +1,4 @@
-"""What the load generator sends, and its process, beside which the server is watched."""
+"""The requests of the load generator, and its process, which runs while the server is watched."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from packer.live.results import LoadResult, read_result
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 """Signals that end a run early."""
 KEY = "PACKER_AUTHORIZATION"
-"""Environment variable of the client's process with the header that opens the server."""
+"""Environment variable of the client's process with the server's authorization header."""
 START_GRACE_S = 60.0
 """Time for the client to start and to write its result, beyond the run itself."""
 WRITE_GRACE_S = 4.0
-"""Time for the client to write its result when the run is ended early: a command ends within 10 s."""
+"""Time for the client to write its result when the run is ended early; a command ends within 10 s."""
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class LoadJob:
-    """What to send.
+    """The requests of a run, and when it ends.
 
-    `url`: of the server, without a path and without a key.
+    `url`: URL of the server, without a path and without a key.
     `models`: model name in the request, for each adapter index of the trace.
-    `requests`: when, which adapter, how long.
-    `duration_s`: the run ends then, and unfinished requests are dropped.
+    `requests`: times, adapters and lengths of the requests.
+    `duration_s`: end of the run; unfinished requests are dropped.
     `drain_s`: seconds to wait after `duration_s` for unfinished requests; the run's duration grows accordingly.
-    `token_ids`: prompts are random token ids in [low, high[; those of blocks with one id are the same. Turns of a
-    session repeat the answers that the server gave before them (`Said`).
-    `stall_s`: nothing came for so long while requests were outstanding: the server hangs, the run ends.
-    `failures_to_stop`: so many failed requests in a row, none completed in between: the run ends.
-    `metrics_interval_s`: time between looks at /metrics; 0 looks at the start and the end only.
+    `token_ids`: prompts are random token ids in [low, high[; blocks with equal ids have equal tokens. Turns of a
+    session repeat the earlier answers of the server (`Said`).
+    `stall_s`: if nothing comes for this time while requests are outstanding, the server hangs and the run ends.
+    `failures_to_stop`: the run ends after this number of failed requests in a row.
+    `metrics_interval_s`: time between scrapes of /metrics; 0: only at the start and the end.
     `cores`: CPU cores to run on; empty means any.
     """
 
@@ -75,7 +75,7 @@ def prompts_of(job: LoadJob) -> list[IntArray]:
         prompt = rng.integers(low, high, n_in)
         if (blocks := trace.blocks) is not None:
             for place, i in enumerate(blocks.ids[blocks.starts[k] : blocks.starts[k + 1]].tolist()):
-                here = prompt[place * blocks.tokens :][: blocks.tokens]  # the same wherever this id is
+                here = prompt[place * blocks.tokens :][: blocks.tokens]  # equal ids get equal tokens
                 here[:] = np.random.default_rng((job.seed, i)).integers(low, high, blocks.tokens)[: len(here)]
         prompts.append(prompt)
     return prompts
@@ -98,8 +98,8 @@ def body_of(job: LoadJob, k: int, prompt: IntArray) -> bytes:
 
 
 class Said:
-    """What is sent and answered: JSON made before the run, so that sending costs little, and that of later turns when
-    they are sent: they begin with what was said in their session, as far as it has been answered.
+    """Request bodies and answers of a run. Bodies are serialised before the run, so that sending costs little. Those of
+    later turns are serialised when sent, because they begin with the answered part of their session.
     """
 
     def __init__(self, job: LoadJob) -> None:
@@ -113,7 +113,7 @@ class Said:
         self._answers: dict[int, list[int]] = {}
 
     def body(self, k: int) -> bytes:
-        """The JSON of request `k`, which is sent now."""
+        """Return the JSON of request `k`, which is sent now."""
         if self._sessions is None:
             return self._bodies[k]
         prompt, before = self._prompts[k], self._so_far.get(self._sessions[k])
@@ -124,20 +124,20 @@ class Said:
         return body_of(self._job, k, prompt)
 
     def hear(self, k: int, line: bytes) -> None:
-        """An event of the answer to request `k` came, with its new tokens if the server tells them."""
+        """Record an event of the answer to request `k`, with its new tokens if the server reports their ids."""
         if self._sessions is not None:
             for choice in json.loads(line[5:]).get("choices", ()):
                 self._answers.setdefault(k, []).extend(choice.get("token_ids") or ())
 
     def end(self, k: int) -> None:
-        """Request `k` is answered."""
+        """Record that request `k` is answered."""
         answer = self._answers.pop(k, None)
         if self._sessions and answer and len(answer) == self._job.requests.output_tokens[k]:
             self._so_far[self._sessions[k]] = np.concatenate([self._prompts[k], answer])
 
 
 def import_aiohttp() -> Any:
-    """The HTTP client, or an error with the install line."""
+    """Import the HTTP client; raises an error with the install command if it is missing."""
     try:
         import aiohttp
     except ImportError:
@@ -158,14 +158,14 @@ def run_job(
 ) -> LoadResult:
     """Send a job's requests from another process; the files stay in `folder`.
 
-    A run that the server cut short comes back as a result that says so. On KeyboardInterrupt the client is
-    stopped, its result so far is on disk, and the interrupt is raised again.
+    If the server cuts a run short, the result says so in `ended`. On KeyboardInterrupt the client is stopped,
+    its result so far is written, and the interrupt is raised again.
 
     `job`, `folder`: what to send, and where `load.npz` and `client.log` go.
-    `alive`: called five times a second: False (the server died) ends the run.
-    `stop`: called as often: True ends the run as interrupted.
+    `alive`: called five times a second; False (the server died) ends the run.
+    `stop`: called five times a second; True ends the run as interrupted.
     `progress`: called with the seconds since the client was started.
-    `authorization`: header that opens the server; it is written to no file.
+    `authorization`: the server's authorization header; it is written to no file.
     Raises `LiveError`: the client itself failed.
     """
     import_aiohttp()
@@ -199,9 +199,9 @@ def run_job(
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Signals that end a run wait for the end of the block, where the client is known to whoever has to end it.
+    """Delay signals that end a run to the end of the block, when the caller knows the client that it must stop.
 
-    The mask is for the client, which inherits it; here another thread may get the signal all the same.
+    The client inherits the mask. In this process another thread may still get a signal, so handlers record it.
     """
     seen: list[int] = []
     main = threading.current_thread() is threading.main_thread()
@@ -220,8 +220,8 @@ def _held_back() -> Iterator[None]:
 
 
 def _started(job: LoadJob, result: Path, log_path: Path, authorization: str) -> subprocess.Popen[bytes]:
-    """The client's process. It inherits a mask that holds signals back until it handles them: one that comes
-    while it still imports ends the run with a result, too."""
+    """Start the client's process. It inherits a mask that blocks signals until it can handle them, so that a
+    signal during its imports also ends the run with a result."""
     with log_path.open("wb") as log, tempfile.TemporaryFile() as asked:
         pickle.dump(job, asked)
         asked.seek(0)

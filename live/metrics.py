@@ -11,7 +11,7 @@ from packer.io.shipped import table
 
 NAMES: Mapping[str, Sequence[str]] = table("packer.live", "figures.toml")
 """Figure → its names, the newest first (0.32, then those of older releases). The first three are gauges, kv_usage a
-share; the others count from the server's start, prefix_queries and prefix_hits tokens."""
+share. The others are counters from the server's start; prefix_queries and prefix_hits count tokens."""
 _CACHE, _LORA = "vllm:cache_config_info", "vllm:lora_requests_info"
 _KEPT = (_CACHE, *(name for names in NAMES.values() for name in names))
 _LINE = re.compile(r"(vllm:\w+)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
@@ -23,9 +23,9 @@ MAX_FIGURE = 1e18
 
 @dataclass(frozen=True)
 class Page:
-    """One look at /metrics: a figure that is not on the page is in no table, or None.
+    """One scrape of /metrics; a figure that is not on the page is absent from `figures`, or None.
 
-    `figures`: by the keys of `NAMES`. `adapters`: with requests in the engine when one last changed.
+    `figures`: by the keys of `NAMES`. `adapters`: adapters with requests in the engine when this list last changed.
     """
 
     time_s: float
@@ -36,7 +36,7 @@ class Page:
 
     @property
     def in_flight(self) -> frozenset[str] | None:
-        """Adapters with requests in the engine now; None: some may have, the page does not say which."""
+        """Adapters with requests in the engine now; None if the page does not determine them."""
         if "running" not in self.figures:
             return None
         idle = not self.figures["running"] and not self.figures.get("waiting")
@@ -44,7 +44,7 @@ class Page:
 
 
 def page_of(text: str, time_s: float = 0.0) -> Page:
-    """Read a page; figures of several engines are added, damaged lines are passed over.
+    """Read a page; figures of several engines are summed, damaged lines are skipped.
 
     vLLM keeps a series of `lora_requests_info` for each list of adapters that it has seen, which may be thousands;
     its value is when that list was last current.
@@ -82,7 +82,7 @@ def kept(text: str) -> str:
 
 
 def _figure(text: str) -> float | None:
-    """A count or a share; None for what is neither: NaN, infinite, negative."""
+    """Parse a count or a share; None for NaN, infinite, negative or other text."""
     try:
         value = float(text)
     except ValueError:
@@ -96,7 +96,7 @@ def _whole(text: str | None) -> int | None:
 
 
 def grown(before: Page, now: Page, key: str) -> float:
-    """By how much a counter grew; after a restart it begins at 0. A page without it says nothing."""
+    """Return the growth of a counter, which begins at 0 after a restart; 0 if a page lacks the counter."""
     if key not in before.figures or key not in now.figures:
         return 0.0
     a, b = before.figures[key], now.figures[key]
@@ -105,10 +105,10 @@ def grown(before: Page, now: Page, key: str) -> float:
 
 @dataclass(frozen=True)
 class MetricsSummary:
-    """Means of the gauges over a run, growth of the counter; None where the page lacks a figure.
+    """Means of the gauges over a run and growth of the preemption counter; None if the pages lack a figure.
 
-    `restarts`: how often the counter fell, because the server began anew. `prefix_hit_rate`: tokens of prompts that
-    were in the KV cache / all that were looked up there.
+    `restarts`: how often this counter fell because the server restarted. `prefix_hit_rate`: prompt tokens found in
+    the KV cache / prompt tokens looked up there.
     """
 
     mean_running: float | None
@@ -122,7 +122,7 @@ class MetricsSummary:
 
 
 def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
-    """Figures of a run from its pages (seconds, text); pages that could not be read have the text ""."""
+    """Summarise a run's pages (seconds, text); pages that could not be read have the text ""."""
     seen = [page_of(text, time_s) for time_s, text in pages if text]
 
     def mean(key: str) -> float | None:

@@ -1,7 +1,7 @@
 """What the load generator recorded of one run: arrays per request, the gaps between tokens, and their summary.
 
 The summary has the keys and the definitions of `vllm bench serve` (vllm/benchmarks/serve.py), so that tools
-made for its result files read these.
+made for its result files can read these.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class LoadResult:
     """One run of the load generator, n requests.
 
     `scheduled_s`, `adapter`, `input_tokens`, `output_tokens`: (n,) as scheduled; seconds from the start of the run.
-    `sent_s`, `first_s`, `finish_s`: float64 (n,), seconds from the start; NaN where it did not happen.
+    `sent_s`, `first_s`, `finish_s`: float64 (n,), seconds from the start; NaN if the event did not happen.
     `received_tokens`: int64 (n,), output tokens that came.
     `state`: int64 (n,), see the constants of this module.
-    `gaps_s`, `gap_owner`: gaps between the chunks of a stream and whose they are, in order of arrival.
-    `duration_s`: seconds that the run lasted: requests unfinished by then are unfinished.
-    `started_monotonic_s`, `started_unix_s`: clocks at the start; the first is that of the step log.
-    `errors`: message → how often.
+    `gaps_s`, `gap_owner`: gaps between the chunks of a stream, and the request of each gap, in order of arrival.
+    `duration_s`: seconds that the run lasted; requests that are not finished by then count as unfinished.
+    `started_monotonic_s`, `started_unix_s`: clocks at the start; the step log uses the first one.
+    `errors`: message → number of requests.
     `ended`: "complete", or why the run was cut short.
-    `metrics`: (seconds from the start, text of /metrics) in order; text "" where the page could not be had.
+    `metrics`: (seconds from the start, text of /metrics) in order; text "" if the page could not be read.
     """
 
     scheduled_s: FloatArray
@@ -72,7 +72,7 @@ class LoadResult:
 
     @property
     def fault(self) -> str | None:
-        """Why the figures say nothing of what the server can serve: cut short, or too many failures; else None."""
+        """Why the figures do not measure the server's capacity (cut short, or too many failures), else None."""
         sent, failed = int(np.isfinite(self.sent_s).sum()), int((self.state == FAILED).sum())
         if not self.complete:
             return self.ended
@@ -83,7 +83,7 @@ class LoadResult:
 
     @property
     def served_share(self) -> float:
-        """Tokens completed / tokens due, as `Run.served_share` of the same trace; failed requests left out."""
+        """Tokens completed / tokens due, as in `Run.served_share` of the same trace, without failed requests."""
         kept = self.state != FAILED
         columns = (self.scheduled_s, self.adapter, self.input_tokens, self.output_tokens)
         tpot_ms = float(self.tpot_ms.mean()) if len(self.tpot_ms) else float("nan")
@@ -140,7 +140,7 @@ class LoadResult:
         return int((self.received_tokens[self.done] - 1).clip(0).sum())
 
     def summary(self) -> dict[str, Any]:
-        """The keys of `vllm bench serve`, and further ones: unfinished, lateness, how the run ended."""
+        """Return the keys of `vllm bench serve` and further ones: unfinished, lateness, how the run ended."""
         done, span = self.done, self.duration_s
         states = {"completed": COMPLETED, "failed": FAILED, "unfinished": UNFINISHED}
         counts = {name: int((self.state == state).sum()) for name, state in states.items()}

@@ -1,4 +1,4 @@
-"""The file of a router in front of running servers: written whole, and taken back where the router refuses it."""
+"""Write the file of a router in front of running servers, and restore the old file if the router rejects it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packer.live.host import ShellCommand
 from packer.plan import Plan
 
 Routes = Mapping[str, Mapping[int, float]]
-"""By adapter: share of its requests by server."""
+"""For each adapter the share of its requests by server."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class RouterWriter:
                 )
 
     def texts(self, routes: Routes) -> dict[str, str]:
-        """The files of these routes, by name; of servers and adapters that have a part."""
+        """Return the files of these routes by name; servers and adapters without a share are left out."""
         router = self.fleet.router
         assert router is not None
         names = ("namespace", "adapters_claim", "token_secret")
@@ -65,10 +65,10 @@ class RouterWriter:
         return texts
 
     def write(self, routes: Routes, *, again: bool = False) -> None:
-        """Write the files and let the router read them; where it does not, the old files are put back.
+        """Write the files and make the router reload them; if that fails, restore the old files.
 
-        `again`: also where they are as they were: packer may have been killed before the router read them.
-        Raises `LiveError`: the command that makes the router read them fails; `OutputError`: they can't be written.
+        `again`: reload even if no file changes, because packer may have been killed before the router read them.
+        Raises `LiveError`: a write or the reload fails; `OutputError`: the folder or the old files can't be written.
         """
         router = self.fleet.router
         if router is None:
@@ -91,11 +91,11 @@ class RouterWriter:
             for path, text in old.items():
                 write_text(path, text)
             if old:
-                with suppress(LiveError):  # the router runs on with what it has, which is these routes
+                with suppress(LiveError):  # without a reload the router keeps its old routes
                     self._reload()
             raise LiveError(f"The router did not take its new routes: {error}") from None
 
     def _reload(self) -> None:
-        """Let the router read its files."""
+        """Run the command that makes the router reload its files, if there is one."""
         if self.fleet.router is not None and self.fleet.router.reload is not None:
             ShellCommand(self.fleet.router.reload).wait(self.fleet.limits.start_s)

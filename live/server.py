@@ -25,11 +25,11 @@ from packer.settings import Settings
 
 HOST = "127.0.0.1"
 STOP_GRACE_S = 3.0
-"""Time to end by itself before a server is killed: a command ends within 10 s after it was told to."""
+"""Time for a server to end by itself before it is killed, so that packer's commands can end within 10 s."""
 PORT_TRIES = 3
 TAIL_LINES = 25
 MAX_PAGE_BYTES = 4 << 20
-"""Bytes of a page that a server may send."""
+"""Maximum bytes of a page that a server may send."""
 POLL_S = 0.2
 
 _MEMORY_PATTERNS = re.compile(
@@ -56,7 +56,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What differs between servers of one launch file; adapters are (name, folder)."""
+    """Options that differ between servers of one launch file; adapters are (name, folder)."""
 
     adapters: tuple[tuple[str, str], ...]
     settings: Settings
@@ -100,7 +100,7 @@ def environment(launch: Launch, step_log: Path | None) -> dict[str, str]:
 
 
 class LiveServer:
-    """One server, as a context manager: whatever happens inside, the processes are gone after it.
+    """One server as a context manager, which always ends the server's processes on exit.
 
     `start` returns None, or a `Failure`: a server that does not start is a result, not an exception.
     """
@@ -127,9 +127,9 @@ class LiveServer:
         return f"http://{HOST}:{self.port}"
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> Failure | None:
-        """Start and wait until healthy; where another process took the port, another port is tried.
+        """Start and wait until healthy; if another process took the port, try another port.
 
-        `stop` is called meanwhile: True ends the attempt.
+        `stop` is called while waiting: True ends the attempt.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         failure: Failure | None = None
@@ -177,7 +177,7 @@ class LiveServer:
         return Failure("timeout", f"the server was not healthy within {limit}", self._tail())
 
     def _pin_front(self) -> None:
-        """Move the process that serves HTTP to its own cores; the engine stays where it is."""
+        """Move the process that serves HTTP to `api_cores`; the engine's cores do not change."""
         if not self.launch.api_cores or self._guard is None:
             return
         guard = self._guard.pid
@@ -192,7 +192,7 @@ class LiveServer:
         return self._guard is not None and self._guard.poll() is None
 
     def failure(self) -> Failure:
-        """Why it is no longer alive, read from its log."""
+        """Return why the server is no longer alive, from its log."""
         tail, text = self._tail(), self._log()
         found = _MEMORY_PATTERNS.search(text)
         if found:
@@ -232,7 +232,7 @@ def healthy(where: Address | str, timeout_s: float = 2.0) -> bool:
 
 
 def get(where: Address | str, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
-    """GET: status and text; status 0 and why where there was no answer of a few megabytes within the time."""
+    """GET a page: status and text; status 0 and the reason if no answer of up to `MAX_PAGE_BYTES` comes in time."""
     address = Address(where.rstrip("/")) if isinstance(where, str) else where
     try:
         status, data = ask(address, path, limit_bytes=MAX_PAGE_BYTES, total_s=timeout_s)
@@ -242,7 +242,7 @@ def get(where: Address | str, path: str, timeout_s: float = 5.0) -> tuple[int, s
 
 
 def split_cores(cores: Sequence[int], n: int) -> list[tuple[int, ...]]:
-    """Share cores among n servers that run at once; with fewer cores than servers they share them all."""
+    """Divide cores among n servers that run at once; with fewer cores than servers, each gets all cores."""
     if not cores or len(cores) < n:
         return [tuple(cores)] * n
     return [tuple(cores[i::n]) for i in range(n)]

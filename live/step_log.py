@@ -12,7 +12,7 @@ from packer.errors import FileFormatError, reader
 from packer.io.files import read_text
 
 MAX_PERIOD_MS = 2_000.0
-"""Longer gaps are pauses of the machine, not steps."""
+"""Maximum time of a step; longer gaps are pauses of the machine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +43,9 @@ class Steps:
         return Steps(*(getattr(self, f.name)[keep] for f in fields(self)))
 
     def periods_ms(self) -> FloatArray:
-        """Time from each step's start to the next one's, (n,); NaN where the engine may have been idle after.
+        """Return the time from each step's start to the next step's, (n,); NaN if the engine may have been idle.
 
-        That is the whole step: scheduling, model, sampling and output.
+        This is the whole step: scheduling, model, sampling and output.
         """
         periods = np.full(len(self), np.nan)
         if len(self) > 1:

@@ -1,4 +1,4 @@
-"""Measurements on a real server: what is sent, to which server, and what came of it."""
+"""Measurements on a real server: the requests, the server, and the outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Task:
-    """One load on a running server. `key` names its folder; `drain_s` waits for the last answers."""
+    """One load on a running server. `key`: name of its folder; `drain_s`: time to wait for the last answers."""
 
     key: str
     workload: Workload
@@ -29,7 +29,7 @@ class Task:
     drain_s: float = 0.0
 
     def requests(self, max_model_len: int) -> RequestTrace:
-        """What is sent: prompts of at most max_model_len − 1 tokens, outputs of what is left."""
+        """Draw the requests: prompts have at most max_model_len − 1 tokens, outputs at most the rest."""
         drawn = draw_requests(self.workload, self.duration_s, self.seed)
         prompt = np.minimum(drawn.input_tokens, max_model_len - 1)
         output = np.minimum(drawn.output_tokens, max_model_len - prompt)
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Session:
-    """One server and its loads, in order. `key` names its folder."""
+    """One server and its loads, in order. `key`: name of its folder."""
 
     key: str
     options: ServerOptions
@@ -56,7 +56,7 @@ class Session:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a task gave: a failure to start, or a load (perhaps cut short), metrics and steps."""
+    """Outcome of a task: a failure to start, or a load (perhaps cut short), metrics and steps."""
 
     session: Session
     task: Task
@@ -68,12 +68,12 @@ class Outcome:
 
     @property
     def memory_error(self) -> bool:
-        """Whether the server did not start because memory did not suffice."""
+        """Whether the server did not start for lack of memory."""
         return self.failure is not None and self.failure.kind == "memory_error"
 
     @property
     def interrupted(self) -> bool:
-        """Whether it was stopped while the server started, or was cut short."""
+        """Whether the task was stopped while the server started, or its load was cut short."""
         starting = self.failure is not None and self.failure.kind == "interrupted"
         return starting or (self.load is not None and not self.load.complete)
 
@@ -87,7 +87,7 @@ class Outcome:
 class Endpoint:
     """Where requests go: a server started here, or one that was running already (`server` None).
 
-    `authorization`: header that opens it.
+    `authorization`: the server's authorization header.
     """
 
     url: str
@@ -97,5 +97,5 @@ class Endpoint:
 
     @property
     def alive(self) -> bool:
-        """Whether the server runs; of one that packer did not start only the answers are known."""
+        """Whether the server runs; always True for a server that packer did not start."""
         return self.server is None or self.server.alive

@@ -1,4 +1,4 @@
-"""What running servers have to do, from their own /metrics: tokens, adapters in flight, latency."""
+"""Load of running servers from their own /metrics: tokens, adapters in flight, latency."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from packer.live.host import RunningServer
 from packer.live.metrics import Page, grown, page_of
 
 PRIOR = 10.0
-"""The planned shares of a server's load count as so many looks at what is in flight, its planned rates as so many
-requests that have come."""
+"""Weight of the plan: the planned shares of a server's load count as this many scrapes with adapters in flight, its
+planned rates as this many observed requests."""
 
 
 class Sampled(NamedTuple):
     """Requests of a server.
 
-    `requests`: how many. `input_tokens`, `output_tokens`: their means. `hit_rate`: share of the prompts' tokens that
-    was found in the prefix cache; None: not known. `looks`: by so many looks at what is in flight adapters are told
-    apart; infinite: requests name them.
+    `requests`: number of requests. `input_tokens`, `output_tokens`: mean tokens. `hit_rate`: share of prompt tokens
+    found in the prefix cache; None: not known. `looks`: number of scrapes that determine the shares of adapters;
+    infinite: requests name their adapter.
     """
 
     requests: float
@@ -37,10 +37,10 @@ class Sampled(NamedTuple):
 
 @dataclass(eq=False)
 class Traffic:
-    """Pages of the last `span_s` of each server; `times_s`: when they were read.
+    """Pages of each server in the last `span_s` seconds; `times_s`: when they were read.
 
-    vLLM's counters carry no adapter. Of the tokens of a server an adapter gets the share of its requests in flight,
-    which are proportional to its load (Little's law); the planned shares count as `PRIOR` further looks.
+    vLLM's counters do not name adapters. An adapter's share of a server's tokens is its share of the requests in
+    flight, which are proportional to load (Little's law). The planned shares count as `PRIOR` further scrapes.
     """
 
     servers: Sequence[RunningServer]
@@ -52,7 +52,7 @@ class Traffic:
         self.looks = [deque() for _ in self.servers]
 
     def scrape(self, now_s: float, which: Iterable[int]) -> list[str]:
-        """Read the pages of these servers; returns why some could not be read."""
+        """Read the pages of these servers; return why some could not be read."""
 
         def one(server: RunningServer) -> Page | str:
             try:
@@ -69,15 +69,15 @@ class Traffic:
         self.times_s.append(now_s)
         while self.times_s[0] < now_s - self.span_s:
             self.times_s.popleft()
-        for own in self.looks:  # also of servers that are gone: what they did is over
+        for own in self.looks:  # also of servers that are gone
             while own and own[0].time_s < self.times_s[0]:
                 own.popleft()
         return [found for found in answers if isinstance(found, str)]
 
     def tok_s(self, s: int, span_s: float = float("inf"), skip_s: float = 0.0) -> float:
-        """Prompt and output tokens of a server per second over the last `span_s`, without the last `skip_s`.
+        """Return a server's prompt and output tokens per second over `span_s`, ending `skip_s` before the last scrape.
 
-        A server that was there for a part of that time has done nothing in the rest.
+        Time in which the server did not exist counts as time without tokens.
         """
         if len(self.times_s) < 2:
             return 0.0
@@ -90,7 +90,7 @@ class Traffic:
         return total / (times_s[-1] - times_s[0])
 
     def sampled(self, s: int, since_s: float) -> Sampled:
-        """The requests of a server since then; none where its pages do not count tokens and first tokens."""
+        """Return a server's requests since `since_s`; none if its pages do not count tokens and first tokens."""
         own = [each for each in self.looks[s] if each.time_s >= since_s]
         keys = ("ttfts", "prompt", "generated", "prefix_queries", "prefix_hits")
         count, prompt, output, queries, hits = (
@@ -107,11 +107,11 @@ class Traffic:
         return self.times_s[-1] - self.times_s[0] if self.times_s else 0.0
 
     def requests(self) -> float:
-        """First tokens of all servers in that time."""
+        """Return the number of first tokens of all servers on their pages."""
         return sum(grown(a, b, "ttfts") for own in self.looks for a, b in pairwise(own))
 
     def shares(self, s: int, planned: Mapping[str, float]) -> dict[str, float]:
-        """Share of each adapter in a server's tokens; they sum to 1. `planned`: its load there, by the plan."""
+        """Return each adapter's share of a server's tokens; shares sum to 1. `planned`: its planned load there."""
         total = sum(planned.values())
         found = {name: PRIOR * load / total for name, load in planned.items()} if total > 0 else {}
         for look in self.looks[s]:
@@ -121,7 +121,7 @@ class Traffic:
         return {name: part / whole for name, part in found.items()} if whole > 0 else {}
 
     def mean_ms(self, s: int, what: str) -> float | None:
-        """Mean "ttft" or "itl" of a server over its pages, ms; None without enough of them."""
+        """Return the mean "ttft" or "itl" of a server over its pages, ms; None with fewer than 50 values."""
         own = self.looks[s]
         if len(own) < 2:
             return None

@@ -36,16 +36,16 @@ COMPARED = (
     "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_itl_ms",
     "mean_running", "mean_waiting", "mean_kv_usage", "preemptions", "prefix_hit_rate",
 )  # fmt: skip
-"""Figures that are set side by side."""
+"""Figures that are compared."""
 SMAPE_OF = COMPARED[:5]
 FROM_METRICS = COMPARED[5:-1]
-"""Figures that every server has on its /metrics page; the hit rate is absent where nothing was looked up."""
+"""Figures that every server has on its /metrics page; the hit rate is absent if nothing was looked up."""
 LOOK_S = 0.5
-"""How often the main thread looks whether it was interrupted."""
+"""Seconds between the main thread's checks for an interrupt."""
 
 
 def difference(predicted: float | None, measured: float | None) -> float | None:
-    """SMAPE of one figure, percent; None where it is missing."""
+    """SMAPE of one figure, percent; None if a value is missing."""
     if predicted is None or measured is None or math.isnan(predicted) or math.isnan(measured):
         return None
     return smape([(predicted, measured)])
@@ -62,7 +62,7 @@ class Repeat:
 
     @property
     def starved(self) -> bool | None:
-        """Whether the server starved; None where no run came to its end."""
+        """Whether the server starved or lacked memory; None if the run did not complete."""
         if self.outcome.memory_error:
             return True
         load = self.outcome.load
@@ -83,7 +83,7 @@ class BinReport:
 
     @property
     def failure(self) -> str | None:
-        """Why no repeat, or not every one, ran to its end."""
+        """Why a repeat did not run to its end, or its server restarted; else None."""
         for run in self.runs:
             if run.outcome.failure is not None:
                 return run.outcome.failure.message
@@ -123,7 +123,7 @@ class BinReport:
 
     @property
     def starved(self) -> tuple[bool, bool | None]:
-        """(predicted, measured), by the means over the repeats; measured is None where nothing ran."""
+        """(predicted, measured), by the means over the repeats; measured is None if no repeat completed."""
         known = [run.starved for run in self.runs if run.starved is not None]
         predicted = float(np.mean([run.simulation.starved for run in self.runs])) > 0.5
         return predicted, (float(np.mean(known)) > 0.5 if known else None)
@@ -171,7 +171,7 @@ class BinReport:
 
 @dataclass(frozen=True)
 class ValidationSpec:
-    """How to measure. `parallel` servers run at once; `gpus` are shared out among them."""
+    """How to measure. `parallel` servers run at once; `gpus` are divided among them."""
 
     duration_s: float = 120.0
     repeats: int = 1
@@ -203,7 +203,7 @@ class Validation:
         self._stop = threading.Event()
 
     def run(self) -> list[BinReport]:
-        """Reports in order of the bins; an interrupt stops the servers first.
+        """Measure all bins; return their reports in order. An interrupt stops the servers before it is raised.
 
         Raises `OutputError`: another process measures into the same folder.
         """
@@ -283,7 +283,7 @@ def _run(bin_: Bin, outcome: Outcome, launch: Launch) -> Repeat:
 
 
 def measured_figures(outcome: Outcome) -> Figures:
-    """The compared figures of one run; None where the server or its /metrics has none."""
+    """Return the compared figures of one run; None for a figure without a measured value."""
     load, metrics = outcome.load, outcome.metrics
     if load is None:
         return dict.fromkeys(COMPARED)
@@ -301,7 +301,7 @@ def _known(value: float) -> float | None:
 
 
 def _repeatability(runs: Sequence[Repeat], name: str) -> float | None:
-    """Mean SMAPE between the repeats of one figure, each against each; None with fewer than two."""
+    """Return the mean SMAPE of one figure over all pairs of repeats; None with fewer than two repeats."""
     values = [run.measured.get(name) for run in runs]
     pairs = [difference(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
     known = [p for p in pairs if p is not None]
@@ -309,7 +309,7 @@ def _repeatability(runs: Sequence[Repeat], name: str) -> float | None:
 
 
 def gauges(outcome: Outcome) -> dict[str, list[float]]:
-    """time_s, running, waiting, kv_usage of the /metrics pages of a run; NaN where one is missing."""
+    """Return time_s, running, waiting, kv_usage of a run's /metrics pages; NaN for a missing figure."""
     texts = outcome.load.metrics if outcome.load is not None else ()
     pages = [page_of(text, time_s) for time_s, text in texts if text]
     columns: dict[str, list[float]] = {"time_s": [page.time_s for page in pages]}

@@ -14,14 +14,14 @@ from packer.workload import Workload
 
 
 def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int = 0) -> Predictor:
-    """The predictor of that name ("twin", "forest", …), or the trained one in a file, for this profile.
+    """Load a predictor for a profile, by its name ("twin", "forest", …) or from a file.
 
     `name`: a registered predictor, or the path of a file written by `packer predictor train` (it ends in `.packer`,
     or contains a directory).
-    `profile`: the server that will be evaluated; a trained predictor for another one is refused.
-    `seed`: of whatever the predictor draws at random.
+    `profile`: the profile of the servers to evaluate; a file that was trained for another profile is refused.
+    `seed`: seed of the predictor's random draws.
 
-    Raises `UnknownNameError`: no predictor has that name; `FileFormatError`: there is no such file; `ModelError`: the
+    Raises `UnknownNameError`: no predictor has this name; `FileFormatError`: there is no such file; `ModelError`: the
     file is damaged, or belongs to another profile.
     """
     text = os.fspath(name)
@@ -39,14 +39,14 @@ def evaluate_server(
     workload: Workload, server: Profile, *, max_loras: int, max_lora_rank: int | None = None,
     predictor: str | os.PathLike[str] | Predictor = "auto", seed: int = 0,
 ) -> Evaluation:  # fmt: skip
-    """What a predictor says of one server that serves the whole fleet.
+    """Evaluate one server that serves the whole fleet.
 
     `workload`: the fleet.
     `server`: the server's profile.
     `max_loras`: adapters on the GPU at once.
     `max_lora_rank`: rank of every slot, one of vLLM's values; None: the smallest that holds every adapter.
     `predictor`: a registered name, the path of a trained predictor, or an object.
-    `seed`: of whatever the predictor draws at random.
+    `seed`: seed of the predictor's random draws.
 
     Raises `ValidationError`: an adapter's rank exceeds `max_lora_rank`, or another value is out of range;
     `UnknownNameError`, `ModelError`: as from `load_predictor`.

@@ -1,4 +1,4 @@
-"""What the arrays of a saved model must be: the kernels that read them check no index and no shape."""
+"""Check the arrays of a saved model, because the kernels that read them check no index and no shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_arrays(family: str, arrays: Arrays, features: int, outputs: int) -> No
 
     `family`: "trees", "machine" or "neighbours".
     `arrays`: by name, as `packer.predictors.store` reads them.
-    `features`, `outputs`: how many the model has.
+    `features`, `outputs`: numbers of features and outputs of the model.
     """
     for name, array in arrays.items():
         _require(bool(np.isfinite(array).all()), name, "finite")
@@ -44,7 +44,7 @@ def check_arrays(family: str, arrays: Arrays, features: int, outputs: int) -> No
 
 
 def _check_trees(arrays: Arrays, features: int, outputs: int) -> None:
-    """Nodes form trees (children behind their parent, each with one parent) with the depths in `depths`."""
+    """Check that nodes form trees of depths `depths`: children follow their parent, and each has one parent."""
     _shape(arrays, "threshold", np.float32, None)
     _shape(arrays, "bias", np.float64, outputs)
     n = len(arrays["threshold"])

@@ -1,4 +1,4 @@
-"""Trained trees where they are certain, the twin elsewhere."""
+"""Evaluate servers with trained trees if these are certain, else with the twin."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ UNCERTAIN = (0.05, 0.95)
 
 
 class AutoPredictor:
-    """Evaluates with `learned`, and with `twin` where the probability of starvation is in ]low, high[.
+    """Evaluates with `learned`, but with `twin` if the probability of starvation is in ]low, high[.
 
-    The twin also evaluates servers outside the range of what `learned` was trained on, and all servers where
-    arrivals are other than Poisson, requests come in sessions, prefixes are cached, or that train beside their
-    requests, on which it was not trained at all.
+    The twin also evaluates servers outside the training range of `learned`, and all servers with arrivals other than
+    Poisson, with sessions, with cached prefixes, or with fine-tuning beside their requests: `learned` was not trained
+    on these.
 
-    `learned`, `twin`: the predictors; without a learned one the twin evaluates everything.
-    `low`, `high`: between which probabilities the learned one is uncertain.
+    `learned`, `twin`: the predictors; if `learned` is None, the twin evaluates everything.
+    `low`, `high`: `learned` is uncertain between these probabilities.
     `guesses_bursty`: let `learned` evaluate bursty arrivals as if they were Poisson, and cached prefixes as if prompts
     were shorter.
-    `guide`: takes the part of `learned` in searches, where there is none.
+    `guide`: replaces `learned` in searches if `learned` is None.
     """
 
     name = "auto"
@@ -49,21 +49,21 @@ class AutoPredictor:
         self.imitates_twin = learned is not None or guide is not None
         self.low, self.high = low, high
         self.guesses_bursty = guesses_bursty
-        # Nearest to what trees were trained on: Poisson arrivals of requests that do not belong together.
+        # The workload nearest to the training data: Poisson arrivals of independent requests.
         self._as_learned: dict[bool, Memo[Workload, Workload]] = {
             False: Memo(lambda fleet: fleet.as_independent(cached=False).with_arrivals(Arrivals())),
             True: Memo(lambda fleet: fleet.as_independent(cached=True).with_arrivals(Arrivals())),
         }
         self.requested = 0
-        """Bins to evaluate so far."""
+        """Number of bins evaluated so far."""
         self.left_to_twin = 0
-        """Of these, how many the twin evaluated."""
+        """Number of these bins that the twin evaluated."""
 
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> AutoPredictor:
-        """The shipped boosted trees, where there are some for the profile, and the twin.
+        """Return a predictor of the boosted trees shipped for the profile, if any, and the twin.
 
-        Without one, the model of another profile leads searches.
+        Without these trees, the trees of another profile guide searches.
         """
         learned = guide = None
         try:
@@ -74,10 +74,10 @@ class AutoPredictor:
         return cls(learned, TwinPredictor(seed=seed), guide=guide)
 
     def for_search(self, *, cautious: bool = False) -> AutoPredictor:
-        """The same predictors for a search whose result is evaluated anew: the twin only beyond what was learned, and
-        there only where the learned one does not exclude a server.
+        """Return the same predictors for a search whose result is evaluated again: the twin evaluates only servers
+        outside the training range for which `learned` is not certain that they starve.
 
-        `cautious`: a server starves where the learned one is not certain that it doesn't.
+        `cautious`: a server counts as starved unless `learned` is certain that it does not starve.
         """
         leading, limit = self.learned or self.guide, self.low if cautious else 0.5
         return AutoPredictor(leading, self.twin, low=limit, high=limit, guesses_bursty=True, guide=self.guide)
@@ -115,7 +115,7 @@ class AutoPredictor:
         return Evaluations(**columns)
 
     def summary(self) -> str:
-        """How often the twin was needed, in words."""
+        """Return how often the twin was needed, in words."""
         return (
             f"the twin evaluated {self.left_to_twin} of {self.requested} servers and simulated "
             f"{self.twin.simulated} of them"

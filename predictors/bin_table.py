@@ -1,4 +1,4 @@
-"""Bins as arrays: searches evaluate thousands and keep few."""
+"""Bins as arrays, because searches evaluate thousands of bins and keep few."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packer.errors import IncompatibleError
 from packer.profile import Profile
 
 ones = lru_cache(maxsize=64)(lambda n: np.ones(n))
-"""Shares of n adapters that are all here, float64 (n,); never written."""
+"""Shares of n adapters whose requests all come to the bin, float64 (n,); never written to."""
 
 SLOT_RANK_FOR = np.array([slot_rank_for(rank) for rank in range(SLOT_RANKS[-1] + 1)], dtype=np.float64)
 """`slot_rank_for` by rank, float64 (r,)."""
@@ -24,11 +24,11 @@ SLOT_RANK_FOR = np.array([slot_rank_for(rank) for rank in range(SLOT_RANKS[-1] +
 
 @dataclass(frozen=True, eq=False)
 class BinTable(Sequence[Bin]):
-    """Bins of one fleet and profile, each of them a run of one list of adapters; runs may overlap.
+    """Bins of one fleet and profile; each bin is a slice of one list of adapters, and slices may overlap.
 
-    `profile`: of all of them.
+    `profile`: profile of all bins.
     `start`, `end`: int64 (n,): bin b holds the entries start[b] … end[b] − 1.
-    `adapters`: int64 (m,): as indices into the workload.
+    `adapters`: int64 (m,): indices into the workload.
     `share`: float64 (m,): the part of the adapter's rate that comes to the bin.
     `max_loras`, `max_lora_rank`: float64 (n,).
     """
@@ -52,7 +52,7 @@ class BinTable(Sequence[Bin]):
 
     @classmethod
     def of(cls, bins: Sequence[Bin]) -> BinTable:
-        """From bins of one profile; those that hold the same tuple of adapters are the same run."""
+        """Make a table of bins of one profile; consecutive bins with the same tuple of adapters share a slice."""
         if isinstance(bins, BinTable):
             return bins
         profile = bins[0].profile

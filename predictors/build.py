@@ -1,4 +1,4 @@
-"""Builds data sets: in parts, each written whole, so that an interrupted build loses at most one part."""
+"""Build data sets in parts, each written whole; an interrupted build loses at most one batch of parts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from packer.twin.until_clear import evaluate_until_clear
 PART_ROWS = 32
 _WATCH = "packer-watch-parent"
 MAX_OUTSTANDING = 26_800
-"""Largest number of outstanding requests, as the client of the measured runs had it."""
+"""Maximum number of outstanding requests, as in the client of the measured runs."""
 
 Backend = Literal["processes", "ray"]
 
 
 def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
-    """One scenario, simulated."""
+    """Simulate one scenario and return its row."""
     case = scenario(index, profile, seed)
     own: dict[str, Any] = {"seed": (seed * 1_000_003 + index) % 2**31, "max_outstanding": MAX_OUTSTANDING}
     found = evaluate_until_clear(case.workload, profile, case.settings, edge_seeds=1, **own)
@@ -44,7 +44,7 @@ def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
 
 
 def part_of(number: int, spec: Spec, profile: Profile, parent: int | None = None) -> list[dict[str, Any]]:
-    """The rows of one part; a worker process ends when the process `parent`, which started it, is gone."""
+    """Return the rows of one part; a worker process ends when `parent`, the process that started it, is gone."""
     if parent is not None and parent != os.getpid():
         _end_with(parent)
     start = number * PART_ROWS
@@ -55,11 +55,11 @@ def build_dataset(
     profile: Profile, path: str | os.PathLike[str], *, rows: int, seed: int = 0, jobs: int = -1,
     backend: Backend = "processes", force: bool = False, progress: Progress = silent,
 ) -> Spec:  # fmt: skip
-    """Simulate `rows` scenarios and write them as Parquet. An interrupted build goes on where it stopped.
+    """Simulate `rows` scenarios and write them as Parquet. An interrupted build continues from its finished parts.
 
     `profile`: the server.
     `path`: the Parquet file. Until it is complete, finished parts are in the directory `<path>.parts`.
-    `rows`, `seed`: how many scenarios, and their seed: the same give the same file.
+    `rows`, `seed`: number of scenarios and their seed; the same values give the same file.
     `jobs`: processes; −1 means one per core.
     `backend`: "processes" on this machine, or "ray" on the Ray cluster that `ray.init` finds.
     `force`: overwrite an existing file.
@@ -90,7 +90,7 @@ def build_dataset(
 
 
 def _check_note(folder: Path, spec: Spec) -> None:
-    """Note the data set in a new directory, or check that it is that of the same data set."""
+    """Write the specification into a new directory, or check that the directory has the same specification."""
     note = folder / "spec.json"
     if not note.exists():
         if any(not item.name.startswith(".") for item in folder.iterdir()):  # dots: left by a killed write
@@ -107,7 +107,7 @@ def _check_note(folder: Path, spec: Spec) -> None:
 def _simulated(
     missing: list[int], spec: Spec, profile: Profile, jobs: int, backend: Backend
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Number and rows of each missing part."""
+    """Yield number and rows of each missing part."""
     from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
     if backend == "ray":
@@ -132,7 +132,7 @@ def register_ray() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this worker process soon after the process that started it has ended, even if that was killed."""
+    """End this worker process soon after its parent process has ended, even if the parent was killed."""
 
     def watch() -> None:
         while os.getppid() == parent:

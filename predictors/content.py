@@ -1,4 +1,4 @@
-"""Evaluations stored by what a bin holds: adapters of equal rank, rate and lengths are interchangeable."""
+"""A cache of evaluations by a bin's content: adapters of equal rank, rate and lengths are interchangeable."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _CONTENT = attrgetter(*(item.name for item in fields(Adapter) if item.name != "n
 
 
 def content_classes(workload: Workload) -> IntArray:
-    """Class of each adapter, int64 (n,): equal where all but their names is.
+    """Return the class of each adapter, int64 (n,): adapters that differ only in their names have the same class.
 
-    Numbered by falling rank and rate. Adapters of a replayed trace are each their own class.
+    Classes are numbered by falling rank, then rate. Each adapter of a replayed trace is a class of its own.
     """
     if workload.arrivals.trace is not None:
         return np.arange(len(workload), dtype=np.int64)
@@ -41,7 +41,7 @@ def content_classes(workload: Workload) -> IntArray:
 
 @dataclass(frozen=True)
 class _Fleet:
-    """Classes of a workload; adapters sorted by class, where each class starts there; and what is stored."""
+    """Classes of a workload, its adapters sorted by class, the start of each class, and the stored evaluations."""
 
     classes: IntArray
     members: IntArray
@@ -55,7 +55,7 @@ class _Fleet:
         return cls(classes, np.argsort(classes, kind="stable"), start, OrderedDict())
 
     def canonical(self, item: Bin) -> tuple[tuple[object, ...], Bin]:
-        """Key of a bin's content, and the bin of that content that is evaluated for all of them."""
+        """Return the key of a bin's content, and the bin that is evaluated for all bins of this content."""
         here = self.classes[list(item.adapters)]
         shares: tuple[float, ...] = ()
         if item.is_split:
@@ -71,10 +71,10 @@ class _Fleet:
 
 
 class ContentCache:
-    """A function that evaluates bins, called once for each content of a bin and factor of its rates.
+    """Cache a function that evaluates bins: it is called once per content of a bin and factor of its rates.
 
-    Equal bins get equal figures, whatever their adapters are called. `requested` counts the bins of all
-    calls, `evaluated` those that reached the function.
+    Bins of equal content get equal figures, whatever their adapters are called. `requested` counts the bins of
+    all calls, `evaluated` the bins that were passed to the function.
 
     `evaluate`: (workload, bins, factors float64 (n,)) → evaluations.
     """

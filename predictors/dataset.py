@@ -22,7 +22,7 @@ from packer.io.schema import parse
 from packer.predictors.features import NAMES
 
 FORMAT = "packer dataset 3"
-"""Raised with the scenarios that a seed gives, too: files of other scenarios are not mixed."""
+"""Incremented also when a seed gives other scenarios, so that files of different scenarios are not mixed."""
 MAX_ROWS = 4_000_000
 TTFT_LABELS = ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms")
 SHARES = ("served_share", "stable")
@@ -32,7 +32,7 @@ LABELS = (*SHARES, "mean_itl_ms", "p99_itl_ms", "mean_tpot_ms", *TTFT_LABELS)
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a data set is: enough to build it again, byte for byte."""
+    """Specification of a data set, from which it can be built again, byte for byte."""
 
     profile: str
     fingerprint: str
@@ -46,7 +46,7 @@ class Spec:
         checks.integer("seed", self.seed, low=0)
 
     def text(self) -> str:
-        """As JSON, the same for equal specs."""
+        """Return the specification as JSON; equal specifications give equal texts."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
@@ -54,7 +54,7 @@ class Spec:
 class Dataset:
     """A data set in memory: features float64 (n, F), labels by name float64 (n,), family and group per row.
 
-    TTFT labels are NaN where the run was too short for them.
+    TTFT labels are NaN if the run was too short for them.
     """
 
     spec: Spec
@@ -97,7 +97,7 @@ class Dataset:
         return self.labels["served_share"] < STARVATION_THRESHOLD
 
     def summary(self) -> dict[str, Any]:
-        """What the dataset holds, JSON-able: profile, scenarios by family, how many starve."""
+        """Summarise the data set, JSON-able: profile, scenarios by family, share of starved servers."""
         own = {name: self.starved[self.family == name] for name in sorted(set(self.family.tolist()))}
         families = {name: {"scenarios": len(each), "starved": int(each.sum())} for name, each in own.items()}
         return {
@@ -110,7 +110,7 @@ class Dataset:
 
 
 def dataset_of(frame: pl.DataFrame, spec: Spec) -> Dataset:
-    """The data set in a table.
+    """Return the data set in a table.
 
     Raises `FileFormatError`: a column is missing, of another type, or has a value that no simulation gives; rows are
     missing.

@@ -1,9 +1,9 @@
-"""Trees as arrays: from scikit-learn's and LightGBM's to those that kernels walk, compiled by Numba.
+"""Convert trees of scikit-learn and LightGBM to arrays, and evaluate them with kernels compiled by Numba.
 
-A tree is a run of nodes: `feature`, `threshold`, `left`; the right child follows the left one. A leaf points
-at itself and tests the column behind the last feature, which holds −∞, so that it is never left; its
-`threshold` is its value. Thus every row takes the same number of steps through a tree, without a branch.
-Indices are unsigned, so that the kernel need not test whether they count from the end, which takes half of its time.
+A tree is a sequence of nodes (`feature`, `threshold`, `left`); the right child follows the left one. The left child
+of a leaf is the leaf itself, and its feature is an extra column of −∞, so that a row stays at its leaf; a leaf's
+`threshold` is its value. Every row therefore takes the same number of steps through a tree, without branches.
+Indices are unsigned, because tests for negative indices would take half of the kernel's time.
 `tests/oracles/naive_predictors.py` is the slow reference.
 """
 
@@ -52,7 +52,7 @@ def walk_rows(x: Float32Array, trees: Ensemble, first: int, last: int, out: Floa
 
 @njit(**CALLED)
 def walk_one(x: Float32Array, trees: Ensemble, first: int, last: int) -> float:
-    """Sum of the leaves of the trees first … last − 1 for one feature row x float32 (F + 1,), its last −∞."""
+    """Sum the leaves of the trees first … last − 1 for one row of features x float32 (F + 1,), whose last is −∞."""
     feature, threshold, left, roots, depths, _starts, _bias = trees
     total = 0.0
     t = first
@@ -87,14 +87,14 @@ class TreeNode:
 
     @property
     def leaves(self) -> int:
-        """Leaves at or below it."""
+        """Number of leaves at or below this node."""
         if self.left is None or self.right is None:
             return 1
         return self.left.leaves + self.right.leaves
 
     @property
     def depth(self) -> int:
-        """Steps from here to the deepest leaf."""
+        """Steps from this node to the deepest leaf."""
         if self.left is None or self.right is None:
             return 0
         return 1 + max(self.left.depth, self.right.depth)
@@ -103,7 +103,7 @@ class TreeNode:
 class Ensemble(NamedTuple):
     """Flattened trees of several outputs, in groups.
 
-    `feature`, `threshold`, `left`: uint32, float32, uint32 (nodes,): see above.
+    `feature`, `threshold`, `left`: uint32, float32, uint32 (nodes,): see the module's docstring.
     `roots`, `depths`: uint32 (trees,).
     `starts`: uint32 (outputs + 1,): output k is the sum over the trees starts[k] … starts[k + 1] − 1, plus bias[k].
     `bias`: float64 (outputs,).
@@ -142,7 +142,7 @@ class Ensemble(NamedTuple):
         return out
 
     def node(self, at: int) -> TreeNode:
-        """The tree from one of its nodes on; the values of inner nodes are not kept."""
+        """Return the subtree at a node; the values of inner nodes are not stored."""
         if self.left[at] == at:
             return TreeNode(float(self.threshold[at]))
         left, right = (self.node(int(self.left[at]) + k) for k in (0, 1))
@@ -162,7 +162,7 @@ def _flatten(tree: TreeNode, width: int, nodes: list[tuple[int, float, int]]) ->
 
 
 def packed(outputs: Sequence[Sequence[TreeNode]], width: int) -> dict[str, npt.NDArray[Any]]:
-    """The trees of each output as arrays by name, as files hold them."""
+    """Return the trees of each output as arrays by name, in the types of saved files."""
     arrays = Ensemble.of(outputs, [0.0] * len(outputs), width)._asdict()
     return {name: each.astype(np.int32) if each.dtype == np.uint32 else each for name, each in arrays.items()}
 

@@ -12,9 +12,9 @@ from packer.predictors.ensemble import Ensemble
 from packer.predictors.store import Model
 
 BLOCK = 1024
-"""Rows at a time: the table of distances to all support vectors stays small."""
+"""Rows evaluated at a time, so that the table of distances to all support vectors stays small."""
 CLOSEST = 1e-6
-"""Added to every distance, so that a point itself has a finite weight."""
+"""Added to every distance, so that a point at distance 0 has a finite weight."""
 
 
 class Machine:
@@ -60,12 +60,12 @@ class Neighbours:
 
 
 def squash(x: Float32Array, center: Float32Array, scale: Float32Array) -> Float32Array:
-    """Features on a scale where distances mean something: log(1 + x), centred, divided by their spread."""
+    """Scale features so that distances are meaningful: log(1 + x), centred, divided by the spread."""
     return ((np.log1p(np.maximum(x, 0.0)) - center) / scale).astype(np.float32)
 
 
 def family_of(model: Model) -> Ensemble | Machine | Neighbours:
-    """How to evaluate a model, by its header: `rows(x, k)` is output k of `packer.predictors.targets.OUTPUTS`."""
+    """Return a model's evaluator by its header: `rows(x, k)` is output k of `packer.predictors.targets.OUTPUTS`."""
     arrays = dict(model.arrays)
     if model.header["family"] == "trees":
         whole = (arrays[name] for name in Ensemble._fields)

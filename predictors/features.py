@@ -1,4 +1,4 @@
-"""Features of a bin: the paper's seven, what they leave out, and an equilibrium of the step law."""
+"""Features of a bin: the paper's seven, properties that these omit, and figures of the step law's equilibrium."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from packer.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature; `trend`: as all rates grow it grows (1), so that starvation may only get likelier, or falls (-1)."""
+    """A feature; `trend`: 1 if it grows with all rates, so that starvation can only get likelier, -1 if it falls."""
 
     name: str
     unit: str
@@ -30,7 +30,7 @@ class Feature:
 
 
 FEATURES = tuple(Feature(name, *words) for name, words in table("packer.predictors", "features.toml").items())
-"""In the kernel's order."""
+"""Features in the kernel's order."""
 
 NAMES = tuple(feature.name for feature in FEATURES)
 COLUMN = {name: i for i, name in enumerate(NAMES)}
@@ -54,7 +54,7 @@ def _product(first: Lengths, second: Lengths, correlation: float) -> float:
 
 
 def length_pairs(workload: Workload) -> tuple[list[tuple[Lengths, Lengths]], IntArray]:
-    """The distinct lengths of prompts and outputs, and which of them each adapter has, int64 (m,)."""
+    """Return the distinct pairs of prompt and output lengths, and the index of each adapter's pair, int64 (m,)."""
     pairs: dict[tuple[Lengths, Lengths], int] = {}
     first, second = workload.input_tokens, workload.output_tokens
     own = ((each.input_tokens or first, each.output_tokens or second) for each in workload.adapters)
@@ -63,7 +63,7 @@ def length_pairs(workload: Workload) -> tuple[list[tuple[Lengths, Lengths]], Int
 
 
 def fleet_table(workload: Workload) -> FloatArray:
-    """Columns of the fleet as the kernel takes them, float64 (m, 7): see `FleetArrays`."""
+    """Return the columns of the fleet for the kernel, float64 (m, 7): see `FleetArrays`."""
     pairs, kind = length_pairs(workload)
     moments = []
     for first, second in pairs:
@@ -73,7 +73,7 @@ def fleet_table(workload: Workload) -> FloatArray:
 
 
 def engine_vector(profile: Profile) -> FloatArray:
-    """Engine settings as the kernel takes them, float64 (13,)."""
+    """Return the engine settings for the kernel, float64 (13,): see `FleetArrays`."""
     engine, load = profile.engine, profile.loading
     in_host = engine.max_cpu_loras if engine.max_cpu_loras is not None else 1e18
     limits = (engine.server_tokens, engine.server_seqs, engine.block_size, in_host)
@@ -82,7 +82,7 @@ def engine_vector(profile: Profile) -> FloatArray:
 
 
 class FeatureExtractor:
-    """Features of one fleet's bins on one profile; what belongs to the fleet is computed once."""
+    """Features of one fleet's bins on one profile; the arrays of the fleet are computed once."""
 
     def __init__(self, workload: Workload, profile: Profile) -> None:
         self.workload, self.profile = workload, profile

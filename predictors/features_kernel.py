@@ -23,24 +23,24 @@ MAX_GROUPS = 64
 MIDDLE_GROUP = 32
 TINY = 1e-12
 HORIZON_S = 3600.0
-CLIENT_CEILING = 26_800.0  # requests outstanding in the runs that predictors learn from
+CLIENT_CEILING = 26_800.0  # maximum of outstanding requests in the training data
 N_SUMS = 12  # over the adapters of a bin
 (RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT, LOAD) = range(
     N_SUMS
 )
 ROOM = (13, MAX_GROUPS)
-"""Shape of the working memory that callers pass: allocation in a kernel takes 0.4 s to compile."""
+"""Shape of the working memory that callers pass, because an allocation in a kernel takes 0.4 s to compile."""
 SUMS = 9
-"""Its row with the sums of the latest bin."""
+"""Row of the working memory with the sums of the latest bin."""
 
 
 class FleetArrays(NamedTuple):
     """A fleet on a profile.
 
-    table float64 (m, 7): rank, rate, E[I], E[O], E[I²], E[O²], E[I·O] of the lengths; law: coefficients of
-    the step law, the `paper`'s or the linear one; engine float64 (13,): max_num_batched_tokens, max_num_seqs,
-    block_size, max_cpu_loras, ms to load an adapter from host, and per rank, from disk, and per rank, `Law.settings`;
-    load float64 (m,): tok/s.
+    table float64 (m, 7): rank, rate, E[I], E[O], E[I²], E[O²], E[I·O] of the lengths; law: coefficients of the step
+    law, which is the paper's if `paper`, else the linear one; engine float64 (13,): max_num_batched_tokens,
+    max_num_seqs, block_size, max_cpu_loras, ms to load an adapter from host memory (base, per rank) and from disk
+    (base, per rank), `law_settings`; load float64 (m,): offered load, tok/s.
     """
 
     table: FloatArray
@@ -109,12 +109,12 @@ def fill(
 ) -> None:  # fmt: skip
     """Write the features (`packer.predictors.features.FEATURES`) of bin b of n into `out` float64 (≥ F,).
 
-    Called for one bin after the other: what b has in common with the bin before, where it holds the same adapters
-    or more, is not summed again.
+    Call it for bins in order: if bin b extends the slice of bin b − 1 at the same factor, only the additional entries
+    are summed.
 
-    Arrays: start, end int64 (n,): entries of each bin in index int64 and share float64 (nnz,): its adapters and the
-    part of their rate that comes there, times factor float64 (n,); slots, slot_rank, kv_tokens float64 (n,); room:
-    float64 `ROOM`; the last two rows are left to the caller.
+    Arrays: start, end int64 (n,): each bin's slice of index int64 (nnz,), the adapters, and of share float64 (nnz,),
+    the parts of their rates that come to the bin; factor float64 (n,) multiplies these rates; slots, slot_rank,
+    kv_tokens float64 (n,); room float64 `ROOM`: its last two rows are left to the caller.
     """
     _table, law, paper, engine, _load = fleet
     by_load, groups, sums, vector = room[:4], room[4:SUMS], room[SUMS], room[10]
@@ -150,7 +150,7 @@ def fill(
     batch = operating_batch(server, traffic, best_batch) if use < 1.0 else best_batch
     step_ms, adapters = step(server, traffic, batch, 0.0)
     wait_s = slot_wait(server, traffic, step_ms * 1e-3)
-    # What the equilibrium can't serve gathers, at most up to the client's ceiling.
+    # Requests that the equilibrium can't serve accumulate, up to the client's limit.
     lost = max(0.0, 1.0 - 1.0 / use) + min(wait_s, HORIZON_S) / HORIZON_S
     waiting = min(CLIENT_CEILING, rate * 0.5 * HORIZON_S * min(1.0, lost))
     busy_use = use
@@ -188,6 +188,6 @@ def fill_all(
     start: IntArray, end: IntArray, index: IntArray, share: FloatArray, factor: FloatArray, slots: FloatArray,
     slot_rank: FloatArray, kv_tokens: FloatArray, fleet: FleetArrays, room: FloatArray, out: FloatArray,
 ) -> None:  # fmt: skip
-    """`fill` of each bin, into `out` float64 (n, F)."""
+    """Call `fill` for each bin and write the features into `out` float64 (n, F)."""
     for b in range(slots.size):
         fill(b, start, end, index, share, factor, slots, slot_rank, kv_tokens, fleet, room, out[b])

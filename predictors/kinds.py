@@ -19,17 +19,17 @@ from packer.predictors.features import FEATURES
 from packer.predictors.targets import OUTPUTS, STARVED
 
 Arrays = dict[str, npt.NDArray[Any]]
-CERTAIN = 4.0  # log odds of a neighbour that starves; calibration follows
+CERTAIN = 4.0  # log odds of a neighbour that starves, before calibration
 
 
 class ModelKind:
     """A kind of model.
 
-    `family` names the class of `packer.predictors.families` that evaluates it; `max_rows`: no more than so
-    many rows of the dataset are used (kernel machines and neighbours slow down with each). `estimators`: module and
-    names of the estimators for regression and for classification, `fixed`: their parameters that are not searched.
-    Hyperparameters, for regression and for classification: the halving search tries some points of `grids`; without
-    it `defaults` are taken.
+    `family`: the class of `packer.predictors.families` that evaluates the model. `max_rows`: maximum number of rows
+    of the dataset that are used, because kernel machines and neighbours slow down with each row. `estimators`: module
+    and names of the estimators for regression and for classification. `fixed`: their parameters that are not searched.
+    `grids`, `defaults`: hyperparameters for regression and for classification: the halving search tries points of
+    `grids`; without a search, `defaults` are used.
     """
 
     name: ClassVar[str]
@@ -43,15 +43,15 @@ class ModelKind:
     defaults = cached_property(lambda self: self._tables["defaults"])
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
-        """An unfitted scikit-learn estimator of features float32 (n, F)."""
+        """Return an unfitted scikit-learn estimator of features float32 (n, F)."""
         module, *names = self.estimators
         made = getattr(import_module(module), names[classify])(**self.fixed, **params)
         return made.set_params(random_state=seed) if "random_state" in made.get_params() else made
 
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
-        """Arrays of the fitted estimators by output, absent ones empty; x: what they were fitted on.
+        """Return the arrays of the fitted estimators by output, empty for absent ones; x: the features in the fit.
 
-        Here flattened trees, which count equally: the value of a leaf for starvation is the share that starved.
+        Here these are flattened trees of equal weight; a leaf's value for starvation is its share of starved rows.
         """
         outputs = []
         for name in OUTPUTS:
@@ -72,7 +72,7 @@ class Forest(ModelKind):
 class Tree(ModelKind):
     """One tree per figure, which can be read as rules: at most 32 leaves, 16 for starvation.
 
-    `packer.predictors.kinds.refined` searches the smallest ones.
+    `packer.predictors.kinds.refined` searches for the smallest trees.
     """
 
     name = "tree"
@@ -80,7 +80,7 @@ class Tree(ModelKind):
 
 
 class Boosting(ModelKind):
-    """LightGBM's sums over small trees, each fitted to what the ones before it left; beyond the paper.
+    """LightGBM's sums of small trees, each fitted to the residuals of the earlier ones; not in the paper.
 
     The probability of starvation never falls when all rates rise.
     """
@@ -92,13 +92,13 @@ class Boosting(ModelKind):
     }  # fmt: skip
 
     def estimator(self, classify: bool, seed: int, params: Mapping[str, Any]) -> Any:
-        """With the signs of the features for classification, else by the absolute error."""
+        """Return an estimator with monotone constraints for classification, else one of the absolute error."""
         signs = {"monotone_constraints": [feature.trend for feature in FEATURES]}
         more: dict[str, Any] = signs if classify else {"objective": "regression_l1"}
         return super().estimator(classify, seed, {**more, **params})
 
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
-        """Flattened trees."""
+        """Return the flattened trees."""
         outputs = [from_lightgbm(fitted[name].booster_) if name in fitted else [] for name in OUTPUTS]
         return packed(outputs, x.shape[1])
 
@@ -112,7 +112,7 @@ class Svm(ModelKind):
     estimators = ("sklearn.svm", "SVR", "SVC")
 
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
-        """Support vectors and their weights."""
+        """Return the support vectors and their weights."""
         arrays: Arrays = {"constants": np.zeros((len(OUTPUTS), 2))}
         for k, name in enumerate(OUTPUTS):
             vectors, weights = np.zeros((0, x.shape[1])), np.zeros(0)
@@ -134,7 +134,7 @@ class Knn(ModelKind):
     fixed: ClassVar[dict[str, Any]] = {"weights": "distance"}
 
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
-        """The points with their values; where a point has none, the prediction from its neighbours."""
+        """Return the points with their values; a point without a value has the prediction from its neighbours."""
         values = np.zeros((len(x), len(OUTPUTS)), dtype=np.float32)
         k = self.defaults[True]["n_neighbors"]
         for column, name in enumerate(OUTPUTS):
@@ -150,14 +150,14 @@ KINDS: dict[str, type[ModelKind]] = {kind.name: kind for kind in (Forest, Boosti
 
 
 def kind_of(name: str) -> ModelKind:
-    """The kind of that name; raises `UnknownNameError` without one."""
+    """Return the kind with this name; raises `UnknownNameError` if there is none."""
     if name not in KINDS:
         raise UnknownNameError("kind of predictor", name, KINDS)
     return KINDS[name]()
 
 
 PENALTY = 0.003
-"""What a rule must be worth: the error may grow by so much (relative) for each rule that is saved."""
+"""Relative growth of the error that is accepted for each rule less."""
 FOLDS = 3
 MIN_LEAVES = (5, 20)
 TEACHERS = 40
@@ -167,10 +167,10 @@ MOST_ROWS = 3000  # of the search; the chosen tree is fitted to all
 def refined(
     kind: ModelKind, x: Float32Array, y: FloatArray, groups: npt.NDArray[np.str_], name: str, seed: int
 ) -> Any:
-    """The fitted scikit-learn tree with the least (error in grouped folds) · (1 + PENALTY · rules).
+    """Return the fitted scikit-learn tree with the least (error in grouped folds) · (1 + PENALTY · rules).
 
     Trees are grown best first (`max_leaf_nodes`) on the figures themselves or on the predictions of a forest,
-    which is smoother. Ties go to fewer rules.
+    which are smoother. Ties go to fewer rules.
     """
     from sklearn.model_selection import GroupKFold
 
@@ -201,7 +201,7 @@ def _grown(x: Float32Array, y: FloatArray, rules: int, least: int, seed: int) ->
 
 
 def _teacher(x: Float32Array, y: FloatArray, seed: int) -> FloatArray:
-    """Predictions of a forest for each row, by the trees that did not have it in their samples."""
+    """Return the out-of-bag predictions of a forest for each row."""
     from sklearn.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(

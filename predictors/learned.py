@@ -43,11 +43,11 @@ _ROWS_PER_THREAD = 2048
 
 
 class LearnedPredictor:
-    """Evaluates bins with a trained model; memory errors come from the memory model, they are not learned.
+    """Evaluates bins with a trained model; memory errors are not learned but come from the memory model.
 
     `model`: from `packer.predictors.train` or a file.
-    `profile`: the one that it was trained for.
-    `transferred`: it was trained for another one: see `guide`.
+    `profile`: the profile that the model was trained for.
+    `transferred`: the model was trained for another profile: see `guide`.
     """
 
     kind = ""
@@ -61,22 +61,22 @@ class LearnedPredictor:
         self.model, self.profile = model, profile
         self.name = model.kind
         self.family = family_of(model)
-        slack = 1e-6  # rounding is not another kind of server
+        slack = 1e-6  # tolerance for rounding
         low, high = np.array(model.header["ranges"])
         self._ranges = (low - slack * np.abs(low), high + slack * np.abs(high))
         trees = self.family if isinstance(self.family, Ensemble) else None
         self._trees = None if trees is None else _tree_model(model, trees, profile, self._ranges)
         self.extractor = Memo[Workload, FeatureExtractor](lambda fleet: FeatureExtractor(fleet, profile))
-        """Features of a fleet's bins, by workload."""
+        """Extractors of the features of a fleet's bins, by workload."""
 
     @property
     def most_adapters(self) -> int:
-        """Most adapters on the servers of the training data."""
+        """Maximum number of adapters on a server of the training data."""
         return int(self._ranges[1][COLUMN["adapters"]])
 
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> LearnedPredictor:
-        """The shipped predictor of this kind; nothing in it is random, so that one object serves all."""
+        """Return the shipped predictor of this kind; nothing in it is random, so one object per profile is shared."""
         key = (cls.kind, profile)
         if key not in _SHIPPED:
             model, where = shipped_model(cls.kind, profile)
@@ -85,11 +85,11 @@ class LearnedPredictor:
 
     @classmethod
     def guide(cls, profile: Profile) -> LearnedPredictor:
-        """The shipped predictor of another profile, if possible of the same model, with the step law and memory of this
-        one.
+        """Return the shipped predictor of another profile, if possible of the same model, with this profile's step law
+        and memory.
 
-        What was learned are corrections of the equilibrium of the profile's own law, which carry over well enough
-        to lead a search whose result the twin confirms, and for nothing else. Raises `ModelError` if none is
+        A model learns corrections of the equilibrium of its profile's step law. These transfer well enough to guide a
+        search whose result the twin confirms, but not for other uses. Raises `ModelError` if no predictor is
         shipped.
         """
         key = (f"guide {cls.kind}", profile)
@@ -107,20 +107,20 @@ class LearnedPredictor:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], profile: Profile) -> LearnedPredictor:
-        """The one in a file; raises `ModelError` if it is damaged or belongs to another profile."""
+        """Read a predictor from a file; raises `ModelError` if it is damaged or belongs to another profile."""
         return cls(read_model(path), profile, where=os.fspath(path))
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures of each bin at its rates times its factor; one row per bin, in order.
 
-        Raises `IncompatibleError` for other arrivals than Poisson, and for traffic unlike what it was trained on.
+        Raises `IncompatibleError` for arrivals other than Poisson, and for traffic unlike the training data.
         """
         if workload.n_loras < len(workload):
             raise self._unlike("without requests to the base model (rank 0)")
         return self.evaluate_checked(workload, bins, factors)[0]
 
     def _unlike(self, trained: str) -> IncompatibleError:
-        """The error for traffic unlike what it was trained on."""
+        """Return the error for traffic unlike the training data."""
         return IncompatibleError(
             f"The predictor {self.name!r} was trained {trained}: take the predictor auto or twin."
         )
@@ -128,9 +128,9 @@ class LearnedPredictor:
     def evaluate_checked(
         self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0
     ) -> tuple[Evaluations, BoolArray]:
-        """As `evaluate`, and which bins have a feature outside what the model learned from, bool (n,).
+        """Evaluate as `evaluate` does; also return which bins have a feature outside the training range, bool (n,).
 
-        Bins with requests to the base model always have. Raises `ModelError` for bins of another profile than its own.
+        Bins with requests to the base model count as outside. Raises `ModelError` for bins of another profile.
         """
         if not bins:
             return Evaluations.of([]), np.zeros(0, dtype=bool)
@@ -155,14 +155,14 @@ class LearnedPredictor:
     def evaluate_table(
         self, workload: Workload, table: BinTable, factors: Factors = 1.0
     ) -> tuple[Evaluations, BoolArray]:
-        """As `evaluate_checked`, for bins of its own profile that are given as arrays."""
+        """Evaluate as `evaluate_checked` does, for a table of bins of the predictor's own profile."""
         extractor, n = self.extractor(workload), len(table)
         kv_tokens = extractor.kv_cache_tokens(table)
         if self._trees is None:
             features = extractor.matrix(table, factors)
             found = self.evaluate_features(features, kv_tokens, features[:, COLUMN["offered"]])
             return found, np.any(self.outside(features), axis=1)
-        begin()  # what trees plan is simulated
+        begin()  # compiles the engine, which simulates the plans that trees give
         figures, flags, rises = np.empty((N_FIGURES, n)), np.empty((4, n), dtype=bool), np.empty(n)
         rises[:] = factors
         evaluate_bins(
@@ -174,7 +174,7 @@ class LearnedPredictor:
         return Evaluations(*columns), flags[2]
 
     def begin_compiling(self, workload: Workload) -> None:
-        """Evaluate one adapter: what evaluates bins is compiled from then on, if it is not, while others work."""
+        """Evaluate one adapter, so that the kernel of evaluations is compiled in the background if needed."""
         if self._trees is not None:
             alone = Bin((0,), self.profile.settings(1, slot_rank_for(int(workload.ranks[0]))), self.profile)
             self.evaluate_table(workload.subset([0]), BinTable.of([alone]))
@@ -188,7 +188,7 @@ class LearnedPredictor:
         chance = probability(outputs[STARVED], *self.model.header["calibration"])
         failed = kv_tokens < self.profile.memory.min_kv_tokens
 
-        # Learned apart from each other, figures could contradict: a 99th percentile is the largest of its kind.
+        # Figures are learned separately and may contradict each other: no mean or median may exceed the p99.
         for name in ("ttft", "itl"):
             figures[f"p99_{name}_ms"] = np.maximum(figures[f"p99_{name}_ms"], figures[f"mean_{name}_ms"])
         figures["median_ttft_ms"] = np.minimum(figures["median_ttft_ms"], figures["p99_ttft_ms"])
@@ -220,9 +220,9 @@ class LearnedPredictor:
         return self.extractor(workload).matrix(BinTable.of(bins))
 
     def outside(self, features: FloatArray) -> BoolArray:
-        """Which features are outside the ranges of the training data, bool (n, F), for float64 (n, F).
+        """Return which features are outside the ranges of the training data, bool (n, F), for float64 (n, F).
 
-        There its figures are those at the edge: trees are flat beyond their last threshold.
+        Outside, figures are those at the edge of the range: trees are flat beyond their last threshold.
         """
         low, high = self._ranges
         found: BoolArray = (features < low) | (features > high)
@@ -236,7 +236,7 @@ _SHIPPED: dict[tuple[str, Profile], LearnedPredictor] = {}
 def _tree_model(
     model: Model, trees: Ensemble, profile: Profile, ranges: tuple[FloatArray, FloatArray]
 ) -> tuple[Any, ...]:
-    """What `evaluate_bins` needs of a model, in its order."""
+    """Return the parameters of `evaluate_bins` that belong to a model, in order."""
     slope, offset = model.header["calibration"]
     bases = np.array([0, *(COLUMN[target.base] for target in TARGETS), 0], dtype=np.int64)
     least = float(profile.memory.min_kv_tokens)

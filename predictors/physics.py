@@ -1,11 +1,11 @@
 """A server in equilibrium, from the profile's own step law: the strongest features of a bin.
 
 With B running requests (decodes), prompts of I and outputs of O tokens, each step admits B/O requests on
-average, so that every term of the step law is a function of B: the step time t(B), the request rate B/(O·t),
-and the expected number of distinct adapters: one is running with probability 1 − exp(−its expected
-running requests). The largest rate over the B that fit into the KV cache is the server's capacity; the B whose
-rate is the offered one is where it works. Adapters are grouped by load (factors of two), so that the work does
-not grow with their number.
+average. Every term of the step law is therefore a function of B: the step time t(B), the request rate B/(O·t)
+and the expected number of distinct adapters. An adapter is running with probability 1 − exp(−its expected
+running requests). The server's capacity is the largest rate over the B that fit into the KV cache. The server
+operates at the B whose rate is the offered rate. Adapters are grouped by load (factors of two), so that the
+computation does not grow with their number.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ROOT_STEPS = 8
 WAIT_STEPS = 12
 LONGEST_WAIT_S = 1e5
 SHORTEST_WAIT_S = 1e-3
-MOST_RUNNING = 60.0  # of one adapter: exp() is 0 to the precision needed beyond it
+MOST_RUNNING = 60.0  # running requests of one adapter, beyond which exp() is 0 to the precision needed
 
 
 class ServerTerms(NamedTuple):
-    """One server; `law`: vector of coefficients, `load_ms`: time to bring one adapter into a slot, `host_places`:
-    adapters that host memory holds.
+    """One server; `law`: vector of coefficients, `load_ms`: time to load one adapter into a slot, `host_places`:
+    adapters that fit into host memory.
 
-    `vector` float64 (terms of the linear law,): room to work in.
+    `vector` float64 (terms of the linear law,): working memory.
     """
 
     law: FloatArray
@@ -46,9 +46,9 @@ class ServerTerms(NamedTuple):
 
 
 class TrafficTerms(NamedTuple):
-    """What comes: mean lengths by request, KV tokens held per running request, Σ rate × output, groups.
+    """Offered traffic: mean lengths by request, KV tokens held per running request, Σ rate × output, groups.
 
-    `groups` float64 (5, ≥ k): adapters, and their mean rate, output tokens/s, rank; row 4 is room to work in.
+    `groups` float64 (5, ≥ k): adapters, and their mean rate, output tokens/s, rank; row 4 is working memory.
     """
 
     adapters: float
@@ -62,7 +62,7 @@ class TrafficTerms(NamedTuple):
 
 @njit(**INLINED)
 def mixture(traffic: TrafficTerms, batch: float) -> tuple[float, float, float]:
-    """Expected distinct adapters in a batch, sum of their ranks, and req/s that find theirs absent."""
+    """Expected distinct adapters in a batch, sum of their ranks, and req/s whose adapter is not in the batch."""
     adapters, ranks, starts = 0.0, 0.0, 0.0
     groups = traffic.groups
     scale = batch / traffic.demand
@@ -89,7 +89,7 @@ def request_ranks(traffic: TrafficTerms) -> tuple[float, float]:
 
 @njit(**CALLED)
 def step(server: ServerTerms, traffic: TrafficTerms, batch: float, waiting: float) -> tuple[float, float]:
-    """Mean step time, ms, with `batch` running and `waiting` requests, and distinct adapters among the running."""
+    """Mean step time, ms, with `batch` running and `waiting` waiting requests, and distinct running adapters."""
     adapters, ranks, starts = mixture(traffic, batch)
     missing = 0.0
     if traffic.adapters > server.slots:
@@ -119,7 +119,7 @@ def step(server: ServerTerms, traffic: TrafficTerms, batch: float, waiting: floa
             server.law_settings, batch * mean_rank, batch * largest_rank, registered, 0.0,
         )  # fmt: skip
         ms = some * with_prompt + (1.0 - some) * linear_ms(server.law, server.vector)
-    # Loads stall the step. At this batch only a part of the demand arrives: req/s here over those offered.
+    # Loads stall the step. At this batch only a part of the demand is served: output tok/s here / offered.
     part = min(1.0, batch * 1e3 / (ms * traffic.demand))
     loading = min(0.9, starts * part * missing * server.load_ms * 1e-3)
     return ms / (1.0 - loading), adapters
@@ -141,7 +141,7 @@ def capacity(server: ServerTerms, traffic: TrafficTerms, largest_batch: float) -
 
 @njit(**INLINED)
 def operating_batch(server: ServerTerms, traffic: TrafficTerms, upper: float) -> float:
-    """Batch at which the offered load is served, given that it is at `upper`; regula falsi (Illinois)."""
+    """Batch at which the offered load is served, if `upper` can serve it; regula falsi (Illinois)."""
     low, f_low = 0.0, -traffic.demand
     high, f_high = upper, upper * 1e3 / step(server, traffic, upper, 0.0)[0] - traffic.demand
     side = 0
@@ -168,9 +168,9 @@ def operating_batch(server: ServerTerms, traffic: TrafficTerms, upper: float) ->
 def slots_needed(traffic: TrafficTerms, step_s: float, wait_s: float) -> float:
     """Mean number of slots in use if every adapter waits `wait_s` for one.
 
-    An adapter's cycle: no request for 1/rate, the wait, and a stay until none of its requests is left: the
-    busy period of M/G/∞, residence·(exp(b) − 1)/b for b expected running requests, plus residence·ln(1 + rate
-    × wait) for those that gathered meanwhile.
+    An adapter's cycle has three parts: no request for 1/rate, the wait, and a stay until no request is left. The
+    stay is the busy period of M/G/∞, residence·(exp(b) − 1)/b for b expected running requests, plus
+    residence·ln(1 + rate × wait) for the requests that arrived during the wait.
     """
     total = 0.0
     groups = traffic.groups
@@ -185,7 +185,7 @@ def slots_needed(traffic: TrafficTerms, step_s: float, wait_s: float) -> float:
 
 @njit(**INLINED)
 def slot_wait(server: ServerTerms, traffic: TrafficTerms, step_s: float) -> float:
-    """Mean wait for a slot, s, in equilibrium; 0 without want of slots, at most LONGEST_WAIT_S."""
+    """Mean wait for a slot, s, in equilibrium; 0 if slots suffice, at most LONGEST_WAIT_S."""
     if traffic.adapters <= server.slots:
         return 0.0
     groups = traffic.groups

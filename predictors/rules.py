@@ -25,12 +25,12 @@ class LeafRule:
     result: str
 
     def __str__(self) -> str:
-        """As a sentence."""
+        """Return the rule as a sentence."""
         return f"if {' and '.join(self.conditions)}: {self.result}" if self.conditions else self.result
 
 
 def trees_of(model: Model) -> dict[str, TreeNode]:
-    """The one tree of each output; raises `IncompatibleError` where an output has more than one."""
+    """Return the single tree of each output; raises `IncompatibleError` if an output has several."""
     ensemble = family_of(model)
     single = isinstance(ensemble, Ensemble) and bool(np.all(np.diff(ensemble.starts) <= 1))
     if not single or not isinstance(ensemble, Ensemble):
@@ -57,7 +57,7 @@ def fired(model: Model, output: str, features: npt.NDArray[np.float64]) -> LeafR
 
 
 def words_of(model: Model, output: str, value: float) -> str:
-    """What the value of a leaf means, in words, with units."""
+    """Return the meaning of a leaf's value in words, with units."""
     if output == STARVED:
         chance = probability(np.array([value]), *model.header["calibration"])[0]
         result = "starves" if chance >= 0.5 else "does not starve"

@@ -1,7 +1,7 @@
-"""Which servers a dataset holds: the paper's grid, what it leaves out, and servers of thousands of adapters.
+"""Servers of a dataset: the paper's grid, mixtures that it omits, and servers with thousands of adapters.
 
-Every scenario is a function of (seed, index) and the profile alone, so that any part of a dataset can be
-built anywhere, in any order, again and again.
+Every scenario is a function of (seed, index) and the profile only, so that any part of a dataset can be
+built on any machine, in any order, repeatedly.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPU
 SIZES = (8, 16, 32)
 RATES = (3.2, 1.6, 0.8, 0.4, 0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125)
 COUNTS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
-"""The grid of arXiv 2602.24044, Appendix B: three sizes and three rates of these, adapters and max_loras."""
+"""The grid of arXiv 2602.24044, Appendix B: three of `SIZES`, three of `RATES`, adapters and max_loras of `COUNTS`."""
 
 RANKS = (8, 16, 32, 64, 128)
-"""Of the other scenarios."""
+"""Ranks of adapters outside the grid."""
 MOST_OVERLOADED = 20.0
 SHARES = {"grid": 4 / 11, "mixed": 2.5 / 11, "edge": 3.5 / 11, "large": 1 / 11}
-"""Of the families."""
+"""Shares of the families in a dataset."""
 LARGE = (512.0, 4096.0)
-"""Adapters on the servers of the family `large`, from and to; other mixtures have at most the smaller number."""
+"""Minimum and maximum adapters of servers of the family `large`; other mixtures have at most the minimum."""
 FEWEST_SLOTS = 4
-"""Of `large`, where as many fit into the memory."""
+"""Minimum slots of the family `large`, if this number fits into memory."""
 _TRIES = 200
 _DIMENSIONS = 14
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredScenario:
-    """A server with its traffic. Rows of one `group` are alike: they never stand on both sides of a split."""
+    """A server with its traffic. Rows of one `group` are similar and are never on both sides of a split."""
 
     index: int
     family: str
@@ -56,15 +56,15 @@ class MeasuredScenario:
         return Bin(tuple(range(len(self.workload))), self.settings, profile)
 
     def features(self, profile: Profile) -> npt.NDArray[np.float64]:
-        """Its features, float64 (F,)."""
+        """Return the features of the server, float64 (F,)."""
         table = BinTable.of([self.bin(profile)])
         row: npt.NDArray[np.float64] = FeatureExtractor(self.workload, profile).matrix(table)[0]
         return row
 
 
 def scenario(index: int, profile: Profile, seed: int) -> MeasuredScenario:
-    """The scenario of that index, of a family by `SHARES`: from the grid, mixed, near the edge of starvation, or of
-    many adapters.
+    """Return the scenario of this index. Its family is drawn by `SHARES`: from the grid, mixed, near the edge of
+    starvation, or with many adapters.
     """
     rng = np.random.default_rng(np.random.SeedSequence([seed, index, 0x5CE7A]))
     limits = np.cumsum([*SHARES.values()][:-1])
@@ -126,7 +126,7 @@ def _lengths(u: float, spread: float, kind: float, longest: float = 2048.0) -> L
 def _mixed(
     index: int, family: str, rng: np.random.Generator, profile: Profile, u: npt.NDArray[np.float64]
 ) -> MeasuredScenario:
-    """Any mixture of rates, ranks and lengths, its total rate placed by the estimated capacity."""
+    """Return a random mixture of rates, ranks and lengths, with a total rate relative to the estimated capacity."""
     large = family == "large"
     n = round(_log_between(u[0], *(LARGE if large else (1.0, LARGE[0]))))
     weights = _weights(n, u[2], u[3], rng)
@@ -177,14 +177,14 @@ def _mixed(
 
 
 def _most_slots(limit: float, slot_rank: int, profile: Profile) -> int:
-    """Slots of this rank with which a server starts, up to the limit."""
+    """Return the maximum number of slots of this rank with which a server starts, up to `limit`."""
     slots = np.arange(1, int(limit) + 1)
     fits = kv_cache_tokens_many(profile, slots, slot_rank) >= profile.memory.min_kv_tokens
     return max(1, int(np.sum(fits)))
 
 
 def _rate_with_slot_wait(feature: Callable[[float, str], float], full: float, wait_s: float) -> float:
-    """The rate at which adapters wait about so long for a slot, at most 1.5 times the capacity."""
+    """Return the rate at which adapters wait about `wait_s` for a slot, at most 1.5 times the capacity `full`."""
     low, high = 0.01 * full, 1.5 * full
     for _ in range(8):
         middle = (low * high) ** 0.5

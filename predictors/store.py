@@ -33,7 +33,7 @@ from packer.profile import Profile
 
 MAGIC = b"packer predictor 1"
 MAX_ARRAY_BYTES = 2**28
-"""Largest sum of the arrays of a model; those that come with packer have less than 2 MB."""
+"""Maximum total bytes of the arrays of a model; shipped models have less than 2 MB."""
 
 _LZMA_MEMORY_BYTES = 2**26
 
@@ -71,7 +71,7 @@ class _Header(FileTable):
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A trained predictor: what it is (JSON-able), and its arrays by name."""
+    """A trained predictor: its header (JSON-able), and its arrays by name."""
 
     header: Mapping[str, Any]
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -82,7 +82,7 @@ class Model:
         return str(self.header["kind"])
 
     def check_profile(self, profile: Profile, where: str) -> None:
-        """Raise `ModelError` if it was not trained for this profile."""
+        """Raise `ModelError` if the model was not trained for this profile."""
         if self.header["fingerprint"] != profile.fingerprint:
             raise ModelError(
                 f"{where}: trained for the profile {self.header['profile']} "
@@ -92,7 +92,7 @@ class Model:
 
 
 def to_bytes(model: Model) -> bytes:
-    """The file's content: the same for equal models."""
+    """Return the content of a model's file; equal models give equal bytes."""
     entries, chunks = [], []
     for name in sorted(model.arrays):
         array = np.ascontiguousarray(model.arrays[name])
@@ -162,7 +162,7 @@ def _check_features(header: _Header, where: str) -> None:
 
 
 def _arrays(entries: Sequence[_Array], packed: bytes) -> dict[str, npt.NDArray[Any]]:
-    """The arrays, unpacked up to the size that their shapes give."""
+    """Unpack the arrays; raises `ValueError` unless they have exactly the size that their shapes give."""
     sizes = [math.prod(entry.shape) * np.dtype(entry.dtype).itemsize for entry in entries]
     if sum(sizes) > MAX_ARRAY_BYTES:
         raise ValueError(f"its arrays have more than {MAX_ARRAY_BYTES:,} bytes")

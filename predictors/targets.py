@@ -1,8 +1,8 @@
-"""What predictors learn: corrections of the estimate that the step law gives, not the raw figures.
+"""Targets of predictors: corrections of the step law's estimates instead of the raw figures.
 
 A served share relative to its estimate, and latencies relative to the expected step time, vary far less
-between servers and token lengths than tokens per second do, so that what is learned carries over to lengths
-never seen.
+between servers and token lengths than tokens per second do. The learned corrections therefore hold for lengths
+outside the training data.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Target:
     base: str
 
     def encode(self, figure: FloatArray, features: FloatArray) -> FloatArray:
-        """What the model learns, float64 (n,)."""
+        """Return the correction that the model learns, float64 (n,)."""
         base = np.maximum(features[:, COLUMN[self.base]], _SMALLEST)
         return np.log(np.maximum(figure, _SMALLEST * 0.1) / base)
 
     def decode(self, correction: FloatArray, features: FloatArray) -> FloatArray:
-        """The figure that a correction means, float64 (n,)."""
+        """Return the figure for a correction, float64 (n,)."""
         base = np.maximum(features[:, COLUMN[self.base]], _SMALLEST)
         return base * np.exp(np.clip(correction, -LARGEST_CORRECTION, LARGEST_CORRECTION))
 
@@ -48,8 +48,8 @@ TARGETS = (
     Target("p99_ttft_ms", "step"),
 )
 OUTPUTS = (STARVED, *(target.name for target in TARGETS), STABLE)
-"""What a model gives, in order: the log odds of starvation (before calibration), the corrections, and a number that is
-above 0 where the queue does not grow."""
+"""Outputs of a model, in order: the log odds of starvation (before calibration), the corrections, and a number that is
+above 0 if the queue does not grow."""
 
 
 def probability(log_odds: FloatArray, slope: float, offset: float) -> FloatArray:
@@ -58,7 +58,7 @@ def probability(log_odds: FloatArray, slope: float, offset: float) -> FloatArray
 
 
 def decoded(outputs: Mapping[str, FloatArray], features: FloatArray) -> dict[str, FloatArray]:
-    """Figures of every regression target from a model's outputs; a share is at most 1."""
+    """Return the figures of all regression targets in a model's outputs; the served share is at most 1."""
     figures = {t.name: t.decode(outputs[t.name], features) for t in TARGETS if t.name in outputs}
     if "served_share" in figures:
         figures["served_share"] = np.minimum(figures["served_share"], 1.0)

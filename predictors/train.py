@@ -1,4 +1,4 @@
-"""Train a predictor on a dataset: the paper's procedure, with splits that no configuration crosses."""
+"""Train a predictor on a dataset: the paper's procedure, with no configuration on both sides of a split."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATENCIES = ("mean_itl_ms", "mean_ttft_ms", "median_ttft_ms")
 
 @dataclass(frozen=True, eq=False)
 class TrainingTable:
-    """Rows to learn from: features float32 (n, F), what to learn by output (NaN: unknown), groups."""
+    """Training rows: features float32 (n, F), targets by output (NaN: unknown), groups."""
 
     x: Float32Array
     y: Mapping[str, FloatArray]
@@ -40,7 +40,7 @@ class TrainingTable:
 
     @classmethod
     def of(cls, data: Dataset) -> TrainingTable:
-        """Everything in a dataset, encoded."""
+        """Encode all rows of a dataset."""
         y: dict[str, FloatArray] = {STARVED: data.starved.astype(np.float64)}
         y |= {t.name: t.encode(data.labels[t.name], data.features) for t in TARGETS}
         y[STABLE] = np.where(data.labels[STABLE] > 0.5, 1.0, -1.0)
@@ -50,11 +50,11 @@ class TrainingTable:
         return len(self.x)
 
     def take(self, rows: npt.NDArray[Any]) -> TrainingTable:
-        """Some of the rows."""
+        """Return some of the rows."""
         return TrainingTable(self.x[rows], {name: y[rows] for name, y in self.y.items()}, self.groups[rows])
 
     def at_most(self, rows: int | None, seed: int) -> TrainingTable:
-        """A random part of so many rows, in order."""
+        """Return at most `rows` randomly chosen rows, in order; None: all."""
         if rows is None or len(self) <= rows:
             return self
         picked = np.random.default_rng(seed).choice(len(self), rows, replace=False)
@@ -65,14 +65,14 @@ def train(
     kind_name: str, data: Dataset, *, seed: int = 0, search: bool = False, refine: bool = False,
     progress: Progress = silent,
 ) -> Model:  # fmt: skip
-    """A trained predictor with its model card (`header["scores"]`, on rows held out by groups).
+    """Train a predictor, with a model card (`header["scores"]`, on rows held out by groups).
 
     `kind_name`: "forest", "boosting", "svm", "knn" or "tree".
-    `data`: what to learn from.
-    `seed`: of the splits and of the model: the same gives the same bytes.
-    `search`: choose hyperparameters by successive halving with five grouped folds instead of the defaults: over the
-    grid of the kind, `MOST_CANDIDATES` random points of it if it has more, on at most `SEARCH_ROWS` rows.
-    `refine`: trees only: search the smallest trees that keep the accuracy (`packer.predictors.kinds.refined`).
+    `data`: the training data.
+    `seed`: seed of the splits and of the model; the same seed gives the same bytes.
+    `search`: choose hyperparameters by successive halving with five grouped folds, instead of the defaults. It tries up
+    to `MOST_CANDIDATES` random points of the kind's grid on at most `SEARCH_ROWS` rows.
+    `refine`: trees only: search for the smallest trees that keep the accuracy (`packer.predictors.kinds.refined`).
     Raises `ValidationError`: the dataset is too small, or holds only starved (or only served) servers.
     """
     kind = kind_of(kind_name)
@@ -113,7 +113,7 @@ def _split(data: Dataset, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[
 
 
 def _scaled(kind: ModelKind, x: Float32Array) -> tuple[Float32Array, dict[str, Float32Array]]:
-    """Features as the family learns from them, and on which scale."""
+    """Return the features as the family uses them, and their scaling."""
     if kind.family == "trees":
         return x, {}
     logs = np.log1p(np.maximum(x, 0.0))
@@ -125,7 +125,7 @@ def _fit(
     kind: ModelKind, table: TrainingTable, params: Mapping[str, Mapping[str, Any]], seed: int, *, refine: bool = False,
     outputs: tuple[str, ...] = OUTPUTS,
 ) -> Arrays:  # fmt: skip
-    """Arrays of a model that was fitted to all rows of the table."""
+    """Fit a model to the table, to at most `kind.max_rows` rows of it; return its arrays."""
     part = table.at_most(kind.max_rows, seed)
     x, scaling = _scaled(kind, part.x)
     fitted = {}
@@ -143,7 +143,7 @@ def _fit(
 
 
 def _search(kind: ModelKind, table: TrainingTable, name: str, seed: int) -> dict[str, Any]:
-    """Hyperparameters by successive halving over the kind's grid, five folds by groups."""
+    """Choose hyperparameters by successive halving over the kind's grid, with five folds by groups."""
     from sklearn.experimental import enable_halving_search_cv  # noqa: F401
     from sklearn.model_selection import GroupKFold, HalvingRandomSearchCV
 
@@ -171,7 +171,7 @@ def _search(kind: ModelKind, table: TrainingTable, name: str, seed: int) -> dict
 def _calibration(
     kind: ModelKind, table: TrainingTable, params: Mapping[str, Mapping[str, Any]], seed: int, *, refine: bool
 ) -> tuple[float, float]:
-    """Slope and offset that turn the model's output into a probability (Platt), from folds by groups."""
+    """Fit slope and offset that turn the model's output into a probability (Platt), on folds by groups."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold
 
@@ -211,7 +211,7 @@ def _header(
 
 
 def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
-    """Scores on some rows of a dataset: of all, by family of scenarios, and by regime.
+    """Score a model on some rows of a dataset: on all of them, by family of scenarios, and by regime.
 
     Regimes by the served share: "served" >= 0.97, "edge" in [0.8, 0.97[, "overloaded" below.
     """

@@ -1,7 +1,7 @@
-"""Evaluations of a few bins by trees in one compiled call: what a search needs thousands of times.
+"""Evaluate a few bins by trees in one compiled call; a search makes thousands of such calls.
 
-The same figures as `LearnedPredictor.evaluate_features` computes from features and `Ensemble.rows`, which is the
-slow reference.
+The figures equal those of the slow reference, `LearnedPredictor.evaluate_features` with features and
+`Ensemble.rows`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def evaluate(
     offset: float, largest: float, low: FloatArray, high: FloatArray, min_kv: float, figures: FloatArray,
     flags: BoolArray, room: FloatArray, x: Float32Array,
 ) -> None:  # fmt: skip
-    """Write figures float64 (N_FIGURES, n) and flags bool (4, n) of n bins; latencies are NaN where one fails.
+    """Write figures float64 (N_FIGURES, n) and flags bool (4, n) of n bins; a bin that fails has latencies NaN.
 
-    Parameters from table on are the parts of `FleetArrays`, from feature on the parts of `Ensemble`: a call with both
+    Parameters from table on are the fields of `FleetArrays`, from feature on the fields of `Ensemble`: a call with both
     as tuples takes 2 µs more.
     bases int64 (outputs,): the feature that each output corrects (the first and the last, starvation and stability,
     correct none); slope, offset: calibration of the log odds; largest: limit of a correction; low, high float64 (F,):
-    the range that the model learned from; min_kv: KV tokens that a server needs. `room` as for `fill`, x float32
-    (F + 1,): room to work in.
+    ranges of the training data; min_kv: minimum KV tokens of a server; room: as for `fill`; x float32 (F + 1,):
+    working memory.
     """
     fleet = FleetArrays(table, law, paper, engine, load)
     trees = Ensemble(feature, threshold, left, roots, depths, starts, bias)
@@ -75,7 +75,7 @@ def evaluate(
             outputs[k] = max(row[bases[k]], SMALLEST) * math.exp(correction)
         figures[THROUGHPUT, b] = min(outputs[1], 1.0) * offered
         mean_itl, mean_ttft = outputs[2], outputs[5]
-        p99_ttft = max(outputs[7], mean_ttft)  # learned apart, figures could contradict
+        p99_ttft = max(outputs[7], mean_ttft)  # figures are learned separately and may contradict each other
         figures[MEAN_ITL, b], figures[MEAN_TTFT, b], figures[P99_TTFT, b] = mean_itl, mean_ttft, p99_ttft
         figures[P99_ITL, b] = max(outputs[3], mean_itl)
         figures[MEAN_TPOT, b] = outputs[4]
@@ -83,7 +83,7 @@ def evaluate(
 
 
 def _leaves(x: Float32Array, trees: Ensemble, first: int, last: int) -> float:
-    """`walk_one`, all trees at a time."""
+    """Return what `walk_one` returns, with a step of all trees at a time."""
     node = trees.roots[first:last]
     for _ in range(trees.depths[first:last].max(initial=0)):
         node = trees.left[node] + (x[trees.feature[node]] > trees.threshold[node])
@@ -91,6 +91,6 @@ def _leaves(x: Float32Array, trees: Ensemble, first: int, last: int) -> float:
 
 
 evaluate_bins = Tiered(evaluate, {walk_one: _leaves})
-"""`evaluate`; a call with few bins does not wait until it is compiled."""
+"""`evaluate`; a call with few bins runs as Python until the kernel is compiled."""
 SHORT = 64
-"""Bins that take less time as Python than compiling does."""
+"""Maximum number of bins that take less time as Python than compiling does."""

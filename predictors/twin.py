@@ -18,8 +18,8 @@ from packer.workload import Workload
 class TwinPredictor:
     """Simulates each bin until the result is clear (`packer.twin.until_clear`), once per content.
 
-    `seed`: of arrivals and lengths; the same seed gives the same figures, whatever was evaluated before.
-    `workers`: threads for batches; None takes one per core. The figures don't depend on it.
+    `seed`: seed of arrivals and lengths; the same seed gives the same figures, whatever was evaluated before.
+    `workers`: threads for batches; None takes one per core. The figures don't depend on `workers`.
     """
 
     name = "twin"
@@ -32,17 +32,17 @@ class TwinPredictor:
 
     @classmethod
     def for_profile(cls, _profile: Profile, *, seed: int = 0) -> TwinPredictor:
-        """The twin; it needs no preparation, bins bring their own profile."""
+        """Return the twin, which needs no preparation, because each bin has its own profile."""
         return cls(seed=seed)
 
     @property
     def requested(self) -> int:
-        """Bins to evaluate so far."""
+        """Number of bins evaluated so far."""
         return self._cache.requested
 
     @property
     def simulated(self) -> int:
-        """Bins that it had to simulate for that."""
+        """Number of these bins that were simulated."""
         return self._cache.evaluated
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:

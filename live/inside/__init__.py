@@ -1,1 +1,1 @@
-"""What runs in the server's environment, not in packer's: packer never imports these modules."""
+"""Modules that run in the server's environment; packer never imports them."""

@@ -21,7 +21,7 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 
 
 def write_model(directory: Path, vocabulary: int) -> None:
-    """`config.json` and the tokenizer; the weights are made at start by `--load-format dummy`."""
+    """Write `config.json` and the tokenizer; vLLM makes the weights at start with `--load-format dummy`."""
     shutil.copytree(Path(__file__).with_name("tiny-llama"), directory, dirs_exist_ok=True)
     words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), vocabulary))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
@@ -30,7 +30,7 @@ def write_model(directory: Path, vocabulary: int) -> None:
 
 
 def write_adapter(directory: Path, spec: dict[str, Any], rank: int) -> None:
-    """One adapter on every attention and feed-forward projection, weights random but the same every time."""
+    """Write one adapter on all attention and feed-forward projections, with random weights of a fixed seed."""
     directory.mkdir(parents=True, exist_ok=True)
     hidden, inner = spec["hidden"], spec["intermediate"]
     head = spec.get("head_dim", hidden // spec["heads"])
@@ -58,7 +58,7 @@ def write_adapter(directory: Path, spec: dict[str, Any], rank: int) -> None:
 
 
 def main() -> None:
-    """Everything that the JSON argument names."""
+    """Write all files that the JSON argument specifies."""
     spec = json.loads(sys.argv[1])
     root = Path(spec["directory"])
     if "vocabulary" in spec:

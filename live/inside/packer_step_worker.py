@@ -1,16 +1,16 @@
 """A vLLM worker that records every engine step: `--worker-cls packer_step_worker.StepWorker`.
 
-Its folder must be on PYTHONPATH. The environment names the file: PACKER_STEP_LOG. One CSV row a step:
+Its folder must be on PYTHONPATH. PACKER_STEP_LOG in the environment names the log, with one CSV row per step:
 
     start_s         time.monotonic() when the step began
     model_ms        time in execute_model and sample_tokens (on a GPU the kernels may still run)
-    follows         1 if a request of the step before is in this one: the gap between the two starts is then
-                    the step's whole time, scheduling and output included
-    decodes, prefills, prefill_tokens   requests that decode, that prefill; tokens of the latter
+    follows         1 if a request of the previous step is in this one: the gap between the two starts is then
+                    the whole time of the previous step, scheduling and output included
+    decodes, prefills, prefill_tokens   requests that decode, requests that prefill, tokens of the prefills
     kv_tokens                           context of the decodes
     adapters, sum_ranks                 distinct adapters in the batch, sum of their ranks
-    host_loads, host_ranks, host_ms     adapters brought into a slot, sum of their ranks, time
-    disk_loads, disk_ranks, disk_ms     those of them that came from disk; the extra time
+    host_loads, host_ranks, host_ms     adapters loaded into a slot, sum of their ranks, time
+    disk_loads, disk_ranks, disk_ms     adapters loaded from disk before that, sum of their ranks, extra time
 
 Version 0.32's types are used: vllm/v1/core/sched/output.py (`SchedulerOutput`), vllm/lora/worker_manager.py.
 """
@@ -54,7 +54,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
             self._file.flush()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's; then the loading of adapters is timed."""
+        """Load the model as vLLM does, then time all loading of adapters."""
         super().load_model(*args, **kwargs)
         manager = getattr(self.model_runner, "lora_manager", None)
         if manager is None or self._file is None:
@@ -83,7 +83,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
         manager._load_adapter = timed_load
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """As vLLM's, timed; a step without tokens is not recorded."""
+        """Run vLLM's method and time it; a step without tokens is not recorded."""
         if self._file is None:
             return super().execute_model(scheduler_output)
         start = time.monotonic()
@@ -98,7 +98,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
         return result
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's, timed into the same step."""
+        """Run vLLM's method and add its time to the same step."""
         start = time.monotonic()
         result = super().sample_tokens(*args, **kwargs)
         if self._row is not None:
