@@ -42,7 +42,7 @@ class Objective:
 
     `name`: the objective's name on the command line.
     `minimises`: what the first entry of `key` is: "gpus", "price" (per hour), "latency" (ms) or another word. Solvers
-    that minimise GPUs or prices refuse words other than these two.
+    that minimise GPUs or prices refuse objectives with a word that they do not support.
     `fixed_gpus`: True: the number of GPUs is given (`max_gpus`) and the solver spreads over all of them; False: the
     solver chooses how many to use, at most `max_gpus`.
     `balances`: whether even loads improve the key. If False, a search over a fixed number of GPUs also tries uneven

@@ -77,7 +77,7 @@ def energy_of(plan: Plan) -> Energy | None:
 
 
 def with_energy(plan: Plan) -> dict[str, Any]:
-    """The plan as in its file, with "energy": None if it is not known."""
+    """The plan in the format of its file, plus its energy; None if the energy is not known."""
     energy = energy_of(plan)
     known = None if energy is None else {
         "watts": energy.watts, "kwh_per_day": energy.kwh_per_day, "joules_per_token": energy.joules_per_token,

@@ -106,7 +106,7 @@ def growth_of(
     limit: int | None = None,
     progress: Progress = silent,
 ) -> GrowthCurves | None:
-    """Evaluate the servers of a plan, or `limit` of them, at growing rates; None without servers, or with a trace.
+    """The servers of a plan, or `limit` of them, at growing rates; None without servers, or for a replayed trace.
 
     If `predictor` is the plan's predictor, the figures of the plan are used for today's rates. A server that breaks is
     not evaluated again: it is taken to break under more load too.

@@ -73,7 +73,7 @@ def _frontier(plan: Plan) -> list[Chart]:
 
 
 def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Columns of a comparison to show: the `COLUMNS` that differ between rows or are in `_ALWAYS`; all without any."""
+    """Columns to show: those in `COLUMNS` that differ between rows or are in `_ALWAYS`; all if none is in `COLUMNS`."""
     keys = list(rows[0]) if rows else []
     known = [key for key in COLUMNS if key in keys]
     varies = [key for key in known if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1]

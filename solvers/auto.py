@@ -31,7 +31,7 @@ class Auto:
         return None
 
     def solve(self, problem: Problem) -> Solution:
-        """The best plan found, with its bound where GPUs are counted."""
+        """The best plan found, with its bound if the objective counts GPUs."""
         if problem.objective.fixed_gpus or problem.old_bins:
             return start(problem, _refining(problem))
         timed = replace(problem, max_gpus=None).within(_DEFAULT_S)

@@ -81,8 +81,8 @@ class Classes:
     def chains(self) -> IntArray:
         """1 at [j, k] if class j is class k, or has its rank and lengths and a higher rate; int64 (K, K).
 
-        `counts @ chains` counts, for each class, the adapters of a bin that are at least as heavy. If these numbers are
-        no smaller for any class, a bin is at least as heavy as another bin, adapter by adapter.
+        `counts @ chains` counts, for each class, the adapters of a bin that are at least as heavy. If none of these
+        numbers is smaller than that of another bin, the bin is at least as heavy, adapter by adapter.
         """
         alike = [_content(self.workload, replace(kind, rate=1.0)) for kind in self.kinds]
         first = np.array([alike.index(each) for each in alike])
@@ -116,7 +116,7 @@ class Classes:
         return np.array(list(product(*(range(d + 1) for d in self.demand.tolist()))), dtype=np.int64)[1:]
 
     def rows(self, bins: Iterable[Bin]) -> IntArray:
-        """The counts of those of the servers that hold whole adapters only, int64 (m, K)."""
+        """The counts of the servers that hold whole adapters only, int64 (m, K); other servers are skipped."""
         held = [self.counts(each.adapters) for each in bins if not each.is_split]
         return np.array(held, dtype=np.int64).reshape(-1, len(self))
 
@@ -254,7 +254,7 @@ def boxes(workload: Workload, limit: int) -> list[list[int]]:
     """At most `limit` groups of adapters of equal rank (one for each rank if there are more ranks).
 
     The mean load represents a group. The group with the largest rounding error is split next, in the dimension (rate,
-    input or output tokens) and at the place that lower the error most. Each group is sorted by falling rate.
+    input or output tokens) and at the place where the error falls most. Each group is sorted by falling rate.
     """
     points = np.stack([workload.rates, workload.mean_input_tokens, workload.mean_output_tokens], axis=1)
     heap: list[tuple[float, int, IntArray]] = []

@@ -10,7 +10,7 @@ Interpretation of points that the paper leaves open:
 - After the last testing point nothing would be tested before the end of the queue: the GPU is closed.
 
 The paper's weaknesses are kept. If the queue ends between two testing points, the rest is tested once; if that test
-fails, the fleet is infeasible, although a new GPU might hold the rest. Such a GPU may also have more slots than
+fails, the fleet is infeasible, although a new GPU might hold the rest. The last GPU may also have more slots than
 adapters. `packer.solvers.greedy` improves on both.
 """
 

@@ -277,7 +277,7 @@ class _Search:
         return None
 
     def _fits(self, m: int, bins: Sequence[Bin]) -> bool:
-        """Whether the GPUs at hand suffice for these servers and the servers of the other models."""
+        """Whether the stock of GPUs suffices for these servers and the servers of the other models."""
         others = (item for k, own in enumerate(self.bins) for item in own if k != m)
         used = used_gpus([*bins, *others])
         return all(used.get(name, 0) <= count for name, count in self.problem.stock.items())
