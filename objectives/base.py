@@ -20,12 +20,12 @@ from packer.profile import Profile
 from packer.workload import Workload
 
 STABLE_FACTOR = 1.02 / STARVATION_THRESHOLD
-"""A server that does not starve with every rate times this serves 1.02 times its load: its queue does not grow."""
+"""A server that does not starve at rates times this factor serves 1.02 times its load, so its queue does not grow."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A load at which the bins of a plan must hold: a fleet, with every rate times `factor`.
+    """A load at which the bins of a plan must hold: a fleet, with every rate multiplied by `factor`.
 
     `name` completes "it starves …" in messages: "at 1.25 times the rates".
     """
@@ -36,18 +36,18 @@ class Scenario:
 
 
 class Objective:
-    """What a plan is good for; the parameters of an objective are the fields of its dataclass.
+    """What a plan minimises and which bins it may contain; the fields of the dataclass are the parameters.
 
-    Inherit from it and override what differs from "fewest GPUs, none of them starved or failing".
+    Inherit from this class and override what differs from "fewest GPUs, no server starves or fails to start".
 
-    `name`: what the command line calls it.
-    `minimises`: what the first entry of `key` is: "gpus", "price" (per hour) or "latency" (ms); solvers that count
-    GPUs or weigh prices look at it. Solvers that count GPUs or weigh prices refuse any other word.
+    `name`: the objective's name on the command line.
+    `minimises`: what the first entry of `key` is: "gpus", "price" (per hour), "latency" (ms) or another word. Solvers
+    that minimise GPUs or prices refuse objectives with a word that they do not support.
     `fixed_gpus`: True: the number of GPUs is given (`max_gpus`) and the solver spreads over all of them; False: the
     solver chooses how many to use, at most `max_gpus`.
-    `balances`: whether even loads are good for it; False: a search over a fixed number of GPUs also tries uneven
-    ones.
-    `goal`: the latency goal that every bin must keep (`within`); None: none.
+    `balances`: whether even loads improve the key. If False, a search over a fixed number of GPUs also tries uneven
+    loads.
+    `goal`: the latency goal that every bin must keep (`within`); None for no goal.
     """
 
     goal: Goal | None = None
@@ -63,10 +63,10 @@ class Objective:
 
     @property
     def required(self) -> set[str]:
-        """The figures without which no bin is admitted.
+        """The figures that the predictor must give: a bin without one of them is not admitted.
 
-        Limits of adapters that stand for all requests of a server, too, are held against these where a predictor does
-        not simulate requests; the twin confirms them for each adapter.
+        `slo_used` is not required if no limit needs simulated requests: limits on adapters are then checked against
+        the figures of the whole server, and the twin confirms them for each adapter.
         """
         names = {*self.figures, *self.limits}
         if self.goal is not None and not needs_requests(self.goal):
@@ -86,7 +86,7 @@ class Objective:
 
     @property
     def spare(self) -> int:
-        """How many GPUs a plan may lose, 0 or 1."""
+        """Number of GPUs whose loss a plan must survive, 0 or 1."""
         return 0
 
     @property
@@ -104,7 +104,7 @@ class Objective:
         return None
 
     def fleet(self, workload: Workload) -> Workload:
-        """The fleet that is planned, with the goal; an objective may add what it is about."""
+        """The fleet to plan, with the goal; an objective may change it, for instance add a fine-tuning job."""
         return workload if self.goal is None else replace(workload, slo=self.goal)
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
@@ -119,16 +119,16 @@ class Objective:
         return self
 
     def weight(self, profile: Profile) -> float:
-        """What a server adds to the first entry of `key`, where that is a sum: its price per hour, or its GPUs."""
+        """What a server adds to the first entry of `key` if that entry is a sum: its price per hour, or its GPUs."""
         if self.minimises == "price":
             return profile.gpu.price_per_hour or 0.0
         return float(profile.engine.gpus)
 
     def holds(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
         """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable
-        if that is demanded.
+        if the objective demands it.
 
-        Raises `IncompatibleError`: the predictor does not give one of the figures that are required.
+        Raises `IncompatibleError`: the predictor does not give a required figure.
         """
         ok = feasible = evaluations.feasible
         if self.stable:
@@ -149,21 +149,21 @@ class Objective:
         return f"The predictor gives no {name}{keys}; take one that does (twin)."
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
-        """What is minimised, lexicographically, of a complete plan: here the number of GPUs."""
+        """The tuple by which complete plans are compared, smaller first: here the number of GPUs."""
         return (float(sum(item.gpus for item in bins)),)
 
     def attained(self, key: tuple[float, ...], bound: float) -> bool:
-        """Whether no key can be smaller if none has a first entry below `bound`."""
+        """Whether `key` is optimal, given that no plan has a first entry below `bound`."""
         return len(key) == 1 and key[0] <= bound + 1e-9
 
 
 def load_objective(spec: str | Objective) -> Objective:
-    """The objective that a text names: "gpus", or with parameters "gpus:stable=1".
+    """Return the objective that a text names: "gpus", or with parameters "gpus:stable=1".
 
-    Limits among the parameters are its goal, and the whole goal: "slo:mean_ttft_ms=500,p99_itl_ms=60".
+    Limits among the parameters form its whole goal: "slo:mean_ttft_ms=500,p99_itl_ms=60".
 
     Raises `UnknownNameError`: no objective has that name; `ValidationError`: it has no such parameter, or the value
-    breaks a rule; `IncompatibleError`: an object that is no objective.
+    breaks a rule; `IncompatibleError`: the object is not an `Objective`.
     """
     objective = _made(spec) if isinstance(spec, str) else spec
     if isinstance(objective, Objective):
@@ -192,10 +192,10 @@ def _made(spec: str) -> Objective:
 
 
 def limits_of(goal: Goal) -> dict[str, float]:
-    """Limits of figures of `Evaluations` that say whether a server keeps a goal.
+    """Limits on figures of `Evaluations`, by name, that a server must keep for the goal.
 
-    `slo_used` for what the requests of a simulation are needed for, the figures of a server of the same name for its
-    own limits and for limits of adapters without classes: a server keeps them if all its adapters do.
+    A server limit bounds the figure of the same name. So does an adapter limit of a goal without classes: if all
+    adapters keep it, their server does. `slo_used` <= 1 covers every limit that needs simulated requests.
     """
     whole, found = goal.limits.to_dict(), dict[str, float]()
     for key in (*goal.keys("server"), *(() if goal.classes else goal.keys("adapter"))):
@@ -207,11 +207,11 @@ def limits_of(goal: Goal) -> dict[str, float]:
     return found
 
 
-_limits_of = Memo(limits_of)  # searches ask for those of the same goal again and again
+_limits_of = Memo(limits_of)  # searches ask for the limits of the same goal many times
 
 
 def needs_requests(goal: Goal) -> bool:
-    """Whether a predictor must simulate requests to say anything of one of the limits."""
+    """Whether at least one limit can only be checked by simulating requests."""
     keys = [key.removeprefix("server.") for key in (*goal.keys("adapter"), *goal.keys("server"))]
     by_class = bool(goal.classes and goal.keys("adapter"))
     return by_class or bool(goal.keys("request")) or any(key not in FIGURES for key in keys)

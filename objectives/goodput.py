@@ -23,7 +23,7 @@ class Goodput(Objective):
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """None: the goal says which requests count."""
+        """No limits: the goal only decides which requests count."""
         return {}
 
     @property
@@ -32,7 +32,7 @@ class Goodput(Objective):
         return ("goodput_tok_s",)
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
-        """(−goodput, tok/s; how much of its limits the worst GPU uses)."""
+        """(−goodput in tok/s, largest `slo_used` of a server)."""
         if not bins:
             return ()
         used = float(np.nan_to_num(evaluations.slo_used, nan=np.inf).max())

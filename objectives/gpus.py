@@ -12,9 +12,9 @@ from packer.objectives.base import Objective
 class Gpus(Objective):
     """Minimise the number of GPUs.
 
-    `stable`: 1: no server may have a queue that grows for as long as requests come. "Serves 0.9 of its load within an
-    hour" alone admits such servers.
-    `spare`: 1: the plan holds when any one GPU is lost and its adapters go to the others.
+    `stable`: if 1, no server may have a queue that grows for as long as requests arrive. The starvation threshold
+    (0.9 of the load served within an hour) alone admits such servers.
+    `spare`: if 1, the plan still holds after any one GPU is lost and its adapters move to the other GPUs.
     """
 
     stable: bool = False

@@ -19,11 +19,11 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class Headroom(Objective):
-    """Minimise the number of GPUs such that none starves in any of the loads.
+    """Minimise the number of GPUs such that no server starves at any of the loads.
 
-    `factor`: every rate times this, > 0.
+    `factor`: every rate is multiplied by this, > 0.
     `rates`: a CSV file `adapter,<load>,<load>,…` with the rates (req/s) of each adapter at each load, for instance
-    the hours of a day; the factor multiplies those too.
+    the hours of a day; `factor` multiplies these rates too.
     """
 
     factor: float = 1.25
@@ -36,11 +36,11 @@ class Headroom(Objective):
 
     @property
     def symmetric(self) -> bool:
-        """Whether there is no file of rates, in which equal adapters may differ."""
+        """Whether equal adapters can be exchanged: not with a file of rates, which may distinguish them."""
         return not self.rates
 
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
-        """The fleet as it is, and at each load."""
+        """The fleet as given, then the fleet at each load."""
         nominal = Scenario(workload)
         if not self.rates:
             return (nominal, Scenario(workload, self.factor, self._times("the rates")))
@@ -55,7 +55,7 @@ class Headroom(Objective):
 
 
 def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
-    """The fleet with other rates, float64 (n,), req/s; idle ones keep a rate near 0."""
+    """The fleet with these rates, float64 (n,), req/s, each raised to at least `IDLE_RATE`."""
     pairs = zip(workload.adapters, rates.tolist(), strict=True)
     adapters = tuple(replace(adapter, rate=max(rate, IDLE_RATE)) for adapter, rate in pairs)
     return replace(workload, adapters=adapters)

@@ -24,7 +24,7 @@ class Latency(Objective):
     """Minimise TTFT, ITL, or the time of a whole request over the GPUs given.
 
     `metric`: "request" (mean TTFT + mean ITL × (output tokens − 1)), "ttft" or "itl".
-    `statistic`: "mean" over requests (GPUs weigh as their rates) or that of the "worst" GPU.
+    `statistic`: "mean" over requests (servers are weighted by their request rates), or "worst" over servers.
     """
 
     metric: str = "request"
@@ -45,7 +45,7 @@ class Latency(Objective):
         return needed if self.metric == "request" else (f"mean_{self.metric}_ms",)
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
-        """(chosen statistic, the other one) of the chosen latency, ms; infinite where nothing starts."""
+        """(chosen statistic, other statistic) of the chosen latency, ms; infinite if a server has no latency."""
         if not bins:
             return ()
         known = _TRAFFIC(workload)

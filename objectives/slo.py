@@ -11,9 +11,9 @@ from packer.objectives.base import Objective
 
 @dataclass(frozen=True)
 class Slo(Objective):
-    """Minimise the number of GPUs such that each keeps the goal: the limits given, or the workload's.
+    """Minimise the number of GPUs such that every server keeps the goal: the limits given, or the workload's.
 
-    `stable`: 1 if no server may have a queue that grows for as long as requests come.
+    `stable`: if 1, no server may have a queue that grows for as long as requests arrive.
     """
 
     stable: bool = False
@@ -25,5 +25,5 @@ class Slo(Objective):
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """Those of the goal; without one, how much of its own limits an adapter may use."""
+        """The limits of the goal; without a goal, each adapter may use all of its own limits (`slo_used` <= 1)."""
         return super().limits or {"slo_used": 1.0}

@@ -19,7 +19,7 @@ from packer.workload import Workload
 class MostTuning(Objective):
     """Maximise the tokens on which the GPUs train per second, while each keeps the goal.
 
-    `policy`: how training shares a server; "": as the workload's job says, or "llmstation" if it has none.
+    `policy`: how training shares a server; "": the policy of the workload's job, or "llmstation" without a job.
     """
 
     policy: str = ""
@@ -35,7 +35,7 @@ class MostTuning(Objective):
         return f"it needs a linear step law, which {', '.join(paper)} has not" if paper else None
 
     def fleet(self, workload: Workload) -> Workload:
-        """The fleet with a job on every server, one of the default kind if it has none.
+        """The fleet with a fine-tuning job on every server: the workload's job, or a default one.
 
         Raises `IncompatibleError`: the job has no samples, or its policy is "none".
         """

@@ -1,4 +1,4 @@
-"""Figures of the report as plain data; the words of the page are in its template."""
+"""Figures of the report as plain data; the text of the page is in its template."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIB = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of a stacked bar: share of the whole in percent, class of its colour, and what it is."""
+    """A part of a stacked bar: share of the whole in percent, CSS class of its colour, and its label."""
 
     percent: float
     kind: str
@@ -49,7 +49,7 @@ def percent(share: float | None) -> str:
 
 
 def starts(plan: Plan) -> list[str]:
-    """The command that starts each server; none of an infeasible plan, another engine, or names that no shell takes."""
+    """The commands that start the servers; empty for infeasible plans, engines and names that can't be exported."""
     try:
         return start_commands(plan)
     except InputError:
@@ -57,13 +57,13 @@ def starts(plan: Plan) -> list[str]:
 
 
 def by_load(plan: Plan, item: Bin) -> list[tuple[int, float]]:
-    """Adapters of a GPU with their shares, the largest load first."""
+    """Adapters of a server with their shares, the largest load first."""
     loads, held = plan.workload.offered_tok_s_by_adapter, zip(item.adapters, item.shares, strict=True)
     return sorted(held, key=lambda row: -float(loads[row[0]]) * row[1])
 
 
 def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
-    """The memory of a server's GPUs: weights, what is reserved for adapters, KV cache, the rest; GiB and percent."""
+    """Memory of a server's GPUs by use: weights, reserved for adapters, KV cache, rest; GiB and percent."""
     profile = item.profile
     policy = memory_policy(profile)
     total = profile.gpu.memory_bytes
@@ -85,7 +85,7 @@ def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
 
 
 def in_limits(plan: Plan) -> tuple[float, float] | None:
-    """The share of requests within their latency limits, and goodput, tok/s; None where some server's is not known."""
+    """Share of requests within their latency limits, and goodput, tok/s; None if it is not known of some server."""
     rows = list(plan.evaluations)
     if not rows or not all(math.isfinite(row.slo_attainment) for row in rows):
         return None
@@ -94,7 +94,7 @@ def in_limits(plan: Plan) -> tuple[float, float] | None:
 
 
 def resimulated(plan: Plan) -> str:
-    """What the plan was simulated with at the end, and what that showed."""
+    """How the plan was simulated again at the end, and whether it held, in words."""
     arrivals, given_s = plan.workload.arrivals, plan.details.get("duration_s")
     hours = arrivals.whole_s(3600.0) / 3600.0
     if plan.verified is None:
@@ -111,8 +111,8 @@ def resimulated(plan: Plan) -> str:
 
 
 def queueing(plan: Plan) -> list[str]:
-    """GPUs whose requests wait longer than their limits although the plan counts as feasible, and how many GPUs would
-    keep them."""
+    """Servers whose requests wait longer than their limits although the plan counts as feasible, and how many GPUs
+    would keep the limits, in words."""
     if plan.objective == "recommend":
         return []
     ttft = plan.evaluations.mean_ttft_ms.tolist()

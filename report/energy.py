@@ -1,9 +1,9 @@
-"""What the GPUs of a plan draw, from their board power and the share of it that their load takes.
+"""Power and energy of the GPUs of a plan, from their board power and the share of it that their load uses.
 
-A GPU that decodes one request after the other draws 300 of its 700 W, with a batch of 128 600 W (H100 SXM; ML.ENERGY
-Benchmark 3.0, as read by arXiv:2603.17280); the lowest decodes measured on an H200 draw 137 W (arXiv:2605.11999). In
-between the share grows with the logarithm of the batch. Other kinds are taken to draw the same shares of their board
-power, which is good to about a fifth (arXiv:2603.17280). Host, network and cooling come on top.
+A GPU of 700 W that decodes one request at a time draws 300 W, and 600 W with a batch of 128 (H100 SXM; ML.ENERGY
+Benchmark 3.0, as read by arXiv:2603.17280). The lowest decodes measured on an H200 draw 137 W (arXiv:2605.11999). In
+between, the share grows with the logarithm of the batch. Other GPUs are assumed to draw the same shares of their board
+power, which is accurate to about a fifth (arXiv:2603.17280). Host, network and cooling are not included.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packer.twin.datasheets import GPUS
 from packer.words import number
 
 SHARES = ((0.0, 137 / 700), (1.0, 300 / 700), (128.0, 600 / 700))
-"""Requests running on average, and the share of board power."""
+"""Pairs (mean number of running requests, share of the board power)."""
 SPREAD = 0.2
 SOURCE = (
     "board power by data sheet; share by load of H100 and H200: ML.ENERGY 3.0, arXiv:2603.17280, 2605.11999"
@@ -27,7 +27,7 @@ SOURCE = (
 
 
 def share_of(running: float) -> float:
-    """Share of its board power that a GPU draws while so many requests run on average."""
+    """Share of its board power that a GPU draws with a mean of `running` requests."""
     (_, idle), (_, one), (most, full) = SHARES
     if running < 1.0:
         return idle + running * (one - idle)
@@ -36,19 +36,19 @@ def share_of(running: float) -> float:
 
 @dataclass(frozen=True)
 class Energy:
-    """`watts`: of all GPUs under their load; `tok_s`: tokens in and out per second that they serve."""
+    """`watts`: power of all GPUs under their load. `tok_s`: input and output tokens that they serve per second."""
 
     watts: float
     tok_s: float
 
     @property
     def kwh_per_day(self) -> float:
-        """Of a day like the hour planned for."""
+        """Energy of a day at the load of the planned hour."""
         return self.watts * 24.0 / 1e3
 
     @property
     def joules_per_token(self) -> float:
-        """Of a token in or out; NaN where none is served."""
+        """Energy per input or output token; NaN if no token is served."""
         return self.watts / self.tok_s if self.tok_s > 0.0 else float("nan")
 
     def __str__(self) -> str:
@@ -60,9 +60,9 @@ class Energy:
 
 
 def energy_of(plan: Plan) -> Energy | None:
-    """Of a plan's servers; None without servers, or where a GPU has no data sheet or a server no predicted latency.
+    """Energy of a plan's servers; None without servers, without a GPU's data sheet, or without a predicted latency.
 
-    Requests that run: output tokens per second times the time between tokens (Little's law).
+    The mean number of running requests is output tokens per second times mean ITL (Little's law).
     """
     board = {sheet.title: sheet.watts for sheet in GPUS.values()}
     watts = 0.0
@@ -77,7 +77,7 @@ def energy_of(plan: Plan) -> Energy | None:
 
 
 def with_energy(plan: Plan) -> dict[str, Any]:
-    """The plan in the shape of its file, with its energy where that is known."""
+    """The plan in the format of its file, plus its energy; None if the energy is not known."""
     energy = energy_of(plan)
     known = None if energy is None else {
         "watts": energy.watts, "kwh_per_day": energy.kwh_per_day, "joules_per_token": energy.joules_per_token,

@@ -4,9 +4,9 @@
     >>> panel = Panel([curve], x_label="adapters", y_label="tok/s", marks=(Mark(32, "Max_pack"),))
     >>> write_figure(Figure([panel], title="One GPU"), "curve.svg")
 
-Series keep their colour by position within a panel, or by `color` where panels must agree. Colours are safe for
-colour-blind readers: each has a contrast of at least 3:1 (WCAG 2.2, 1.4.11) against the light and the dark ground, so
-that a picture can change its theme without changing its meaning; markers and dashes distinguish series without colour.
+The position of a series in its panel decides its colour; `color` overrides it if panels must agree. Colours are safe
+for colour-blind readers. Each has a contrast of at least 3:1 (WCAG 2.2, 1.4.11) against the light and the dark ground,
+so a picture keeps its meaning in either theme. Markers and dashes distinguish series without colour.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7b6bd0", "#a87000", "#808080")
-"""Okabe and Ito's palette, with its too light hues darkened."""
+"""The palette of Okabe and Ito; hues that are too light are darkened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def _floats(series: Series, *names: str) -> None:
 
 
 def known(value: float | None) -> float:
-    """A value of a series: NaN, which is not drawn, where there is none."""
+    """The value as a float; NaN, which is not drawn, for None."""
     return math.nan if value is None else float(value)
 
 
@@ -71,7 +71,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Points. `texts`: what each point is, shown on hovering in a page."""
+    """Points. `texts`: a tooltip for each point, for pages."""
 
     x: Values
     y: Values
@@ -85,7 +85,7 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One bar for each category. `failed`: which of them stand for something that failed; they are outlines."""
+    """One bar for each category. `failed`: which bars represent a failure; these bars are drawn as outlines."""
 
     categories: Sequence[str]
     y: Values
@@ -111,7 +111,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes. Bars share a panel with nothing but bars and marks."""
+    """One pair of axes. A panel with bars has no series other than bars."""
 
     series: Sequence[Series]
     title: str = ""

@@ -19,7 +19,7 @@ _SETTINGS |= {"font.family": "DejaVu Sans", "font.size": 9}
 
 def render_image(figure: Figure, suffix: str) -> bytes:
     """The bytes of a .png (150 dpi) or .svg; the same figure gives the same bytes."""
-    os.environ["MPLBACKEND"] = "agg"  # another one is not needed, and a wrong one would end the import
+    os.environ["MPLBACKEND"] = "agg"  # no other backend is needed; an invalid one would break the import
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas

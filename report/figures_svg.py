@@ -14,15 +14,15 @@ from packer.report.templates import render
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 26.0, 18.0, 36.0
 _MOST_TOOLTIPS = 400
-"""A line with more points has no tooltips: they would make the page large."""
+"""Lines with more points have no tooltips, which would make the page large."""
 _PAGE_WIDTH = 440
-"""Width of a panel of a page in the units of its drawing; the page scales it."""
+"""Width of a panel in SVG units; the page scales it."""
 
 Format = Callable[[float], str]
 
 
 class Chart(NamedTuple):
-    """A drawn panel; `legend`: (class, label) of each labelled series; `many`: thin lines."""
+    """A drawn panel. `legend`: (CSS class, label) of each labelled series. `many`: draw thin lines."""
 
     title: str
     unit: str
@@ -32,7 +32,7 @@ class Chart(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A series in pixels: class and path of its line ("": points alone), and points with their tooltips."""
+    """A series in pixels: CSS class and path of its line ("": points only), and points with their tooltips."""
 
     line: str
     path: str
@@ -51,7 +51,7 @@ def render_page(figure: Figure) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to pixels, linear or logarithmic."""
+    """Map values to pixels, linearly or logarithmically."""
 
     low: float
     high: float
@@ -60,7 +60,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Pixel of a value; values outside the range end at its edge."""
+        """Pixel of a value; values outside the range are clipped to its edge."""
         low, high, at = (self._level(v) for v in (self.low, self.high, value))
         share = (at - low) / (high - low) if high > low else 0.5
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
@@ -101,7 +101,7 @@ def chart(
 ) -> Chart:
     """The panel as an `svg` element, with its title, unit and legend.
 
-    Colours are the classes `c0` … `c6` and the page's ink.
+    Colours are the CSS classes `c0` … `c6` and the page's text colour.
     """
     chosen = (k if series.color is None else series.color for k, series in enumerate(panel.series))
     coloured = [(each, f"c{k % len(SERIES)}") for each, k in zip(panel.series, chosen, strict=True)]
@@ -118,21 +118,21 @@ def chart(
 
 
 def _kind(series: Series, color: str) -> str:
-    """Classes of a series in the legend."""
+    """CSS classes of a series in the legend."""
     if isinstance(series, Line):
         return f"{color} dashed" if series.dashed else color
     return f"dot {color}" if isinstance(series, Scatter) else f"box {color}"
 
 
 def short_number(value: float) -> str:
-    """A tick: 25k instead of 25,000."""
+    """The label of a tick: 25k instead of 25,000."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:g}M"
     return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:,g}"
 
 
 def _rows(bars: Sequence[tuple[Bars, str]], width: int) -> dict[str, Any]:
-    """Horizontal bars: a row for each category, with (place in the row, class, value, tooltip) of its bars."""
+    """Horizontal bars: a row for each category, with (place in the row, CSS class, value, tooltip) of each bar."""
     names = list(dict.fromkeys(name for item, _ in bars for name in item.categories))
     rows: dict[str, list[tuple[int, str, float, str]]] = {name: [] for name in names}
     for place, (item, color) in enumerate(bars):
@@ -175,7 +175,7 @@ def _range(values: Sequence[float], log: bool, *, from_zero: bool = False) -> tu
 
 
 def _curve(series: Line | Scatter, color: str, x: Scale, y: Scale) -> Curve:
-    """The series in pixels; a line without markers has tooltips too, unless it is long or nameless."""
+    """The series in pixels; a line without markers has tooltips too, unless it is long or has no label."""
     texts = (series.texts if isinstance(series, Scatter) else ()) or [series.label] * len(series.x)
     points = [
         (x(a), y(b), f"{text}: {a:,.6g}, {b:,.6g}")
@@ -193,7 +193,7 @@ def _curve(series: Line | Scatter, color: str, x: Scale, y: Scale) -> Curve:
 
 
 def _path(xs: Values, ys: Values, x: Scale, y: Scale) -> str:
-    """Moves and lines; a gap where a value is missing."""
+    """The `d` attribute of an SVG path; missing values leave gaps."""
     words, pen_down = [], False
     for a, b in zip(xs, ys, strict=True):
         if not (math.isfinite(a) and math.isfinite(b)):

@@ -1,4 +1,4 @@
-"""What happens to the servers of a plan as all rates grow: curves to the breaking point."""
+"""Latency and throughput of the servers of a plan as all rates grow: curves up to the breaking point."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from packer.words import listed
 from packer.workload import Workload
 
 FACTORS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
-"""Today's rates, and up to twice as much."""
+"""Factors of all rates: from today's rates to twice as much."""
 MANY = 6
-"""More GPUs than this are drawn as thin lines of one colour."""
+"""More servers than this are drawn as thin lines of one colour."""
 BREAKS = 6
-"""Colour of the points where GPUs break; no line has it."""
+"""Colour index of the points where servers break; no line has this colour."""
 
 Evaluate = Callable[[Workload, Sequence[Bin]], Evaluations]
 
 
 @dataclass(frozen=True, eq=False)
 class GrowthCurves:
-    """Evaluations of some GPUs of a plan at growing rates, by `predictor`.
+    """Evaluations of some servers of a plan at growing rates, by `predictor`.
 
-    `gpus`: numbers of the plan's GPUs.
-    `served`, `mean_ttft_ms`, `mean_itl_ms`: float64 (FACTORS, GPUs); NaN after the factor at which a GPU breaks.
-    `holds`: bool (FACTORS, GPUs), whether a GPU serves its load.
+    `gpus`: indices of the servers in the plan.
+    `served`, `mean_ttft_ms`, `mean_itl_ms`: float64 (factors, servers); NaN after the factor at which a server breaks.
+    `holds`: bool (factors, servers), whether a server serves its load.
     """
 
     predictor: str
@@ -45,11 +45,11 @@ class GrowthCurves:
     holds: npt.NDArray[np.bool_]
 
     def breaks_at(self, row: int) -> int | None:
-        """Index of the first factor at which the `row`-th GPU starves or does not start; None if it holds."""
+        """Index of the first factor at which the `row`-th server starves or does not start; None if it never does."""
         return None if self.holds[:, row].all() else int(self.holds[:, row].argmin())
 
     def charts(self) -> list[Chart]:
-        """Served share, TTFT and ITL over the growth of all rates, up to where the last GPU breaks."""
+        """Served share, TTFT and ITL over the growth of all rates, up to where the last server breaks."""
         ends = [self.breaks_at(row) for row in range(len(self.gpus))]
         broken = [end for end in ends if end is not None]
         shown = max(3, max(broken) + 2) if len(broken) == len(ends) else len(FACTORS)
@@ -81,7 +81,7 @@ class GrowthCurves:
         return chart(panel, x_format=_growth, from_zero=unit != "%", many=many)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The charts as a table: growth, servers that break, slowest TTFT and ITL of the others."""
+        """The charts as a table: growth, servers that break, largest mean TTFT and ITL of the servers that hold."""
         rows = []
         for k, factor in enumerate(FACTORS):
             broken = [gpu for gpu, holds in zip(self.gpus, self.holds[k], strict=True) if not holds]
@@ -106,10 +106,10 @@ def growth_of(
     limit: int | None = None,
     progress: Progress = silent,
 ) -> GrowthCurves | None:
-    """The GPUs of a plan, or `limit` of them, at growing rates; None where rates can't grow (a replayed trace).
+    """The servers of a plan, or `limit` of them, at growing rates; None without servers, or for a replayed trace.
 
-    Where `predictor` is the plan's, the plan's own figures are today's. A GPU that broke is not evaluated
-    again: it breaks under more load, too.
+    If `predictor` is the plan's predictor, the figures of the plan are used for today's rates. A server that breaks is
+    not evaluated again: it is taken to break under more load too.
     """
     if not plan.bins or plan.workload.arrivals.trace is not None:
         return None
@@ -134,7 +134,7 @@ def growth_of(
 
 
 def choose_gpus(evaluations: Evaluations, limit: int | None) -> tuple[int, ...]:
-    """Indices to draw: all, or the slowest and an even spread of the rest."""
+    """Indices of the servers to draw: all, or the slowest ones and an even selection of the rest."""
     count = len(evaluations)
     if limit is None or count <= limit:
         return tuple(range(count))

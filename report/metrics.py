@@ -1,7 +1,7 @@
-"""A running plan as Prometheus metrics, which `Exporter` serves, and as a page: what is predicted at the rates
-measured, and the advice.
+"""A running plan as Prometheus metrics, served by `Exporter`, and as a page: predictions at the measured rates, and
+the advice.
 
-What the servers really do is in their own metrics; `packer export --format grafana` draws both.
+The servers export what they measure themselves; `packer export --format grafana` draws both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from packer.words import visible
 def metrics_text(plan: Plan, drift: Mapping[str, Any], read_at_s: float) -> str:
     """The drift in Prometheus's text format (version 0.0.4).
 
-    `plan`: as evaluated at the measured rates.
+    `plan`: the plan as evaluated at the measured rates.
     `drift`: as `packer.operate.drift.Drift.to_dict` gives it.
     `read_at_s`: when traffic was read, s since 1970.
     """
@@ -43,7 +43,7 @@ def metrics_text(plan: Plan, drift: Mapping[str, Any], read_at_s: float) -> str:
 
 
 def sample(name: str, labels: str, value: float | None) -> Markup:
-    """A line of a gauge; nothing for a figure that does not exist."""
+    """A line of a gauge; empty for a figure that is None or NaN."""
     if value is None or math.isnan(value):
         return Markup("")
     text = f"{float(value)!r}".replace("inf", "+Inf")
@@ -65,7 +65,7 @@ def live_metrics(following: Any, rows: Sequence[Any]) -> str:
 
 
 def live_page(following: Any, rows: Sequence[Any]) -> str:
-    """The page: servers, and the changes with their reasons, the latest first."""
+    """The page of `packer live follow`: servers, and changes with their reasons, the latest first."""
     history = [
         {
             "time": f"{datetime.fromtimestamp(each['time_s'], UTC):%Y-%m-%d %H:%M:%S}",
@@ -91,7 +91,7 @@ class Exporter:
 
     @contextmanager
     def listen(self, address: str) -> Iterator[int]:
-        """Serve on `HOST:PORT` (port 0: any free one) in a thread; gives the port.
+        """Serve on `HOST:PORT` (port 0: any free port) in a thread; yields the port.
 
         Raises `ValidationError`: the address is not a host and a port; `OutputError`: nothing can listen there.
         """
@@ -135,8 +135,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class ServerRow:
-    """One server: what it holds and has to do, beside what the twin says. Times in ms, loads in tok/s; the last three
-    are measured since its adapters changed.
+    """One server: adapters, load, and measured and predicted figures. Times in ms, loads in tok/s; the last three
+    fields are measured since its adapters last changed.
     """
 
     name: str
@@ -155,12 +155,12 @@ class ServerRow:
 
     @property
     def used(self) -> float | None:
-        """Share of what it holds that is in use."""
+        """Share of the capacity `holds_tok_s` that is in use."""
         return self.load_tok_s / self.holds_tok_s if self.holds_tok_s else None
 
 
 def rows_of(following: Any) -> list[ServerRow]:
-    """The servers of a `packer.operate.follow.Following` now."""
+    """The present servers of a `packer.operate.follow.Following`."""
     keeper, found = following.keeper, []
     for s, server in enumerate(following.acting.servers):
         own = following.own_load(s, following.load)

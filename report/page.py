@@ -1,4 +1,4 @@
-"""The HTML report of a plan, one page that needs nothing else: rates grown, a comparison read, the page written."""
+"""The HTML report of a plan, a self-contained page: evaluate growing rates, read a comparison, write the page."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def render_report(
     """The page; the same input gives the same bytes.
 
     `plan`: feasible or not.
-    `growth`: its GPUs at growing rates; None leaves the section out.
-    `comparison`: rows of a comparison of solvers, shown as they are; all with the same keys.
+    `growth`: servers of the plan at growing rates; None leaves the section out.
+    `comparison`: rows of a comparison of solvers, all with the same keys.
     """
     script = read("report.js")
     shown = _compared_keys(comparison)
@@ -62,7 +62,7 @@ def render_report(
 
 
 def _frontier(plan: Plan) -> list[Chart]:
-    """The frontier that a recommended plan carries; a plan file's content is checked here."""
+    """Charts of the frontier in a recommended plan; [] if the plan has none, or a plan file has an invalid one."""
     rows = plan.details.get("frontier")
     if not isinstance(rows, list | tuple) or len(rows) < 2:
         return []
@@ -73,7 +73,7 @@ def _frontier(plan: Plan) -> list[Chart]:
 
 
 def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Which columns of a comparison to show: the `COLUMNS` that differ, or all if none is there."""
+    """Columns to show: those in `COLUMNS` that differ between rows or are in `_ALWAYS`; all if none is in `COLUMNS`."""
     keys = list(rows[0]) if rows else []
     known = [key for key in COLUMNS if key in keys]
     varies = [key for key in known if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1]
@@ -90,8 +90,8 @@ def _cell(value: object) -> str:
 
 DEFAULT_CURVES = 6
 MOST_GPUS = 256
-"""Above, latencies of adapters are shown only if the plan has them: an hour of a server takes up to a tenth of a
-second."""
+"""Plans of more GPUs show latencies of adapters only if the plan has them: simulating an hour of a server takes up to a
+tenth of a second."""
 
 
 def write_report(
@@ -105,13 +105,13 @@ def write_report(
     force: bool = True,
     progress: Progress = silent,
 ) -> GrowthCurves | None:
-    """Write the page, atomically, and return the growth that it shows.
+    """Write the page atomically, and return the growth curves that it shows.
 
     Latencies of adapters come from a simulated hour.
 
-    `predictor`, `seed`: what evaluates the growing rates; None: the plan's predictor.
-    `curves`: for how many GPUs the growth of all rates is drawn, the slowest first; 0 for none.
-    `comparison`: rows of `packer compare --json` (`read_comparison`), shown as they are.
+    `predictor`, `seed`: the predictor of the growing rates, and its seed; None: the plan's predictor.
+    `curves`: number of servers for which growth is drawn (`packer.report.growth.choose_gpus`); 0 for none.
+    `comparison`: rows of `packer compare --json` (`read_comparison`).
     """
     growth = None
     if curves and plan.bins:
@@ -126,7 +126,7 @@ def write_report(
 
 @reader
 def read_comparison(path: str | os.PathLike[str]) -> Sequence[Mapping[str, object]]:
-    """Rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`."""
+    """Read rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`."""
     data = parse_json(read_text(path))
     rows = data.get("rows") if isinstance(data, dict) else data
     if (

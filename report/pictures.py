@@ -1,4 +1,4 @@
-"""The pictures of a simulation, a sweep, the memory of slots, a frontier and a comparison of solvers."""
+"""Pictures of a simulation, a sweep, the memory of slots, a frontier and a comparison of solvers."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def simulation_figure(run: Run, *, title: str) -> Figure:
 
 
 def cluster_figure(run: Run, *, title: str) -> Figure:
-    """A cluster over time: all of it, and how far its servers are apart."""
+    """A cluster over time: its total requests, and the spread of requests, busy time and memory over its servers."""
     timeline, servers = run.timeline, run.server_timeline
     minutes = (timeline["time_s"] / 60).to_list()
     outstanding = servers.with_columns((pl.col("running") + pl.col("waiting")).alias("requests"))
 
     def spread(heading: str, unit: str, column: str, factor: float = 1.0) -> Panel:
-        """The least, the median and the most over the servers."""
+        """Minimum, median and maximum over the servers."""
         group = outstanding.group_by("time_s", maintain_order=True).agg(
             most=pl.col(column).max(), median=pl.col(column).median(), least=pl.col(column).min()
         )
@@ -69,14 +69,14 @@ def cluster_figure(run: Run, *, title: str) -> Figure:
 
 AXIS_LABELS = {"adapters": "adapters", "rate_factor": "rate factor", "max_loras": "max_loras"}
 SWEPT = {"total_token_throughput": False, "mean_ttft_ms": True, "mean_itl_ms": False}
-"""Figures over an axis, and whether on a logarithmic scale."""
+"""Figures to draw over an axis, and whether their scale is logarithmic."""
 
 
 def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title: str) -> Figure:
     """Curves over `x_axis`, one for each pair of values of the other two axes.
 
     `frame`: rows of a sweep, sorted by point.
-    `packs`: the points that are the Max_pack of their curve.
+    `packs`: the rows that are the Max_pack of their curve.
     `x_axis`: "adapters", "rate_factor" or "max_loras".
     `title`: what was swept.
     """
@@ -104,18 +104,18 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
 
 
 def _curve(k: int, x: Sequence[float], y: Sequence[float], label: str) -> Line:
-    """The k-th curve of a panel: beyond the colours that there are, they come again with dashes."""
+    """The k-th curve of a panel; if there are more curves than colours, further curves are dashed."""
     return Line(x, y, label, color=k % len(SERIES), dashed=k >= len(SERIES), markers=True)
 
 
 def _labels(others: list[str], keys: list[tuple[object, ...]]) -> list[str]:
-    """Names of the curves: the values of the axes that differ between them."""
+    """Names of the curves: the values of the axes that differ between the curves."""
     varied = [k for k, axis in enumerate(others) if len({key[k] for key in keys}) > 1] or [len(others) - 1]
     return [", ".join(f"{AXIS_LABELS[others[k]]} {key[k]:g}" for k in varied) for key in keys]
 
 
 def _offered(frame: pl.DataFrame, x_axis: str) -> list[Series]:
-    """The offered load, where it is the same for all curves."""
+    """The offered load, if it is the same for all curves."""
     per_x = frame.group_by(x_axis).agg(offered="offered_tok_s").sort(x_axis)
     if any(max(values) - min(values) > 1e-9 * max(values) for values in per_x["offered"]):
         return []
@@ -134,11 +134,11 @@ def _packs(packs: pl.DataFrame, x_axis: str) -> Scatter:
 
 
 MOST_SLOTS = 1024
-"""Curves end here."""
+"""Curves of the memory of slots end at this number of slots."""
 
 
 def memory_figure(profile: Profile, largest: Mapping[int, int]) -> Figure:
-    """KV tokens over the number of slots, a curve for each slot rank, to where the server no longer starts.
+    """KV tokens over the number of slots, a curve for each slot rank, up to the largest number that starts.
 
     `largest`: slot rank → the largest number of slots with which the server starts.
     """
@@ -156,11 +156,11 @@ def memory_figure(profile: Profile, largest: Mapping[int, int]) -> Figure:
 
 
 def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limits) -> list[Chart]:
-    """TTFT and ITL over GPUs, with the goal and the plan's number of GPUs marked.
+    """TTFT and ITL over the number of GPUs, with the goal and the plan's number of GPUs marked.
 
     `rows`: as `packer.planning.frontier.FrontierPoint.to_dict` gives them.
-    `chosen`: GPUs of the plan.
-    `limits`: of the adapters without a class.
+    `chosen`: number of GPUs of the plan.
+    `limits`: limits of the adapters without a class.
     """
     gpus = [row["n_gpus"] for row in rows]
 
@@ -177,13 +177,13 @@ def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limi
 
 
 COLUMNS, PANELS = table("packer.report", "comparison.toml").values()
-"""Columns that the report shows, and what it calls them; panels of the picture: name, unit, whether logarithmic."""
+"""Columns of the report with their titles; panels of the picture: name, unit, whether logarithmic."""
 
 Row = Mapping[str, Any]
 
 
 def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
-    """Curves over the number of adapters where there are several, else bars.
+    """Curves over the number of adapters if it varies, else bars.
 
     `rows`: as `packer.planning.compare.Result.to_dict` gives them.
     `title`: what was compared.
@@ -206,7 +206,7 @@ def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
 
 
 def labels(rows: Sequence[Row]) -> list[str]:
-    """A label for each row from what differs between rows: solver, and objective or predictor if several."""
+    """A label for each row: the solver, and the objective or predictor if it differs between rows."""
     parts = [key for key in ("objective", "predictor") if len({row[key] for row in rows}) > 1]
     return [" · ".join([row["solver"], *(row[key] for key in parts)]) for row in rows]
 

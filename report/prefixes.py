@@ -1,4 +1,4 @@
-"""What a plan assumes of prompts that begin alike, and what more of them would change."""
+"""What a plan assumes about shared prefixes of prompts, and what more shared prefixes would change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from packer.twin.engine_rules import rules_of
 from packer.twin.simulate import simulate
 
 HIT_RATE = 0.5
-"""Share of the prompt tokens that the sentence supposes; production traces have 54 to 62 % (arXiv 2506.02634)."""
+"""Share of cached prompt tokens that the sentence assumes; production traces have 54 to 62 % (arXiv 2506.02634)."""
 DURATION_S = 900.0
 
 
 def prefix_words(plan: Plan, *, briefly: bool = False) -> str | None:
     """Say that no shared prefixes are assumed, and what `HIT_RATE` would do to the busiest server that caches them.
 
-    `briefly`: the former alone, without a simulation. None: the fleet has shared prefixes.
+    `briefly`: only the first part, without a simulation. None if the fleet has shared prefixes.
     """
     if shares_prefixes(plan):
         return None
@@ -42,10 +42,10 @@ def prefix_words(plan: Plan, *, briefly: bool = False) -> str | None:
 
 
 def prefix_figures(plan: Plan) -> dict[str, Any] | None:
-    """What `prefix_words` says, JSON-able: the hit rate that is assumed, and the figures of a server with another.
+    """The figures of `prefix_words`, for JSON: the assumed hit rate, and figures of a server at another hit rate.
 
-    None: the fleet has shared prefixes. Both runs of the server get the same requests; only the share of them in the
-    cache differs.
+    None if the fleet has shared prefixes. Both runs of the server get the same requests; only the share of their
+    prompts in the cache differs.
     """
     fleet, trace = plan.workload, plan.workload.arrivals.trace
     if shares_prefixes(plan):
@@ -65,12 +65,12 @@ def prefix_figures(plan: Plan) -> dict[str, Any] | None:
 
 
 def shares_prefixes(plan: Plan) -> bool:
-    """Whether prompts of the fleet are known to begin alike."""
+    """Whether prompts of the fleet are known to share prefixes."""
     trace = plan.workload.arrivals.trace
     recorded = trace is not None and (trace.blocks is not None or trace.sessions is not None)
     return recorded or plan.workload.shares_prefixes
 
 
 def _caching(plan: Plan) -> list[int]:
-    """Numbers of the servers that cache prefixes."""
+    """Indices of the servers that cache prefixes."""
     return [k for k, item in enumerate(plan.bins) if rules_of(item.profile.engine).prefix_caching]

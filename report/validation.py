@@ -1,4 +1,4 @@
-"""The picture of a validation on real servers: measured and predicted over each other."""
+"""The picture of a validation on real servers: measured against predicted figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms")
 
 
 def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
-    """Bars of throughput and latencies per bin, then each bin's gauges over time, twin over server."""
+    """Bars of throughput, latencies and errors per server, then the gauges over time, measured and predicted."""
     names = [f"server {report.index}" for report in reports]
     panels = [_bars(reports, names, name) for name in ("total_token_throughput", *LATENCIES)]
     titles = {name: FIGURES[name].title for name in SMAPE_OF}

@@ -14,24 +14,24 @@ from packer.solvers.support import counts_gpus
 
 _DEFAULT_S = 60.0
 _EXACT_SHARE = 0.85
-"""Of the time that greedy leaves; the rest is for the twin to confirm the plan."""
+"""Share of the time after greedy that the exact search gets; the twin confirms the plan in the rest."""
 
 
 class Auto:
-    """Never more GPUs than greedy; with a time limit, or Ctrl-C, the best plan so far.
+    """Never needs more GPUs than greedy; at the time limit or on Ctrl-C it returns the best plan so far.
 
-    Without a time limit it takes at most about a minute beyond greedy.
+    Without a time limit it takes at most about a minute longer than greedy.
     """
 
     name = "auto"
 
     def supports(self, problem: Problem) -> str | None:
-        """Everything: what column generation can't take is left to greedy, running plans and given GPUs to cpsat,
-        replan or spread-refined."""
+        """Supports everything: greedy takes what column generation can't; cpsat, replan or spread-refined takes running
+        plans and fixed numbers of GPUs."""
         return None
 
     def solve(self, problem: Problem) -> Solution:
-        """The best plan found, with its bound where GPUs are counted."""
+        """The best plan found, with its bound if the objective counts GPUs."""
         if problem.objective.fixed_gpus or problem.old_bins:
             return start(problem, _refining(problem))
         timed = replace(problem, max_gpus=None).within(_DEFAULT_S)
@@ -44,12 +44,12 @@ class Auto:
 
         def smaller(posed: Problem) -> Solution:
             search = ExactSearch(posed, first.bins)
-            if searches:  # the bound is that of the first, and its patterns are a start
+            if searches:  # keep the bound of the first search, and start from its patterns
                 search.resume(searches[0])
             else:
                 search.run()
             searches.append(search)
-            # full to the brim in part, which the twin would refuse
+            # even out the load: the twin would refuse the fullest bins
             fewer = len(search.bins) < len(first.bins)
             return replace(first, bins=balanced(posed, search.bins) if fewer else first.bins)
 
@@ -65,7 +65,7 @@ class Auto:
 
 
 def _refining(problem: Problem) -> str:
-    """The solver for a running plan or a given number of GPUs: cpsat where it gains (benchmarks/solvers)."""
+    """The solver for a running plan or a fixed number of GPUs: cpsat where it is better (benchmarks/solvers)."""
     latency = getattr(problem.objective, "statistic", "mean") == "worst"
     if CpSat().supports(problem) is None and (problem.old_bins or latency):
         return "cpsat"
@@ -73,7 +73,7 @@ def _refining(problem: Problem) -> str:
 
 
 def _refused(problem: Problem, found: Solution) -> str:
-    """Why a smaller plan is not taken, "" if it is: searches find the bins about which trained predictors are wrong."""
+    """Why a smaller plan is rejected, "" if it is not: searches find bins about which trained predictors are wrong."""
     evaluator = problem.evaluator
     if not evaluator.imitates_twin:
         return ""

@@ -1,4 +1,4 @@
-"""What a server would serve if adapters cost nothing, or the least: for load-only baselines, and for bounds."""
+"""Throughput of a server if adapters cost nothing, or as little as possible: for load-only baselines and for bounds."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 OVERLOAD_TOK_S = 60_000.0
-"""Offered load at which a single GPU is saturated; more where it is not."""
+"""First offered load to try to saturate a server; it is raised until the server is saturated."""
 
 _SHORTEST_S = 300.0
 _LONGEST_S = 20_000.0
 _ANSWERS = 30.0
 _BOUND_SLACK = 1.05
 _BACKBONE_TERMS = {term.name for term in LINEAR + PAPER if term.part == "model"}
-"""Terms of both step laws that are left without adapters and without a queue."""
+"""Terms of both step laws that remain without adapters and without a queue."""
 
 
 _fleet_table, _length_pairs = Memo(fleet_table), Memo(length_pairs)
@@ -39,7 +39,7 @@ _fleet_table, _length_pairs = Memo(fleet_table), Memo(length_pairs)
 
 @lru_cache(maxsize=64)
 def without_adapters(profile: Profile) -> Profile:
-    """The same server when adapters and queues cost neither time nor memory."""
+    """The same server if adapters and queues cost neither time nor memory."""
     known = profile.latency.coefficients.items()
     coefficients = {key: value if key in _BACKBONE_TERMS else 0.0 for key, value in known}
     return replace(
@@ -54,10 +54,10 @@ def without_adapters(profile: Profile) -> Profile:
 
 @lru_cache(maxsize=256)
 def lightest(profile: Profile, rank: int) -> Profile:
-    """The same server, except that each step pays for just one slot of this rank with one adapter in it.
+    """The same server, except that each step pays for one slot of this rank with one adapter in it, and no more.
 
-    Every request has an adapter, or none has one (rank 0), so that steps of a server with adapters of this rank take no
-    less. Terms of thread blocks and of ranks summed over adapters are left out.
+    Every request has an adapter, or none has one (rank 0). Steps of a real server with adapters of this rank take at
+    least as long. Terms of thread blocks and of ranks summed over adapters are left out.
     """
     if rank == 0:
         return without_adapters(profile)
@@ -79,10 +79,10 @@ def lightest(profile: Profile, rank: int) -> Profile:
 
 
 def backbone_tok_s(workload: Workload, profile: Profile) -> float:
-    """Maximum throughput of the base model on the fleet's mix of requests, tok/s, by an overloaded twin.
+    """Maximum throughput of the base model on the fleet's mix of requests, tok/s, measured on an overloaded twin.
 
-    Completed tokens per second over the second half of a run that lasts as long as about 30 answers: the first
-    half fills the batch.
+    Counts the tokens of requests that finish in the second half of a run. The run lasts about as long as 30 answers,
+    and its first half fills the batch.
     """
     return _saturated(workload)(profile)
 
@@ -113,11 +113,11 @@ def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
 
 
 def engine_load(workload: Workload, profile: Profile) -> float:
-    """Seconds of engine time that a second's requests take at the least; in servers.
+    """Least engine time, s, that the requests of one second take: a lower bound on servers.
 
-    Sums over requests, so the same however adapters are placed: each pays what `lightest` servers of its rank take.
-    Of what every step pays a request has its share: there are at least as many steps as decodes / `max_num_seqs`, and
-    as KV tokens held over all steps / KV capacity.
+    This is a sum over requests, so it does not depend on placement: each request pays what the `lightest` server of
+    its rank takes. A request also pays its share of the fixed time of steps. The number of steps is at least decodes /
+    `max_num_seqs`, and at least (KV tokens held, summed over all steps) / KV capacity.
     """
     return float(_busy(workload)(profile).sum(axis=1).max())
 
@@ -125,7 +125,7 @@ def engine_load(workload: Workload, profile: Profile) -> float:
 def _requests(workload: Workload, profile: Profile) -> FloatArray:
     """Moments of the requests of each adapter, float64 (4, n): tokens in, out, E[out²] and E[in × out].
 
-    As a server takes them, which cuts those beyond its longest: prompts first, then outputs.
+    A server cuts requests that exceed its longest context: prompts first, then outputs.
     """
     found = _fleet_table(workload).T[[2, 3, 5, 6]]
     longest = min(profile.engine.max_model_len, profile.memory.min_kv_tokens)
@@ -142,7 +142,7 @@ def _requests(workload: Workload, profile: Profile) -> FloatArray:
 
 @lru_cache(maxsize=4096)
 def _cut_moments(first: Lengths, second: Lengths, correlation: float, longest: int) -> tuple[float, ...]:
-    """See `_requests`: of requests of these lengths, cut to `longest` tokens."""
+    """The moments of `_requests` for requests of these lengths, cut to `longest` tokens."""
     z, weight = normal_grid(81)
     mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
     prompt = np.minimum(first.at_normal(z)[:, None], longest - 1).astype(np.float64)
@@ -152,7 +152,7 @@ def _cut_moments(first: Lengths, second: Lengths, correlation: float, longest: i
 
 
 def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
-    """Engine time of each adapter, s per s, float64 (2, n): steps shared by `max_num_seqs`, and by the KV cache."""
+    """Engine time of each adapter, s per s, float64 (2, n); `max_num_seqs` bounds the steps in row 0, KV in row 1."""
     rate, (prompt, output, output_2, product) = workload.rates, _requests(workload, profile)
     decodes = rate * np.maximum(output - 1.0, 0.0)
     held = rate * np.maximum(product + 0.5 * output_2 - prompt - output, 0.0)
@@ -178,10 +178,10 @@ _busy = Memo[Workload, Callable[[Profile], FloatArray]](lambda fleet: cache(part
 
 
 def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: float) -> float:
-    """What servers of several kinds weigh together at the least, by `engine_load`, where one weighs `weights`.
+    """Lower bound, by `engine_load`, on the total weight of servers of several kinds; `weights`: of one server.
 
-    A set of adapters on kind k weighs at least w_k max(Σ a, Σ b), the two rows of `_busy_s`, hence
-    w_k Σ ((1 − t) a + t b) for every t in [0, 1]: each adapter weighs no less than on its best kind.
+    A set of adapters on kind k weighs at least w_k max(Σ a, Σ b), with the rows a, b of `_busy_s`, hence at least
+    w_k Σ ((1 − t) a + t b) for every t in [0, 1]. Each adapter weighs at least as much as on its best kind.
     """
     least = min(weights.values())
     factor = _load_factor(workload, margin)
@@ -196,9 +196,9 @@ def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: fl
 
 
 def _load_factor(workload: Workload, margin: float, stable: bool = False) -> float | None:
-    """By what servers count less than their load: a server that serves 0.9 of it does not starve (a `stable` one serves
-    all), and 5 % are left for chance. None if arrivals do not have the fleet's mean rate, and if
-    prompts share prefixes: a prefix in the KV cache takes no time."""
+    """Factor from the load to servers: a server that serves 0.9 of its load does not starve (a `stable` one serves all
+    of it), the margin raises the load, and 5 % are left for chance. None if arrivals do not have the fleet's mean
+    rate, or if prompts share prefixes: a prefix in the KV cache takes no time."""
     arrivals = workload.arrivals
     if workload.shares_prefixes or arrivals.kind in ("trace", "unpredictable"):
         return None
@@ -209,12 +209,12 @@ def _load_factor(workload: Workload, margin: float, stable: bool = False) -> flo
 def load_bound(
     workload: Workload, profile: Profile, margin: float, *, simulated: bool = True, stable: bool = False
 ) -> int:
-    """Servers that any plan needs, by load alone, relative to the twin.
+    """Number of servers that any plan needs, by load alone, relative to the twin.
 
-    No server serves more than one that pays for one adapter in each step alone (`lightest`), and one that serves less
-    than 0.9 of its load starves. Measured by an overloaded twin, if `simulated`, where every server gets the same mix
-    of lengths; in any case by `engine_load`. Both leave 5 % for chance. `stable`: no server may leave a share of its
-    load waiting. 1 if arrivals do not have the fleet's mean rate.
+    No server serves more than the `lightest` one, and a server that serves less than 0.9 of its load starves. The bound
+    comes from `engine_load` and, if `simulated` and all adapters have the same lengths, also from an overloaded twin;
+    both leave 5 % for chance. `stable`: every server must serve its whole load. 1 if arrivals do not have the fleet's
+    mean rate, or prompts share prefixes.
     """
     factor = _load_factor(workload, margin, stable)
     if factor is None:

@@ -27,11 +27,11 @@ can hold; plans mark servers beyond `Profile.measured_adapters` (`packer.solvers
 
 
 LEAST_S = 0.05
-"""A search whose time is over still gets so long, in which its first step gives a plan."""
+"""Least time limit of a search, s: enough for its first step to give a plan, even if no time is left."""
 
 
 def limit_of(left_s: float) -> float | None:
-    """The time limit of a further search where so long is left: at least `LEAST_S`, none where that is infinite."""
+    """The time limit, s, of a search when `left_s` are left: at least `LEAST_S`; None if `left_s` is infinite."""
     return None if left_s == math.inf else max(LEAST_S, left_s)
 
 
@@ -44,9 +44,9 @@ class Problem:
     `objective`: what is minimised, and what a plan may contain.
     `evaluator`: evaluates bins, at the objective's loads and with the margin.
     `max_gpus`: limit on the GPUs, None for no limit; with a `fixed_gpus` objective, the number of servers.
-    `stock`: GPUs at hand by their name (`profile.gpu.name`); there is any number of those that are not in it.
-    `max_replicas`: over how many GPUs one adapter may be split.
-    `most_adapters`: searches put no more adapters on a GPU.
+    `stock`: number of GPUs available by name (`profile.gpu.name`); GPUs that it does not name are unlimited.
+    `max_replicas`: largest number of GPUs over which one adapter may be split.
+    `most_adapters`: largest number of adapters that searches put on a GPU.
     `seed`: seed of everything random.
     `time_limit_s`: wall-clock limit; the best plan so far is returned.
     `started`: `time.monotonic()` at the start, for `remaining_s`.
@@ -87,7 +87,7 @@ class Problem:
         return self.profiles[0]
 
     def learned(self) -> Problem:
-        """The problem without servers of so many adapters that searches would simulate each."""
+        """The problem with `most_adapters` low enough that searches need not simulate every server."""
         most = self.evaluator.most_learned
         return self if self.most_adapters <= most else replace(self, most_adapters=most)
 
@@ -102,14 +102,14 @@ class Problem:
         return self.time_limit_s - self.elapsed_s()
 
     def with_share(self, share: float) -> Problem:
-        """The problem with this share of the time that is left, as its limit."""
+        """The problem with this share of the remaining time as its time limit."""
         if self.time_limit_s is None:
             return self
         left = max(0.0, self.remaining_s())
         return replace(self, time_limit_s=self.time_limit_s - (1.0 - share) * left)
 
     def within(self, seconds: float) -> Problem:
-        """The problem with a limit: so long from now, if it has none."""
+        """The problem with a time limit of `seconds` from now, unless it has a time limit."""
         if self.time_limit_s is not None:
             return self
         return replace(self, time_limit_s=self.elapsed_s() + seconds)
@@ -123,8 +123,8 @@ class Problem:
 class Solution:
     """What a solver found; `packer.planning.solve` verifies it and makes the `Plan`.
 
-    `proven`: the lower bound is certain relative to the predictor, not what a search failed to refute. Only
-    then can a plan that meets it be called optimal.
+    `proven`: the lower bound is certain relative to the predictor; otherwise a search only failed to refute it. Only
+    a plan that meets a proven bound can be called optimal.
     """
 
     bins: tuple[Bin, ...]
@@ -138,7 +138,7 @@ class Solution:
 
 
 def used_gpus(bins: Iterable[Bin]) -> dict[str, int]:
-    """GPUs that servers take, by the name of the GPU."""
+    """Number of GPUs that the servers use, by the name of the GPU."""
     used: dict[str, int] = {}
     for item in bins:
         used[item.profile.gpu.name] = used.get(item.profile.gpu.name, 0) + item.gpus
@@ -173,7 +173,7 @@ class Spreading(Protocol):
 
 
 def start(problem: Problem, solver: str = "greedy") -> Solution:
-    """The solution of another solver, without a limit on the GPUs where their number is to be chosen."""
+    """The solution of another solver; `max_gpus` is ignored unless the objective fixes the number of GPUs."""
     first: Solver = registry.load("solver", solver)()
     if not problem.objective.fixed_gpus:
         problem = replace(problem, max_gpus=None)

@@ -21,9 +21,9 @@ class Bound:
 
 
 def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, object]) -> Solution:
-    """The solution with a bound; cut to the GPUs that there may be, and then infeasible."""
+    """The solution with its bound, cut down to the GPUs available; a solution that is cut down is infeasible."""
     weight = problem.objective.weight(problem.profile)
-    # A bound of one GPU is trivial, and a plan at hand refutes a search that missed a bin.
+    # A bound of one GPU is trivial. A bound above the plan is wrong: its search missed a bin.
     known = bound.value > weight or len(first.bins) <= 1
     known &= bound.value <= len(first.bins) * weight
     found = replace(

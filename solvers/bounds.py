@@ -1,4 +1,4 @@
-"""`bounds`: greedy's plan and how many GPUs a fleet needs at the least."""
+"""`bounds`: greedy's plan and a lower bound on the number of GPUs that a fleet needs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from packer.solvers.columns.exact import Exact
 
 
 class Bounds(Exact):
-    """Greedy's plan with the bound of few prices: a quick answer to "how good is it at least?".
+    """Greedy's plan with a bound from a few prices: a quick answer to "how far is it from the optimum, at most?".
 
-    Where every bin can be evaluated, it is a plan of the fewest GPUs, and the bound is proven.
+    If there are few enough bins to evaluate each one, the plan has the fewest GPUs and the bound is proven.
     """
 
     name = "bounds"

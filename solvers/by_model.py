@@ -1,9 +1,9 @@
-"""A fleet of several base models, and solvers for one kind of GPU: one search becomes several.
+"""Split a search by base model, and by kind of GPU for solvers that support one kind only.
 
-Adapters of different models never share a server, so that each model is a problem of its own but for the GPUs at hand:
-where their number is to be found, the models take what they need one after the other; where it is given, the GPUs are
-divided so that the objective gains most. A solver for one kind of GPU plans with each kind alone, and the best
-plan is taken.
+Adapters of different models never share a server, so each model is a problem of its own, except that models share the
+available GPUs. If the number of GPUs is free, the models take what they need one after the other. If it is fixed, the
+GPUs are divided among the models so that the objective gains most. A solver for one kind of GPU plans with each kind
+alone, and the best plan is taken.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
 
 MOST_DIVISIONS = 24
-"""Plans up to which every division of the GPUs among the models is evaluated; beyond, by marginal gain."""
+"""Largest (spare GPUs × models) for which every division of the GPUs is evaluated; beyond, by marginal gain."""
 
 Rank = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Part:
-    """The adapters of one base model, by their numbers in the fleet, and the problem that they are."""
+    """The adapters of one base model, as indices in the fleet, and the problem to place them."""
 
     adapters: tuple[int, ...]
     problem: Problem
     old: tuple[int, ...] = ()
-    """Numbers of the running servers of this model."""
+    """Indices of the running servers of this model."""
 
 
 def parts(problem: Problem) -> list[Part]:
@@ -65,7 +65,7 @@ def parts(problem: Problem) -> list[Part]:
 
 
 def _urgency(part: Part) -> tuple[int, int, float]:
-    """Which model takes GPUs first: those with a limit on every kind, then those with few kinds, then by load."""
+    """Order in which models take GPUs: first models whose kinds are all limited, then by number of kinds, then load."""
     problem = part.problem
     other = any(profile.gpu.name not in problem.stock for profile in problem.profiles)
     return int(other), len(problem.profiles), -problem.workload.offered_tok_s
@@ -78,7 +78,7 @@ def is_whole(problem: Problem) -> bool:
 
 
 def supports(problem: Problem, solver: Solver) -> str | None:
-    """Why a solver can't take the problem, in parts and with each kind of server alone; None if it can."""
+    """Why a solver can't take the problem, split by model and kind of server if needed; None if it can."""
     for part in parts(problem):
         kinds = _kinds(part.problem, solver)
         reasons = [_searching(problem, each, solver).supports(each) for each in kinds]
@@ -88,14 +88,14 @@ def supports(problem: Problem, solver: Solver) -> str | None:
 
 
 def _checked(solver: Solver, found: object) -> Solution:
-    """What a solver gave, which may be one of another package."""
+    """Check that a solver, which may come from another package, returned a `Solution`."""
     if not isinstance(found, Solution):
         raise PluginError(f"Expected a Solution of {type(solver).__qualname__}.solve, got {shown(found)}.")
     return found
 
 
 def solved(problem: Problem, solver: Solver) -> Solution:
-    """What a solver finds for a problem that it `supports`."""
+    """The solution that a solver finds for a problem that it `supports`."""
     if is_whole(problem) or (isinstance(solver, Joint) and solver.joint):
         return _checked(solver, solver.solve(problem))
     found = parts(problem)
@@ -158,19 +158,19 @@ def _details(found: Sequence[Part], solutions: Sequence[Solution]) -> dict[str, 
 
 
 def _kinds(problem: Problem, solver: Solver) -> list[Problem]:
-    """The problem, or as many with one kind of server each if the solver supports one kind only."""
+    """The problem itself, or one problem for each kind of server if the solver supports one kind only."""
     if len(problem.profiles) == 1 or solver.supports(problem) is None:
         return [problem]
     return [replace(problem, profiles=(profile,)) for profile in problem.profiles]
 
 
 def _searching(whole: Problem, part: Problem, solver: Solver) -> Solver:
-    """The solver; greedy for a model that has no running server, where a running plan is followed."""
+    """The solver, but greedy instead of replan for a model without running servers."""
     return Greedy() if solver.name == "replan" and not part.old_bins and whole.old_bins else solver
 
 
 def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
-    """What the solver finds for a part, with the best kind of server alone if it supports one kind only."""
+    """The solver's solution for a part, on the best single kind of server if it supports one kind only."""
     search = _searching(whole, problem, solver)
     if search is not solver:
         problem = replace(problem, objective=Gpus())
@@ -193,12 +193,12 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
     best = min(options, key=lambda one: rank(problem, one))
     if len(options) == 1 and len(_kinds(problem, solver)) == 1:
         return best
-    # With other kinds, or mixed with them, less might be enough.
+    # No bound: with other kinds of server, or a mix of kinds, less might be enough.
     return replace(best, lower_bound=None, bound_source="", proven=False)
 
 
 def rank(problem: Problem, found: Solution) -> Rank:
-    """Smaller is better: load without a place, servers that the objective refuses, the objective's key."""
+    """Smaller is better: unplaced load, tok/s; servers that the objective refuses; the objective's key."""
     if not found.bins:
         return (problem.workload.offered_tok_s, np.inf)
     evaluations = problem.evaluator.evaluate(problem.workload, found.bins)
@@ -208,8 +208,8 @@ def rank(problem: Problem, found: Solution) -> Rank:
 
 
 def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solution:
-    """The given GPUs divided among the models: evaluated for every division where those are few, else one GPU after
-    the other to the model that gains most."""
+    """Divide the given GPUs among the models. Evaluate every division if there are few; else give one GPU after the
+    other to the model that gains most."""
     total = problem.max_gpus or len(found)
     plans: dict[tuple[int, int], Solution] = {}
 
@@ -244,7 +244,7 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
 
 
 def _shares(spare: int, count: int) -> list[list[int]]:
-    """Every way to give `spare` to `count`."""
+    """Every way to distribute `spare` GPUs over `count` models."""
     ends = spare + count - 1
     return [
         [b - a - 1 for a, b in zip((-1, *bars), (*bars, ends), strict=True)]

@@ -24,9 +24,9 @@ EVERY = 16
 """Proofs try every value up to this, and the values of `LADDER` beyond."""
 
 MUCH = 1.25
-"""Fewer slots are tried where they give so many times the KV cache."""
+"""Fewer slots are tried if they give at least this many times the KV cache."""
 AWAY = 2
-"""A server is tried with slots so many candidates away from its own: about twice as many, or half."""
+"""Distance, in candidates, of the other numbers of slots that are tried: about twice as many, or half as many."""
 
 
 def slot_ranks(ranks: IntArray) -> IntArray:
@@ -36,7 +36,7 @@ def slot_ranks(ranks: IntArray) -> IntArray:
 
 @lru_cache(maxsize=4096)
 def most_slots_of(profile: Profile, max_lora_rank: int) -> int:
-    """The most slots of a rank with which a server starts: more leave too little KV cache. 1 if none does."""
+    """The most slots of a rank with which a server starts: more leave too little KV cache. 1 if it never starts."""
     return max(1, largest_max_loras(profile, max_lora_rank))
 
 
@@ -44,11 +44,11 @@ def most_slots_of(profile: Profile, max_lora_rank: int) -> int:
 def max_loras_candidates(
     n_adapters: int, profile: Profile, max_lora_rank: int, *, proof: bool = False
 ) -> tuple[int, ...]:
-    """Values of `max_loras` to try for a server of so many adapters, ascending.
+    """Values of `max_loras` to try for a server of `n_adapters` adapters, ascending.
 
-    Those of the ladder below the most that are of use, and the most: one slot for each adapter (more only take memory
-    from the KV cache), or as many as leave the server the KV cache that it needs to start. `proof`: with every value
-    up to `EVERY`.
+    The largest value is one slot for each adapter (more slots only take memory from the KV cache), or as many slots as
+    leave enough KV cache to start the server. Smaller values come from `LADDER`. `proof`: also every smaller value up
+    to `EVERY`.
     """
     most = min(n_adapters, most_slots_of(profile, max_lora_rank))
     values = {*LADDER, *(range(1, EVERY + 1) if proof else ())}
@@ -61,7 +61,7 @@ def candidates_of(item: Bin, *, proof: bool = False) -> tuple[int, ...]:
 
 
 def nearest(item: Bin, slots: int, *, proof: bool = False) -> list[int]:
-    """`candidates_of` a server, the nearest to so many slots first."""
+    """`candidates_of` a server, the nearest to `slots` first."""
     return sorted(candidates_of(item, proof=proof), key=lambda n: abs(n - slots))
 
 
@@ -83,7 +83,7 @@ def gains_cache(item: Bin) -> bool:
 
 
 def tried_words(most: int) -> str:
-    """Which values of `max_loras` a proof looked at that evaluated servers of up to so many slots."""
+    """The values of `max_loras` that a proof tried, in words, if it evaluated servers of up to `most` slots."""
     values = [*range(1, EVERY + 1), *(each for each in LADDER if EVERY < each < most)]
     shown = f"1 to {EVERY}, " + ", ".join(str(each) for each in values[EVERY:])
     return f"with max_loras from {{{shown.rstrip(', ')}, the most that are of use}}; "

@@ -1,6 +1,6 @@
-"""Many adapters, few classes: adapters of equal rank, rate and lengths are interchangeable.
+"""Classes of adapters: adapters of equal rank, rate and lengths are interchangeable.
 
-A bin is then a vector of counts, and exact methods stay small with thousands of adapters.
+A bin is then a vector of counts by class, so exact methods stay small with thousands of adapters.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from packer.sessions import Sessions
 from packer.workload import Workload
 
 MAX_CLASSES = 48
-"""Classes that exact methods take on, where ranks alone don't need more."""
+"""Most classes for exact methods, unless there are more ranks."""
 
 FEW_BINS = 17_000
-"""So many different bins are evaluated one by one: all that 14 different adapters make."""
+"""Up to this number of different bins, every bin is evaluated: 14 different adapters make 16,383 bins."""
 
 _CUTS = 8
 """Places at which a cut is tried in each dimension."""
@@ -37,10 +37,10 @@ class Classes:
 
     `workload`: the fleet.
     `members`: indices of the adapters of each class, highest rate first; int64 arrays.
-    `kinds`: the adapter that stands for each class: its rank, the mean rate of its members, and mean lengths that
-    keep their input and output tok/s; in an optimistic grouping the lowest.
-    `loss`: Σ |load of the class − own load| / Σ offered load: 0 if no class was rounded. What is found for rounded
-    classes is an estimate for the fleet: the loads of the means add up to the loads of the members; no order is kept.
+    `kinds`: the adapter that represents each class. It has the rank of the members, their mean rate, and mean lengths
+    that keep their input and output tok/s; in an optimistic grouping, the lowest rate and lengths.
+    `loss`: Σ |load of the class − own load| / Σ offered load: 0 if no class was rounded. Results for rounded classes
+    are estimates for the fleet: mean loads add up to the members' loads, but a class is lighter than some members.
     """
 
     workload: Workload
@@ -56,7 +56,7 @@ class Classes:
 
     @cached_property
     def exact(self) -> bool:
-        """Whether what stands for a class is no heavier than any member: lengths of other shapes have no such order."""
+        """Whether an optimistic class is no heavier than any member: lengths of different shapes have no order."""
         return self.loss == 0.0 or all(_one_shape(self.workload, each) for each in self.members)
 
     ranks = cached_property(lambda self: np.array([kind.rank for kind in self.kinds], dtype=np.int64))
@@ -79,10 +79,10 @@ class Classes:
 
     @cached_property
     def chains(self) -> IntArray:
-        """1 where class j is class k or one of equal rank and lengths and higher rate, int64 (K, K).
+        """1 at [j, k] if class j is class k, or has its rank and lengths and a higher rate; int64 (K, K).
 
-        `counts @ chains` says of each class how many adapters of a bin are at least as heavy: a bin that has as many
-        or more everywhere is at least as heavy as another, adapter by adapter.
+        `counts @ chains` counts, for each class, the adapters of a bin that are at least as heavy. If none of these
+        numbers is smaller than that of another bin, the bin is at least as heavy, adapter by adapter.
         """
         alike = [_content(self.workload, replace(kind, rate=1.0)) for kind in self.kinds]
         first = np.array([alike.index(each) for each in alike])
@@ -110,22 +110,22 @@ class Classes:
         return found
 
     def every_bin(self, most: int = FEW_BINS) -> IntArray | None:
-        """Every vector of counts but the empty one, int64 (m, K); None if more than `most`, or rounded."""
+        """Every non-zero vector of counts, int64 (m, K); None if there are more than `most`, or a class is rounded."""
         if self.loss > 0.0 or np.log1p(self.demand).sum() > np.log(most):
             return None
         return np.array(list(product(*(range(d + 1) for d in self.demand.tolist()))), dtype=np.int64)[1:]
 
     def rows(self, bins: Iterable[Bin]) -> IntArray:
-        """The counts of these servers of whole adapters, int64 (m, K)."""
+        """The counts of the servers that hold whole adapters only, int64 (m, K); other servers are skipped."""
         held = [self.counts(each.adapters) for each in bins if not each.is_split]
         return np.array(held, dtype=np.int64).reshape(-1, len(self))
 
     def counts(self, adapters: Iterable[int]) -> IntArray:
-        """How many of each class, int64 (K,)."""
+        """Number of these adapters in each class, int64 (K,)."""
         return np.bincount(self.class_of[list(adapters)], minlength=len(self)).astype(np.int64)
 
     def representatives(self, counts: IntArray) -> tuple[int, ...]:
-        """Indices of adapters that make such a bin: the first of each class.
+        """Indices of adapters that make a bin with these counts: the first members of each class.
 
         Raises `ValidationError`: a count exceeds the demand of its class.
         """
@@ -137,10 +137,10 @@ class Classes:
     def assign(
         self, patterns: Sequence[IntArray], adapters: Iterable[int] | None = None
     ) -> list[tuple[int, ...]]:
-        """Names for counts: disjoint sets of adapters, one for each vector of counts.
+        """Disjoint sets of adapters, one for each vector of counts.
 
-        Taken from `adapters` (default: all). Classes that hold several rates are dealt out from both ends in
-        turn, so that no bin gets all the highest ones.
+        Adapters come from `adapters` (default: all). Each class is dealt out from its highest and lowest rates in
+        turn, so that no bin gets all of the highest rates.
 
         Raises `ValidationError`: the patterns hold more adapters of a class than there are.
         """
@@ -164,9 +164,9 @@ def aggregate(
 ) -> Classes:
     """Group a fleet into at most about `max_classes` classes (more if ranks alone need more).
 
-    Equal adapters share a class; if that makes too many, and more than `unmerged`, adapters of equal rank and near
-    rates and lengths do. What stands for these is their mean or, with `optimistic`, their lowest rate and lengths, so
-    that a bound for it is one for them.
+    Equal adapters share a class. If that makes more than `max_classes` and `unmerged` classes, adapters of equal rank
+    and similar rates and lengths share a class. Their mean represents it or, with `optimistic`, their lowest rate and
+    lengths, so that a lower bound for the classes also holds for the fleet.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, adapter in enumerate(workload.adapters):
@@ -185,7 +185,7 @@ def aggregate(
 
 
 def _content(workload: Workload, adapter: Adapter) -> tuple[object, ...]:
-    """What of an adapter decides its load."""
+    """The attributes of an adapter that decide how much it takes of a server."""
     lengths = adapter.input_tokens or workload.input_tokens, adapter.output_tokens or workload.output_tokens
     return adapter.rank, adapter.rate, *lengths, adapter.shared_prefix_tokens, adapter.sessions
 
@@ -196,10 +196,10 @@ def _alike(workload: Workload, members: IntArray) -> bool:
 
 
 def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
-    """What stands for a class: its first member, with the mean (lowest) rate and, of requests, lengths of all.
+    """The adapter that represents a class: its first member, with the mean rate and lengths (optimistic: the lowest).
 
-    Sessions of several kinds become independent requests. Prefix caching spares nothing of these (optimistic: all but
-    the last block).
+    Sessions of several kinds become independent requests. Prefix caching then saves nothing (optimistic: all but the
+    last block of the prompt).
     """
     first = workload.adapters[int(members[0])]
     if _alike(workload, members):
@@ -253,8 +253,8 @@ def zigzag(n: int) -> IntArray:
 def boxes(workload: Workload, limit: int) -> list[list[int]]:
     """At most `limit` groups of adapters of equal rank (one for each rank if there are more ranks).
 
-    A group stands for its mean load. The group that is rounded most is cut next, in the dimension (rate, input or
-    output tokens) and at the place where the rounding falls most. Each group has its highest rate first.
+    The mean load represents a group. The group with the largest rounding error is split next, in the dimension (rate,
+    input or output tokens) and at the place where the error falls most. Each group is sorted by falling rate.
     """
     points = np.stack([workload.rates, workload.mean_input_tokens, workload.mean_output_tokens], axis=1)
     heap: list[tuple[float, int, IntArray]] = []
@@ -282,7 +282,7 @@ def _rounding(points: FloatArray) -> float:
 
 
 def _cut(points: FloatArray, group: IntArray) -> tuple[IntArray, IntArray]:
-    """The two parts of a group of unequal adapters whose rounding adds up to the least."""
+    """Split a group of unequal adapters into the two parts with the smallest total rounding error."""
     own = points[group]
     halves: list[BoolArray] = []
     for column in own.T:

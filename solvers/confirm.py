@@ -1,9 +1,9 @@
-"""Searches with a trained predictor: what makes their bins hold in the whole predictor.
+"""Make the bins of a search with a trained predictor hold in the whole predictor.
 
-Trained trees are wrong about a few bins, and searches find those. A GPU that the whole predictor refuses is tried with
-a few slots more and less, then gives a few adapters to the others, or to a further one; else the search is repeated
-with bins that the trees admit with certainty, with rates raised by what the refused GPUs failed to serve, and at last
-with the whole predictor.
+Trained trees are wrong about a few bins, and searches find these bins. A GPU that the whole predictor refuses is tried
+with more and with fewer slots; then it gives a few adapters to other GPUs, or to a new one. If that fails, the search
+is repeated: with bins that the trees admit with certainty, with rates raised by what the refused GPUs failed to serve,
+and at last with the whole predictor.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ STEPS = 4
 """How often a search is repeated with raised rates before the whole predictor takes part in it."""
 
 _SEARCH_SHARE, _RELIEF_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
-"""Of the time that is left, for the search, for repairs, and for each repetition."""
+"""Shares of the remaining time for the search, for repairs, and for each repetition."""
 
 _SAMPLE = 3
-"""Where so many refused GPUs do not hold with other slots either, the rest is not tried."""
+"""If none of this many refused GPUs holds with other slots, the rest are not tried."""
 
 _HOSTS = 12
-"""How many GPUs are simulated with more adapters before a further one is opened."""
+"""Number of GPUs that are simulated with more adapters before a new one is opened."""
 
 _SHED = (0.03, 0.06, 0.12, 0.25)
 """Shares of its load that a refused GPU gives away."""
 
 
 def solution_that_holds(problem: Problem, solve: Callable[[Problem], Solution]) -> Solution:
-    """What `solve` finds, with bins that the whole predictor admits as far as there is time.
+    """Run `solve` and change its solution until the whole predictor admits every bin, as far as there is time.
 
-    The plan keeps the bound of the first search, which claims least.
+    The plan keeps the bound of the first search, which is the weakest claim.
     """
     evaluator = problem.evaluator
     if not evaluator.confirms:
@@ -102,9 +102,9 @@ def solution_that_holds(problem: Problem, solve: Callable[[Problem], Solution]) 
 
 
 def with_other_slots(problem: Problem, found: Solution) -> Solution:
-    """The solution, its refused bins with the next smaller or larger number of slots if the whole predictor admits it.
+    """Give each refused bin about twice or half as many slots if the whole predictor then admits it.
 
-    One without a place for every adapter, or that stays close to a running plan, is left as it is.
+    A solution with unplaced adapters, or one that stays close to a running plan, is returned unchanged.
     """
     if found.unplaced or found.moves or not found.bins or problem.out_of_time():
         return found
@@ -130,7 +130,7 @@ def _key(problem: Problem, found: Solution) -> tuple[float, ...]:
 
 
 def all_hold(problem: Problem, found: Solution) -> bool:
-    """Whether every adapter has a place, in bins that the whole predictor admits."""
+    """Whether every adapter is placed and the whole predictor admits every bin."""
     return not found.unplaced and all(_admitted(problem, found.bins))
 
 
@@ -140,7 +140,7 @@ def _admitted(problem: Problem, bins: Sequence[Bin]) -> list[bool]:
 
 
 def holds_in_twin(problem: Problem, bins: Sequence[Bin]) -> bool:
-    """Whether the twin admits every bin, at slightly raised rates and in an hour of its own."""
+    """Whether the twin admits every bin, at slightly raised rates and with another seed."""
     twin = TwinPredictor(seed=seeds.confirming(problem.seed))
     found = Evaluator(twin, problem.objective, CONFIRMING).evaluate(problem.workload, bins)
     return bool(holding(problem.objective, found).all())
@@ -156,9 +156,9 @@ def holding(objective: Objective, found: Evaluations) -> BoolArray:
 def shortfall_by_profile(
     bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]
 ) -> dict[Profile, float]:
-    """By profile, the share by which the load of its worst bin exceeds what it serves, at least `HARDENING_STEP`.
+    """By profile, the share by which 0.9 of the load of the worst refused bin exceeds what the bin serves.
 
-    A profile without a refused bin is left out.
+    At least `HARDENING_STEP`. Profiles without a refused bin are left out.
     """
     shares: dict[Profile, float] = {}
     for k in refused:
@@ -170,10 +170,10 @@ def shortfall_by_profile(
 
 
 def repaired(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
-    """The bins with some adapters of the refused ones on others, all admitted by the whole predictor; None if not.
+    """Move adapters of the refused bins to other bins so that the whole predictor admits every bin; None if it fails.
 
-    A refused bin gives away the fewest adapters that make up a share of its load. Those with room take them, further
-    GPUs of the same kind the rest. At most half of the bins may be refused.
+    A refused bin gives away the fewest adapters that make up a share of its load. Bins with room take these adapters;
+    new GPUs of the same kind take the rest. None also if more than half of the bins are refused.
     """
     if 2 * len(refused) > len(bins) or any(item.is_split for item in bins):
         return None
@@ -190,7 +190,7 @@ def repaired(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> t
 
 
 def _lightened(problem: Problem, refused: Mapping[int, Bin]) -> dict[int, Bin]:
-    """Of each of these bins what is left when it has given away enough; those that give away too much are left out."""
+    """Each refused bin with the smallest share of its load in `_SHED` given away so that it holds, if any suffices."""
     slots, found = SlotSearch(problem), dict[int, Bin]()
     for share in _SHED:
         tried = {}
@@ -210,7 +210,7 @@ def _lightened(problem: Problem, refused: Mapping[int, Bin]) -> dict[int, Bin]:
 
 
 def _without(problem: Problem, full: Bin, share: float) -> list[int]:
-    """The adapters of a bin but the fewest that carry this share of its load."""
+    """The adapters of a bin without the fewest adapters that carry this share of its load."""
     loads = problem.workload.offered_tok_s_by_adapter
     rising = sorted(full.adapters, key=lambda i: (loads[i], i))
     wanted = share * float(loads[rising].sum())
@@ -221,10 +221,10 @@ def _without(problem: Problem, full: Bin, share: float) -> list[int]:
 
 
 def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
-    """Those of the hosts that take some of the adapters, as far as the whole predictor admits it, the fastest first.
+    """The hosts that take adapters of `left`, with these adapters, if the whole predictor admits them; best host first.
 
-    The room of a host is what it serves beyond the least share of its load; all, half or a quarter of it is filled.
-    None take any where their room is not enough for all the adapters, so that a further GPU is needed anyway.
+    The room of a host is the extra load at which its present throughput is 0.9 of its load; all, half or a quarter of
+    it is filled. No host takes adapters if all room together is too small: a new GPU is then needed anyway.
     """
     fleet, slots, found = problem.workload, SlotSearch(problem), dict[int, Bin]()
     loads, rows = fleet.offered_tok_s_by_adapter, problem.evaluator.judged(fleet, list(hosts.values()))
@@ -246,7 +246,7 @@ def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> 
 
 
 def _opened(problem: Problem, gpus: int, left: Sequence[int]) -> list[Bin] | None:
-    """Further GPUs for these adapters; None where no more may be opened, or of several kinds."""
+    """New GPUs for these adapters; None if no more may be opened, or there are several kinds of GPU or models."""
     if not left:
         return []
     several = len(problem.profiles) > 1 or len(problem.workload.models) > 1 or problem.stock

@@ -1,4 +1,4 @@
-"""The one way in which solvers evaluate bins: at every load of the objective, with the margin, once per content."""
+"""How all solvers evaluate bins: at every load of the objective, with the margin, and equal bins only once."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Evaluator:
     A bin starves if it starves in one scenario; its other figures come from the first scenario. The margin raises every
     rate of every scenario.
 
-    `evaluate` is for searches. Of the predictor "auto" it uses the trained trees, which may err: `report` evaluates the
-    bins that were found with the whole predictor, where the objective has limits with the twin alone; `cautious` and
-    `raised` make a search careful whose bins it refuses.
+    `evaluate` is for searches. With the predictor "auto" it uses the trained trees, which may err. `report` evaluates
+    the bins that a search found with the whole predictor, or with the twin alone if the objective has limits. If it
+    refuses bins, `cautious` and `raised` make the next search more conservative.
 
     `predictors`: one for all bins, or one for each profile.
     `objective`: gives the scenarios; None: the fleet as it is.
@@ -79,7 +79,7 @@ class Evaluator:
         based = first if isinstance(first, TwinBased) else None
         self.twin_based, self.imitates_twin = based is not None, based is not None and based.imitates_twin
         self.monotone = all(vars(type(each)).get("monotone") is True for each in given.values())
-        """Whether what is at least as heavy as a refused bin is refused, as `packer.strategies.Predictor` says."""
+        """Whether every bin at least as heavy as a refused one is refused too (`packer.strategies.Predictor`)."""
         self.objective, self.margin = objective, margin
         self.raised: Mapping[Profile, float] = {}
         """Share by which `evaluate` raises the rates of servers of a profile beyond the margin."""
@@ -110,14 +110,14 @@ class Evaluator:
 
     @property
     def most_learned(self) -> int:
-        """Most adapters on servers that searches evaluate without simulations; any number where they simulate all."""
+        """Most adapters on a server that searches evaluate with trained trees; `sys.maxsize` without such a limit."""
         given = [each for each in self._given.values() if isinstance(each, AutoPredictor)]
         most = [tree.most_adapters for each in given if (tree := each.learned or each.guide) is not None]
         return min(most, default=sys.maxsize) if self.confirms else sys.maxsize
 
     @property
     def simulates(self) -> bool:
-        """Whether searches simulate more than one bin in 20, so that they have to do with few."""
+        """Whether searches simulate more than one bin in 20, so that they should evaluate few bins."""
         for each in self.searching.values():
             if isinstance(each, TwinPredictor):
                 return True
@@ -126,13 +126,13 @@ class Evaluator:
         return False
 
     def of(self, objective: Objective) -> Evaluator:
-        """The same evaluator, and what it has stored, at the loads of another objective."""
+        """A copy that shares the stored results, at the loads of another objective."""
         return self.changed(objective=objective, scenarios=Memo(objective.scenarios))
 
     def changed(self, **changes: object) -> Evaluator:
-        """The same evaluator, and what it has stored, with other attributes.
+        """A copy that shares the stored results, with other attributes.
 
-        `confirms` False: the predictor of the search is the whole one, for repairs of its own bins.
+        With `confirms` = False, `judged` uses the predictor of the search, for a search that repairs its own bins.
         """
         other = copy(self)
         vars(other).update(changes)
@@ -140,7 +140,7 @@ class Evaluator:
 
     @property
     def _whole(self) -> dict[Profile | None, _Scaling]:
-        """What confirms bins: trees that are sure about starvation say little about a limit of latency."""
+        """Predictors that confirm bins: with latency limits the twin alone, as trees are only certain of starvation."""
         limited = self.objective is not None and bool(self.objective.limits)
         return {
             k: each.twin if limited and isinstance(each, AutoPredictor) else self._scaling[k]
@@ -148,7 +148,7 @@ class Evaluator:
         }
 
     def cautious(self) -> Evaluator:
-        """The same evaluator, whose searches take no bin that the whole predictor would simulate to be sure."""
+        """A copy whose searches refuse bins unless the trained trees are certain that they do not starve."""
         if not self.confirms:
             return self
         cautious = {
@@ -158,7 +158,7 @@ class Evaluator:
         return self.changed(searching=cautious)
 
     def whole(self) -> Evaluator:
-        """The same evaluator, whose searches use the whole predictor."""
+        """A copy whose searches use the whole predictor."""
         return self.changed(searching=self._whole, fast=False, confirms=False)
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
@@ -169,7 +169,7 @@ class Evaluator:
         return self._worst(self.searching, workload, bins, factor)
 
     def judged(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """As `evaluate`, with the whole predictor."""
+        """As `evaluate`, but with the whole predictor and without `raised`."""
         if not self.confirms:
             return self.evaluate(workload, bins)
         return self._worst(self._whole, workload, bins, 1.0 + self.margin)
@@ -185,7 +185,7 @@ class Evaluator:
         return _of_profiles(self.searching, workload, bins, factors)
 
     def twin_of(self, profile: Profile) -> TwinPredictor | None:
-        """The twin whose result decides on bins of a profile; None where another predictor's does."""
+        """The twin that decides about bins of a profile; None if another predictor decides."""
         predictor = self._given.get(profile, self._given.get(None))
         if isinstance(predictor, AutoPredictor):
             return predictor.twin
@@ -201,10 +201,10 @@ class Evaluator:
         return self._with_nominal(found, workload, bins) if predictors == self._whole else found
 
     def _with_nominal(self, found: Evaluations, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-        """Limited figures of bins that hold with the margin: the larger ones of these and at the rates as given.
+        """For bins that hold with the margin, raise each limited figure to its value at the rates as given, if larger.
 
-        Chance draws other hours at other rates: a bin may keep its limits with the margin and break them in `report`,
-        where `LATENCY_SLACK` is left to it.
+        Simulated hours at other rates differ by chance: a bin may keep its limits with the margin and break them in
+        `report`. The values at the rates as given may exceed the limits by `LATENCY_SLACK`.
         """
         if self.objective is None or not self.objective.limits or not self.margin:
             return found
@@ -243,7 +243,7 @@ def _of_profiles(
 
 
 def _scaling(predictor: Predictor) -> _Scaling:
-    """The predictor itself if it scales rates and stores what it simulates, else with both around it."""
+    """The predictor itself if it scales rates and stores results; else a wrapper that does both."""
     if isinstance(predictor, TwinBased):
         return predictor
 
@@ -266,7 +266,7 @@ def _scaling(predictor: Predictor) -> _Scaling:
 
 
 def _worse(figures: Evaluations, other: Evaluations, highest: Iterable[str] = ()) -> Evaluations:
-    """The first figures, starved or failing where the others are, too; of `highest` the larger ones, if known."""
+    """`figures`, starved or failing where `other` is too; each figure in `highest` is the larger known value."""
     larger = {name: np.fmax(getattr(figures, name), getattr(other, name)) for name in highest}
     return replace(
         figures,

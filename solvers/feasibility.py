@@ -1,4 +1,4 @@
-"""Is a bin of so many adapters of each class feasible? Evaluated in batches, and stored."""
+"""Whether bins given as counts of adapters of each class are feasible: evaluated in batches, and stored."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _BATCH = 256
 _REMEMBERED = 400
 _CHECK_EVERY = 16
 _KNOWN_BYTES = 256 * 2**20
-"""What is known of vectors takes at most this: `_ENTRY_BYTES` for each, and its counts."""
+"""Limit on the memory of stored results; each takes `_ENTRY_BYTES` and 4 bytes for each class."""
 
 _ENTRY_BYTES = 160
 
 
 class OutOfTime(Exception):  # noqa: N818  (not an error: a search returns the best so far)
-    """The time limit has passed, or the search was stopped: whatever evaluates bins in a search may raise it."""
+    """The time limit has passed, or the search was stopped; every function that evaluates bins may raise this."""
 
 
 class Feasibility:
-    """Feasibility of vectors of counts (over the classes), for some candidate of `max_loras`.
+    """Feasibility of vectors of counts (over the classes), with any one candidate of `max_loras`.
 
     Feasibility is not monotone in `max_loras`: every candidate of a proof (`packer.solvers.candidates`) is tested
-    before a bin is called infeasible, the most promising one first. Dominance saves evaluations: a bin that holds an
-    infeasible one, or adapters of higher rates in place of its, is infeasible; what a feasible bin holds, or lower
-    rates in its place, is feasible.
+    before a bin is called infeasible, the most promising one first. Dominance saves evaluations: a bin is infeasible
+    if it contains an infeasible bin, or that bin with adapters replaced by adapters of higher rates. A bin is feasible
+    if a feasible bin contains it in the same sense.
     Predictors are not exactly monotone, so every 16th such inference is evaluated all the same and counted in `checks`
     and, if it was wrong, in `violations`.
 
@@ -57,7 +57,7 @@ class Feasibility:
         self._bad = _Recent(len(classes))
 
     def feasible(self, counts: IntArray) -> BoolArray:
-        """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is."""
+        """Which rows of `counts` (m, K) are feasible bins, bool (m,); the empty bin is feasible."""
         counts = np.ascontiguousarray(counts, dtype=np.int64)
         answers = np.zeros(len(counts), dtype=bool)
         open_: list[int] = []
@@ -91,7 +91,7 @@ class Feasibility:
     def evaluate(self, counts: IntArray) -> BoolArray:
         """Which rows of `counts` (m, K) are feasible, bool (m,), without inference; raises `OutOfTime`.
 
-        What was found is kept up to `_KNOWN_BYTES`, the oldest is forgotten first.
+        Results are stored up to `_KNOWN_BYTES`; the oldest are dropped first.
         """
         while len(self._known) > self._most:
             del self._known[next(iter(self._known))]
@@ -143,7 +143,7 @@ def _key(row: IntArray) -> bytes:
 
 
 class _Recent:
-    """The last vectors of one result, for dominance."""
+    """The last vectors with the same result (feasible or infeasible), for dominance."""
 
     def __init__(self, width: int) -> None:
         self._rows = np.zeros((_REMEMBERED, width), dtype=np.int64)
@@ -154,7 +154,7 @@ class _Recent:
         self._used += 1
 
     def any(self, row: IntArray, *, above: bool) -> bool:
-        """Whether one of them is >= (`above`) or <= the row everywhere."""
+        """Whether a stored vector is >= (`above`) or <= the row in every entry."""
         rows = self._rows[: min(self._used, _REMEMBERED)]
         held = rows >= row if above else rows <= row
         return bool(held.all(axis=1).any())

@@ -11,7 +11,7 @@ from packer.solvers.evaluator import Evaluator
 from packer.workload import Workload
 
 MOST_GPUS = 32
-"""Plans of more GPUs come without headroom: it would take longer than the plan."""
+"""Plans of more GPUs come without headroom: computing it would take longer than the plan."""
 
 
 def headroom(
@@ -21,10 +21,10 @@ def headroom(
     stop: Callable[[], bool] = lambda: False,
     factors: Sequence[float] = LEVELS,
 ) -> tuple[float | None, ...]:
-    """Largest of the `factors` (rising) of its rates at which the predictor says that a bin does not starve.
+    """For each bin the largest of the `factors` of its rates (ascending) at which it does not starve by the predictor.
 
-    Stopped early, the largest factors known to hold are returned. None for a bin that starves already, and for a
-    replayed trace.
+    If `stop` ends the search early, the largest factor known to hold, None if none is known. None for a bin that
+    starves at the first factor, and for a replayed trace.
     """
     if workload.arrivals.trace is not None:
         return (None,) * len(bins)

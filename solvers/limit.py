@@ -1,4 +1,4 @@
-"""A plan that ignored the number of GPUs, cut down to it."""
+"""Cut a plan that ignored the number of GPUs down to that number."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from packer.workload import Workload
 
 
 def within_limit(problem: Problem, found: Solution) -> Solution:
-    """At most `max_gpus` GPUs and no more of a kind than are at hand: the servers with the most load; the rest is
+    """Keep the servers with the most load within `max_gpus` and the stock; adapters of the other servers become
     unplaced.
 
-    An adapter is served whole or not at all: one that loses a share leaves every GPU, which may spare so many
-    that others can stay.
+    An adapter is served whole or not at all: an adapter that loses a share leaves every GPU, which may free GPUs for
+    other servers.
     """
     bins, gone = found.bins, set[int]()
     while len(kept := _heaviest(problem, bins)) < len(bins):
@@ -37,7 +37,7 @@ def within_limit(problem: Problem, found: Solution) -> Solution:
 
 
 def _heaviest(problem: Problem, bins: Sequence[Bin]) -> list[int]:
-    """The servers with the most load that the GPUs suffice for, in their order."""
+    """Indices of the servers with the most load for which the GPUs suffice, ascending."""
     fixed = problem.objective.fixed_gpus
     total = math.inf if problem.max_gpus is None else problem.max_gpus
     at_hand = dict(problem.stock)
@@ -54,10 +54,10 @@ def _heaviest(problem: Problem, bins: Sequence[Bin]) -> list[int]:
 
 
 def without(workload: Workload, bins: Sequence[Bin], gone: Container[int]) -> tuple[Bin, ...]:
-    """The bins without these adapters; those that hold no other are left out.
+    """The bins without the adapters in `gone`; bins that become empty are left out.
 
-    Their slots are no more and no larger than needed; slots beyond the adapters stay if there were such before: they
-    were chosen.
+    A changed bin gets the smallest slot rank that it needs, and no more slots than adapters. A bin that had more slots
+    than adapters keeps their number, which was chosen.
     """
     kept = []
     for bin_ in bins:

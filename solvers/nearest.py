@@ -1,4 +1,4 @@
-"""Placements near the running one: adapters move between servers with the fewest loads."""
+"""Placements near the running one: move adapters between servers with few adapter loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packer.bin import Bin
 from packer.search import fewest
 
 EVEN = 0.02
-"""Servers whose used shares differ by less are even."""
+"""Two servers count as even if their used shares differ by less than this."""
 MOST_STEPS = 200
 
 
@@ -21,10 +21,10 @@ def lightest(
     made: Callable[[list[int]], Bin | None],
     over: Callable[[], bool] = lambda: False,
 ) -> Bin | None:
-    """A server without the fewest of its adapters, the heaviest first, with which it does not hold; None if none helps.
+    """Remove the fewest adapters, heaviest first, so that the server holds; None if nothing helps.
 
-    `load`: by adapter. `made`: the server with these adapters, None if it does not hold. Once the time is `over`, the
-    first number that was found to be enough is taken.
+    `load`: of each adapter. `made`: returns the server with given adapters, or None if it does not hold. Once `over` is
+    true, the first number of adapters found to be enough is taken.
     """
     falling, found = sorted(item.adapters, key=lambda i: (-load[i], i)), dict[int, Bin | None]()
 
@@ -37,16 +37,16 @@ def lightest(
 
 
 def _sum(share: float, more: float) -> float:
-    """Of parts of one adapter: rounding makes it no more than the whole."""
+    """The sum of two shares of one adapter, capped at 1 against rounding."""
     return min(1.0, float(share + more))
 
 
 class Nearest:
-    """What servers hold, as it runs and as it is to become.
+    """What servers hold, in the running placement (`before`) and in the new one (`held`).
 
-    `load`: of each adapter, tok/s, float64 (m,). `held`: of each server its adapters with their shares, 0 for a copy
-    that waits. `serving`: numbers of the servers that serve; the others hold nothing. `fits`: whether a server takes an
-    adapter. `rooms`: most adapters of each server; none: any number. `loads`: (server, adapter), in their order.
+    `load`: of each adapter, tok/s, float64 (m,). `held`: adapters of each server with their shares, 0 for a copy with
+    no requests. `serving`: indices of the servers in use; others hold nothing. `fits`: whether a server can load an
+    adapter. `rooms`: most adapters of each server; none: any number. `loads`: (server, adapter) to load, in order.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Nearest:
         return np.array([sum(self.load[a] * share for a, share in own.items()) for own in self.held])
 
     def routes(self) -> dict[int, dict[int, float]]:
-        """By adapter whose shares change: the new ones by server."""
+        """The new shares by server of each adapter whose shares change."""
         changed = {
             a
             for was, now in zip(self.before, self.held, strict=True)
@@ -82,10 +82,10 @@ class Nearest:
         return self.fits(s, a) and (room is None or len(self.held[s]) < room)
 
     def place_rest(self, opens: Callable[[int], bool] = lambda _adapter: False) -> None:
-        """Adapters that no server holds go to those with the least load, the heaviest first; requests of those that
-        some hold go to these alone, in the ratio of their shares.
+        """Place each adapter that no server holds on the server with the least load, heaviest first. For adapters that
+        serving servers hold, scale the shares there to a sum of 1.
 
-        `opens`: whether there is a further server for an adapter that none takes; later ones may go there, too.
+        `opens`: whether a new server can be opened for an adapter that none takes; later adapters may go there too.
         """
         rest = []
         for a in range(len(self.load)):
@@ -110,10 +110,10 @@ class Nearest:
             self.loads.append((s, a))
 
     def even(self, caps: FloatArray, most: float, most_loads: int) -> None:
-        """Load goes from the server with the largest used share to that with the least, until none is above `most`:
-        the part of an adapter that both hold, else a new copy of the busiest one, which stays where it was, too.
+        """Move load from the server with the largest used share to the one with the least, until no share is above
+        `most`: part of an adapter that both hold, else of the busiest adapter, of which the latter loads a copy.
 
-        `caps`: what each server holds, tok/s, float64 (S,).
+        `caps`: capacity of each server, tok/s, float64 (S,). `most_loads`: at most this many copies are loaded.
         """
         own, used, left = self.held, self.used(), most_loads + len(self.loads)
         for _ in range(MOST_STEPS):
@@ -121,7 +121,7 @@ class Nearest:
             t = min(self.serving, key=lambda k: used[k] / caps[k])
             if used[s] / caps[s] <= most or used[s] / caps[s] - used[t] / caps[t] < EVEN:
                 return
-            # What makes both even; a bit less is enough if it brings the first one below the limit.
+            # The load, tok/s, that makes the used shares of both servers equal.
             wanted = (used[s] * caps[t] - used[t] * caps[s]) / (caps[s] + caps[t])
             part = [(tok_s, a) for a, share in own[s].items() if (tok_s := self.load[a] * share) > 0.0]
             common = [each for each in part if each[1] in own[t]]
@@ -129,7 +129,7 @@ class Nearest:
                 able = [each for each in part if self._takes(t, each[1])]
                 if not able or len(self.loads) >= left:
                     return
-                common = [max(able)]  # its shares can follow the load later, without a further load
+                common = [max(able)]  # later, its shares can follow the traffic without loading an adapter
                 self.loads.append((t, common[0][1]))
                 own[t][common[0][1]] = 0.0
             tok_s, a = max(common)
@@ -143,8 +143,8 @@ class Nearest:
             used[t] += given
 
     def empty(self, s: int, caps: FloatArray) -> bool:
-        """The adapters of a server go to the others: to copies that are there, else to the server with the least used
-        share. False, and nothing has changed: one of them has no place."""
+        """Move the adapters of a server to the others: to existing copies, else to the server with the least used share
+        that takes them. Returns False and changes nothing if an adapter has no place."""
         before, loads = [dict(own) for own in self.held], len(self.loads)
         others = [t for t in self.serving if t != s]
         used = self.used()

@@ -1,4 +1,4 @@
-"""In which order adapters are packed."""
+"""The order in which adapters are packed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def paper_order(workload: Workload) -> IntArray:
 
 
 def even_order(workload: Workload) -> IntArray:
-    """Indices by rank, largest first; within a rank such that any run of adapters has the loads of the whole rank.
+    """Indices by rank, largest first; within a rank, any run of adapters has about the mix of loads of the rank.
 
     Golden-ratio steps through the adapters by falling load.
     """
@@ -53,7 +53,7 @@ def _by_rank(workload: Workload, within: Callable[[IntArray], IntArray]) -> IntA
 
 
 def by_falling_load(workload: Workload, adapters: IntArray) -> IntArray:
-    """Adapters by falling load; equal loads by falling rank, so that those alike stand together."""
+    """Adapters by falling load; equal loads by falling rank, so that equal adapters are adjacent."""
     loads, ranks = workload.offered_tok_s_by_adapter[adapters], workload.ranks[adapters]
     return adapters[np.lexsort((adapters, -ranks, -loads))]
 
@@ -70,14 +70,14 @@ def levelled(order: IntArray, loads: FloatArray, n: int) -> list[list[int]]:
 
 
 def exchanged(parts: list[list[int]], loads: FloatArray) -> list[list[int]]:
-    """Other parts of the same adapters: the fullest one exchanges an adapter with another part or gives it one, by what
-    lowers the fuller of the two most, until nothing lowers it by a thousandth."""
+    """Even out the loads of the parts: the fullest part gives an adapter to another part or exchanges one with it. Each
+    step lowers the fuller of the two parts most; the search ends if no step lowers it by a thousandth."""
     found = [list(part) for part in parts]
     totals = np.array([loads[part].sum() for part in found])
     while len(found) > 1:
         k, best = int(totals.argmax()), (1e-3 * float(totals.max()), -1, 0, 0)
         for j in np.flatnonzero(totals < totals[k]).tolist():
-            others = np.append(loads[found[j]], 0.0)  # the last one: nothing comes back
+            others = np.append(loads[found[j]], 0.0)  # the last entry: the part gets no adapter in return
             less = loads[found[k]][:, np.newaxis] - others
             lowered = np.minimum(less, totals[k] - totals[j] - less)
             give, take = divmod(int(lowered.argmax()), lowered.shape[1])

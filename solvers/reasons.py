@@ -28,7 +28,7 @@ def listed(workload: Workload, adapters: Sequence[int]) -> str:
 
 
 def out_of_gpus(problem: Problem, left: Sequence[int], needed: int | None = None) -> tuple[str, ...]:
-    """More load than GPUs; `needed` is how many a plan without the limit uses."""
+    """Say that the GPUs can't hold the load; `needed`: number of GPUs of a plan without the limit."""
     load = float(problem.workload.offered_tok_s_by_adapter[list(left)].sum())
     share = load / problem.workload.offered_tok_s
     help_ = f"--gpus {needed}" if needed is not None else "more --gpus"
@@ -67,7 +67,7 @@ def too_hot(slots: SlotSearch, adapter: int, share: float) -> str:
 
 
 def merged(workload: Workload, reasons: Sequence[tuple[int, str]]) -> list[str]:
-    """One sentence for each reason, with the adapters that have it: reasons as (adapter, what holds of it)."""
+    """One sentence for each different reason, with its adapters; `reasons`: pairs of an adapter and its reason."""
     who: dict[str, list[int]] = {}
     for adapter, why in reasons:
         who.setdefault(why, []).append(adapter)

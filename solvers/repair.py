@@ -1,4 +1,4 @@
-"""Small repairs of replanned fleets: exact where the fleet is small, else adapters sent back to where they ran."""
+"""Repairs of replanned fleets: an exact search for small fleets, and adapters sent back to where they ran."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from packer.solvers.base import Problem
 from packer.solvers.slots import SlotSearch, real_bins
 
 MOST_ADAPTERS, MOST_SIMULATED = 12, 7
-"""Fleets up to which every set of adapters is evaluated; the latter where that simulates."""
+"""Largest fleets for which every set of adapters is evaluated; the second if evaluations are simulations."""
 
 
 def repaired(problem: Problem) -> list[Bin] | None:
-    """Fewest GPUs, then fewest adapters moved: every set of adapters is evaluated, up to dominance.
+    """Return bins with the fewest GPUs, then the fewest moves: every set of adapters is evaluated, up to dominance.
 
-    None where the fleet is too large, there are several kinds of server, or the time is up.
+    None if the fleet is too large, there are several kinds of server, or the time is up.
     """
     n = len(problem.workload)
     most = MOST_SIMULATED if problem.evaluator.simulates else MOST_ADAPTERS
@@ -40,11 +40,11 @@ def repaired(problem: Problem) -> list[Bin] | None:
 def cheapest(
     feasible: Sequence[tuple[int, ...]], n: int, home: Mapping[int, int], servers: int
 ) -> list[tuple[int, ...]] | None:
-    """The partition of `n` adapters into the fewest sets, then with the fewest adapters away from home; None: none.
+    """Partition `n` adapters into the fewest sets, then with the fewest adapters away from home; None if impossible.
 
-    `home`: running server of an adapter, of `servers`, each of which becomes at most one set. For every subset of the
-    adapters, as a mask of bits, the cheapest partition into new servers is found, from the last adapter on, then with
-    each running server in turn.
+    `home`: running server of each adapter. `servers`: number of running servers; each becomes at most one set. Dynamic
+    programming over subsets of the adapters (bit masks) finds the cheapest partition into new servers, from the last
+    adapter on, then adds the running servers in turn.
     """
     masks = np.arange(1 << n)
     bits = [sum(1 << i for i in each) for each in feasible]
@@ -53,7 +53,7 @@ def cheapest(
     took = np.full((servers + 1, 1 << n), -1)
 
     def improve(k: int, j: int, among: IntArray, before: IntArray) -> None:
-        """Take set `k` where that is cheaper than what is known of a mask; server `servers` is a new one."""
+        """Put set `k` on server `j` for each mask that this makes cheaper; `j` = `servers` is a new server."""
         at = among[among & bits[k] == bits[k]]
         price = before[at ^ bits[k]] + n + 1 + sum(own is not None and own != j for own in homes[k])
         at, price = at[price < least[at]], price[price < least[at]]
@@ -74,7 +74,7 @@ def cheapest(
 
 
 def _feasible_sets(problem: Problem) -> list[tuple[int, ...]] | None:
-    """Every feasible set of adapters; one that holds an infeasible set is not evaluated. None if the time is up."""
+    """Every feasible set of adapters; sets that contain an infeasible set are not evaluated. None if time is up."""
     level: list[tuple[int, ...]] = [(i,) for i in range(len(problem.workload))]
     found: list[tuple[int, ...]] = []
     while level:
@@ -89,7 +89,7 @@ def _feasible_sets(problem: Problem) -> list[tuple[int, ...]] | None:
 
 
 def homeward(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
-    """The bins with adapters sent back to the servers where they ran, as far as these take them."""
+    """Send adapters back to the servers where they ran, as far as these servers can hold them."""
     slots, made = SlotSearch(problem), list(bins)
     loads = problem.workload.offered_tok_s_by_adapter
     continues = {j: k for k, j in match(problem.old_bins, made).items()}

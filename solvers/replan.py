@@ -19,7 +19,7 @@ from packer.solvers.slots import SlotSearch
 
 
 def objective_of(old: Plan) -> str:
-    """What a running plan is followed with by default: its latency limits, or "moves" where it has none."""
+    """The default objective to replan a running plan: its latency limits, or "moves" if it has none."""
     if "slo_used" in old.limits:
         return "slo"  # its workload has the goal
     limits = ",".join(f"server.{name}={most!r}" for name, most in old.limits.items())
@@ -29,8 +29,8 @@ def objective_of(old: Plan) -> str:
 class Replan:
     """The better of two plans: the old one repaired, or a fresh one matched to the running servers.
 
-    Of few adapters (`packer.solvers.repair.MOST_ADAPTERS`) every plan is considered. Adapters that moved and that the
-    server where they ran takes after all go back there.
+    For few adapters (`packer.solvers.repair.MOST_ADAPTERS`), every plan is considered. Adapters that moved go back to
+    the server where they ran if it can hold them after all.
 
     The repair keeps every adapter where it runs, evicts from servers that would starve (the heaviest first, as
     few as possible), puts evicted and new adapters where they fit, opens GPUs only for the rest, and closes
@@ -64,13 +64,13 @@ class Replan:
 
 
 def _limited(problem: Problem, found: Solution) -> Solution:
-    """The plan on at most `max_gpus` GPUs; cut down, it continues no running servers any more."""
+    """The plan on at most `max_gpus` GPUs; a plan that is cut down has no `moves`."""
     limited = within_limit(problem, found)
     return limited if limited is found else replace(limited, moves=None)
 
 
 class _Repair(Nearest):
-    """`made`: by adapters of a server, in their order, the server that holds them."""
+    """`made`: the server that holds each tuple of adapters, in the order of the tuple."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.slots = problem, SlotSearch(problem)
@@ -90,9 +90,9 @@ class _Repair(Nearest):
         return [self.made[tuple(self.held[s])] for s in self.serving]
 
     def _mend(self, old: Bin) -> Bin | None:
-        """The old bin without the fewest adapters, the heaviest first, with which it holds.
+        """Remove the fewest adapters, heaviest first, so that the old bin holds; None if nothing helps.
 
-        Out of time, it stays as it is if that holds, and else loses the first number found to be enough.
+        If the time is up: keep the bin if it holds, else remove the first number of adapters found to be enough.
         """
         over = self.problem.out_of_time
         if over():
@@ -107,13 +107,13 @@ class _Repair(Nearest):
         return lightest(old, self.problem.workload.offered_tok_s_by_adapter, made, over)
 
     def _takes(self, s: int, a: int) -> bool:
-        """Whether a server holds one adapter more."""
+        """Whether a server can hold one more adapter."""
         own = tuple(self.held[s])
         like = self.made[own]
         return len(own) < MAX_ADAPTERS_PER_GPU and self._makes((*own, a), like.profile, like.max_loras)
 
     def _makes(self, own: tuple[int, ...], profile: Profile, hint: int | None = None) -> bool:
-        """Whether a server holds these adapters."""
+        """Whether a server can hold these adapters; if so, stores it in `made`."""
         if found := self.slots.feasible(own, profile, hint=hint):
             self.made[own] = found
         return found is not None

@@ -1,4 +1,4 @@
-"""Servers for sets of adapters: which number of slots lets a set hold, or serves it best."""
+"""Servers for sets of adapters: find a number of slots with which a set holds, or the one that serves it best."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from packer.solvers.candidates import candidates_of, most_slots_of, nearest
 from packer.workload import Workload
 
 _WIDE = 3
-"""Neighbours of a climb where a call costs more than the evaluation of a bin."""
+"""Neighbours on each side that a climb evaluates at once, if a call costs more than the evaluation of a bin."""
 Quality = tuple[float, float, float]
-"""See `qualities`."""
+"""One row of `qualities`."""
 Score = tuple[float, ...]
 """Whether a server holds (1 or 0), then how good it is: larger is better."""
 _COARSE = 3
-"""Where evaluations are simulations, one candidate in so many is evaluated before those near the best."""
+"""If evaluations are simulations, one candidate in this many is evaluated first, then those near the best."""
 _BATCH = 15
-"""Sizes of a bin that a search evaluates at once where none is simulated."""
+"""Sizes of a bin that a search evaluates at once if none is simulated."""
 
 
 class SlotSearch:
@@ -35,7 +35,7 @@ class SlotSearch:
     def __init__(
         self, problem: Problem, evaluations: Callable[[Workload, Sequence[Bin]], Evaluations] | None = None
     ) -> None:
-        """`evaluations`: evaluates bins of a fleet; None: as the search does."""
+        """`evaluations`: evaluates bins of a fleet; None: `Evaluator.evaluate`."""
         self.problem = problem
         evaluator = problem.evaluator
         self._evaluations = evaluations or evaluator.evaluate
@@ -58,7 +58,7 @@ class SlotSearch:
         return Bin.unchecked(held, settings, profile, tuple(shares) or whole(len(held)))
 
     def like(self, adapters: Sequence[int], other: Bin) -> Bin:
-        """A bin of whole adapters, with at most as many slots as another unless each has its own there."""
+        """A bin of whole adapters with at most the `most_slots` of another bin, and no more slots than adapters."""
         return self.make(adapters, min(most_slots(other), len(adapters)), other.profile)
 
     def first(
@@ -69,7 +69,7 @@ class SlotSearch:
         profile: Profile | None = None,
         shares: FloatArray | None = None,
     ) -> BinTable:
-        """As `make`, bins of the first so many adapters of a list."""
+        """As `make`, one bin for each of the `sizes`: it holds that many of the first adapters of the list."""
         end, last = np.array(sizes), max(sizes)
         held, share = adapters[:last], ones(last) if shares is None else shares[:last]
         ranks = SLOT_RANK_FOR[np.maximum.accumulate(self.problem.workload.ranks[held])[end - 1]]
@@ -95,11 +95,11 @@ class SlotSearch:
         *,
         thorough: bool = False,
     ) -> Bin | None:
-        """A bin that holds, of these adapters, or None.
+        """A bin of these adapters that holds, or None.
 
         Evaluates `hint` slots first and climbs from there: the share of the load that is served rises with the
-        slots, until they take too much of the KV cache. Without a hint, or if `thorough` and the climb ended
-        below, `any_slots` looks among all candidates.
+        slots, until they take too much of the KV cache. Without a hint, or if `thorough` and the climb finds no bin
+        that holds, `any_slots` searches all candidates.
         """
         like = self.make(adapters, 1, profile, shares)
         if hint is None:
@@ -109,9 +109,9 @@ class SlotSearch:
         return self.any_slots(like) if thorough and climb.best is None else climb.best
 
     def any_slots(self, bin_: Bin) -> Bin | None:
-        """The same adapters with whichever number of slots serves them best, or None if none holds.
+        """The same adapters with the number of slots that serves them best, or None if none holds.
 
-        Every candidate is evaluated where that takes microseconds, else one in `_COARSE`, and those near the best.
+        Evaluates every candidate if evaluations are fast, else one in `_COARSE` and those near the best.
         """
         first = candidates_of(bin_)[:: -1 if self.width > 1 else -_COARSE]
         climb = Climb(bin_.with_slots(first[-1]), self.width, [first])
@@ -119,13 +119,13 @@ class SlotSearch:
         return climb.best
 
     def best(self, bin_: Bin) -> Bin:
-        """The same adapters with the number of slots that serves them best, near the one they have."""
+        """The same adapters with the number of slots that serves them best, near the present number."""
         return (self.climbed([bin_])[0] or [bin_])[0]
 
     def climbed(self, bins: Sequence[Bin]) -> tuple[list[Bin], list[Quality]]:
-        """The adapters of each bin with the slots that serve them best, near those it has, and their `qualities`.
+        """The adapters of each bin with the slots that serve them best, near its present number, and their `qualities`.
 
-        Nothing if one of them does not hold.
+        Two empty lists if one of the bins does not hold with any number of slots tried.
         """
         climbs = [Climb(item, self.width) for item in bins]
         search(climbs, self.rated, self.problem.out_of_time)
@@ -144,11 +144,11 @@ class SlotSearch:
 
 
 class Climb:
-    """The search for the slots of one server: proposes values of `max_loras`, and knows what was found.
+    """The search for the slots of one server: proposes values of `max_loras`, and stores their scores.
 
-    `first`: values that are tried at first, stage by stage. Then those near the best one, at first the server's own:
-    `width` candidates to both sides (0: no others), until none is better. `until_holds`: only until one holds, the
-    server's own tried alone.
+    `first`: values to try first, stage by stage. After them the search tries the `width` candidates on both sides of
+    the best value so far (initially the server's own) until none is better; 0: no others. `until_holds`: stop at the
+    first value that holds; without `first`, the server's own value is tried alone first.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Climb:
         self.like, self.width, self.until_holds = like, width, until_holds
         self.stages = [*reversed(first)] or [(like.max_loras,)] * until_holds
         self.score: dict[int, Score] = {}
-        """By value: whether it holds (1 or 0), then how good it is; larger is better."""
+        """By value of `max_loras`: whether the server holds (1 or 0), then how good it is; larger is better."""
 
     def wanted(self) -> list[int]:
         """Values to evaluate next; none at the end."""
@@ -175,7 +175,7 @@ class Climb:
 
     @property
     def top(self) -> int:
-        """The best value so far, whether it holds or not; of equal ones the nearest to the server's own."""
+        """The best value so far, whether it holds or not; of equally good values the nearest to the server's own."""
         own = self.like.max_loras
         return max(self.score, key=lambda n: (self.score[n], -abs(n - own), -n), default=own)
 
@@ -190,9 +190,9 @@ def search(
     rated: Callable[[list[Bin]], Sequence[Score]],
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Climb a step of each at a time, to the end or, after a step, until the time is `over`.
+    """Take one step of every climb at a time until all are done, or until `over` is true after a step.
 
-    `rated`: of each server whether it holds (1 or 0), then how good it is; larger is better.
+    `rated`: returns for each server whether it holds (1 or 0), then how good it is; larger is better.
     """
     while wanted := [(climb, n) for climb in climbs for n in climb.wanted()]:
         found = rated([climb.like.with_slots(n) for climb, n in wanted])
@@ -203,9 +203,9 @@ def search(
 
 
 def real_bins(problem: Problem, sets: Sequence[Sequence[int]]) -> list[Bin | None]:
-    """Of each of these sets of adapters the bin that serves it best, of all that a proof looks at; None if none holds.
+    """For each set of adapters the best bin over all candidates of a proof; None if no candidate holds.
 
-    To the end, even out of time.
+    The time limit does not stop it.
     """
     slots = SlotSearch(problem)
     made = [slots.make(each, 1) for each in sets]
@@ -215,15 +215,15 @@ def real_bins(problem: Problem, sets: Sequence[Sequence[int]]) -> list[Bin | Non
 
 
 def most_slots(like: Bin) -> int:
-    """At most so many slots has a bin like another, with other adapters: one for each if that one has, or as many as
-    leave enough KV cache.
+    """The most slots for a bin like this one with other adapters: as many slots as `like` has, but if `like` has one
+    slot for each adapter, as many as leave enough KV cache.
     """
     each = like.max_loras == len(like.adapters)
     return most_slots_of(like.profile, like.max_lora_rank) if each else like.max_loras
 
 
 def scores(found: Evaluations) -> list[tuple[float, ...]]:
-    """How well each server does, larger is better: feasible ones by `qualities`, others by the share served."""
+    """How well each server does, larger is better: feasible servers by `qualities`, others by the share served."""
     loads = (found.feasible, found.total_token_throughput, found.offered_tok_s)
     rows = zip(qualities(found), *(column.tolist() for column in loads), strict=True)
     return [

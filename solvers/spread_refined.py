@@ -27,7 +27,7 @@ _TRIES = 4
 
 @dataclass(frozen=True)
 class _Bins:
-    """Bins with their evaluations and requests per second, and their rank among states: smaller is better."""
+    """Bins with their evaluations and requests per second; `rank` compares states: smaller is better."""
 
     bins: tuple[Bin, ...]
     found: Evaluations
@@ -54,8 +54,8 @@ class SpreadRefined:
 
 
 def _simulated_slots(problem: Problem, bins: tuple[Bin, ...]) -> tuple[Bin, ...]:
-    """The bins with the slots that serve them best by simulation, if the objective is then better, where trees led the
-    search: these don't rank the waits of servers that have hardly enough slots. No more than `MOST_GPUS`.
+    """After a search led by trees, choose the slots by simulation, and keep them if the objective improves: trees don't
+    rank the waits of servers with barely enough slots. Plans of more than `MOST_GPUS` bins stay as they are.
     """
     twin = problem.evaluator.twin_of(problem.profile)
     if twin is None or not problem.evaluator.confirms or len(bins) > MOST_GPUS:
@@ -74,7 +74,7 @@ class _Refinement:
         self.single = lru_cache(512)(self._single)
 
     def start(self) -> _Bins:
-        """The best start, with the best slots."""
+        """The best starting plan, with the best slots."""
         n = gpus_to_use(self.problem)
         parts = [spread_parts(self.problem), [p for p in even_parts(self.problem, n) if p]]
         states = [self._with_slots([self.slots.make(p, len(p)) for p in part]) for part in parts]
@@ -107,7 +107,7 @@ class _Refinement:
     def _rated(
         self, bins: tuple[Bin, ...], found: Evaluations, rates: FloatArray, key: tuple[float, ...]
     ) -> _Bins:
-        # Objectives that count GPUs say nothing here: the time of a request decides then.
+        # Objectives that count GPUs don't distinguish states: then the time of a request decides.
         ttft_ms, itl_ms = (
             np.average(np.where(np.isnan(ms), np.inf, ms), weights=rates)
             for ms in (found.mean_ttft_ms, found.mean_itl_ms)
@@ -115,7 +115,7 @@ class _Refinement:
         return _Bins(bins, found, rates, (*key, float(ttft_ms + 100.0 * itl_ms)))
 
     def refine(self, state: _Bins) -> _Bins:
-        """Improve until nothing helps."""
+        """Take improving neighbours until there is none, for at most `_ROUNDS` rounds or until the time is up."""
         for done in range(_ROUNDS):
             self.problem.progress("refining", done, _ROUNDS)
             better = None if self.problem.out_of_time() else self._improve(state)
@@ -125,9 +125,9 @@ class _Refinement:
         return state
 
     def _improve(self, state: _Bins) -> _Bins | None:
-        """The best neighbour that is better, among moves from the worst GPU and swaps with it.
+        """The best neighbour that improves the state, among moves from the worst GPU and swaps with it.
 
-        Where even loads are not what the objective minimises, also among those from the best one.
+        If the objective does not balance loads (`balances`), also among moves from the best GPU and swaps with it.
         """
         order = _worst_last(state.found)
         pairs = [(order[-1], target) for target in order[:-1][:_TARGETS]]
@@ -165,7 +165,7 @@ class _Refinement:
         return min(neighbours, key=lambda other: other.rank, default=None)
 
     def _single(self, adapters: tuple[int, ...], shares: tuple[float, ...]) -> list[int]:
-        """Positions of a bin's adapters that are whole here, one for each load, at most a few."""
+        """Positions of whole adapters of a bin, one for each rank and load, at most `_TRIES`."""
         seen: dict[tuple[int, float], int] = {}
         for position, (i, share) in enumerate(zip(adapters, shares, strict=True)):
             if share == 1.0:
@@ -207,7 +207,7 @@ class _Refinement:
         return self.slots.make(adapters, min(bin_.max_loras, len(adapters)), bin_.profile, shares)
 
     def _plus(self, bin_: Bin, adapter: int, *, without: int | None = None) -> Bin:
-        """The bin with one adapter more, or another in place of that at the position `without`."""
+        """The bin with one more adapter, or with that adapter instead of the one at position `without`."""
         end = len(bin_.adapters) if without is None else without
         adapters = (*bin_.adapters[:end], *bin_.adapters[end + 1 :], adapter)
         shares = (*bin_.shares[:end], *bin_.shares[end + 1 :], 1.0)
@@ -216,7 +216,7 @@ class _Refinement:
 
 
 def _worst_last(found: Evaluations) -> list[int]:
-    """Numbers of the servers: those that serve their load by latency, then the others by the part that they serve."""
+    """Indices of the servers, worst last: feasible servers by latency, then the others by falling share served."""
     latency_ms = np.nan_to_num(found.mean_ttft_ms + 100.0 * found.mean_itl_ms, nan=np.inf)
     missing = np.where(found.feasible, -2.0, -found.total_token_throughput / found.offered_tok_s)
     order: list[int] = np.lexsort((latency_ms, missing)).tolist()

@@ -47,7 +47,7 @@ def chooses_gpus(problem: Problem) -> str | None:
 
 
 def gpus_to_use(problem: Problem, copies: int = 1) -> int:
-    """The GPUs given, else what the load needs if adapters cost nothing; never more than adapters, `copies` of each."""
+    """`max_gpus`, else the GPUs that the load needs if adapters cost nothing; at most `copies` for each adapter."""
     n = len(problem.workload) * copies
     if problem.max_gpus is not None:
         return min(problem.max_gpus, n)

@@ -1,13 +1,13 @@
 """dLoRA's proactive placement (Wu et al., OSDI '24): maximise the smallest burst tolerance.
 
-An engine holds adapters in what memory it has; M_e is what it has left. The burst tolerance of an adapter is
-the free memory of all engines that hold it, over its share of the expected traffic, which splits evenly over
-its replicas. The loop takes the adapter whose share among the replicas placed so far falls furthest below its
-share of the traffic (adapters without a replica first, the busiest of them first), tries engines in order of
-fewest adapters, and keeps the replica if the smallest burst tolerance does not fall. It stops when a whole
-pass adds nothing. It has no notion of starvation or of slots: `max_loras` is the number of adapters held.
+An engine holds adapters in its memory; M_e is the memory that is left. The burst tolerance of an adapter is the
+free memory of all engines that hold it, over its share of the expected traffic, which splits evenly over its
+replicas. The loop takes the adapter whose share of the replicas placed so far is furthest below its share of the
+traffic (adapters without a replica first, the busiest first), tries engines in order of fewest adapters, and keeps
+the replica if the smallest burst tolerance does not fall. It stops when a whole pass adds nothing. dLoRA does not
+model starvation or slots: `max_loras` is the number of adapters held.
 
-Its reactive part, which needs live requests, is `packer.papers.routers.migration`.
+dLoRA's reactive part, which needs live requests, is `packer.papers.routers.migration`.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class DLora:
 def place(task: Engines) -> BoolArray:
     """Which engine holds which adapter, bool (n, engines).
 
-    Adding adapter a to engine e lowers the tolerance of x on e by size(a) / share(x) and raises that of a, so
-    whether the smallest tolerance m falls is decided by one number per engine: the memory that can be taken
-    from e until some adapter on it reaches m. That makes a trial O(1) and a placement O(n × engines).
+    Adding adapter a to engine e lowers the tolerance of each adapter x on e by size(a) / share(x), and raises the
+    tolerance of a. One number per engine therefore decides whether the smallest tolerance m falls: the memory that can
+    be taken from e until some adapter on it reaches m. A trial takes O(1), a placement O(n × engines).
     """
     n = len(task.sizes)
     holds = np.zeros((n, task.engines), dtype=bool)
@@ -80,7 +80,7 @@ def place(task: Engines) -> BoolArray:
     spare, held = free, np.zeros(task.engines, dtype=np.int64)
 
     def give(adapter: int) -> bool:
-        """One more replica, on the engine with the fewest adapters of those with room."""
+        """Add a replica on the engine with the fewest adapters among engines with room; False if none has room."""
         room = np.minimum(free, spare) + _TOLERANCE * task.capacity
         fitting = np.flatnonzero(~holds[adapter] & (task.sizes[adapter] <= room))
         if not fitting.size:
@@ -92,7 +92,7 @@ def place(task: Engines) -> BoolArray:
         copies[adapter] += 1
         return True
 
-    # Room only gets less until each has a replica: what finds none in this pass would find none later.
+    # Room only shrinks until each adapter has a replica: an adapter without room now has none later.
     for adapter in np.argsort(-task.shares, kind="stable").tolist():
         give(adapter)
     spare = _spare(task, holds, free) if copies.all() else free

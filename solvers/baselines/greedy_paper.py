@@ -1,17 +1,17 @@
 """Greedy first-fit decreasing, to the letter of arXiv 2602.24044, Algorithms 1 and 2.
 
-How its open points are read:
+Interpretation of points that the paper leaves open:
 
-- A GPU that failed its test is closed and not offered again; what is rolled back keeps its place in line.
-- Before the first test no `max_loras` is set: only the first candidate is tried. At the last candidate the
-  next one is the same.
+- A GPU that failed its test is closed and not used again; adapters that are rolled back keep their place in the queue.
+- Before the first test no `max_loras` is set: only the first candidate is tried. After the last candidate, the
+  next candidate is the last one again.
 - A memory error counts as a throughput below any other.
-- What fails on an empty GPU would fail on every one: that ends the search.
-- After the last testing point nothing would be tested before the end: such a GPU is closed.
+- A set that fails on an empty GPU would fail on every GPU: the search ends.
+- After the last testing point nothing would be tested before the end of the queue: the GPU is closed.
 
-The paper's losses are kept here: where the queue ends between two testing points, the rest is tested once, and
-if that fails the fleet is infeasible, though a fresh GPU might hold the rest; such a GPU may have more slots than
-adapters. `packer.solvers.greedy` does better.
+The paper's weaknesses are kept. If the queue ends between two testing points, the rest is tested once; if that test
+fails, the fleet is infeasible, although a new GPU might hold the rest. The last GPU may also have more slots than
+adapters. `packer.solvers.greedy` improves on both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from packer.solvers.support import chooses_gpus, one_type
 TESTING_POINTS = MAX_LORAS_CANDIDATES
 
 _LIKELY = [(n, p) for n in TESTING_POINTS[:7] for p in MAX_LORAS_CANDIDATES[:3] if p <= n]
-"""Adapters and `max_loras` of tests that most GPUs come to: evaluated in one call where that costs more than a bin."""
+"""Adapters and `max_loras` of tests that most GPUs reach: evaluated in one call if calls cost more than bins."""
 
 
 class GreedyPaper:
@@ -62,16 +62,16 @@ class GreedyPaper:
 
 
 def fill(slots: SlotSearch, queue: IntArray) -> tuple[Bin | None, str]:
-    """The bin that Algorithm 1 leaves on one GPU, a prefix of the queue, and which test ended the search.
+    """The bin that Algorithm 1 leaves on one GPU, a prefix of the queue, and the test that ended the search, in words.
 
-    The bin is None if nothing was committed; the text is empty if the next GPU goes on.
+    The bin is None if nothing was committed; the text is empty if the search continues with the next GPU.
     """
     quick = slots.problem.evaluator.fast and not slots.problem.evaluator.simulates
     likely = [each for each in _LIKELY if quick and each[0] <= len(queue)]
     known = _evaluated(slots, queue, likely) if likely else {}
 
     def test(n: int, current: int) -> int:
-        """Algorithm 2: the current and the next `max_loras`, whichever has the higher predicted throughput; or 0."""
+        """Algorithm 2: the current or next `max_loras`, whichever is predicted to serve more; 0 if it fails."""
         following = next((p for p in MAX_LORAS_CANDIDATES if p > current), current)
         options = [(n, p) for p in (current, following) if p]
         if not known.keys() >= set(options):
@@ -96,7 +96,7 @@ def fill(slots: SlotSearch, queue: IntArray) -> tuple[Bin | None, str]:
 def _evaluated(
     slots: SlotSearch, queue: IntArray, tests: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[float, bool]]:
-    """Of each test (adapters, `max_loras`) the throughput, -1 for a memory error, and whether it holds."""
+    """For each test (adapters, `max_loras`) the throughput, -1 for a memory error, and whether the bin holds."""
     found, holds = slots.evaluate(slots.first(queue, [n for n, _ in tests], [p for _, p in tests]))
     served = np.where(found.memory_error, -1.0, found.total_token_throughput)
     return dict(zip(tests, zip(served.tolist(), holds.tolist(), strict=True), strict=True))

@@ -1,4 +1,4 @@
-"""Spread: each adapter to the least loaded GPU (as ProposedLat of arXiv 2602.24044, by falling rate)."""
+"""Spread: put each adapter on the least loaded GPU, by falling rate (ProposedLat of arXiv 2602.24044)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from packer.solvers.support import gpus_to_use, one_type
 
 
 def spread_parts(problem: Problem) -> list[list[int]]:
-    """Adapters by falling rate, each to the GPU with the lowest sum of rates."""
+    """Adapters by falling rate, each on the GPU with the lowest sum of rates."""
     rates = problem.workload.rates
     return levelled(np.argsort(-rates, kind="stable"), rates, gpus_to_use(problem))
 
 
 class Spread:
-    """Evens out the rates over all GPUs given; every adapter has its slot."""
+    """Evens out the rates over all GPUs given; every adapter has its own slot."""
 
     name = "spread"
     spreads = True

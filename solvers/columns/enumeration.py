@@ -1,8 +1,8 @@
-"""Is there a plan of so many bins? Whole numbers over every bin that one may hold.
+"""Whether a plan of n bins exists: integer programs over every bin that such a plan may contain.
 
-Where no feasible bin weighs more than 1, a plan of n bins of a fleet that weighs V has no bin below V - (n - 1). Where
-n is V rounded up, these are few, and an integer program over them is exact (R. Baldacci, N. Christofides, A. Mingozzi:
-An exact algorithm for the vehicle routing problem based on the set partitioning formulation, 2008).
+If no feasible bin weighs more than 1 and the fleet weighs V, no bin of a plan of n bins weighs less than V - (n - 1).
+If n is V rounded up, few bins are left: an integer program over them is exact (R. Baldacci, N. Christofides, A.
+Mingozzi: An exact algorithm for the vehicle routing problem based on the set partitioning formulation, 2008).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packer.solvers.columns.proof import certify, extended
 from packer.solvers.feasibility import Feasibility
 
 TOLERANCE = 1e-6
-"""Bins beyond 1 by less are not looked for, but allowed for."""
+"""Bins that exceed 1 by less than this are not searched for; the bounds allow for them."""
 
 _BATCH, _NOTHING = 256, 1e-9
 
@@ -35,9 +35,9 @@ class Cover:
 def cheapest_cover(
     kinds: Sequence[Feasibility], prices: FloatArray, *, most: int, time_limit_s: float
 ) -> Cover | None:
-    """The cheapest bins of these kinds (S,) of server, of every bin that there is on each.
+    """The cheapest cover by bins on these kinds (S,) of server, from every possible bin of each kind.
 
-    None if these are more than `most`, or nothing was found. It rests on no dominance. Raises `OutOfTime`.
+    None if there are more than `most` bins, or nothing was found. Does not rely on dominance. Raises `OutOfTime`.
     """
     classes = kinds[0].classes
     rows = classes.every_bin(most // len(kinds))
@@ -56,11 +56,11 @@ def cheapest_cover(
 
 @dataclass(frozen=True)
 class Packed:
-    """What is known of plans of so many bins.
+    """The result of a search for a plan with a given number of bins.
 
-    `bins`: a plan, int64 (m, K), that covers every class of some weight; None if none was found.
-    `excluded`: certainly no plan exists, up to dominance. `heavier`: a feasible bin of a weight above 1, int64 (K,),
-    which has to be known first; None if there is none.
+    `bins`: a plan, int64 (m, K), that covers every class of non-zero weight; None if none was found.
+    `excluded`: it is certain, up to dominance, that no plan exists. `heavier`: a feasible bin of a weight above 1,
+    int64 (K,), so that the weights must be scaled first; None if none was found.
     """
 
     bins: IntArray | None = None
@@ -71,10 +71,10 @@ class Packed:
 def packed(
     feasibility: Feasibility, weights: FloatArray, n_bins: int, *, budget: int, time_limit_s: float
 ) -> Packed:
-    """A plan of at most `n_bins` bins, or that there is none, if at most `budget` bins have to be evaluated.
+    """Find a plan of at most `n_bins` bins, or show that there is none, if at most `budget` bins must be evaluated.
 
-    `weights` (K,): of an adapter of each class. Classes without weight are left out: where the others need more bins,
-    all do. Raises `OutOfTime`.
+    `weights` (K,): weight of an adapter of each class. Classes of weight 0 are left out: if the other classes need more
+    bins, the fleet does. Raises `OutOfTime`.
     """
     weights = np.where(weights > _NOTHING, weights, 0.0)
     demand, none = feasibility.classes.demand, np.zeros((0, len(weights)), dtype=np.int64)
@@ -116,7 +116,7 @@ def every_bin_within(
             return None
         owner, count = longer
         value = value[owner] + count * worth[k]
-        # The last class is the lightest: what it does not fit into is whole.
+        # The last class is the lightest: a vector into which it does not fit is complete.
         open_ = value + worth[-1] <= high if k + 1 < len(useful) else np.zeros(len(value), dtype=bool)
         alive = open_ & (value + rest[k] >= low)
         whole = ~open_ & (value >= low)

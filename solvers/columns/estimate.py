@@ -1,4 +1,4 @@
-"""How many GPUs a fleet needs at the least by a search alone: an estimate in tenths of a second."""
+"""An estimate of the fewest GPUs that a fleet needs, by a search that takes tenths of a second."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from packer.solvers.columns.source import Source
 from packer.solvers.feasibility import Feasibility, OutOfTime
 
 MOST_EVALUATED = 20_000
-"""It ends after so many servers, the same on every machine: 200 adapters take 1,300, 5,000 some 10,000."""
+"""The search ends after this number of servers, on every machine: 200 adapters take 1,300, 5,000 some 10,000."""
 
 SECONDS = 30.0
-"""It ends after so long on a machine that is much too slow for that."""
+"""The search ends after this time on a machine that is much too slow to reach that number."""
 
 
 def estimated(problem: Problem, known: float, most: float) -> Bound | None:
-    """An estimate of the GPUs needed, None where it is not above what is `known`, or above the `most` that are needed.
+    """Estimate the GPUs needed; None unless the estimate is above the bound `known` and at most `most`.
 
-    Nothing is proven: a search found no bins that refute it. It uses the limits of the problem's objective, and ends
-    where it can't exceed what is known. None is made where the search simulates what trees were not trained on.
+    Nothing is proven: a search found no bins that violate the estimate. It uses the limits of the problem's objective,
+    and ends once it can't exceed `known`. None also if the search would simulate bins on which no trees were trained.
     """
     size = problem.profile.engine.gpus
     if known >= most or problem.out_of_time() or problem.evaluator.simulates:

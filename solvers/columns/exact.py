@@ -26,16 +26,16 @@ from packer.solvers.limit import within_limit
 from packer.solvers.support import counts_gpus
 
 START_SHARE = 0.4
-"""Of the time for the plan that the search starts from."""
+"""Share of the time for the plan from which the search starts."""
 
 _PROOF_SHARE, _COLUMNS_SHARE = 0.5, 0.4
-"""Of the time that is left, for columns that raise the bound, and for more of them in each round of whole numbers."""
+"""Shares of the remaining time: for columns that raise the bound, and for more columns in each integer round."""
 
 _UNMERGED = 160
-"""So many kinds of adapters are classes of their own; more are merged into `classes.MAX_CLASSES`."""
+"""Up to this number, each kind of adapter is a class; more kinds are merged into `classes.MAX_CLASSES`."""
 
 FEW_SIMULATED = 100
-"""So many different bins are simulated one by one for a bound alone; the search simulates some hundreds."""
+"""Up to this number of different bins, each is simulated for a bound alone; the search simulates some hundreds."""
 
 _ROUNDS = 40
 _EPSILON = 1e-6
@@ -47,7 +47,7 @@ _EVALUATED_BEYOND = 20_000
 class Exact:
     """Fewest GPUs by column generation over classes; stops at gap 0, the time limit or when nothing helps.
 
-    `start_share`: of the time, for the plan that the search starts from. `bound_alone`: as of `ExactSearch.run`.
+    `start_share`: share of the time for the plan from which the search starts. `bound_alone`: see `ExactSearch.run`.
     """
 
     name = "exact"
@@ -68,10 +68,10 @@ class Exact:
 class ExactSearch:
     """One run: the best bins so far, and the best bound so far.
 
-    `bins`: the plan at hand; always complete.
+    `bins`: the best plan so far; always complete.
     `least`: no plan has fewer servers (relative to the predictor), by the argument `source`.
-    `exhaustive`: that is proven by enumeration up to dominance, not by a search that found no better bin; `certain`:
-    what evaluates bins keeps that dominance, or the argument needs none.
+    `exhaustive`: the bound `least` is proven by enumeration up to dominance; otherwise a search found no better bin.
+    `certain`: the predictor keeps this dominance, or the argument needs none.
     """
 
     def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:
@@ -88,12 +88,12 @@ class ExactSearch:
 
     @property
     def closed(self) -> bool:
-        """Whether the plan is as small as a bound by an exhaustive search; an estimate does not end the search."""
+        """Whether the plan meets a bound of an exhaustive search; an estimated bound does not end the search."""
         return self.exhaustive and len(self.bins) <= self.least
 
     @property
     def bound(self) -> Bound:
-        """The bound, for what evaluates the plan, which may be another than evaluates the search."""
+        """The bound, relative to the predictor that evaluates the plan; the search may use another predictor."""
         proven = self.least <= 1 or (self.certain and not self.problem.evaluator.confirms)
         provided = ", if the predictor is monotone" if self.exhaustive and not self.certain else ""
         value = self.least * self.problem.objective.weight(self.problem.profile)
@@ -102,7 +102,7 @@ class ExactSearch:
     def run(self, *, bound_alone: bool = False) -> None:
         """Search until the gap is closed, the time is up, or a whole round changes nothing.
 
-        `bound_alone`: only for the bound, with few prices, where the bins are too many to evaluate each.
+        `bound_alone`: if there are too many bins to evaluate each, only compute the bound of a few prices.
         """
         try:
             few = FEW_SIMULATED if bound_alone and self.problem.evaluator.simulates else FEW_BINS
@@ -121,7 +121,7 @@ class ExactSearch:
             self._promise()
 
     def resume(self, before: ExactSearch) -> None:
-        """Search for a smaller plan alone, from the patterns of a search that another evaluator led."""
+        """Search for a smaller plan only, with the bound and the patterns of a search by another evaluator."""
         self.least, self.source, self.exhaustive, self.certain = (
             before.least, before.source, before.exhaustive, before.certain,
         )  # fmt: skip
@@ -131,12 +131,12 @@ class ExactSearch:
                 self._improve()
 
     def _promise(self) -> None:
-        """Take the bound by the weights so far, as an estimate."""
+        """Take the bound of the weights so far as an estimate."""
         if self.columns.priced:
             self._raise(self.columns.promised, self._argument(0, exhaustive=False), exhaustive=False)
 
     def solution(self, first: Solution) -> Solution:
-        """What was found."""
+        """The best plan with its bound and details."""
         master = self.columns.master
         details: dict[str, object] = {
             "classes": len(self.classes),
@@ -151,9 +151,9 @@ class ExactSearch:
         return limited(self.problem, replace(first, bins=self.bins), self.bound, details)
 
     def _raise(self, least: int, source: str, *, exhaustive: bool, every: bool = False) -> None:
-        """Take a bound if it is higher, or as high and exhaustive where the old one was not; `every` bin was evaluated.
+        """Take a bound if it is higher, or equal and better proven; `every`: every possible bin was evaluated.
 
-        The bound of a search that missed a bin can be too high: a plan at hand refutes it.
+        A bound above the present plan is ignored: its search missed a bin.
         """
         known = every or self._exhausted(exhaustive)
         certain = every or (known and self.problem.evaluator.monotone)
@@ -168,11 +168,11 @@ class ExactSearch:
         return True
 
     def _realise(self, rows: Sequence[IntArray]) -> bool:
-        """Whether the real adapters on these patterns are a smaller plan."""
+        """Assign the real adapters to these patterns, and take the plan if it is smaller; returns whether it is."""
         return self._accept(realise(self.problem, self.classes, rows))
 
     def _enumerate(self, most: int) -> bool:
-        """Evaluate every possible bin, if these are at most `most`; True if that settled it."""
+        """Evaluate every possible bin, if there are at most `most`; True if the optimum is proven."""
         seconds = self._seconds(_INTEGER_S * 3)
         found = cheapest_cover([self.feasibility], np.ones(1), most=most, time_limit_s=seconds)
         if found is None:
@@ -187,14 +187,14 @@ class ExactSearch:
     def _generate(self, schedule: Schedule, share: float) -> None:
         """Generate columns until none improves the bound or a share of the time is up."""
         over = self.problem.with_share(share).out_of_time
-        # better weights prove nothing more where they lead to an estimate alone
+        # if the bound is an estimate anyway, better weights prove nothing more
         estimated = self.problem.evaluator.confirms or self.classes.loss > 0.0
 
         def enough() -> bool:
             columns = self.columns
             if self.closed or over() or schedule is TO_THE_END:
                 return self.closed or over()
-            # no weights of all adapters exceed the optimum over some patterns
+            # no weights give all adapters more than the optimum over some of the patterns
             columns.converged |= (
                 estimated and columns.master is not None and promise(columns.master.value) <= self.least
             )
@@ -203,7 +203,7 @@ class ExactSearch:
         self.columns.run(_ONE, schedule, enough)
 
     def _improve(self) -> None:
-        """Whole numbers over more and more patterns, until a round changes nothing."""
+        """Solve integer programs over more and more patterns until a round changes nothing."""
         for step in range(_ROUNDS):
             if self.closed:
                 return
@@ -225,18 +225,18 @@ class ExactSearch:
                 return
 
     def _certified(self) -> bool:
-        """Look for bins that refute the bound of the weights; False if one was found (generate again).
+        """Search for bins that violate the bound of the weights; False if one was found (generate columns again).
 
-        No more than the servers of the plan at hand is worth proving.
+        A bound above the number of servers of the present plan is not worth proving.
         """
         columns, value, target = self.columns, self.columns.value, len(self.bins)
         searched = min(target, columns.promised)
         for bins in sorted({min(target, math.ceil(value - _EPSILON)), searched}, reverse=True):
             if bins < self.least or (bins == self.least and self.exhaustive):
                 continue
-            # All bins worth at most `most` make more than `bins` − 1 of them necessary.
+            # If every bin is worth at most `most`, more than `bins` − 1 bins are necessary.
             most = value / max(bins - 1, _EPSILON) * (1.0 - 1e-9)
-            # half for bins a little heavier than known ones, half for rounded counts
+            # half of the slack for bins slightly heavier than known ones, half for rounded counts
             above = (1.0 + most) / 2.0
             found = Certificate(False, 0)
             if most > 1.0 + _EPSILON:
@@ -254,7 +254,7 @@ class ExactSearch:
         return True
 
     def _settle(self) -> None:
-        """As long as the bound is exhaustive: find a plan of as many bins, or raise it by one as there is none."""
+        """While the bound is exhaustive, find a plan that meets it, or prove that there is none and raise it by one."""
         columns = self.columns
         for _ in range(_ROUNDS):
             if self.closed or not columns.priced or not self._exhausted(self.exhaustive):
@@ -282,7 +282,7 @@ class ExactSearch:
                 return
 
     def _exhausted(self, exhaustive: bool) -> bool:
-        """Whether an exhaustive search of classes is one of the fleet, up to dominance that no check contradicted."""
+        """Whether an exhaustive search over classes holds for the fleet: none is rounded, no check broke dominance."""
         return exhaustive and self.classes.loss == 0.0 and not self.feasibility.violations
 
     @property
@@ -294,7 +294,7 @@ class ExactSearch:
 
     @property
     def _dominance(self) -> str:
-        """What an exhaustive search of classes rests on, in words."""
+        """The assumption behind an exhaustive search over classes, in words."""
         feasibility = self.feasibility
         failed = f", which {feasibility.violations} of {feasibility.checks} checks contradict"
         return "as a bin at least as heavy as an infeasible one is infeasible" + (
@@ -302,7 +302,7 @@ class ExactSearch:
         )
 
     def _argument(self, evaluated: int, *, exhaustive: bool) -> str:
-        """Why the weights give a bound; `evaluated`: bins looked at beyond it."""
+        """Why the weights give a bound, in words; `evaluated`: number of bins evaluated beyond the bound."""
         name = self.problem.evaluator.name
         text = f"linear relaxation of the pattern model: {self.columns.value:.3f} bins; {self._most}"
         if exhaustive:
@@ -316,7 +316,7 @@ class ExactSearch:
         )
 
     def _round(self, step: int) -> bool:
-        """A dive, then whole numbers over the pool; False once neither helps nor adds patterns."""
+        """Dive, then solve an integer program over all patterns; False if neither helps nor adds patterns."""
         columns, (source,) = self.columns, self.columns.sources
         before, improved = len(source.patterns), self._dive(0.0 if step == 0 else 0.05)
         if not self.closed:
@@ -329,7 +329,7 @@ class ExactSearch:
         return improved or len(source.patterns) > before
 
     def _dive(self, shake: float) -> bool:
-        """Whether a plan by rounding the relaxation bin by bin is smaller."""
+        """Round the relaxation bin by bin; returns whether that gave a smaller plan."""
         found = self.columns.dive(_ONE * (len(self.bins) - 1), shake)
         if found is None:
             return False

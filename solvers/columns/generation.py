@@ -1,9 +1,9 @@
-"""Column generation: sets of adapters that servers carry, and weights of adapters that no server carries more of.
+"""Column generation: patterns (sets of adapters that a server can carry), and weights of adapters that give bounds.
 
-Weigh the adapters in any way: where no server of kind k carries more than M_k, the servers n of a plan satisfy
-Σ n_k M_k >= the weight of all adapters. The best weights are the duals of the relaxation over all sets that a server
-carries (patterns), which are found as they are needed. With one kind the weight of all over M is a bound on the
-servers.
+Give each adapter any weight. If no server of kind k can carry more than the weight M_k, the numbers of servers n_k of a
+plan satisfy Σ n_k M_k >= the weight of all adapters. The best weights are the duals of the linear relaxation over all
+patterns; patterns are generated when they are needed. With one kind, the weight of all adapters over M is a lower
+bound on servers.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from packer.solvers.columns.source import Source
 from packer.solvers.feasibility import OutOfTime
 
 SEARCHED_MARGIN = 5e-3
-"""Where bins could not be enumerated: the bound allows bins worth this share more than the best one found."""
+"""If bins could not be enumerated, the bound allows for bins worth this share more than the best one found."""
 MISSED = 0.1
-"""By how much the first rounds of a search may miss the heaviest bin: 5 % where it was run to its end."""
+"""Share by which the first rounds of a search may miss the heaviest bin; searches run to the end showed 5 %."""
 
 Schedule = Sequence[tuple[float, int]]
-"""Shares of the best weights in those that are priced, each with the starts of the search for patterns: the next one
-where nothing was found. The first share of 1 is for one round."""
+"""Steps (share, starts): the share of the best weights in the weights that are priced, and the starts of the search for
+patterns. The next step follows if a search finds nothing, or after one round if the share is 1."""
 BOUND: Schedule = ((1.0, 24), (0.6, 24), (0.0, 24))
-"""At a mean of the duals and the best weights, which settles much faster than at the duals (A. Pessoa et al.:
-Automation and combination of linear-programming based stabilization techniques in column generation, 2018)."""
+"""Prices at means of the duals and the best weights, which converges much faster than prices at the duals (A. Pessoa et
+al.: Automation and combination of linear-programming based stabilization techniques in column generation, 2018)."""
 TO_THE_END: Schedule = ((0.0, 24),)
-"""At the duals alone: for patterns rather than the bound."""
+"""Prices at the duals alone: for patterns rather than for the bound."""
 _WARM: Schedule = ((0.0, 6), (0.0, 24))
 _WARM_ROUNDS = 60
 _NEW_COLUMNS = 12
 _EPSILON = 1e-6
 _SPREAD, _TIES = 0.1, 1e-4
-"""Noise of prices for other bins, and noise that breaks ties alone."""
+"""Noise on prices that leads to other bins, and noise that only breaks ties."""
 _EACH = 3
 _DIVE_STARTS = 6
 
@@ -45,12 +45,12 @@ _DIVE_STARTS = 6
 class Columns:
     """The column generation over the adapters of one base model.
 
-    `sources`: its kinds of server, with the patterns found so far.
-    `weights`, `value`: of an adapter of each class, float64 (K,), scaled so that no servers priced so far carry more
-    than 1 together, and what all adapters weigh: the least share of those servers that holds them.
-    `master`, `pools`, `uses`: the last optimum, and of each kind the patterns over which it is one with their use.
+    `sources`: the kinds of server, with the patterns found so far.
+    `weights`: weight of an adapter of each class, float64 (K,), scaled so that the servers priced so far carry at most
+    1 together. `value`: the weight of all adapters: the least share of those servers that holds them.
+    `master`: the last optimum of the relaxation. `pools`, `uses`: its patterns of each kind, and their use.
     `worth`: the dual of a server of each kind (S,).
-    `priced`, `converged`: patterns beyond the weights were looked for; none is worth more than a server at the duals.
+    `priced`: a search for heavier patterns was run. `converged`: none is worth more than a server at the duals.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -65,8 +65,8 @@ class Columns:
         self.priced = self.converged = False
 
     def start(self, held: Sequence[IntArray]) -> bool:
-        """Patterns of each kind (m, K) if feasible, and the fullest one of each class not held; False if a class fits
-        no kind. Raises `OutOfTime`."""
+        """Start with the feasible rows of `held`, (m, K) of each kind, and the fullest pattern of each class that they
+        don't hold; False if a class fits no kind. Raises `OutOfTime`."""
         for source, rows in zip(self.sources, held, strict=True):
             source.start(rows)
         return bool(self.held(np.ones(len(self.sources))).all())
@@ -85,9 +85,9 @@ class Columns:
         basis: FloatArray | None = None,
         rounds: float = math.inf,
     ) -> None:
-        """Generate patterns for so many servers of each kind (S,) until none improves the relaxation, or `enough()`.
+        """Generate patterns for `servers` of each kind (S,) until none improves the relaxation, or `enough()` is true.
 
-        `basis`: for weights that are sums of few prices, (K, D) @ prices. Raises `OutOfTime`.
+        `basis`, (K, D): only consider weights `basis` @ prices, with D prices. Raises `OutOfTime`.
         """
         step = done = 0
         self.converged = False
@@ -109,10 +109,10 @@ class Columns:
     def warm(self, known: int | None = None) -> None:
         """Generate patterns of one kind for weights that are sums of a few prices (`packer.solvers.columns.prices`).
 
-        Feasibility depends on the load, the number of adapters and their ranks first of all: few prices come near the
-        best weights in a few rounds, however many classes there are. With a `known` bound it ends where no more than
-        that can be promised (more columns lower the optimum, which no weights exceed), or no more than is promised
-        already, also if bins were `MISSED` heavier than those found.
+        Feasibility mainly depends on the load, the number of adapters and their ranks, so a few prices come close to
+        the best weights in a few rounds, for any number of classes. With a `known` bound the search ends once the
+        optimum can promise no more than `known` (more columns lower the optimum, which no weights exceed), or no more
+        than the weights already promise, even if bins `MISSED` heavier than those found exist.
         """
 
         def enough() -> bool:
@@ -124,16 +124,16 @@ class Columns:
 
     @property
     def promised(self) -> int:
-        """The bound of one kind by the weights, if the search for the heaviest bin missed little."""
+        """The bound on servers of one kind by the weights, if the search for the heaviest bin missed little."""
         return promise(self.value)
 
     def refute(self, pattern: IntArray) -> None:
-        """Take a pattern of the one kind that is heavier than the weights allow."""
+        """Add a pattern of the one kind that weighs more than 1, and scale the weights down."""
         self.sources[0].add(pattern[None, :])
         self._scaled(self.weights, float(pattern @ self.weights))
 
     def _rescale(self, servers: IntArray) -> None:
-        """Weights for these servers: those at hand, or at first the share of a server that an adapter takes."""
+        """Scale the weights for these servers; the first weights are the share of a server that an adapter takes."""
         if not self.weights.any():
             self.weights = np.min([source.sizes() for source in self.sources], axis=0)
         most = [float((source.patterns @ self.weights).max(initial=0.0)) for source in self.sources]
@@ -146,7 +146,7 @@ class Columns:
             self.value = float(self.weights @ self.demand)
 
     def _solve(self, servers: IntArray, basis: FloatArray | None) -> None:
-        """The relaxation for these servers over the patterns at hand: which share of them holds all adapters."""
+        """Solve the relaxation over the known patterns: the least share of these servers that holds all adapters."""
         problem = self.sources[0].mean.problem
         if problem.out_of_time():
             raise OutOfTime
@@ -174,7 +174,7 @@ class Columns:
             self.pools = [s.patterns[: len(use)] for s, use in zip(self.sources, self.uses, strict=True)]
 
     def _price(self, servers: IntArray, share: float, starts: int) -> int:
-        """Look for patterns at weights between the best ones and the duals; returns how many new ones are better."""
+        """Search for patterns at weights between the best weights and the duals; returns the number added."""
         assert self.master is not None
         duals, added = self.master.duals, 0
         at = share * self.weights + (1.0 - share) * duals
@@ -196,10 +196,10 @@ class Columns:
     def dive(
         self, servers: IntArray, shake: float, *, rounded: bool = True
     ) -> list[tuple[Source, IntArray]] | None:
-        """Patterns that hold all adapters on so many servers of each kind (S,); None if some are left.
+        """Patterns that hold all adapters on `servers` of each kind (S,); None if some adapters are left.
 
-        The relaxation is rounded down, if `rounded`, then servers are filled one after the other, best value first.
-        `shake`: spread of the noise on the values. Raises `OutOfTime`.
+        If `rounded`, the relaxation is rounded down first. Then servers are filled one after the other, best value
+        first. `shake`: spread of the noise on the values. Raises `OutOfTime`.
         """
         if self.master is None or not self.master.duals.any():
             return None
@@ -235,11 +235,11 @@ class Columns:
         return None if left.any() else chosen
 
     def diversify(self, target: int) -> int:
-        """Add patterns of one kind that a plan of `target` servers may consist of; returns how many were new.
+        """Add patterns of one kind that may be part of a plan of `target` servers; returns the number of new ones.
 
-        At the mean of the duals and the best weights, shaken by noise, and with one adapter of each class in turn. If
-        no bin is worth more than 1, none in such a plan is worth less by more than the bins that it has beyond the
-        worth of all adapters: others are left out.
+        Searches at the mean of the duals and the best weights, with noise, and with an adapter of each class in turn.
+        If no bin is worth more than 1, every bin of such a plan is worth at least 1 − (`target` − worth of all
+        adapters): patterns worth less are left out.
         """
         if self.master is None or not self.priced:
             return 0

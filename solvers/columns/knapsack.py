@@ -1,4 +1,4 @@
-"""The most valuable bins of a given load: what to try where the load decides whether a bin is feasible."""
+"""The most valuable bins of a given load: good candidates if the load decides whether a bin is feasible."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from packer.solvers.candidates import slot_ranks
 from packer.solvers.feasibility import Feasibility
 
 _UNITS = 1024
-"""Loads are rounded to so many parts of a bin, where they are no multiples of a larger unit."""
+"""Loads are rounded to this number of parts of a bin, unless they are multiples of a larger unit."""
 
 _MOST_UNITS = 4096
 _BEYOND = 1.03
-"""Loads beyond the heaviest bin known that are tried, too."""
+"""Largest load that is tried, as a factor of the heaviest bin known."""
 
 _MOST_CLASSES = 160
 
 
 class Knapsacks:
-    """Knapsacks over the loads of the classes, solved by dynamic programming, one for each size of the slots.
+    """Knapsacks over the loads of the classes, solved by dynamic programming, one for each slot rank.
 
-    The load that a bin bears is not known: the heaviest best bin that is feasible is found by bisection from where it
-    was last. For predictors that look at nothing but the load the result is the most valuable bin; for others it is one
-    more start.
+    The load that a bin can carry is not known. Bisection, from the last result, finds the largest load whose best bin
+    is feasible. For predictors that only consider the load, this bin is the most valuable one; for others it is one
+    more candidate.
     """
 
     def __init__(self, feasibility: Feasibility) -> None:
         self.feasibility = feasibility
         self.lead = False
-        """Whether they were better than other bins the last time."""
+        """Whether knapsacks gave a bin as good as the best other bin the last time."""
         self._slots = slot_ranks(feasibility.classes.ranks)
         self._borne: dict[int, tuple[float, ...]] = {}
-        """Loads of bins of each slot rank, tok/s: of the last best one, and of the heaviest."""
+        """By slot rank, loads of bins, tok/s: of the last best bin, and of the heaviest if that is another."""
         self._unit = _common_unit(feasibility.classes.loads)
 
     def best(self, weights: FloatArray, limit: IntArray, carried_tok_s: float) -> IntArray:
         """Feasible bins (m, K) of high value, at most one for each slot rank and none of more than `limit` (K,).
 
-        Of each slot rank, the best bin of the largest load whose best bin is feasible. `carried_tok_s`: load of the
+        For each slot rank, the best bin of the largest load whose best bin is feasible. `carried_tok_s`: load of the
         heaviest bin known.
         """
         found = [np.zeros((0, len(weights)), dtype=np.int64)]
@@ -51,9 +51,9 @@ class Knapsacks:
         return np.concatenate(found)
 
     def alike(self, weights: FloatArray, limit: IntArray, held: Sequence[int | None]) -> IntArray:
-        """The feasible ones among the best bins of the loads that `best` found last, for each row of `weights` (m, K).
+        """Feasible bins among the best bins of the loads that `best` found last, for each row of `weights` (m, K).
 
-        Bin i holds one of the class `held[i]` at least. Raises `OutOfTime`.
+        Bins for row i hold at least one adapter of class `held[i]`, unless that is None. Raises `OutOfTime`.
         """
         rows = [np.zeros(len(limit), dtype=np.int64)]
         for row, k in zip(weights, held, strict=True):
@@ -77,7 +77,7 @@ class Knapsacks:
     def _packed(
         self, slot: int, weights: FloatArray, limit: IntArray, load_tok_s: float, held: int | None
     ) -> IntArray | None:
-        """The best bin of this load with one of the class `held`; None if that alone is too much."""
+        """The best bin of this load with one adapter of class `held`; None if this adapter alone exceeds the load."""
         unit = self._unit_of(load_tok_s)
         sizes, base = self._sizes(unit), np.zeros(len(limit), dtype=np.int64)
         if held is not None:

@@ -1,4 +1,4 @@
-"""The pattern model: cheapest bins that cover every class, as a linear relaxation and in whole numbers.
+"""The pattern model: cheapest bins that cover every class, as a linear relaxation and as an integer program.
 
 A simplex tableau solves the relaxation of few classes; HiGHS, through SciPy, which takes a matrix, solves the
 relaxation of many. PuLP models the integer programs for HiGHS. On the pools of column generation HiGHS finds better
@@ -15,14 +15,14 @@ import numpy as np
 from packer.arrays import FloatArray, IntArray
 
 FEW = 16
-"""Up to so many classes, as the prices of `packer.solvers.columns.prices`, a simplex tableau is faster than to import
-and call HiGHS."""
+"""Up to this number of classes (or prices of `packer.solvers.columns.prices`), a simplex tableau is faster than
+importing and calling HiGHS."""
 
 MOST_PIVOTS = 1000
 _DUAL_TOLERANCE = 1e-9
 
 _TOLERANCE = 1e-6
-"""Of HiGHS for constraints, where patterns are not whole numbers."""
+"""Tolerance of HiGHS on constraints, for patterns that are not integers."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ def solve_relaxation(
     *,
     time_limit_s: float = np.inf,
 ) -> Master | None:
-    """Linear relaxation over these patterns (m, K) of these prices (m,), 1 if None.
+    """Solve the linear relaxation over `patterns` (m, K) with `prices` (m,), 1 each if None.
 
-    None if they can't cover the demand (K,), or the time is up.
+    None if the patterns can't cover the demand (K,), or the time is up.
     """
     if not len(patterns):
         return None
@@ -67,9 +67,9 @@ def solve_relaxation(
 def _by_pivots(
     patterns: IntArray | FloatArray, demand: IntArray | FloatArray, prices: FloatArray
 ) -> Master | None:
-    """The same by the simplex method on the dual, max demand · y where patterns · y <= prices and y >= 0.
+    """As `solve_relaxation`, by the simplex method on the dual: max demand · y with patterns · y <= prices, y >= 0.
 
-    In the compact tableau (rows: slacks of the patterns, columns: duals) y = 0 is feasible. None where the dual is
+    In the compact tableau (rows: slacks of the patterns, columns: duals), y = 0 is feasible. None if the dual is
     unbounded, or the pivots do not end.
     """
     scale = np.where(demand > 0.0, demand, 1.0)
@@ -86,7 +86,7 @@ def _by_pivots(
             use[free] = costs
             duals = np.maximum(values[:k], 0.0) / scale
             return Master(float(table[m, k]), np.maximum(use[k:], 0.0), duals)
-        # Steepest first; in the order of their numbers, which cannot cycle (R. Bland, 1977), if that takes long.
+        # Steepest column first; after many pivots the lowest index, which cannot cycle (R. Bland, 1977).
         key = costs if pivot < MOST_PIVOTS // 2 else free
         j = int(improving[key[improving].argmin()])
         rows = np.flatnonzero(table[:m, j] > _DUAL_TOLERANCE)
@@ -113,10 +113,10 @@ def solve_integer(
     exact_cover: bool = False,
     most_bins: float = np.inf,
 ) -> tuple[IntArray | None, bool]:
-    """Whole numbers of each pattern (m,) that cover the demand at the lowest price, and whether that is proven.
+    """Integer use of each pattern (m,) that covers the demand at the lowest price, and whether this is proven.
 
-    With `exact_cover` every class is met exactly (patterns must then hold every part of a bin). None if nothing was
-    found in time, or proven: if there is nothing of at most `most_bins` patterns.
+    With `exact_cover` every class is covered exactly (`patterns` must then include every part of a bin). (None, False)
+    if nothing was found in time; (None, True) if there is no cover of at most `most_bins` patterns.
     """
     if not len(patterns):
         return None, bool(np.any(demand > 0))

@@ -27,11 +27,11 @@ from packer.solvers.slots import SlotSearch, real_bins
 from packer.solvers.support import plain
 
 DEFAULT_S = 20.0
-"""Time without a limit."""
+"""Time limit, s, if none is given."""
 
 _START_SHARE = 0.6
 _ROUNDS = 8
-"""How often mixes are tried that could not be packed before: with more patterns at hand."""
+"""Number of rounds; each tries mixes that could not be packed before again, with more patterns."""
 _PACKINGS = 4
 """Attempts to pack the adapters on a mix."""
 _CHEAPER = 1e-9
@@ -42,9 +42,9 @@ _TOLERANCE = 1e-6
 class Mixed:
     """The cheapest mix of kinds of server for each base model, by column generation and cuts on whole servers.
 
-    Starts from greedy with all kinds and with each kind alone. The mixes of kinds that cost less are excluded one by
-    one, by the duals of their relaxation over the patterns of every kind, or the adapters are packed on one. Without a
-    time limit it takes at most about 20 s beyond greedy.
+    Starts from greedy with all kinds and with each kind alone. Then it tries cheaper mixes of kinds one by one: it
+    excludes a mix by the duals of its relaxation over patterns, or packs the adapters on it. Without a time limit it
+    takes at most about 20 s longer than greedy.
     """
 
     name = "mixed"
@@ -73,7 +73,7 @@ class Mixed:
 
 
 def starting_plan(problem: Problem) -> Solution:
-    """Greedy with all kinds, or with one kind for each model where that is better; downsized."""
+    """Greedy with all kinds, or with the best single kind for each model if that is better; downsized."""
     found = parts(problem)
     whole = solved(problem, Greedy())
     options = [whole]
@@ -118,7 +118,7 @@ def downsized(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
 
 
 class _Search:
-    """One run: the best servers of each model so far, in the numbers of its adapters."""
+    """One run. `bins`: the best servers of each model so far; adapters are indices within the model."""
 
     def __init__(self, problem: Problem, first: Solution) -> None:
         self.problem = problem
@@ -130,7 +130,7 @@ class _Search:
             own = (item for item in first.bins if item.adapters[0] in number)
             self.bins.append(tuple(item.under(number) for item in own))
         self.packings: list[dict[tuple[int, ...], tuple[Bin, ...]]] = [{} for _ in self.parts]
-        """Servers found by model and mix."""
+        """For each model, the servers found by mix."""
 
     def run(self) -> Solution:
         """The best plan with its bound."""
@@ -144,7 +144,7 @@ class _Search:
         bound = surely = proven_price if proven_price is not None else self._bound(proven=False)
         if proven_price is None:
             surely = self._bound(proven=True)
-        elif bound > self._price() + _CHEAPER:  # the twin admits more than trees
+        elif bound > self._price() + _CHEAPER:  # the twin admits servers that the trees refuse
             bound = 0.0
         # trees that lead a search prove nothing about the twin that evaluates its plan
         proven = surely >= bound - _CHEAPER and not self.problem.evaluator.confirms
@@ -164,7 +164,7 @@ class _Search:
         )
 
     def _enumerated(self) -> float | None:
-        """The lowest price by evaluating every possible server; None where these are too many or share a stock.
+        """The lowest price, by evaluating every possible server; None if there are too many, or a stock is given.
 
         The plan has this price, unless trees led the search and the twin refuses some servers. Raises `OutOfTime`.
         """
@@ -187,8 +187,8 @@ class _Search:
         return total
 
     def _generated(self) -> None:
-        """Patterns and cuts until the plan attains its bound, no round helps, or the time is up (`OutOfTime`)."""
-        # a cut of every model before one takes its time: without it there is no bound
+        """Generate patterns and cuts until the plan attains its bound, or all rounds are done; raises `OutOfTime`."""
+        # start with a cut for every model, before one model uses up the time: without a cut there is no bound
         if all(mixes.begin(bins) for mixes, bins in zip(self.mixes, self.bins, strict=True)):
             for _ in range(_ROUNDS):
                 self._search()
@@ -200,13 +200,13 @@ class _Search:
             mixes.prove()
 
     def _price(self, chosen: Sequence[Bin] | None = None) -> float:
-        """Of these servers, of all if None."""
+        """Price of these servers; None: of all servers of the plan."""
         bins = [item for own in self.bins for item in own] if chosen is None else chosen
         return sum(self.problem.objective.weight(item.profile) for item in bins)
 
     def _bound(self, *, proven: bool) -> float:
-        """The price of the cheapest mixes that the cuts of all models leave; 0 if that is not known."""
-        # a cut that the plan breaks missed a pattern, or the twin admits more than trees
+        """The price of the cheapest mixes that satisfy the cuts of all models; 0 if it is not known."""
+        # ignore cuts that the plan violates: they missed a pattern, or the twin admits what trees refuse
         holding = [
             [cut for cut in mixes.cuts if (cut.proven or not proven) and cut.allows(mixes.counts(bins))]
             for mixes, bins in zip(self.mixes, self.bins, strict=True)
@@ -216,7 +216,7 @@ class _Search:
         return sum(float(own @ mixes.prices) for own, mixes in pairs)
 
     def _cheapest(self, cuts: Sequence[Sequence[Cut]]) -> list[IntArray] | None:
-        """Servers of each kind of each model that satisfy its cuts, on the GPUs at hand, at the lowest price."""
+        """Servers of each kind, for each model, that satisfy its cuts and the stock of GPUs at the lowest price."""
         sources = [source for mixes in self.mixes for source in mixes.sources]
         starts = np.cumsum([0, *(len(mixes.sources) for mixes in self.mixes)])
         wide = []
@@ -229,7 +229,7 @@ class _Search:
         return None if servers is None else np.split(servers, starts[1:-1])
 
     def _search(self) -> None:
-        """Mixes of all models by rising price: each is excluded, or adapters are packed on it, or that fails."""
+        """Try mixes of all models in order of price: exclude each one, or pack the adapters on it, or give it up."""
         while not self.problem.out_of_time():
             servers = self._cheapest([[*mixes.cuts, *mixes.doubts] for mixes in self.mixes])
             if servers is None or not self._cheaper(servers):
@@ -239,7 +239,7 @@ class _Search:
                 self.bins = [own for own in packed if own is not None]
 
     def _cheaper(self, servers: Sequence[IntArray]) -> bool:
-        """Whether these servers cost less than the plan at hand; servers of any model where models share no GPUs."""
+        """Whether these servers cost less than the present plan; without a stock, whether those of any model do."""
         less = [
             self._price(bins) - float(own @ mixes.prices)
             for own, mixes, bins in zip(servers, self.mixes, self.bins, strict=True)
@@ -247,9 +247,9 @@ class _Search:
         return (sum(less) if self.problem.stock else max(less)) > _CHEAPER
 
     def _packed(self, m: int, servers: IntArray) -> tuple[Bin, ...] | None:
-        """The adapters of a model on these servers of each kind; None if they are excluded or nothing is found.
+        """Pack the adapters of a model on these servers of each kind; None if the mix is excluded or packing fails.
 
-        Servers that are cheaper than those at hand are taken at once.
+        A packing that is cheaper than the present servers of the model is taken at once.
         """
         mixes, key, price = self.mixes[m], tuple(servers.tolist()), float(servers @ self.mixes[m].prices)
         if np.array_equal(mixes.counts(self.bins[m]), servers) or (
@@ -277,7 +277,7 @@ class _Search:
         return None
 
     def _fits(self, m: int, bins: Sequence[Bin]) -> bool:
-        """Whether the GPUs at hand suffice for these servers and the servers of the other models."""
+        """Whether the stock of GPUs suffices for these servers and the servers of the other models."""
         others = (item for k, own in enumerate(self.bins) for item in own if k != m)
         used = used_gpus([*bins, *others])
         return all(used.get(name, 0) <= count for name, count in self.problem.stock.items())
@@ -285,8 +285,8 @@ class _Search:
     def _realised(
         self, m: int, chosen: list[tuple[Source, IntArray]], servers: IntArray
     ) -> tuple[Bin, ...] | None:
-        """Bins of the adapters of a model for patterns that hold all, each on the cheapest kind that holds it; what the
-        predictor refuses is packed anew. None if they do not hold, or take more of the GPUs at hand than the mix."""
+        """Turn patterns that hold all adapters of a model into bins, each on the cheapest kind that holds it. Adapters
+        that don't fit are packed again. None if that fails, or takes more of the stock than the mix has."""
         mixes, problem = self.mixes[m], self.parts[m].problem
         stock = dict.fromkeys(problem.stock, 0)
         for source, count in zip(mixes.sources, servers.tolist(), strict=True):
@@ -323,7 +323,7 @@ def _left(problem: Problem, bins: Sequence[Bin]) -> IntArray:
 
 
 def _largest_part(problem: Problem, adapters: Sequence[int]) -> Bin | None:
-    """A server of these adapters without the fewest of the lightest ones that it can't take."""
+    """A server of these adapters after removing the fewest, lightest first, so that it holds; None if nothing helps."""
     loads = problem.workload.offered_tok_s_by_adapter
     order = sorted(adapters, key=lambda i: (-loads[i], i))
     made: dict[int, Bin | None] = {}

@@ -1,8 +1,8 @@
-"""How many servers of each kind: mixes that can't hold the adapters of a model are excluded, on others they are packed.
+"""Mixes (numbers of servers of each kind): cuts exclude mixes that can't hold the adapters of a model.
 
-The weights of the column generation are cuts that hold in whole numbers, so that their cheapest mix is a bound; if the
-relaxation refutes it, its duals are the weights of the next cut (J. F. Benders: Partitioning procedures for solving
-mixed-variables programming problems, 1962).
+The weights of the column generation give cuts that every plan satisfies, so the cheapest mix that satisfies the cuts
+is a bound. If the relaxation excludes this mix, its duals are the weights of the next cut (J. F. Benders: Partitioning
+procedures for solving mixed-variables programming problems, 1962).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from packer.solvers.columns.source import PROOF_SLACK, Source
 from packer.solvers.feasibility import Feasibility
 
 MOST_CLASSES = 96
-"""Classes of each base model; adapters of near rates are merged beyond."""
+"""Most classes of each base model; with more, adapters of similar rates are merged."""
 
 _INTEGER_S = 2.0
 _RELAXED_SHARE = 0.2
-"""Of the time that is left, for one relaxation: a mix that is nearly excluded must leave time for others."""
+"""Share of the remaining time for one relaxation: a mix that is hard to exclude must leave time for others."""
 _FEW: Schedule = ((0.5, 8), (0.0, 8))
 _ALL: Schedule = ((0.9, 8), (0.5, 8), (0.0, 8))
-"""Most steps stay at the best weights so far: weights for few prices came near already."""
+"""Most steps stay near the best weights so far: weights from few prices are already close to the optimum."""
 _FEW_CLASSES = 24
 _TOLERANCE = 1e-7
 _DOUBT = 0.02
-"""Share of its capacity that a mix has to exceed one that could not be packed by."""
+"""Share of capacity by which a mix must exceed a mix that could not be packed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """`most` @ servers of each kind >= 1.
+    """The constraint `most` @ (servers of each kind) >= 1.
 
-    `most`, float64 (S,): the largest share of the weight of all adapters that a server of each kind carries, where an
-    adapter of class k has `weights[k]` (K,). `proven`: no pattern was missed.
+    `weights`, float64 (K,): weight of an adapter of each class. `most`, float64 (S,): the largest share of the weight
+    of all adapters that a server of each kind carries. `proven`: no heavier pattern exists.
     """
 
     weights: FloatArray
@@ -50,7 +50,7 @@ class Cut:
     proven: bool = False
 
     def allows(self, servers: IntArray) -> bool:
-        """Whether so many servers of each kind (S,) satisfy it."""
+        """Whether these numbers of servers of each kind (S,) satisfy the cut."""
         return bool(self.most @ servers >= 1.0 - _TOLERANCE)
 
 
@@ -72,8 +72,8 @@ def cheapest(sources: Sequence[Source], cuts: Sequence[Cut], stock: Mapping[str,
 class Mixes(Columns):
     """The mixes of the one base model of `problem`.
 
-    `cuts`: what all plans satisfy.
-    `doubts`: the same for mixes that are worth a try: those that could not be packed are excluded.
+    `cuts`: constraints that every plan satisfies.
+    `doubts`: constraints on the mixes to try, which exclude mixes that could not be packed.
     """
 
     def __init__(self, problem: Problem, seed: int) -> None:
@@ -92,8 +92,8 @@ class Mixes(Columns):
         self.doubts: list[Cut] = []
 
     def begin(self, bins: Sequence[Bin]) -> bool:
-        """Patterns of these servers and the fullest ones of each class alone, and the cut of what each class costs on
-        its best kind if servers were full of load; False if a class fits no kind. Raises `OutOfTime`."""
+        """Start with the patterns of these servers, the fullest ones of each class alone, and the cut that weighs each
+        class by its price on its best kind, by load; False if a class fits no kind. Raises `OutOfTime`."""
         own = [[b for b in bins if b.profile == source.mean.problem.profile] for source in self.sources]
         if not self.start([self.classes.rows(each) for each in own]):
             return False
@@ -102,16 +102,16 @@ class Mixes(Columns):
 
     @property
     def prices(self) -> FloatArray:
-        """Of a server of each kind, float64 (S,)."""
+        """Price of a server of each kind, float64 (S,)."""
         return np.array([source.price for source in self.sources])
 
     def counts(self, bins: Sequence[Bin]) -> IntArray:
-        """Servers of each kind (S,)."""
+        """Number of servers of each kind among these bins, int64 (S,)."""
         used = [item.profile for item in bins]
         return np.array([used.count(source.mean.problem.profile) for source in self.sources], dtype=np.int64)
 
     def admit(self, servers: IntArray) -> bool:
-        """Whether no cut excludes so many servers of each kind (S,)."""
+        """Whether no cut excludes these numbers of servers of each kind (S,)."""
         return all(cut.allows(servers) for cut in self.cuts)
 
     def cut(self, weights: FloatArray) -> Cut | None:
@@ -124,7 +124,7 @@ class Mixes(Columns):
         return self.cuts[-1]
 
     def prove(self) -> None:
-        """Make cuts certain where classes are few: no heavier pattern exists. Raises `OutOfTime`."""
+        """Add a proven version of each cut that no pattern exceeds, if classes are few; raises `OutOfTime`."""
         if len(self.demand) > _FEW_CLASSES:
             return
         slack = (1.0 + PROOF_SLACK) / (1.0 + SEARCHED_MARGIN)
@@ -135,23 +135,23 @@ class Mixes(Columns):
                 self.cuts.append(replace(cut, most=most, proven=True))
 
     def doubt(self, weights: FloatArray, servers: IntArray) -> None:
-        """Exclude this mix, and those that carry hardly more, from what is worth a try."""
+        """Exclude this mix, and mixes that carry hardly more, from the mixes to try."""
         most = np.array([float((source.patterns @ weights).max(initial=0.0)) for source in self.sources])
         self.doubts.append(Cut(weights, most / (float(most @ servers) * (1.0 + _DOUBT))))
 
     def relaxed(self, servers: IntArray, *, few: bool) -> bool:
-        """Whether the relaxation over patterns for this mix was solved: its value is the share that holds all adapters.
+        """Solve the relaxation over patterns for this mix: its value is the share of the mix that holds all adapters.
 
-        Patterns are generated until that is at most 1, or a cut excludes the mix, or none improves it, or a share of
-        the time is up. False for a mix of kinds that hold no adapter of a class, which a cut then excludes. `few`: for
-        weights that are sums of a few prices, so that a value of at most 1 says little.
+        Patterns are generated until the value is at most 1, a cut excludes the mix, no pattern improves the value, or a
+        share of the time is up. Returns False if it was not solved; kinds that hold no adapter of a class are excluded
+        by a cut. `few`: only use weights that are sums of a few prices; a value of at most 1 then says little.
 
         Raises `OutOfTime`: the problem's time is up.
         """
         held = self.held(servers)
         if not held.all():
             alone = np.eye(len(held))[int(np.argmin(held))]
-            self.cut(alone)  # admits the mix where the lightest adapter of a rounded class fits
+            self.cut(alone)  # admits the mix if the lightest adapter of a rounded class fits
             fits = [float((source.patterns @ alone).any()) for source in self.sources]
             self.doubts.append(Cut(alone, np.array(fits)))
             return False
@@ -168,7 +168,7 @@ class Mixes(Columns):
             tried, cut = self.value, self.cut(self.weights)
             return cut is not None and not cut.allows(servers)
 
-        if few:  # weights of few prices come near in a few rounds: all prices start from the best of these
+        if few:  # weights from few prices come close in few rounds; the full search starts from the best
             self.priced, self.weights = False, np.zeros(len(held))
         self.run(servers, _FEW if few else _ALL, enough, basis=features(self.classes) if few else None)
         return self.master is not None

@@ -1,4 +1,4 @@
-"""Prices in few dimensions: what of an adapter takes room on a GPU, whichever class it is of."""
+"""Prices in few dimensions: features of an adapter that take room on a GPU, the same for all classes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from packer.solvers.classes import Classes
 
 
 def features(classes: Classes) -> FloatArray:
-    """What an adapter of each class brings, float64 (K, D), all >= 0.
+    """Features of an adapter of each class, float64 (K, D), all >= 0.
 
-    Its input and output tok/s, 1 for itself, and its load and 1 again for each slot rank that it reaches beyond the
-    smallest: large slots leave less KV cache, and steps of large ranks take longer.
+    Input tok/s, output tok/s, and 1; then 1 and the load for each slot rank above the smallest that the adapter
+    reaches: large slots leave less KV cache, and steps of large ranks take longer.
     """
     slots = slot_ranks(classes.ranks)
     columns = [classes.rates * classes.tokens_in, classes.rates * classes.tokens_out, np.ones(len(classes))]

@@ -40,7 +40,7 @@ class _Search:
         return np.clip(chosen, self.low + 1, np.maximum(self.low + 1, self.high - 1))
 
     def learn(self, rows: IntArray, count: IntArray, good: FloatArray) -> None:
-        """What was found for these rows with so many."""
+        """Record which of these rows fit with `count` more adapters."""
         works = good.astype(bool)
         yes, no = rows[works], rows[~works]
         self.step[yes] = np.where(self.seen_good[yes] > 0, self.step[yes] * 2, 1)
@@ -53,10 +53,10 @@ class _Search:
 def fill(
     feasibility: Feasibility, bins: IntArray, orders: list[IntArray], limit: IntArray, sizes: FloatArray
 ) -> IntArray:
-    """Fill m feasible bins (m, K), each with as many as fit of the classes of its order.
+    """Fill m feasible bins (m, K), each with as many adapters as fit, class by class in its order.
 
-    The longest start of the order that fits as a whole is found by bisection; after it, a few classes more
-    are filled as far as they go. No count exceeds `limit` (K,); `sizes` (K,) guess the share of a bin that
+    Bisection finds the longest prefix of the order that fits with all its adapters; after it, each of the next few
+    classes is filled with as many as fit. No count exceeds `limit` (K,); `sizes` (K,) guess the share of a bin that
     one adapter takes.
     """
     bins, begin = _longest_start(feasibility, bins, orders, limit)
@@ -74,7 +74,7 @@ def fill(
 def _longest_start(
     feasibility: Feasibility, bins: IntArray, orders: list[IntArray], limit: IntArray
 ) -> tuple[IntArray, list[int]]:
-    """The bins with the longest feasible start of their orders filled to the limit, and how long that is."""
+    """Fill each bin with the longest prefix of its order that is feasible at the limit; also returns its length."""
     low, high = [0] * len(orders), [len(order) + 1 for order in orders]
 
     def filled(i: int, length: int) -> IntArray:
@@ -94,7 +94,7 @@ def _longest_start(
 def _more(
     feasibility: Feasibility, held: IntArray, added: IntArray, limit: IntArray, sizes: FloatArray
 ) -> IntArray:
-    """How many adapters of class `added` (m,) each of the bins `held` (m, K) takes beyond what it holds."""
+    """How many more adapters of class `added` (m,) each of the bins `held` (m, K) can take."""
     room = feasibility.problem.most_adapters - held.sum(axis=1)
     top = np.maximum(0, np.minimum(limit[added] - held[np.arange(len(held)), added], room))
     free = np.maximum(0.0, 1.0 - held @ sizes)
@@ -119,9 +119,9 @@ def price(
 ) -> IntArray:
     """Feasible bins (m, K) of high value, best first; none of more than `limit` (K,) of a class.
 
-    Knapsacks at values shaken by the seeded `rng`, and bins filled up in order of value per size from nothing or from
-    the `bases` (feasible bins) with a part taken out: `n_starts` of what was better the last time, a few of the other.
-    It may miss the best bin: `packer.solvers.columns.proof` checks.
+    Two methods: knapsacks at weights with noise from the seeded `rng`; and bins filled in order of value per size, from
+    empty or from one of the feasible `bases` with a part removed. The method that was better the last time gets
+    `n_starts` starts, the other a few. The best bin may be missed: `packer.solvers.columns.proof` checks.
     """
     feasibility = knapsacks.feasibility
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))

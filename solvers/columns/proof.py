@@ -1,4 +1,4 @@
-"""Is there a feasible bin of higher value? A search that is exhaustive up to dominance where it can be."""
+"""Search for a feasible bin beyond a value: exhaustive up to dominance if there are not too many candidates."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.solvers.feasibility import Feasibility
 
 _WIDTH = 1_000_000
-"""Partial vectors kept at once by the enumeration, …"""
+"""Most partial vectors that the enumeration keeps at once."""
 
 _ENTRIES = 16_000_000
-"""… and entries of those vectors, 64 MB: a few such arrays exist at once."""
+"""Most entries of these vectors, 64 MB: a few such arrays exist at once."""
 
 _BEST = 4
-"""Bins that others beyond the value are made of, where these are too many to be enumerated."""
+"""Number of known bins from which bins beyond the value are made, if these are too many to enumerate."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a search beyond a value found.
+    """The result of a search for feasible bins beyond a value.
 
-    `exhaustive`: every bin beyond the value is at least as heavy as one known to be infeasible. `evaluated`: bins
-    looked at.
-    `counterexample`: a feasible bin beyond, int64 (K,), or None.
+    `exhaustive`: every bin beyond the value is at least as heavy as a bin known to be infeasible.
+    `evaluated`: number of bins evaluated.
+    `counterexample`: a feasible bin beyond the value, int64 (K,), or None.
     """
 
     exhaustive: bool
@@ -43,12 +43,12 @@ def certify(
     budget: int,
     known: IntArray,
 ) -> Certificate:
-    """Look for feasible bins c of at most the adapters that there are, with weights · c > `above` + `slack`.
+    """Search for feasible bins c, within the demand, with weights · c > `above` + `slack`.
 
-    By dominance it is enough to evaluate the lightest of them, in the order of `Classes.chains`. If these are more than
-    `budget`, counts are rounded down to multiples of a step for each class, the steps chosen such that rounding loses
-    at most `slack`: each such bin then holds a rounded one of value > `above`. If these are too many as well, bins
-    beyond the value are made of the best `known` ones (m, K).
+    By dominance it is enough to evaluate the lightest such bins, in the order of `Classes.chains`. If there are more
+    than `budget`, counts are rounded down to multiples of a step for each class. The steps are chosen so that rounding
+    loses at most `slack`: each bin then contains a rounded bin of value > `above`. If there are too many rounded bins
+    as well, bins beyond the value are made from the best of the `known` bins (m, K).
     """
     limit = feasibility.classes.demand
     useful = np.flatnonzero((weights > 1e-9) & (limit > 0))
@@ -73,15 +73,15 @@ def certify(
 
 
 def _lighter(chains: IntArray) -> IntArray:
-    """Of each class the next lighter one of its chain, int64 (K,); -1: none."""
+    """For each class, the next lighter class of its chain, int64 (K,); -1: none."""
     depth = chains.sum(axis=0)
     below = np.where(chains & (depth[None, :] > depth[:, None]), depth[None, :], len(depth) + 1)
     return np.where(below.min(axis=1, initial=len(depth) + 1) > len(depth), -1, below.argmin(axis=1))
 
 
 def _steps(weights: FloatArray, slack: float) -> IntArray:
-    """Steps of the counts with Σ weight × (step − 1) ≤ slack, the coarsest where adapters are worth
-    little."""
+    """Steps of the counts with Σ weight × (step − 1) ≤ slack; classes whose adapters are worth little get the
+    coarsest steps."""
     steps = np.ones(len(weights), dtype=np.int64)
     coarse = np.ones(len(weights), dtype=bool)
     while coarse.any():
@@ -97,7 +97,7 @@ def _steps(weights: FloatArray, slack: float) -> IntArray:
 def _minimal(
     weights: FloatArray, limit: IntArray, steps: IntArray, above: float, budget: int, lighter: IntArray
 ) -> IntArray | None:
-    """The lightest vectors of multiples of the steps with value > `above`, up to `lighter` (K,); None if > budget.
+    """The lightest vectors of multiples of the steps with value > `above`, see `_lightest`; None if > `budget`.
 
     Class by class, most valuable first: a partial vector either stays at most `above` and is continued, or takes
     the first multiple beyond it and is complete.
@@ -130,8 +130,8 @@ def _minimal(
 
 
 def extended(most: IntArray, n_classes: int) -> tuple[IntArray, IntArray] | None:
-    """Every partial vector (p,) with 0 to `most` (p,) of the next class: which it was, and how many; None if too
-    many.
+    """Extend every partial vector (p,) by 0 to `most` (p,) of the next class: returns the index of each vector and the
+    count added; None if there are too many.
     """
     each = most + 1
     width = int(each.sum())
@@ -144,8 +144,8 @@ def extended(most: IntArray, n_classes: int) -> tuple[IntArray, IntArray] | None
 def _lightest(
     rows: IntArray, weights: FloatArray, limit: IntArray, steps: IntArray, above: float, lighter: IntArray
 ) -> IntArray:
-    """Rows that fall to at most `above` with one step less of any class that they hold, or with a `lighter` adapter in
-    place of one.
+    """Rows whose value falls to at most `above` with one step less of any class that they hold, or with any adapter
+    replaced by a `lighter` one.
     """
     least = np.where(rows > 0, weights * steps, np.inf).min(axis=1, initial=np.inf)
     for k in np.flatnonzero(lighter >= 0).tolist():
@@ -156,7 +156,7 @@ def _lightest(
 
 
 def _beyond(known: IntArray, weights: FloatArray, limit: IntArray, above: float) -> IntArray:
-    """The best bins, whole or with half of a class taken out, with as many of one class as it takes to be beyond."""
+    """The best bins, whole or without half of a class, with as many adapters of one class as exceed `above`."""
     rows = [np.zeros((0, len(weights)), dtype=np.int64)]
     one = np.eye(len(weights), dtype=np.int64)
     for best in known[np.argsort(-(known @ weights), kind="stable")[:_BEST]]:

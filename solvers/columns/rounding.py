@@ -1,4 +1,4 @@
-"""From patterns to a plan: whole numbers, names, and a direct check of every bin."""
+"""Turn patterns into a plan: assign the adapters, and evaluate every bin directly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packer.solvers.slots import SlotSearch, real_bins
 
 
 def trimmed(patterns: Sequence[IntArray], demand: IntArray) -> list[IntArray]:
-    """The same bins with what is covered more than once taken out, from the fullest bins first."""
+    """Remove adapters that are covered more than once, from the fullest bins first."""
     rows = np.array(patterns, dtype=np.int64)
     over = rows.sum(axis=0) - demand
     for k in np.flatnonzero(over > 0).tolist():
@@ -31,8 +31,8 @@ def trimmed(patterns: Sequence[IntArray], demand: IntArray) -> list[IntArray]:
 def realise(problem: Problem, classes: Classes, patterns: Sequence[IntArray]) -> tuple[Bin, ...] | None:
     """Bins of the real fleet for a cover by patterns, each evaluated directly; None if they can't be repaired.
 
-    Bins that are refused after all (classes are rounded, the predictor is not exactly monotone) give adapters to the
-    others, or to further bins.
+    Bins that the predictor refuses (classes are rounded, or the predictor is not exactly monotone) give adapters to
+    other bins, or to new ones.
     """
     sets = classes.assign(trimmed(patterns, classes.demand))
     found = real_bins(problem, sets)

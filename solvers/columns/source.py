@@ -13,12 +13,12 @@ from packer.solvers.columns.proof import certify
 from packer.solvers.feasibility import Feasibility
 
 PROOF_SLACK = 0.01
-"""By how much a proven weight exceeds the heaviest pattern that was found."""
+"""Share by which a proven weight exceeds the heaviest pattern found."""
 
 _BOUND_STARTS = 8
 _CERTIFIED = 4_000
 _NOTHING = 1e-9
-"""Less than any adapter weighs: the most that a kind carries of a class that it does not hold."""
+"""Weight limit, below the weight of any adapter, of a kind that holds no adapter of a class."""
 
 
 @dataclass
@@ -26,9 +26,9 @@ class Source:
     """Patterns of one base model on one kind of server.
 
     `price`: what a server adds to the objective: its price per hour, or its GPUs.
-    `mean`: feasibility with the mean rate of each class, for patterns that adapters fill on average.
-    `light`: the same with the lowest rates, for bounds; `mean` where these are the rates.
-    `rng`: shakes the searches for patterns.
+    `mean`: feasibility with the mean rate of each class, for patterns of average adapters.
+    `light`: feasibility with the lowest rate of each class, for bounds; `mean` itself if no class is rounded.
+    `rng`: gives the noise of the searches for patterns.
     """
 
     price: float

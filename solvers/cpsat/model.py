@@ -12,11 +12,11 @@ import numpy as np
 from packer.arrays import BoolArray, FloatArray, IntArray
 
 SCALE = 100_000
-"""Shares of a server are whole numbers to CP-SAT: so many make one."""
+"""CP-SAT needs integers: shares of a server are multiples of 1 / `SCALE`."""
 
 _LEVELS, _REQUESTS = 200, 10_000
 _NEAR = 0.003
-"""The estimate is no better than that: nearly the best is good enough."""
+"""Relative gap at which CP-SAT stops: the estimate is no more accurate than this."""
 _PRICE_UNITS = 1000
 
 
@@ -31,9 +31,9 @@ class Aim(Enum):
 
 @dataclass(frozen=True)
 class ServerOption:
-    """A kind of server as the program sees it: what adapters of each class take, float64 (K,), up to `limit`.
+    """A kind of server in the program; `shares`, float64 (K,): what an adapter of each class takes, up to `limit`.
 
-    `allowed`: classes that its slots hold, bool (K,). `gpu`, `gpus`: what it takes of the stock.
+    `base`: fill of an empty server. `allowed`: classes that its slots hold, bool (K,). `gpu`, `gpus`: what it uses.
     """
 
     shares: FloatArray
@@ -47,7 +47,7 @@ class ServerOption:
 
 @dataclass(frozen=True)
 class Refused:
-    """A server that the predictor refused: counts (K,) on an option. `heavier`: so it would whatever holds these."""
+    """A server that the predictor refused: counts (K,) on an option. `heavier`: every superset is refused too."""
 
     counts: IntArray
     option: int
@@ -58,9 +58,9 @@ class Refused:
 class Repacking:
     """Adapters of K classes to be packed again on S servers.
 
-    `demand`: int64 (K,). `running`: adapters of each class that ran on the server that each continues, int64 (S, K).
-    `options`: of each server those that it may become. `start`: what the servers hold, int64 (S, K), and on which
-    option; -1: not in use. `fixed`: every server is in use. `stock`: GPUs left of each kind, "" for all together.
+    `demand`: int64 (K,). `running`: adapters of each class on the running server that each continues, int64 (S, K).
+    `options`: kinds that each server may become. `start`, `used`: present counts, int64 (S, K), and kind of each
+    server, -1: not in use. `fixed`: every server is in use. `stock`: GPUs left of each kind, "" for all together.
     `emptied`: the server of `Aim.EMPTY`. `rates`: of an adapter of each class, float64 (K,), for `Aim.SUM`.
     """
 
@@ -78,9 +78,9 @@ class Repacking:
     refused: list[Refused] = field(default_factory=list)
 
     def solve(self, *, seed: int, work: float, seconds: float) -> tuple[IntArray, list[int], float] | None:
-        """Counts (S, K), the option of each server (-1: none), and the deterministic work done; None if there is none.
+        """Counts (S, K), the option of each server (-1: none), and the deterministic work; None without a solution.
 
-        Only what is better than the start is looked for.
+        With `Aim.EMPTY` and `Aim.STAY`, only solutions better than the start are searched for.
         """
         from ortools.sat.python import cp_model
 
@@ -90,12 +90,12 @@ class Repacking:
         self._forbidden(model, counts, chosen)
         self._minimised(model, counts, chosen, fills)
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1  # as all that follows: the same seed gives the same plan
+        solver.parameters.num_workers = 1  # as the next lines: the same seed gives the same plan
         solver.parameters.random_seed = seed
         solver.parameters.max_deterministic_time = work
         solver.parameters.relative_gap_limit = _NEAR
         solver.parameters.max_time_in_seconds = max(0.05, seconds)
-        solver.parameters.catch_sigint_signal = False  # else Ctrl-C would end the process from now on
+        solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the process, now and later
         status = solver.solve(model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
@@ -104,7 +104,7 @@ class Repacking:
         return held, option, float(solver.response_proto.deterministic_time)
 
     def _servers(self, model: Any) -> tuple[list[list[Any]], list[dict[int, Any]], list[Any]]:
-        """Counts, options and fill of each server, linked."""
+        """Variables for the counts, options and fill of each server, and the constraints that link them."""
         counts, chosen, fills = [], [], []
         for s, options in enumerate(self.options):
             row = [model.new_int_var(0, int(most), "") for most in self.demand]
@@ -130,14 +130,14 @@ class Repacking:
         return counts, chosen, fills
 
     def _limit(self, s: int, o: int) -> int:
-        """How full a server may be: as full as it is, if it stays what it is."""
+        """How full a server may be: up to its kind's limit, or as full as at present if it keeps its kind."""
         kind, limit = self.kinds[o], self.kinds[o].limit
         if self.used[s] == o:
             limit = max(limit, kind.base + float(kind.shares @ self.start[s]) + len(self.demand) / SCALE)
         return int(limit * SCALE)
 
     def _covered(self, model: Any, counts: list[list[Any]], chosen: list[dict[int, Any]]) -> None:
-        """Every adapter has a server, and the GPUs suffice."""
+        """Require that every adapter has a server, and that the GPUs suffice."""
         for k, most in enumerate(self.demand.tolist()):
             model.add(sum(row[k] for row in counts) == most)
         for gpu, left in self.stock.items():
@@ -150,7 +150,7 @@ class Repacking:
             model.add(sum(taken) <= left)
 
     def _forbidden(self, model: Any, counts: list[list[Any]], chosen: list[dict[int, Any]]) -> None:
-        """No server is one that was refused, or holds all of it if that is refused as well."""
+        """Exclude servers that were refused, and supersets of a refused server with `heavier`."""
         for cut in self.refused:
             held = np.flatnonzero(cut.counts).tolist()
             for row, on in zip(counts, chosen, strict=True):
@@ -170,7 +170,7 @@ class Repacking:
     def _minimised(
         self, model: Any, counts: list[list[Any]], chosen: list[dict[int, Any]], fills: list[Any]
     ) -> None:
-        """Minimise the price, then the aim; both together must be below the start's."""
+        """Minimise the price, then the aim, both together below the start's; WORST and SUM minimise the aim alone."""
         if self.aim is Aim.WORST:
             worst = model.new_int_var(0, 10 * SCALE, "")
             for fill in fills:
@@ -204,7 +204,7 @@ class Repacking:
             rest = sum(w * n for w, n in zip(weights, counts[self.emptied], strict=True))
             before, unit = int(np.dot(weights, self.start[self.emptied])), 1
         much = max(before, 1) + 1
-        # A lower price is worth any change of the rest, which may be larger than before only then.
+        # A lower price outweighs any change of the rest; at the same price, the rest must fall.
         total = price * (int(self.demand.sum()) * 2000 + much) + rest
         model.add(total <= now * (int(self.demand.sum()) * 2000 + much) + before - unit)
         model.minimize(total)

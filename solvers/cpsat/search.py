@@ -1,4 +1,4 @@
-"""The plan at hand, and the servers whose adapters are packed again next."""
+"""Large-neighbourhood search: the present plan, and the choice of servers whose adapters are packed again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packer.solvers.cpsat.surrogate import LoadedKind, fitted_latencies, fitted_
 from packer.solvers.slots import SlotSearch
 
 _TOLERANCE = 1.03
-"""Servers may seem so full at first."""
+"""First limit of the estimated fill of a server."""
 _TIGHTER, _LOOSER = 0.995, 1.002
 _ATTEMPTS = 4
 _WORK = {Aim.EMPTY: 0.06, Aim.STAY: 0.15, Aim.WORST: 0.03, Aim.SUM: 0.06}
@@ -41,8 +41,8 @@ class _State:
 class NeighbourhoodSearch:
     """Large-neighbourhood search over a complete plan.
 
-    Servers are freed, CP-SAT packs their adapters again by a linear estimate of how full each server is, the predictor
-    judges, and what it refuses becomes a cut. The best plan is never worse than the start.
+    Each step frees a few servers. CP-SAT packs their adapters again by a linear estimate of how full each server is.
+    The predictor evaluates the new servers, and a refused server becomes a cut. `best` is never worse than the start.
     """
 
     def __init__(self, problem: Problem, bins: Sequence[Bin]) -> None:
@@ -57,7 +57,7 @@ class NeighbourhoodSearch:
         self.emptied: Bin | None = None
 
     def run(self, work: float) -> tuple[Bin, ...]:
-        """The best plan once the work is done, the time is up, or nothing helped for long."""
+        """The best plan once `work` is done, the time is up, or no step has helped for long."""
         idle = 0
         while len(self.state.bins) > 1 and idle < _PATIENCE and self.work < work:
             if self.problem.out_of_time():
@@ -80,7 +80,7 @@ class NeighbourhoodSearch:
         self.limits = [0.995 if self.latency else _TOLERANCE] * len(self.kinds)
 
     def _state(self, bins: tuple[Bin, ...], known: Sequence[tuple[Bin, Evaluation]]) -> _State:
-        """A plan with what the predictor says of its servers, which is known of some."""
+        """A plan with the evaluation of each server; `known`: evaluations that are not repeated."""
         seen = {id(item): row for item, row in known}
         new = [item for item in bins if id(item) not in seen]
         found = self.problem.evaluator.judged(self.problem.workload, new) if new else ()
@@ -107,7 +107,7 @@ class NeighbourhoodSearch:
         for _ in range(_ATTEMPTS):
             if self.problem.out_of_time():
                 return
-            # a draw for each attempt, so that the seed decides
+            # one draw for each attempt, so that the seed determines the plan
             found = task.solve(
                 seed=int(self.rng.integers(2**31)),
                 work=_WORK[aim],
@@ -118,7 +118,7 @@ class NeighbourhoodSearch:
                 return
 
     def _full(self) -> bool:
-        """Whether no server can be saved, and nothing else is minimised: the estimate is off by less than that."""
+        """Whether no server can be saved, allowing for the error of the estimate, and nothing else is minimised."""
         problem = self.problem
         if self.latency or problem.old_bins or len(problem.profiles) > 1:
             return False
@@ -126,7 +126,7 @@ class NeighbourhoodSearch:
         return float(least.sum()) > _HOPELESS * (len(self.state.bins) - 1)
 
     def _fill(self, item: Bin) -> float:
-        """How full a server seems, 1 if its kind is not known."""
+        """Estimated fill of a server; 1 if its kind is not known."""
         k = self._kind(item)
         return (
             1.0 if k is None else self.kinds[k].base + float(self.kinds[k].shares[list(item.adapters)].sum())
@@ -137,7 +137,7 @@ class NeighbourhoodSearch:
         return next((k for k, pair in enumerate(pairs) if pair == (item.profile, item.max_lora_rank)), None)
 
     def _neighbourhood(self, aim: Aim) -> list[int]:
-        """Servers to free; the first one is to be emptied, relieved or left by adapters that ran elsewhere."""
+        """Servers to free. The first one is to be emptied, relieved, or left by adapters that ran elsewhere."""
         bins, rng = self.state.bins, self.rng
         able = [k for k, item in enumerate(bins) if not item.is_split]
         fills = {k: self._fill(bins[k]) for k in able}
@@ -165,10 +165,10 @@ class NeighbourhoodSearch:
         return chosen
 
     def _circle(self) -> list[int]:
-        """The server of an adapter that is away from where it ran, its home, and those that lie between on a circle.
+        """The server of a random adapter that moved, the server where it ran, and the servers between on a cycle.
 
-        In the graph of servers an edge leads from where an adapter is to where it ran: adapters on a circle wait for
-        each other's room.
+        In the graph of servers, an edge leads from where an adapter is to where it ran: adapters on a cycle wait for
+        room on each other's servers.
         """
         import networkx
 
@@ -193,7 +193,7 @@ class NeighbourhoodSearch:
         return self.problem.objective.key(self.problem.workload, [self.state.bins[k]], one)[0]
 
     def _task(self, aim: Aim, chosen: Sequence[int]) -> tuple[Repacking, Classes, IntArray] | None:
-        """What CP-SAT is to solve for these servers; None if it knows too little of them."""
+        """The repacking of these servers for CP-SAT; None if there are fewer than two, or a kind is not known."""
         bins = [self.state.bins[k] for k in chosen]
         used = [kind for item in bins if (kind := self._kind(item)) is not None]
         if len(bins) < 2 or len(used) < len(bins):
@@ -233,14 +233,14 @@ class NeighbourhoodSearch:
         return task, classes, freed
 
     def _ran(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
-        """The adapters that ran on the server that each of these continues."""
+        """For each of these servers, the adapters of the running server that it continues."""
         if not self.problem.old_bins:
             return []
         becomes = match(self.problem.old_bins, self.state.bins)
         return [self.problem.old_bins[becomes[k]].adapters if k in becomes else () for k in chosen]
 
     def _stock(self, chosen: Sequence[int]) -> dict[str, int]:
-        """GPUs that these servers may take: those at hand but for what the others use."""
+        """GPUs that these servers may take: the stock without the GPUs that other servers use."""
         others = used_gpus(item for k, item in enumerate(self.state.bins) if k not in set(chosen))
         left = {gpu: count - others.get(gpu, 0) for gpu, count in self.problem.stock.items()}
         if self.problem.max_gpus is not None:
@@ -251,7 +251,7 @@ class NeighbourhoodSearch:
         self, task: Repacking, classes: Classes, freed: IntArray, chosen: Sequence[int],
         held: IntArray, option: Sequence[int],
     ) -> bool:  # fmt: skip
-        """Take the servers if the predictor does and the plan is better; True if some were refused, and are cut."""
+        """Take the servers if the predictor admits them and the plan is better; True if some were refused and cut."""
         made: dict[int, Bin] = {}
         refused: dict[int, tuple[int, ...]] = {}
         thorough = not self.problem.evaluator.simulates
@@ -282,7 +282,7 @@ class NeighbourhoodSearch:
         return True
 
     def _cut(self, task: Repacking, counts: IntArray, adapters: Sequence[int], option: int) -> None:
-        """Remember a refused server, and look for less full ones."""
+        """Store a refused server as a cut, and lower the fill limit of its kind."""
         self.cuts += 1
         self.refused.append((frozenset(adapters), option))
         task.refused.append(Refused(counts, option, self.problem.evaluator.monotone))
@@ -292,7 +292,7 @@ class NeighbourhoodSearch:
         task.kinds = [replace(each, limit=limit) for each, limit in zip(task.kinds, self.limits, strict=True)]
 
     def _take(self, task: Repacking, state: _State, made: Mapping[int, Bin]) -> None:
-        """The new plan if it is better, or empties the server that is to be emptied."""
+        """Take the new plan if it is better, or at the same price leaves less on the server to be emptied."""
         before, better = self.state.key, state.key < self.state.key
         if task.aim is Aim.EMPTY:
             self.emptied = made.get(0)
@@ -315,9 +315,9 @@ class NeighbourhoodSearch:
 def assigned(
     classes: Classes, freed: IntArray, held: IntArray, ran: Sequence[Sequence[int]]
 ) -> list[tuple[int, ...]]:
-    """Adapters of the fleet for the counts (S, K) of each server: those that `ran` there first.
+    """Assign adapters of the fleet to the counts (S, K) of each server, first those that `ran` there.
 
-    The rest of a class is dealt from both ends in turn, so that no server gets all of its highest rates.
+    The rest of a class is dealt from both ends in turn, so that no server gets all of the highest rates.
     """
     home = {i: s for s, each in enumerate(ran) for i in each}
     sets: list[list[int]] = [[] for _ in held]

@@ -1,4 +1,4 @@
-"""`cpsat`: large-neighbourhood search with OR-Tools CP-SAT from the plan of another solver."""
+"""`cpsat`: large-neighbourhood search with OR-Tools CP-SAT, starting from the plan of another solver."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from packer.solvers.limit import within_limit
 from packer.solvers.support import plain
 
 DEFAULT_S = 30.0
-"""Time without a limit."""
+"""Time limit, s, if none is given."""
 
 _START_SHARE = 0.4
 _WORK_PER_S = 0.06
-"""Deterministic work of CP-SAT for each second of the limit: a search that ends by it gives the same plan on every
-machine, and a machine of its own takes half of the limit for it."""
+"""Deterministic work of CP-SAT for each second of the limit. A search that this work ends gives the same plan on every
+machine; without other load, the work takes about half of the limit."""
 
 
 @dataclass(frozen=True)
 class CpSat:
-    """Frees a few servers at a time, has CP-SAT pack their adapters again, and keeps what the predictor admits.
+    """Free a few servers at a time, let CP-SAT pack their adapters again, and keep what the predictor admits.
 
-    `first`: the solver whose plan it starts from, which it never makes worse; "": spread-refined for a given number of
+    `first`: the solver whose plan is the start; the result is never worse. "": spread-refined for a fixed number of
     GPUs, replan for a running plan, mixed for several kinds of server, else greedy.
     """
 
@@ -67,7 +67,7 @@ class CpSat:
 
 
 def _usual(problem: Problem) -> str:
-    """The solver whose plan is the start where none is named."""
+    """The solver whose plan is the start if `first` names none."""
     if problem.objective.fixed_gpus:
         return "spread-refined"
     if problem.old_bins:

@@ -1,4 +1,4 @@
-"""What CP-SAT knows of a server: a linear estimate of how full it is, fitted to the predictor."""
+"""The estimate that CP-SAT uses of how full a server is: linear, and fitted to the predictor."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from packer.solvers.candidates import slot_ranks
 from packer.solvers.slots import SlotSearch
 
 _ORDERS, _SIMULATED_ORDERS = 24, 6
-"""Random orders of adapters that are filled up for each kind of server, and where that takes simulations."""
+"""Number of random orders of adapters from which each kind of server is filled; the second with simulations."""
 
 _POWERS = (0.0, 0.0, 1.0, -0.5)
-"""An order prefers adapters by their load to one of these powers."""
+"""Each order prefers adapters by their load to one of these powers."""
 
 
 _FIRST = 16
-"""So many adapters are tried first."""
+"""Number of adapters that is tried first."""
 
 
 @dataclass(frozen=True)
 class LoadedKind:
-    """Servers of one profile and slot rank, and what an adapter takes of one.
+    """Servers of one profile and slot rank, and the share of a server that each adapter takes.
 
     `shares`: float64 (n,), for every adapter of the fleet; 1 is a full server (or, for latency, an infinite wait).
-    `base`: what an empty server starts with.
+    `base`: the fill of an empty server.
     """
 
     profile: Profile
@@ -41,7 +41,7 @@ class LoadedKind:
 
 
 def features(problem: Problem) -> FloatArray:
-    """What may take room on a server, float64 (n, 4): input tok/s, output tok/s, 1 and the rank of each adapter."""
+    """Features that may fill a server, float64 (n, 4): input tok/s, output tok/s, 1 and the rank of each adapter."""
     fleet = problem.workload
     rates, ranks = fleet.rates, fleet.ranks.astype(np.float64)
     columns = [rates * fleet.mean_input_tokens, rates * fleet.mean_output_tokens, np.ones(len(fleet)), ranks]
@@ -49,10 +49,10 @@ def features(problem: Problem) -> FloatArray:
 
 
 def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[LoadedKind]:
-    """One kind for each profile and slot rank that holds an adapter.
+    """Fit one kind for each profile and slot rank that holds an adapter.
 
-    Adapters are added in random orders until the predictor refuses the server; a server as full as the last one that it
-    admits weighs 1 (non-negative least squares over these).
+    Adapters are added in random orders until the predictor refuses the server. The last servers that it admits have a
+    fill of 1: non-negative least squares over these servers give the shares.
     """
     rows, found = features(problem), []
     slot = slot_ranks(problem.workload.ranks)
@@ -68,7 +68,7 @@ def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[LoadedKind
 
 
 def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Generator) -> list[LoadedKind]:
-    """One kind for each profile and slot rank: 1 − (least latency / latency), which is linear in the load of a queue.
+    """Fit one kind for each profile and slot rank to 1 − least latency / latency, which is linear in a queue's load.
 
     Evaluates servers of the plan with adapters exchanged, removed and added at random.
     """
@@ -107,7 +107,7 @@ def _latency(problem: Problem, item: Bin, k: int, evaluations: object) -> float:
 def _orders(
     problem: Problem, members: IntArray, rank: int, rng: np.random.Generator
 ) -> list[tuple[int, ...]]:
-    """Random orders of these adapters, the first one of each needs the slot rank."""
+    """Random orders of these adapters; the first adapter of each order needs the slot rank."""
     loads = problem.workload.offered_tok_s_by_adapter[members]
     largest = slot_ranks(problem.workload.ranks[members]) == rank
     found = []
@@ -119,7 +119,7 @@ def _orders(
 
 
 def _largest(problem: Problem, profile: Profile, order: Sequence[int]) -> tuple[int, ...]:
-    """The longest start of the order that is found to hold."""
+    """The longest prefix of the order that is found to hold."""
     slots, hint = SlotSearch(problem), 32
 
     def holds(n: int) -> bool:
@@ -133,7 +133,7 @@ def _largest(problem: Problem, profile: Profile, order: Sequence[int]) -> tuple[
 
 
 def _fit(held: FloatArray, target: FloatArray, *, with_base: bool = False) -> tuple[FloatArray, float]:
-    """Non-negative weights of the features, and a base, that come nearest to the target."""
+    """Non-negative weights of the features, and a base, by least squares to the target."""
     from scipy.optimize import nnls
 
     columns = np.column_stack([held, np.ones(len(held))]) if with_base else held

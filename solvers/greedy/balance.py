@@ -1,4 +1,4 @@
-"""The same number of GPUs, evenly loaded: latency that a plan gains at no cost once the number is settled."""
+"""Load the same number of GPUs evenly: lower latency at no cost once the number is known."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _RELIEFS = 2
 
 
 def balanced(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
-    """As many bins that serve the worst-off one better, if there are such; else the bins given.
+    """The same number of bins with a better worst bin, if that is possible; else the bins given.
 
-    First the fleet is split anew into bins of equal load, ranks staying together so that few GPUs need the
-    largest slots. Then the worst-off GPU gives adapters to the least loaded ones. Nothing changes for several
-    GPU types, split adapters and plans that stay close to a running one.
+    First the fleet is split again into bins of equal load. Equal ranks stay together so that few GPUs need the largest
+    slots. Then the worst GPU, by `qualities`, gives adapters to the least loaded ones. Nothing changes for several GPU
+    types, split adapters and plans that stay close to a running one.
     """
     plain = len(problem.profiles) == 1 and not problem.old_bins and not any(b.is_split for b in bins)
     if len(bins) < 2 or not plain or problem.out_of_time():
@@ -29,7 +29,7 @@ def balanced(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
 
 
 def _even(slots: SlotSearch, n: int, like: Bin) -> list[Bin]:
-    """The fleet in `n` bins of equal load, with about as many slots as another; [] if one does not hold."""
+    """The fleet in `n` bins of equal load, with about as many slots as `like`; [] if a bin does not hold."""
     parts = even_parts(slots.problem, n)
     if not all(0 < len(part) <= slots.problem.most_adapters for part in parts):
         return []
@@ -37,7 +37,7 @@ def _even(slots: SlotSearch, n: int, like: Bin) -> list[Bin]:
 
 
 def _relieve(slots: SlotSearch, bins: list[Bin], grades: list[Quality]) -> list[Bin]:
-    """Move adapters from the worst-off GPU, by `grades`, to less loaded ones while that makes the worse better."""
+    """Move adapters from the worst GPU, by `grades`, to less loaded ones while that improves the worse of the two."""
     problem = slots.problem
     loads = np.array([bin_.offered_tok_s(problem.workload) for bin_ in bins])
     changes = [0] * len(bins)
@@ -64,7 +64,7 @@ def _relieve(slots: SlotSearch, bins: list[Bin], grades: list[Quality]) -> list[
 
 
 def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> tuple[list[Bin], list[Quality]]:
-    """Two bins with up to so much load moved from one to the other, halved until they hold; nothing if never.
+    """Move up to `amount_tok_s` from `source` to `sink`, or a half or a quarter of it; [] if the bins never hold.
 
     The smallest ranks move first, so that the slots of the sink need not grow.
     """
@@ -100,7 +100,7 @@ def even_parts(problem: Problem, n: int) -> list[list[int]]:
 
 
 def _better(problem: Problem, new: list[Bin], old: list[Bin]) -> tuple[list[Bin], list[Quality]]:
-    """The new bins where they are better than the old ones, else these, with their `qualities`."""
+    """The new bins if they are better than the old ones, else the old ones, with their `qualities`."""
     found = [problem.evaluator.evaluate(problem.workload, bins) for bins in (old, new) if bins]
     keys = [problem.objective.key(problem.workload, *each) for each in zip((old, new), found, strict=False)]
     grades = [qualities(each) for each in found]

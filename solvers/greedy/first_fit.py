@@ -1,4 +1,4 @@
-"""First fit with bisection: one GPU after another is filled as far as the predictor allows."""
+"""First fit with bisection: fill one GPU after another as far as the predictor allows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GUESS_SLACK = 1.0 + 1e-9  # equal loads stay equal, in whatever order they are 
 
 
 class FirstFit:
-    """Packs a fleet in a given order; `bins` grow as it runs, `left` and `reasons` say what has no place."""
+    """Pack a fleet in a given order into `bins`; `left`: the unplaced adapters, `reasons`: why."""
 
     def __init__(self, problem: Problem, order: npt.NDArray[np.int64]) -> None:
         self.problem = problem
@@ -39,17 +39,17 @@ class FirstFit:
         self.left: list[int] = []
         self._sold_out_reasons: tuple[str, ...] = ()
         self._hot_ones: list[tuple[int, str]] = []  # adapters too hot for a GPU, and why
-        # The latest GPU of each type, with its load: a guess for the next one; the fullest one if time is short.
+        # The latest GPU of each type, with its load, is the guess for the next one; the fullest one if time is up.
         self._last: dict[Profile, tuple[float, Bin]] = {}
         self._fullest: dict[Profile, tuple[float, Bin]] = {}
 
     @property
     def reasons(self) -> list[str]:
-        """Why adapters have no place, one sentence for those with the same reason."""
+        """Why adapters are unplaced, one sentence for each reason."""
         return [*merged(self.problem.workload, self._hot_ones), *self._sold_out_reasons]
 
     def run(self) -> None:
-        """Pack until the queue is empty; out of time, the rest is packed without searching."""
+        """Pack until the queue is empty; once the time is up, the rest is packed without searching."""
         total = len(self.queue)
         while self.queue.size:
             self.problem.progress("packing", total - len(self.queue), total)
@@ -84,7 +84,7 @@ class FirstFit:
         self._falling = self._falling[self._waiting[self._falling]]
 
     def _open(self) -> Bin | None:
-        """The next GPU with a prefix of the queue, of the type that suits the objective best."""
+        """The next GPU, filled with a prefix of the queue, of the type that suits the objective best."""
         used = used_gpus(self.bins) if self.problem.stock else {}
         found = [
             self.fill(profile)
@@ -96,19 +96,19 @@ class FirstFit:
         return bins[0] if len(bins) == 1 else min(bins, key=self._preference, default=None)
 
     def _sold_out(self) -> bool:
-        """Whether some kind of GPU is used up: the rest of the queue may fail for want of it."""
+        """Whether the stock of some kind of GPU is used up, which may be why the queue can't be placed."""
         used = used_gpus(self.bins)
         return any(used.get(name, 0) >= most for name, most in self.problem.stock.items())
 
     def _preference(self, bin_: Bin) -> tuple[float, float]:
         """Smaller is better: price per load if the price counts, else the largest load, then the lower price."""
         price = bin_.profile.gpu.price_per_hour
-        price = math.inf if price is None else price  # unknown: the last to be taken
+        price = math.inf if price is None else price  # unknown prices come last
         load = bin_.offered_tok_s(self.problem.workload)
         return (price / load if self.problem.objective.minimises == "price" else -load / bin_.gpus, price)
 
     def fill(self, profile: Profile, alone: Bin | None = None) -> Bin | None:
-        """The largest holding bin of what `alone` holds and a prefix of the queue, or None."""
+        """The largest bin that holds, of the adapters of `alone` and a prefix of the queue; None if there is none."""
         slots, over = self.slots, self.problem.out_of_time
         given = 0 if alone is None else len(alone.adapters)
         limit = min(len(self.queue), self.problem.most_adapters - given)
@@ -143,10 +143,10 @@ class FirstFit:
         found = made(n, most) if n else alone
         if found is None or last is not None or over():
             return found
-        return slots.best(found)  # more fits with the slots that serve a GPU best
+        return slots.best(found)  # more adapters fit with the slots that serve a GPU best
 
     def _guess(self, last: tuple[float, Bin] | None, limit: int) -> tuple[int, int]:
-        """How many adapters carry the load of the latest GPU of that type, and how far to step from there."""
+        """The number of adapters that carry the load of the latest GPU of that type, and the first step from there."""
         if last is None:
             return min(_FIRST_GUESS, limit), _FIRST_GUESS
         target, like = last
@@ -156,7 +156,7 @@ class FirstFit:
         return guess, max(1, guess // 16)
 
     def _hot(self, adapter: int) -> None:
-        """An adapter that an empty GPU can't serve: split it over replicas, or say what it may have."""
+        """Split an adapter that an empty GPU can't serve over replicas, or say which rate a GPU can serve."""
         profiles = self.problem.profiles
         shares = [largest_share(self.slots, adapter, profile) for profile in profiles]
         for k in sorted(range(len(profiles)), key=lambda k: -shares[k]):
@@ -169,7 +169,7 @@ class FirstFit:
         self._hot_ones.append((adapter, self._why(adapter, max(shares))))
 
     def _replicas(self, adapter: int, profile: Profile, share: float) -> list[Bin]:
-        """The adapter alone in the fewest equal parts that GPUs of that type take; [] if none are allowed.
+        """The adapter alone in the fewest equal parts that GPUs of that type can serve; [] if no number is allowed.
 
         Predictors are not exactly monotone: a smaller part than one that passed may fail.
         """
@@ -182,7 +182,7 @@ class FirstFit:
         return []
 
     def _why(self, adapter: int, share: float) -> str:
-        """Why a hot adapter has no place; `share` is the largest part of its rate that a GPU takes."""
+        """Why a hot adapter is unplaced; `share` is the largest part of its rate that a GPU can serve."""
         allowed = self.problem.max_replicas
         if share <= 0.0 or math.ceil(1.0 / share) > allowed:
             return too_hot(self.slots, adapter, share)

@@ -1,4 +1,4 @@
-"""Fewer servers of more adapters than trees were trained on: each is simulated, so few are tried."""
+"""Fewer servers, with more adapters than trees were trained on: each is simulated, so few are tried."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from packer.solvers.order import even_order, golden
 from packer.solvers.slots import SlotSearch
 
 _FACTORS = [1.02**k for k in range(232)]
-"""Of the rates of a server, in search of what trees say that it bears; up to 97."""
+"""Factors of the rates of a server, to find the load that it can carry by the trees; up to 97."""
 _WORTH = 32
-"""Trees, which are optimistic, must predict more than one GPU less in so many."""
+"""The trees, which are optimistic, must predict a saving of more than one GPU in this many."""
 _UNITS = 64
-"""A server is filled in so many parts of what it is expected to hold."""
+"""A server is filled in this number of parts of what it is expected to hold."""
 _SCALES = np.linspace(0.5, 1.0, 101).tolist()
-"""Parts of what servers bear; the smallest part that is enough is taken."""
+"""Shares of the load that servers can carry; the smallest share that suffices is taken."""
 _FIRST = 8
-"""Servers of a plan that are simulated before the others."""
+"""Number of servers of a plan that are simulated before the others."""
 _GROWTH = 50
-"""A plan that fails is followed by one of a GPU more for each so many."""
+"""After a plan that fails, the next plan has one more GPU for each group of this many, at least one."""
 
 
 def larger(problem: Problem, bins: Sequence[Bin], limit: int) -> list[Bin] | None:
     """Fewer servers than `limit`, loaded evenly; None if none are found.
 
-    In an even order servers of equal slot rank are alike: of each rank one is filled, which says how much the others
-    bear. None is simulated where trees say that this is hardly more than they have in `bins`: a whole plan in even
-    order, of one kind and without replicas.
+    In an even order, servers of equal slot rank are alike: one server of each rank is filled, which shows how much the
+    others can carry. If the trees predict hardly any saving over `limit`, no server is simulated. `bins`: a complete
+    plan in even order, of one kind and without replicas.
     """
     packing, fleet = _Packing(problem), problem.workload
     by_size = sorted(bins, key=lambda each: (len(each.adapters), each.offered_tok_s(fleet)))
@@ -47,7 +47,7 @@ def larger(problem: Problem, bins: Sequence[Bin], limit: int) -> list[Bin] | Non
     }
     if len(packing.cut(guess)) >= limit - limit // _WORTH:
         return None
-    borne, share = dict[int, float](), 1.0  # of what trees say, as far as it is known
+    borne, share = dict[int, float](), 1.0  # share: last load found by simulation / load by the trees
     for rank, start in packing.starts.items():
         filled = packing.filled(start, guess[rank] * share, like[rank].max_loras)
         if filled is None:
@@ -66,7 +66,7 @@ def larger(problem: Problem, bins: Sequence[Bin], limit: int) -> list[Bin] | Non
 
 
 class _Packing:
-    """The fleet in even order; `starts`: where each slot rank begins, largest first."""
+    """The fleet in even order; `starts`: the position where each slot rank begins, largest rank first."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.slots = problem, SlotSearch(problem)
@@ -78,27 +78,27 @@ class _Packing:
         self.starts = {rank: self._ranks.index(rank) for rank in dict.fromkeys(self._ranks)}
 
     def _end(self, start: int, load_tok_s: float) -> int:
-        """Where a server ends that begins there and carries this load, or one adapter."""
+        """The end position of a server that begins at `start` and carries this load, but at least one adapter."""
         before = self._sums[start - 1] if start else 0.0
         end = int(np.searchsorted(self._sums, before + load_tok_s * (1.0 + 1e-9), side="right"))
         return min(max(end, start + 1), start + self.problem.most_adapters)
 
     def cut(self, borne_tok_s: dict[int, float], scale: float = 1.0) -> list[IntArray]:
-        """Servers of consecutive adapters, each of this part of the load that one of its slot rank bears."""
+        """Servers of consecutive adapters, each loaded with `scale` times what a server of its slot rank can carry."""
         ends = [0]
         while ends[-1] < len(self.order):
             ends.append(self._end(ends[-1], scale * borne_tok_s[self._ranks[ends[-1]]]))
         return [self.order[start:end] for start, end in pairwise(ends)]
 
     def even(self, borne_tok_s: dict[int, float], n: int) -> list[IntArray]:
-        """At most `n` servers, of the smallest part of what they bear; n of them are enough for all of it."""
+        """At most `n` servers, with the smallest share of what they can carry; n servers at full load must suffice."""
         cuts = (self.cut(borne_tok_s, scale) for scale in _SCALES)
         return next(parts for parts in cuts if len(parts) <= n)
 
     def filled(self, start: int, load_tok_s: float, hint: int) -> Bin | None:
-        """The server of the most adapters from `start` on, looked for around this load.
+        """The server with the most adapters from `start` on; the search begins near this load.
 
-        Once with about as many slots as hold from `hint` on, then with those that serve that best.
+        It runs first with slots near `hint`, then again with the number of slots that serves the server found best.
         """
         near = self._end(start, load_tok_s) - start
         unit = -(-near // _UNITS)
@@ -122,7 +122,7 @@ class _Packing:
         return found.get(largest(fits, n, most, over))
 
     def made(self, parts: Sequence[IntArray], like: dict[int, Bin]) -> list[Bin] | None:
-        """Servers with as many slots as the server of their rank in `like`; None once one does not hold."""
+        """Servers with about as many slots as the server of their rank in `like`; None once one does not hold."""
         made: dict[int, Bin] = {}
         spread = golden(len(parts))  # some of each rank first
         for chosen in (spread[:_FIRST].tolist(), spread[_FIRST:].tolist()):

@@ -1,4 +1,4 @@
-"""Finding the largest number that holds in few calls."""
+"""Find the largest number that holds, in few calls."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def largest(
     low: int = 0,
     batch: int = 1,
 ) -> int:
-    """The largest n in ]low, limit] that is admitted; `low`, which is known to be or stands for none, if there is none.
+    """The largest n in ]low, limit] that fits; `low` (a number known to fit, or 0 for none) if there is none.
 
-    Doubles its steps away from the guess, up to the first that is too large or down to the first that is not, then
-    divides the interval: what is too large is taken to be too large with more as well. `fits` is called with rising
-    numbers, one or about as many as `batch`. Out of time it settles for the first n that is admitted, lowering the
-    guess by an eighth at a time.
+    Takes steps from the guess that double, up to the first number that is too large or down to the first that fits,
+    then divides the interval. Numbers above one that is too large are taken to be too large. `fits` is called with
+    ascending numbers: one, or about `batch`. Once the time is up, the first n that fits is returned; the guess falls
+    by an eighth at a time.
     """
     high, n = limit + 1, min(guess, limit)
     doublings = _DOUBLINGS if batch > 1 else 1

@@ -1,4 +1,4 @@
-"""Shares of replicated adapters such that the servers that hold them carry equal loads, or wait equally long."""
+"""Shares of replicated adapters such that their servers carry equal loads, or have equal TTFT."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from packer.solvers.base import Problem
 _LEAST = 0.01
 """A replica keeps at least this share."""
 _PARTS = (0.02, 0.05, 0.1, 0.2)
-"""Shares that are moved between two servers at a time."""
+"""Shares of an adapter that one move between two servers may shift."""
 _STEPS = 8
 _FASTER = 0.95
-"""A move must lower the TTFT of the slower server to this part."""
+"""A move must lower the TTFT of the slower server to at most this share of it."""
 
 
 def even_shares(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
-    """The bins with other shares: of equal loads if they hold, then moved from the slowest server to the fastest."""
+    """Choose shares for equal loads, if the bins then hold; then move shares from the slowest server to the fastest."""
     if not any(item.is_split for item in bins):
         return tuple(bins)
     workload = problem.workload
@@ -74,7 +74,7 @@ def _moved(problem: Problem, bins: list[Bin], adapter: int) -> bool:
 
 
 def _with_share(item: Bin, adapter: int, change: float) -> Bin | None:
-    """The bin with a larger or smaller share of an adapter; None where it would not be a replica any more."""
+    """The bin with a larger or smaller share of an adapter; None if the share would not be that of a replica."""
     shares = dict(zip(item.adapters, item.shares, strict=True))
     shares[adapter] += change
     if not _LEAST <= shares[adapter] < 1.0:
@@ -83,10 +83,10 @@ def _with_share(item: Bin, adapter: int, change: float) -> Bin | None:
 
 
 def filled(others: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Shares, sum 1, each at least `_LEAST`, that bring what the servers carry otherwise to one level.
+    """Shares, sum 1, each at least `_LEAST`, that raise the loads of the servers to one level.
 
-    Water-filling: the level is reached by the fewest least loaded servers whose missing load adds up to 1.
-    `others`: what each server carries otherwise, in units of the adapter's load, float64 (n,).
+    Water-filling: the fewest least loaded servers whose missing load adds up to 1 reach the level.
+    `others`: load of each server without the adapter, in units of the adapter's load, float64 (n,).
     """
     free = 1.0 - _LEAST * len(others)
     order = np.sort(others)

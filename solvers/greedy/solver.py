@@ -1,10 +1,10 @@
-"""The default solver: the paper's greedy with what it leaves on the table.
+"""The default solver: an improved version of the paper's greedy.
 
-Against `greedy-paper` (arXiv 2602.24044, Algorithms 1 and 2): the largest holding prefix is bisected, not
-taken at the nearest testing point; every candidate of `max_loras` is tried before a GPU is closed; a closed
-GPU is topped up with lighter adapters from further back in the queue; a last set that fails goes to a fresh GPU;
-an adapter too hot for one GPU is split over replicas where allowed, or reported with the rate it may have.
-At the end the load is evened out over the GPUs, if they bear it.
+Differences to `greedy-paper` (arXiv 2602.24044, Algorithms 1 and 2): bisection finds the largest prefix that holds,
+instead of the nearest testing point; every candidate of `max_loras` is tried before a GPU is closed; a closed GPU is
+topped up with lighter adapters from further back in the queue; a last set that fails goes to a new GPU; an adapter too
+hot for one GPU is split over replicas if allowed, or reported with the rate that a GPU can serve. At the end the load
+is evened out over the GPUs, if they then hold.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from packer.solvers.slots import SlotSearch
 from packer.solvers.support import chooses_gpus
 
 _PACKING_SHARE = 0.6
-"""Of the time; the rest is for evening out the load."""
+"""Share of the time for packing; the rest is for evening out the load."""
 
 MOST_LEFT = 384
-"""A plan with more adapters without a place is not repaired."""
+"""The paper's plan is not repaired if it leaves more adapters unplaced."""
 FEW_BINS = 4
-"""Other plans are tried where two servers hold as many adapters as trees were trained on, or one of at most so many."""
+"""Other plans are tried if two servers (one, in plans of at most this many) hold as many adapters as trees know."""
 
 
 class Greedy:
@@ -48,7 +48,7 @@ class Greedy:
         packing, larger_servers = free.with_share(_PACKING_SHARE), False
         found = _packed(packing)
         least = 1 if len(found.bins) <= FEW_BINS else 2
-        if _full(packing, found) >= least:  # light adapters among heavier ones may take fewer
+        if _full(packing, found) >= least:  # light adapters mixed with heavier ones may need fewer GPUs
             mixed = _first_fit(packing, even_order(problem.workload))
             found = min(found, mixed, key=_size)
             if _full(packing, found) >= least:
@@ -66,7 +66,7 @@ class Greedy:
 
 
 def _packed(problem: Problem) -> Solution:
-    """First fit, or the paper's plan where that is better."""
+    """First fit, or the paper's plan if that is better."""
     found = _first_fit(problem, paper_order(problem.workload))
     return _paper(problem, found) or found
 
@@ -78,7 +78,7 @@ def _first_fit(problem: Problem, order: IntArray) -> Solution:
 
 
 def _grown(problem: Problem, mixed: Solution, limit: int) -> Solution:
-    """One in even order, or one of fewer than `limit` servers, of more adapters than trees were trained on."""
+    """A plan with more adapters on a server than trees were trained on; `mixed` if `larger` finds none."""
     kinds = {item.profile for item in mixed.bins}
     if mixed.unplaced or len(kinds) > 1 or any(item.is_split for item in mixed.bins):
         return _packed(problem)
@@ -87,7 +87,7 @@ def _grown(problem: Problem, mixed: Solution, limit: int) -> Solution:
 
 
 def _full(problem: Problem, found: Solution) -> int:
-    """Servers that hold as many adapters as searches put on one."""
+    """Number of servers that hold as many adapters as searches put on one server."""
     return sum(len(item.adapters) == problem.most_adapters for item in found.bins)
 
 
@@ -109,7 +109,7 @@ def _paper(problem: Problem, found: Solution) -> Solution | None:
 
 
 def _finished(problem: Problem, plan: Solution, limit: int) -> list[Bin] | None:
-    """The paper's bins, and a last set that failed its test on fresh GPUs; None if that is not the whole fleet."""
+    """The paper's bins, and unplaced adapters on new GPUs; None if that is not the whole fleet within `limit` GPUs."""
     if not plan.unplaced:
         return list(plan.bins)
     if not plan.bins or len(plan.bins) >= limit or len(plan.unplaced) > MOST_LEFT:
@@ -121,7 +121,7 @@ def _finished(problem: Problem, plan: Solution, limit: int) -> list[Bin] | None:
 
 
 def _without_spare_slots(slots: SlotSearch, bin_: Bin) -> Bin:
-    """The bin with no more slots than adapters, which would only take memory, if they hold as well."""
+    """The bin with no more slots than adapters, if it then holds: further slots would only take memory."""
     if bin_.max_loras <= len(bin_.adapters):
         return bin_
     return slots.feasible(bin_.adapters, bin_.profile, hint=len(bin_.adapters), thorough=True) or bin_

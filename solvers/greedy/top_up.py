@@ -1,4 +1,4 @@
-"""Best fit: what else still fits a GPU that is closed for the next adapter in the queue."""
+"""Best fit: add further adapters to a GPU that the next adapter in the queue does not fit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ROUNDS = 4
 
 
 def top_up(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
-    """The bin with adapters of `rest` (by falling load) added: the heaviest that fits, again and again.
+    """Add adapters of `rest` (by falling load) to the bin: the heaviest adapter that fits, repeatedly.
 
-    It gets more slots only if each adapter had its own. What fits is found by bisection: if an adapter fits, a lighter
-    one does, and adapters of one kind fit or don't fit together.
+    The bin gets more slots only if each adapter had its own. Bisection finds what fits: if an adapter fits, lighter
+    ones are taken to fit too; equal adapters either all fit or don't.
     """
     fleet, tried = slots.problem.workload, 0
     for _ in range(_ROUNDS):
@@ -42,7 +42,7 @@ def top_up(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
 
 
 def _first_fitting(slots: SlotSearch, bin_: Bin, kinds: IntArray) -> int | None:
-    """Position of the heaviest adapter that fits, in a list sorted by falling load."""
+    """Position of the heaviest adapter that fits, in a list sorted by falling load; None if none fits."""
     size = len(bin_.adapters) + 1
     if size > slots.problem.most_adapters:
         return None
@@ -57,7 +57,7 @@ def _first_fitting(slots: SlotSearch, bin_: Bin, kinds: IntArray) -> int | None:
         ranks = SLOT_RANK_FOR[slots.problem.workload.ranks[held].max(axis=1)]
         return slots.holds(BinTable(bin_.profile, end - size, end, held.ravel(), shares, max_loras, ranks))
 
-    # The heaviest that fits, or, where an evaluation takes long, first the lightest: most often nothing fits.
+    # Start with the heaviest, or if evaluations take long with the lightest: most often nothing fits.
     guess, step = (len(kinds), len(kinds) // 8) if slots.batch > 1 else (1, len(kinds) // 2)
     n = largest(fits, guess, len(kinds), slots.problem.out_of_time, max(1, step), batch=slots.batch)
     return len(kinds) - n if n else None
