@@ -70,8 +70,8 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
 
     A group has no defaults: each of its commands gets its own when it is imported.
 
-    Raises `FileFormatError` if the file is damaged, a key in the command's own table is not an option of the command,
-    a key at the top is not an option of any command, or a table is not named after a command.
+    Raises `FileFormatError`: the file is damaged, a key in the command's own table is not an option of the command, a
+    key at the top is not an option of any command, or a table is not named after a command.
     """
     path = None if isinstance(command, click.Group) else config_path()
     if path is None:

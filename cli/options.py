@@ -193,7 +193,7 @@ class Writing(Output):
     def check(self, *paths: str | None, what: str = "", endings: tuple[str, ...] = ()) -> None:
         """Check before long work that results can be written to the paths.
 
-        Raises `ValidationError` if a path has none of `endings` (if any), and `OutputError` if it can't be written.
+        Raises `ValidationError`: a path has none of `endings` (if any); `OutputError`: it can't be written.
         """
         from packer.io.files import check_ending, check_writable
 

@@ -193,7 +193,7 @@ def places(plan: Plan) -> list[dict[int, float]]:
 def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
     """For each name: the adapter's rank and rate, the share of its requests per server, and its figures.
 
-    Raises `UnknownNameError` if the plan has no adapter of that name.
+    Raises `UnknownNameError`: the plan has no adapter of that name.
     """
     where, number_of = places(plan), {name: i for i, name in enumerate(plan.workload.names)}
     figures_of = {} if plan.adapters is None else plan.adapters.to_show()._asdict()

@@ -226,7 +226,7 @@ def refuse_unused(given: str, unused: Collection[str]) -> None:
 
     `given`: the other option, as it is typed.
     `unused`: parameter names of the options without effect.
-    Raises `IncompatibleError` if one of `unused` is on the command line. Defaults from a file are ignored.
+    Raises `IncompatibleError`: one of `unused` is on the command line. Defaults from a file are ignored.
     """
     for each in typed(unused):
         raise _unused(each, given)

@@ -17,7 +17,7 @@ class MaxBase:
     slots_per_adapter = 1.0
 
     def supports(self, problem: Problem) -> str | None:
-        """Objectives that choose the number of GPUs, one GPU type."""
+        """Why the solver can't run: the objective must choose the number of GPUs, and there must be one GPU type."""
         return chooses_gpus(problem) or one_type(problem)
 
     def solve(self, problem: Problem) -> Solution:

@@ -1,4 +1,4 @@
-"""Random placement: what any method must beat (a baseline of arXiv 2602.24044)."""
+"""Random placement: a baseline of arXiv 2602.24044 that any method must beat."""
 
 from __future__ import annotations
 
