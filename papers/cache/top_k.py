@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class TopK:
-    """Demand is a moving average of requests per period; the first `k` stay, others by last use.
+    """Keeps the `k` adapters with the highest moving average of requests per period; others leave by last use.
 
     This is ROCK's baseline "Proactive", which preloads frequent adapters by predicted load. The paper gives neither
     the forecast nor the number of adapters.

@@ -17,9 +17,9 @@ MOST_TOKENS = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Whole jobs, in order of arrival (`packer.twin.engine.jobs`): image generation, queueing theory.
+    """Whole jobs, in order of arrival (`packer.papers.jobs.advance`): image generation, queueing theory.
 
-    `parallel`: jobs at once.
+    `parallel`: number of jobs that run at the same time.
     `cv`: coefficient of variation of a log-normal factor, of mean 1, on the service time of each job.
     """
 

@@ -16,7 +16,7 @@ from packer.twin.engine.state import NO_LIMIT, ServerState
 
 @dataclass(frozen=True, slots=True)
 class LightLlm:
-    """LightLLM with S-LoRA's pool (`packer.twin.engine.lightllm`); it has no model of the front end.
+    """LightLLM with S-LoRA's pool (`packer.papers.lightllm.advance`), without a model of the front end.
 
     `max_wait_tokens`: decode steps between two checks of the queue. S-LoRA's code has 10; CaraServe describes 0 or 1.
     `batch_max_tokens`: most prompt tokens of a prefill. None: a sixth of the pool, at least `max_model_len` (LightLLM).

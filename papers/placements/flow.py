@@ -17,7 +17,7 @@ _STAY_BONUS = 0.05
 
 
 class Flow:
-    """Flow from adapters (as many units as replicas) to GPUs (cost: the load there) with free slots.
+    """Min-cost flow from adapters, one unit per replica, to GPUs, whose cost is their load.
 
     Each round assigns as many units as there are GPUs, the heaviest first, one to each GPU. The cost of a GPU is its
     load so far, minus a bonus if it already runs the adapter. The placement ignores starvation and memory.

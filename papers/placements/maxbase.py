@@ -11,7 +11,7 @@ from packer.solvers.support import chooses_gpus, one_type
 
 
 class MaxBase:
-    """Next fit by offered load alone; every adapter has its slot. Blind to starvation and memory."""
+    """Next fit by offered load alone, with a slot for each adapter. Ignores starvation and memory."""
 
     name = "maxbase"
     slots_per_adapter = 1.0

@@ -21,7 +21,7 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
 
 @dataclass(frozen=True)
 class MatchingScore(ScoringRouter):
-    """Baseline LRUMS of ROCK: the highest sum of `cached`, if the adapter lies on the GPU, and `queue` × free share.
+    """ROCK's baseline LRUMS: the highest sum of `cached`, if the adapter is on the GPU, and `queue` × free share.
 
     The weights are not published. The weight of the base model is left out: every server here has the base model.
     """
