@@ -156,7 +156,7 @@ class Output:
         note(message, quiet=self.quiet)
 
     def note_profiles(self, *profiles: Profile) -> None:
-        """Note which profiles may have large errors, and with which settings fewer GPUs would start."""
+        """Note which profiles may have large errors, and at which settings a server with fewer GPUs would start."""
         for profile in dict.fromkeys(profiles):
             if profile.doubts:
                 from packer.fit.bands import bands_in_words

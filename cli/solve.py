@@ -120,7 +120,7 @@ class Planning:
         return limit_of(checks.time_limit(self.time_limit_s) - waited_s())
 
     def recommends(self, old: Plan | None) -> bool:
-        """Whether to search for the plan to deploy: no strategy was chosen, not for the running plan `old` either."""
+        """Whether to call `recommend`: no strategy is given; `old`, if any, is a recommended plan of one profile."""
         chosen = self.objective, self.solver
         free = all(each is None for each in chosen) and self.predictor == DEFAULT_PREDICTOR
         alike = old is None or len({item.profile for item in old.bins}) == 1

@@ -18,7 +18,7 @@ POLICIES = ("credit", "fcfs", "merge")
 
 @dataclass(frozen=True, slots=True)
 class DLoraEngine:
-    """dLoRA's engine (`packer.papers.dlora.advance`): one adapter merged into the weights, or an unmerged batch.
+    """dLoRA's engine (`packer.papers.dlora.advance`): batches with one adapter merged into the weights, or unmerged.
 
     `policy`: "credit" is dLoRA's; "fcfs" never merges; "merge" always merges the adapter of the first request.
     `max_num_seqs`: largest batch (default of the artifact 16, of vLLM 256). `max_num_batched_tokens`: most tokens of a
