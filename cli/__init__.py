@@ -17,7 +17,7 @@ except KeyboardInterrupt:  # before `run` can report it
     sys.exit(130)
 
 COMPLETION = "_PACKER_COMPLETE"
-"""Variable of the environment by which a shell asks for completions."""
+"""Environment variable by which a shell asks for completions."""
 STARTED = time.monotonic()
 """Approximate start of the process."""
 
@@ -26,12 +26,12 @@ click.version_option(package_name="adapter-packer", prog_name="packer")(cli)
 
 
 def main() -> None:
-    """Entry point: errors become one line and an exit code, never a traceback."""
+    """Entry point: report an error as one line and an exit code, never as a traceback."""
     gc.set_threshold(500_000, 50)  # a command ends before garbage collection pays
     try:
         prepare()
         code = run(sys.argv[1:], started=STARTED)
-    except KeyboardInterrupt:  # before or after the command, or a second one
+    except KeyboardInterrupt:  # before or after the command, or a second Ctrl-C
         code = 130
     code = last_words(code)
     gc.freeze()  # skips the last garbage collection, which takes 0.1 s
@@ -39,9 +39,9 @@ def main() -> None:
 
 
 def run(arguments: list[str], *, started: float | None = None) -> int:
-    """Run the command line; the exit code: 0 ok, 1 internal, 2 input, 3 could not be done, 130 interrupted.
+    """Run the command line. Return the exit code: 0 ok, 1 internal, 2 input, 3 could not be done, 130 interrupted.
 
-    `started`: `time.monotonic()` when the user started the command; None: now.
+    `started`: `time.monotonic()` when the user started the command. None means now.
     """
     as_json = "--json" in arguments
 
@@ -71,7 +71,7 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
         return failed(error, 2, message="not enough memory")
     except BaseException as error:  # a plug-in may raise anything
         if isinstance(error, SystemExit) and COMPLETION in os.environ:
-            raise  # click ends the process after it printed what completes a word
+            raise  # click ends the process after it printed completions
         if os.environ.get("PACKER_DEBUG"):
             raise
         return failed(error, *_blamed(error))
@@ -79,7 +79,7 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
 
 
 def _of_plugin(error: BaseException) -> str:
-    """What the strategy of another package raised, and where; "" if none did."""
+    """Message that names the plug-in that raised the error; "" if none did."""
     from packer.registry import plugin_behind
 
     plugin = plugin_behind(error)
@@ -87,7 +87,7 @@ def _of_plugin(error: BaseException) -> str:
 
 
 def _blamed(error: BaseException) -> tuple[int, str]:
-    """Exit code and message of an error that nothing in packer expects."""
+    """Exit code and message of an unexpected error."""
     from packer.registry import named, plugins_in_use
 
     if message := _of_plugin(error):
@@ -98,7 +98,7 @@ def _blamed(error: BaseException) -> tuple[int, str]:
             return 2, f"Numba refuses its settings in the environment (NUMBA_…): {error}"
         where = where.tb_next
     fault = f"{kind}: {error} (PACKER_DEBUG=1 shows where)"
-    if used := plugins_in_use():  # what it returned may be what packer can't use
+    if used := plugins_in_use():  # its return value may have caused the error
         plugin = named(used)
         plugin = plugin[0].upper() + plugin[1:]
         return 2, f"{plugin} may break its contract, which packer.testing checks: {fault}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 METRICS = table("packer.cli", "metrics.toml")
-"""Metric → its name, digits: rows of the table of a server, further ones where a result has them, of systems."""
+"""Metric → name, digits, in tables: "server" rows, "others" (rows only if a result has them), "systems" columns."""
 
 
 @bundle
@@ -44,11 +44,11 @@ class Behind:
     slo: tuple[str, ...] = common("slo")
 
     def goal(self, fleet: Workload) -> Goal | None:
-        """The goal that was given; None: the cluster's, or the fleet's."""
+        """The goal of --slo; None means the goal of the cluster or the fleet."""
         return fleet.held_to(self.slo).slo if self.slo else None
 
     def read(self, engine: Mapping[str, Any]) -> Cluster:
-        """The cluster in the file; `engine`: settings of all servers in place of their profiles'."""
+        """Read the cluster from the file. `engine`: settings that override the profiles of all servers."""
         from packer.io.clusters import read_cluster
         from packer.io.plans import load_plan
         from packer.twin.override import with_engine
@@ -66,7 +66,7 @@ def refuse_without_cluster(names: Collection[str]) -> None:
 
 
 def title_of(first: Run) -> str:
-    """What was simulated."""
+    """Title that names the fleet and the servers of a simulation."""
     fleet = f"{first.workload.name}: {counted(len(first.workload), 'adapter')} on"
     if first.cluster is not None:
         servers = counted(len(first.cluster), "server")
@@ -76,7 +76,7 @@ def title_of(first: Run) -> str:
 
 
 def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) -> Table:
-    """One row per system, within 80 columns; its number of servers too where `sizes`."""
+    """Table with one row per system, at most 80 columns wide. `sizes`: with the number of servers."""
     rows, shown = [], METRICS["systems"]
     for result in results:
         cells = [number(result.figures[name].mean, digits) for name, (_, digits) in shown.items()]
@@ -91,7 +91,7 @@ def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) 
 
 
 def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
-    """The metrics for people."""
+    """Metrics and verdict of the simulations as text."""
     from packer.twin.arrivals import cut_words
     from packer.twin.memory.starts import what_starts
 
@@ -134,7 +134,7 @@ def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
 
 
 def _risk_lines(result: dict[str, Any]) -> list[str]:
-    """What `_risk` found, for people."""
+    """Text of the result of `packer.cli.simulate._risk`."""
     if "failure" not in result:
         return []
     failure, cliff = result["failure"], result["cliff"]
@@ -167,7 +167,7 @@ def _thrashing(sim: Run) -> list[str]:
 
 @bundle
 class Chosen:
-    """Which one."""
+    """The system to show."""
 
     name: str | None = argument("NAME", required=False, default=None)
 

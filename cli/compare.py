@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def split_names(text: str) -> list[str]:
-    """Names with commas between them; parameters stay with theirs: "gpus,slo:mean_ttft_ms=5,p99_itl_ms=6"."""
+    """Split comma-separated names, each with its parameters, as in "gpus,slo:mean_ttft_ms=5,p99_itl_ms=6"."""
     found: list[str] = []
     for part in filter(None, text.split(",")):
         if "=" in part and ":" not in part and found:
@@ -73,7 +73,7 @@ REAL: Readers = {"launch": str, "launch-duration": click.FloatRange(min=1.0), "f
 
 @bundle
 class RealServers:
-    """Measurements of the finished plans.
+    """Measurements of the finished plans on real servers.
 
     real: Measure the plans on real vLLM servers instead of by the twin with a fresh seed: launch (the file that says
         how they start), launch-duration (time of each run, 120 s), folder (keeps the results, compare-results);
@@ -83,7 +83,7 @@ class RealServers:
     real: dict[str, Any] = pairs("--real", names=REAL)
 
     def start(self) -> Launch | None:
-        """How servers are started; None where the twin measures."""
+        """Read how servers are started; None if the twin measures."""
         from packer.live.launch import read_launch
 
         return read_launch(self.real["launch"]) if "launch" in self.real else None
@@ -214,7 +214,7 @@ def _compare_systems(
 
 
 def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
-    """Results, and whether all are there: Ctrl-C keeps what is done."""
+    """Run the combinations. Return the results, and whether they are complete: Ctrl-C keeps the finished ones."""
     results: list[Result] = []
     try:
         with out.progress() as progress:

@@ -66,12 +66,12 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, Any]:
-    """The file's defaults for a command (`words`: its name, below a group with the group's name first).
+    """The file's defaults for a command. `words`: the names of its groups, then its own name.
 
-    A group has none: each of its commands gets its own when it is imported.
+    A group has no defaults: each of its commands gets its own when it is imported.
 
-    Raises `FileFormatError`: the file is damaged, a key in the command's own table is no option of it, a key at the
-    top is no option of any command, or a table is not named after a command.
+    Raises `FileFormatError`: the file is damaged, a key in the command's own table is not an option of the command, a
+    key at the top is not an option of any command, or a table is not named after a command.
     """
     path = None if isinstance(command, click.Group) else config_path()
     if path is None:
@@ -100,7 +100,7 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
 def _leaves(
     group: LazyGroup, data: Mapping[str, Any], words: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each key with its place; raises `FileFormatError` where a table is not named after a command of the group."""
+    """Yield each key's path and value. Raises `FileFormatError` if a table is not named after a command."""
     for key, value in data.items():
         place = (*words, key)
         child = group.load(key) if key in group.lazy else None
@@ -118,7 +118,7 @@ def _leaves(
 
 
 def _default(option: click.Option, value: Any, place: tuple[str, ...]) -> Any:
-    """A value of the file as it would be typed, so that the option's own type checks it."""
+    """Convert a value of the file to text, as on the command line, so that the option's type checks it."""
     several = value if isinstance(value, list) else [value]
     if option.is_flag and isinstance(value, bool):
         return value
@@ -133,21 +133,21 @@ def _default(option: click.Option, value: Any, place: tuple[str, ...]) -> Any:
 
 @cache
 def _all_options() -> Mapping[str, str]:
-    """The options of all commands; imports every one."""
+    """The options of all commands. Imports every command."""
     from packer.cli import cli
 
     return option_names(cli)
 
 
 def _wrong(words: Sequence[str], rule: str, known: Collection[str] = ()) -> FileFormatError:
-    """The error of a key, with the nearest of the known names if one is near."""
+    """Error for a key, which suggests the most similar of the known names if there is one."""
     near = difflib.get_close_matches(words[-1], known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return FileFormatError(f"{rule}{hint}", key=".".join(words)[:120])
 
 
 def option_names(command: click.Command) -> dict[str, str]:
-    """Option as it is typed, without dashes → parameter of the command; for a group the options of all its commands."""
+    """Name of an option, without dashes → parameter of the command. A group has the options of all its commands."""
     if isinstance(command, LazyGroup):
         return {key: each for name in command.lazy for key, each in option_names(command.load(name)).items()}
     return {
@@ -159,6 +159,6 @@ def option_names(command: click.Command) -> dict[str, str]:
 
 
 def every_option(command: click.Command) -> list[click.Option]:
-    """The options of a command but for `--help`."""
+    """The options of a command except `--help`."""
     declared = (*command.params, *getattr(command, "everywhere", ()))
     return [each for each in declared if isinstance(each, click.Option)]

@@ -1,4 +1,4 @@
-"""Commands whose parameters are fields of dataclasses: each is declared once and arrives as an attribute.
+"""Commands whose parameters are fields of dataclasses. Each parameter is declared once and read as an attribute.
 
     @bundle
     class Given:
@@ -13,8 +13,8 @@
     @command
     def describe(given: Given, out: Output) -> None: ...
 
-A field without flags is typed as its name: `max_loras` is `--max-loras`. Its help is its line of the docstring, or
-the attribute `help` where that is computed or belongs to an option that several bundles share.
+A field without flags takes its name as its flag: `max_loras` is `--max-loras`. Its help is its line in the docstring,
+or the attribute `help` if the text is computed or several bundles share the option.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from packer.cli.streams import only_results
 T = TypeVar("T")
 Readers: TypeAlias = "Mapping[str, click.ParamType[Any] | Callable[[str], Any]]"
 FEW_OPTIONS = 12
-"""Up to so many options stand in one section of a help page."""
+"""Largest number of options that a help page lists in one section."""
 
 
 def option(*flags: str, **attributes: Any) -> Any:
-    """A field that is an option of the command line; `attributes`: as `click.Option` takes them."""
+    """A field that is an option of the command line. `attributes`: keyword arguments of `click.Option`."""
     default = attributes.get("default", () if attributes.get("multiple") else None)
     given = {"show_default": True, **attributes}
     missing = MISSING if attributes.get("required") else default
@@ -51,7 +51,7 @@ def option(*flags: str, **attributes: Any) -> Any:
 
 
 def flag(*flags: str, everywhere: bool = False) -> Any:
-    """A field that is a switch, off by default; `everywhere`: every command has it, like `--help`."""
+    """A field that is a switch, off by default. `everywhere`: every command has it, like `--help`."""
     found = option(*flags, is_flag=True, default=False)
     return field(default=found.default, metadata={**found.metadata, "everywhere": everywhere})
 
@@ -59,10 +59,10 @@ def flag(*flags: str, everywhere: bool = False) -> Any:
 def pairs(
     *flags: str, names: Readers, refused: Mapping[str, str] = MappingProxyType({}), **attributes: Any
 ) -> Any:
-    """A field that is a repeatable option NAME=VALUE, whose names are also options of their own: `--NAME VALUE`.
+    """A field that is a repeatable option NAME=VALUE; each name is also an option of its own, `--NAME VALUE`.
 
-    `names`: what reads each value: a click type, or a function that raises `ValueError`. The field is a dict by
-    parameter name. `refused`: names that people try, with the reason why there is no such option.
+    `names`: name → reader of its value: a click type, or a function that raises `ValueError`. The field's value is a
+    dict by parameter name. `refused`: name that users may try → reason why there is no such option.
     """
     found = option(*flags, multiple=True, **{"metavar": "NAME=VALUE", **attributes})
     given = {**found.metadata["attributes"], "names": names, "refused": refused}
@@ -80,12 +80,12 @@ class Pairs(click.Option):
         return [f"{name}=" for name in self.names if name.startswith(incomplete)]
 
     def options(self) -> list[click.Option]:
-        """Each name as an option of its own, with the values that a shell may offer."""
+        """Return each name as an option, typed so that a shell can complete its values."""
         kinds = ((n, read if isinstance(read, click.ParamType) else None) for n, read in self.names.items())
         return [click.Option([f"--{name}"], type=kind, expose_value=False) for name, kind in kinds]
 
     def spelled(self, args: Sequence[str]) -> list[str]:
-        """Arguments in which each `--NAME VALUE` is this option with NAME=VALUE."""
+        """Replace each `--NAME VALUE` in the arguments by this option with NAME=VALUE."""
         found: list[str] = []
         rest = iter(args)
         for each in rest:
@@ -104,7 +104,7 @@ class Pairs(click.Option):
         return found
 
     def process_value(self, ctx: click.Context, value: Any) -> dict[str, Any]:
-        """The values by name; of one that is given again, the last."""
+        """Return values by name. If a name is repeated, its last value counts."""
         found = {}
         for text in super().process_value(ctx, value) or ():
             name, equals, given = text.partition("=")
@@ -157,7 +157,7 @@ def parameters(cls: type) -> list[click.Parameter]:
 
 
 def _texts(cls: type) -> dict[str, str]:
-    """Help of each option: the lines `name: text` below the first one of the docstring, also of base classes."""
+    """Help of each option: the lines `name: text` below the docstring's first line, including base classes."""
     found = {}
     for each in reversed(cls.__mro__[:-1]):
         lines = inspect.cleandoc(each.__doc__ or "").partition("\n\n")[2]
@@ -167,7 +167,7 @@ def _texts(cls: type) -> dict[str, str]:
 
 
 def typed(names: Collection[str]) -> Iterator[str]:
-    """Those of the running command's parameters that are on the command line, as they are typed there."""
+    """Yield the options on the command line whose parameters are in `names`, as they are typed."""
     context = click.get_current_context()
     for each in context.command.params:
         name = each.name or ""
@@ -178,7 +178,7 @@ def typed(names: Collection[str]) -> Iterator[str]:
 
 
 def values(given: object, *without: str) -> dict[str, Any]:
-    """Parameters of a bundle by name, but for these, as a function takes them that calls them the same."""
+    """Parameters of a bundle by name, except `without`, as keyword arguments of a function with the same names."""
     return {name: value for name, value in vars(given).items() if name not in without}
 
 
@@ -202,15 +202,15 @@ def command(function: Callable[..., Any]) -> click.Command:
 
 
 class Command(click.Command):
-    """A command whose help page shows its options by what they are about (`options.toml`).
+    """A command whose help page groups its options by subject, as in `options.toml`.
 
-    `everywhere`: switches that every command has, as `--help`.
+    `everywhere`: switches that every command has, like `--help`.
     """
 
     everywhere: Sequence[click.Parameter] = ()
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Every parameter; for a shell that completes a word, the names of `pairs` are options too."""
+        """Return all parameters. During shell completion, the names of `pairs` are options too."""
         own = super().get_params(ctx)
         named = [option for each in self._pairs if ctx.resilient_parsing for option in each.options()]
         return [*own[: len(self.params)], *self.everywhere, *own[len(self.params) :], *named]
@@ -220,13 +220,13 @@ class Command(click.Command):
         return [each for each in self.params if isinstance(each, Pairs)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, once the names of `pairs` are spelled out."""
+        """Replace the names of `pairs` by their options, then parse as click does."""
         for each in [] if ctx.resilient_parsing else self._pairs:
             args = each.spelled(args)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options in sections; a command with few of them has one section."""
+        """Write the options in sections. A command with at most `FEW_OPTIONS` options has one section."""
         rows = {
             max(each.opts, key=len)[2:]: row
             for each in self.get_params(ctx)
@@ -261,10 +261,10 @@ def _options() -> dict[str, Any]:
 
 
 class LazyGroup(click.Group):
-    """A group of `commands.toml`, which imports a command when it is called, and suggests the nearest of a wrong name.
+    """A group of `commands.toml`, which imports a command when it is called and suggests a name similar to a wrong one.
 
-    The command `from-log` is `from_log` in the module that `modules` names, else in that of the group, or in that of
-    its name in the folder, with an underscore behind it where Python has that name.
+    The function of the command `from-log` is `from_log`, or `from_log_` if Python uses the name. Its module is the one
+    in `modules`, otherwise the group's module; if the group is a package, its submodule `from_log`.
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
@@ -275,7 +275,7 @@ class LazyGroup(click.Group):
         super().__init__(name, help=page, **kwargs)
 
     def load(self, name: str) -> click.Command:
-        """A command, imported now."""
+        """Import a command."""
         if name in _groups():
             return LazyGroup(name)
         word = name.replace("-", "_")
@@ -290,7 +290,7 @@ class LazyGroup(click.Group):
         return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now, with its defaults from packer.toml."""
+        """Import the command and set its defaults from packer.toml."""
         cmd_name = self.aliases.get(cmd_name, cmd_name)
         if cmd_name not in self.lazy:
             return None
@@ -304,7 +304,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name in the message of an unknown command."""
+        """Resolve as click does. The error for an unknown command suggests the most similar name."""
         name = args[0] = self.aliases.get(args[0], args[0])
         if not name.startswith("-") and name not in self.lazy:
             near = difflib.get_close_matches(name, self.lazy, n=1)
@@ -315,7 +315,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands from the short texts, importing none."""
+        """Write the list of commands with the short texts of `commands.toml`, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self.lazy.items()))
 

@@ -81,9 +81,9 @@ class MeasuredTraffic:
     def reader(
         self, metrics: PrometheusOptions, reading: PlanLogOptions | None = None, *, once: bool
     ) -> Callable[[], Seen] | None:
-        """Measures the fleet at each call; None where no traffic was given.
+        """Return a function that measures the fleet, or None if no source of traffic is given.
 
-        `once`: of a log its busiest window, with the requests to replay; else the last one.
+        `once`: measure the busiest window of a log, with the requests to replay; otherwise its last window.
         """
         from packer.operate.observe import busiest_requests, latest_of_metrics, log_of_plan, seen_in_log
         from packer.traces.access_log import USUAL
@@ -113,7 +113,7 @@ class MeasuredTraffic:
 
     @contextmanager
     def exporter(self, out: Output) -> Iterator[Exporter]:
-        """What serves a text to Prometheus in the block, where --listen says."""
+        """Yield an exporter that serves its text to Prometheus at the address of --listen (if given) in the block."""
         from packer.report.metrics import Exporter
 
         exporter = Exporter()
@@ -194,7 +194,7 @@ def evaluate(
 
 
 def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
-    """The plan's servers behind a live router; 3 if they starve, or break the limits that the plan was made for."""
+    """Simulate the servers behind a live router. Return 3 if they starve or break the plan's limits, otherwise 0."""
     from packer.cli.cluster import lines_of
     from packer.cli.simulate import result_of as figures_of
     from packer.operate.evaluate import holds_routed
@@ -222,7 +222,7 @@ def _follow(
     ranks: RankOptions,
     out: Writing,
 ) -> int:
-    """Evaluate at the measured rates, once or again and again."""
+    """Evaluate at the measured rates, once or every `traffic.every_s` seconds."""
 
     from packer.operate.drift import drift, with_base
     from packer.report.metrics import metrics_text
@@ -266,7 +266,7 @@ def _write(found: PlanEvaluation, path: str | None, out: Writing) -> None:
 
 
 def _write_seen(plan: Plan, seen: Workload, ranks: RankOptions, path: str) -> None:
-    """The measured fleet with the ranks of the plan, and those given for new adapters."""
+    """Write the measured fleet; ranks are those of the plan, and for new adapters those of --ranks."""
 
     from packer.io.workloads import write_workload
     from packer.traces.measure import rounded

@@ -1,4 +1,4 @@
-"""An evaluated plan as people read it: servers as planned and now, whether the plan holds, and what drifted."""
+"""Text output of an evaluated plan: servers as planned and now, whether the plan holds, and which rates drifted."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _BESIDE = {
     "offered_tok_s": 5, "total_token_throughput": 4, "mean_ttft_ms": 1, "worst_adapter_ttft_ms": 2,
     "mean_itl_ms": 3,
 }  # fmt: skip
-"""Figures shown next to the plan's; a narrow terminal shows the first ones."""
+"""Figure → priority. Each figure is shown next to the plan's; a narrow terminal shows the lowest numbers only."""
 
 
 def servers_table(plan: Plan, found: PlanEvaluation) -> Table:
-    """Figures of each server now, beside those of the plan."""
+    """Table of each server's figures as evaluated now, next to the figures in the plan."""
     pairs_shown = max(1, (console().width - 44) // 17)
     names = tuple(name for name, place in _BESIDE.items() if place <= pairs_shown)
     columns = ["server", "adapters"]
@@ -43,9 +43,9 @@ def servers_table(plan: Plan, found: PlanEvaluation) -> Table:
 
 
 def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
-    """Whether the plan holds, which server is the first to break, and for which servers that is.
+    """Say whether the plan holds, which server breaks first, and which profiles were evaluated.
 
-    `new`: adapters that were measured and are not in the plan.
+    `new`: number of measured adapters that are not in the plan.
     """
     plan = found.plan
     lines: list[Part] = []
@@ -77,7 +77,7 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
 
 
 def conclusion(broken: int, gpus: int, unplaced: int, late: int = 0) -> str:
-    """Whether the plan holds, in a sentence: servers that break, more beyond their limits, adapters without one."""
+    """Say whether the plan holds. `broken`, `late`, `unplaced`: servers broken or beyond limits, adapters unplaced."""
     if not broken and not unplaced:
         return "The plan holds."
     without = f"{unplaced} adapter{'s have' if unplaced > 1 else ' has'} no server"
@@ -89,7 +89,7 @@ def conclusion(broken: int, gpus: int, unplaced: int, late: int = 0) -> str:
 
 
 def drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Part]:
-    """Servers at the measured rates, what drifted, and the advice."""
+    """Table of servers at the measured rates, the rates that drifted, and the advice."""
     lines: list[Part] = [servers_table(plan, found.evaluation)]
     if found.drifted:
         rates = ((each.adapter, each.planned, each.measured) for each in found.drifted[:SHOWN])

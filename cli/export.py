@@ -1,4 +1,4 @@
-"""`packer export`: a plan becomes what starts it."""
+"""`packer export`: write the files that start a plan's servers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SETTINGS: Readers = {
 
 @bundle
 class DeploymentOptions:
-    """What depends on the machines and is not in a plan.
+    """Settings that depend on the machines and are not in a plan.
 
     sources_path: Table adapter → path, Hugging Face repository or, for aibrix and helm, address: CSV with the
         columns adapter,source, or JSON or YAML.
@@ -62,7 +62,7 @@ class DeploymentOptions:
     node_labels: tuple[str, ...] = option("--node-label", multiple=True, metavar="[GPU:]KEY=VALUE")
 
     def options(self) -> Options:
-        """As `packer.export` takes them."""
+        """The options, for `packer.export.formats.export_plan`."""
         from packer.export.nodes import parse_labels
         from packer.export.servers import Options
         from packer.export.sources import read_sources

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from packer.profile import Profile
 
 CLEARLY_BUSIER = 1.1
-"""From this ratio of the planned load to the mean, the GPUs for the mean are given too."""
+"""Ratio of planned load to mean load from which the GPUs for the mean load are printed too."""
 
 LOG_ONLY = ("ranks", "keys", "skip", "assign")
 """Options that say how a log is read."""
 
 FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
-"""What is written, in this order."""
+"""Files of a project, in the order in which they are written."""
 
 
 @bundle
 class ProjectOptions(ServerSettings):
-    """What is known at the start.
+    """Traffic, model, GPU and folder of a new project.
 
     model: Base model: a Hugging Face repository known to packer, or the model's config.json.
     gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
@@ -106,7 +106,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     with interruptible() as stop, out.progress() as progress:
         plan = recommend(fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop)
         planned_for = []
-        # The line takes a plan of its own, which is made only where it is shown.
+        # The line needs a plan for the mean load, which is made only if the line is printed.
         if observed is not None and not (out.as_json or out.quiet):
             planned_for.append(_planned_for(observed, profile, slo, given.seed, stop))
         if plan.status is not Status.INFEASIBLE:
@@ -122,7 +122,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
 
 
 def _planned_for(observed: Observed, profile: Profile, slo: Slo, seed: int, stop: Callable[[], bool]) -> str:
-    """Which hour of a log was planned for, and how many GPUs the mean alone takes."""
+    """Say which hour of the log the plan is for, and how many GPUs the mean load needs."""
     from packer.objectives.headroom import with_rates
     from packer.planning.recommend import recommend
 
@@ -135,7 +135,7 @@ def _planned_for(observed: Observed, profile: Profile, slo: Slo, seed: int, stop
 
 
 def _write_settings(given: ProjectOptions, path: str, *, force: bool) -> None:
-    """The defaults of later commands in the folder."""
+    """Write packer.toml: the defaults of later commands in the folder."""
     import tomlkit
 
     from packer.io.files import write_text

@@ -42,7 +42,7 @@ class KindArguments(ServerSettings):
     available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
     def kinds(self) -> list[GpuKind]:
-        """The servers with the prices and numbers that were given for some of them."""
+        """The kinds of server, with the prices and numbers of GPUs that were given."""
         from packer.gpu import GpuKind
 
         by_gpu = bool(self.gpu_names) or self.model is not None
@@ -52,7 +52,7 @@ class KindArguments(ServerSettings):
         counts = _by_profile("--available", "N", self.available, names)
         priced = all(profile.gpu.price_per_hour is not None for _, profile in found)
         if by_gpu and len(names) == 1 < len(found) and not (prices or priced):
-            prices = dict.fromkeys(names, 1.0)  # by GPUs
+            prices = dict.fromkeys(names, 1.0)  # minimise GPUs
         kinds = []
         for name, profile in found:
             price = prices[name] * (profile.engine.gpus if by_gpu else 1) if name in prices else None
@@ -60,7 +60,7 @@ class KindArguments(ServerSettings):
         return kinds
 
     def _of_profiles(self, names: Sequence[str]) -> list[tuple[str, Profile]]:
-        """Each profile with its name, as often as settings of it have several values."""
+        """Name and profile, once for every combination of the given settings."""
         from packer.io.profiles import load_profile
         from packer.twin.override import variants
 
@@ -69,7 +69,7 @@ class KindArguments(ServerSettings):
         return [(name, each) for name in names for each in variants(load_profile(name), **self.settings)]
 
     def _of_gpus(self) -> list[tuple[str, Profile]]:
-        """The same of GPUs and a model: calibrated where packer has that, else estimated."""
+        """As `_of_profiles`, by GPU and model: calibrated profiles if packer has them, otherwise estimates."""
         from packer.operate.project import profiles_for
         from packer.twin.override import variants
 
@@ -90,7 +90,7 @@ class KindArguments(ServerSettings):
 
 
 def _by_profile(name: str, what: str, given: Sequence[str], profiles: Sequence[str]) -> dict[str, float]:
-    """Numbers given as PROFILE=NUMBER, whole ones of GPUs; a NUMBER alone is that of the only profile."""
+    """Parse PROFILE=NUMBER; numbers of GPUs must be whole. If there is one profile, NUMBER alone is enough."""
     found = {}
     for item in given:
         profile, said, text = item.rpartition("=")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from packer.operate.memory import MemoryTable
 
 SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
-"""Rows of a range of max_loras."""
+"""Values of max_loras that a range LOW..HIGH includes between its ends."""
 COUNTS, RANKS = (numbers(int, distinct=True, grid=grid) for grid in (SLOT_COUNTS, SLOT_RANKS))
 
 
@@ -63,7 +63,7 @@ def memory(kind: OneProfile, slots: SlotArguments, out: Writing) -> None:
 
 
 def capacity(found: MemoryTable) -> Table:
-    """KV cache over the number and the rank of slots."""
+    """Table of KV cache, tokens, by max_loras and max_lora_rank."""
     ranks, rows = list(found.largest), []
     for count in dict.fromkeys(slots for slots, _ in found.tokens):
         cells = (found.tokens[count, rank] for rank in ranks)

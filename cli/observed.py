@@ -35,7 +35,7 @@ class ObservedFiles:
     def write(
         self, found: Observed, out: Writing, *, source: str, facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Write the workload and the loads, and say what was seen; `facts`: more of it, for machines."""
+        """Write the workload and the loads, and print a summary. `facts`: further entries of the JSON output."""
         from packer.io.files import write_text
         from packer.io.workloads import write_workload
         from packer.traces.measure import rounded
@@ -67,7 +67,7 @@ class ObservedFiles:
 
 
 UNRECORDED = ("output", "tables", "force", "as_json", "quiet")
-"""Options that don't change what the file says."""
+"""Options that do not affect the content of the workload file."""
 
 
 @bundle
@@ -79,7 +79,7 @@ class LogArgument:
 
 @bundle
 class FromLogOptions:
-    """What is made of it.
+    """How the log becomes a workload.
 
     replay: Keep every request as it was (needs .json or .yaml).
     """
@@ -153,7 +153,7 @@ SPAN = click.FloatRange(min=1.0, max=1e9)
 
 @bundle
 class Span:
-    """What is read of the metrics.
+    """Which metrics are read.
 
     span_s: How far to look back.
     save_path: Also write the server's answers, for --input.

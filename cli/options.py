@@ -31,9 +31,9 @@ REGISTERED = ("objective", "router", "solver")
 def numbers(
     number: type[int] | type[float], *, distinct: bool = False, grid: Sequence[int] = ()
 ) -> Callable[[str], tuple[float, ...]]:
-    """Type of an option: numbers with commas between them, `8,16,32`, and `START:STOP:STEP` with both ends.
+    """Type of an option: comma-separated numbers, `8,16,32`, and ranges `START:STOP:STEP` with both ends.
 
-    With a `grid` `LOW..HIGH` too: its numbers between the two, and both of them. `distinct`: sorted, each once.
+    With a `grid`, `LOW..HIGH` means LOW, the grid's numbers in between, and HIGH. `distinct`: sort, drop duplicates.
     """
 
     def span(text: str) -> list[float]:
@@ -65,7 +65,7 @@ def numbers(
 
 
 def complete(place: str, *arguments: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Completion of the names in module:attribute, or that it returns for the arguments."""
+    """Completion of the names in `place`, module:attribute. A callable attribute is called with the arguments."""
 
     def names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
         module, attribute = place.split(":")
@@ -82,7 +82,7 @@ def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, 
 
 
 def complete_models(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Repositories of known models, and their names without an owner, in lower case where that is typed."""
+    """Complete repositories of known models, and their names without owner (in lower case if the typed text is)."""
     from packer.fit.models import MODELS
 
     short = [name.partition("/")[2] for name in MODELS]
@@ -92,7 +92,7 @@ def complete_models(_ctx: click.Context, _param: click.Parameter, incomplete: st
 
 
 def once(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str:
-    """The value of an option that other commands take several times."""
+    """Return the only value of an option that other commands accept several times; raise if there are several."""
     if len(given) > 1:
         raise click.BadParameter(f"Expected one here, got {', '.join(map(shown, given))}.", param=parameter)
     return given[0]
@@ -124,18 +124,18 @@ COMMON: dict[str, dict[str, Any]] = {
     "tuning": {"metavar": "POLICY", "shell_complete": complete_registered("tuning policy")},
     "window": {"type": HOURS, "default": 3600.0, "metavar": "SECONDS"},
 }
-"""Options of several commands: what `option` takes for each, besides the help of `options.toml`."""
+"""Options of several commands: the arguments of `option` for each, except its help (in `options.toml`)."""
 
 
 def common(name: str, **attributes: Any) -> Any:
-    """One of `COMMON`, with these attributes in place of its own."""
+    """Declare an option of `COMMON`; `attributes` override its own."""
     text = {"help": shared_help()[name]} if name in shared_help() else {}
     given = {"flags": (f"--{name}",), **text, **COMMON[name], **attributes}
     return option(*given.pop("flags"), **given)
 
 
 def waited_s() -> float:
-    """Time since the command started."""
+    """Time since the command started, s."""
     started = click.get_current_context().find_root().obj
     return 0.0 if started is None else time.monotonic() - float(started)
 
@@ -152,11 +152,11 @@ class Output:
     quiet: bool = flag("-q", "--quiet", everywhere=True)
 
     def note(self, message: str) -> None:
-        """One line to standard error, unless quiet."""
+        """Print a message to standard error, unless quiet."""
         note(message, quiet=self.quiet)
 
     def note_profiles(self, *profiles: Profile) -> None:
-        """Say of each profile why its figures may be far off, if they may."""
+        """Note which profiles may have large errors, and at which settings a server with fewer GPUs would start."""
         for profile in dict.fromkeys(profiles):
             if profile.doubts:
                 from packer.fit.bands import bands_in_words
@@ -170,11 +170,11 @@ class Output:
                 )
 
     def progress(self) -> AbstractContextManager[Progress]:
-        """A progress bar on a terminal, unless quiet."""
+        """Show a progress bar on a terminal, unless quiet."""
         return progress_bar(quiet=self.quiet)
 
     def result(self, data: Any, parts: Callable[[], Sequence[Part]]) -> None:
-        """Print `data` as JSON, or `parts` for people; functions are called only where they are printed."""
+        """Print `data` as JSON, or `parts` as text. Functions are called only if their result is printed."""
         if self.as_json:
             print_json(data() if callable(data) else data)
         elif not self.quiet:
@@ -183,7 +183,7 @@ class Output:
 
 @bundle
 class Writing(Output):
-    """As `Output`, for a command that writes files.
+    """Output options of a command that writes files.
 
     force: Overwrite output files that exist.
     """
@@ -191,9 +191,9 @@ class Writing(Output):
     force: bool = flag(everywhere=True)
 
     def check(self, *paths: str | None, what: str = "", endings: tuple[str, ...] = ()) -> None:
-        """Raise before long work if a result could not be written to one of the paths.
+        """Check before long work that results can be written to the paths.
 
-        Raises `ValidationError`: a path has none of the endings, if there are any; `OutputError`.
+        Raises `ValidationError`: a path has none of `endings` (if any); `OutputError`: it can't be written.
         """
         from packer.io.files import check_ending, check_writable
 
@@ -221,7 +221,7 @@ class PlanArgument:
     plan_path: str = argument("PLAN")
 
     def plan(self, *, changed: bool = False) -> Plan:
-        """The plan in the file; `changed`: its figures may not match it any more."""
+        """Read the plan. `changed`: it was edited by hand, so do not check its figures."""
         from packer.io.plans import load_plan
 
         return load_plan(self.plan_path, changed=changed)
@@ -234,7 +234,7 @@ class FleetFile:
     workload_path: str = argument("WORKLOAD")
 
     def fleet(self) -> Workload:
-        """The workload in the file; of a trace with timestamps in steps that is said."""
+        """Read the workload. A note says if the timestamps of its trace come in steps."""
         from packer.io.workloads import read_workload
 
         found = read_workload(self.workload_path)

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 PIPE_WIDTH = 120
-"""Columns of a table that goes to a file or pipe."""
+"""Width of output to a file or pipe, columns."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console; colours only on a terminal and without NO_COLOR in the environment, on standard output."""
+    """A rich console. Colours need standard output to be a terminal and no NO_COLOR in the environment."""
     from rich.console import Console
 
     class Patient(Console):
         def on_broken_pipe(self) -> None:
-            """The reading process has closed the output: `packer.cli.run` ends the program without an error."""
+            """The reading process has closed the output: `packer.cli.run` then ends the program without an error."""
             raise BrokenPipeError
 
     stream = sys.stderr if stderr else results()
@@ -47,10 +47,10 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def import_meanwhile(*modules: str) -> threading.Thread:
-    """Import in a thread what a command needs at its end: simulations leave the interpreter to others."""
+    """Import modules in a thread while simulations run, which release Python's interpreter lock."""
 
     def load() -> None:
-        with suppress(ImportError):  # raised again where it is needed
+        with suppress(ImportError):  # raised again where the module is needed
             for name in modules:
                 import_module(name)
 
@@ -60,7 +60,7 @@ def import_meanwhile(*modules: str) -> threading.Thread:
 
 
 LONGEST_WORD = 16
-"""Characters up to which the words of a table are kept whole."""
+"""Longest word, in characters, that a table never breaks."""
 
 
 class Table(NamedTuple):
@@ -74,7 +74,7 @@ class Table(NamedTuple):
 
 
 def _drawn(given: Table, width: int) -> RichTable:
-    """The table for a terminal of so many columns."""
+    """Lay out a table for a terminal of `width` columns."""
     from rich import box
     from rich.cells import cell_len
     from rich.table import Table as RichTable
@@ -84,7 +84,7 @@ def _drawn(given: Table, width: int) -> RichTable:
     cells = [[visible(cell) for cell in row] for row in given.rows]
     columns = [[name, *(row[k] for row in cells)] for k, name in enumerate(given.columns)]
     widths = [max(map(cell_len, column)) for column in columns]
-    # On a narrow terminal lines break between words, unless a word alone is too long for it: rich would cut columns.
+    # On a narrow terminal, break lines between words and break only words that are too long. Rich would cut columns.
     least = [min(LONGEST_WORD, max(map(cell_len, " ".join(each).split()), default=1)) for each in columns]
     between = 3 if sum(least) + 3 * len(widths) < width else 2
     built.padding = (0, 1, 0, between - 2)
@@ -114,7 +114,7 @@ Part = Table | Judged | str
 def show(*parts: Part) -> None:
     """Print tables and lines of plain text to standard output.
 
-    Lines break between words on a terminal; a file or pipe gets each of them whole. No line ends in blanks.
+    On a terminal, lines are wrapped between words. A file or pipe gets whole lines. No line ends in blanks.
     """
     out = console()
     for part in parts:
@@ -135,11 +135,11 @@ def show(*parts: Part) -> None:
 
 
 HANGING = re.compile(r"(.{2,10}? {2,}|- )?")
-"""What a line begins with before its text: a label and blanks, or a dash."""
+"""Prefix of a line before its text: a label and blanks, or a dash."""
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
-    """A line in parts of at most `width` columns, cut between words and below where its text begins; None: as it is."""
+    """Wrap a line between words at `width` columns and indent the rest to the line's text. None: do not wrap."""
     if width is None or len(text) <= width:
         return [text]
     begin = HANGING.match(text)
@@ -149,17 +149,17 @@ def wrapped(text: str, width: int | None) -> list[str]:
 
 
 def note(message: str, *, quiet: bool = False) -> None:
-    """One line to standard error, unless quiet; a standard error that is full does not stop the command."""
+    """Print a message to standard error, unless quiet. A write error there does not stop the command."""
     if not quiet:
         width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
         with suppress(OSError):
-            results().flush()  # where both go to one file, a line does not cut a table in two
+            results().flush()  # if both streams go to one file, tables stay whole
         with suppress(OSError):
             click.echo("\n".join(wrapped(f"packer: {visible(message)}", width)), err=True)
 
 
 def heads(names: Iterable[str]) -> list[str]:
-    """Heads of the columns of figures of a server."""
+    """Column heads of a server's figures."""
     from packer.evaluation import FIGURES
 
     return [FIGURES[name].head for name in names]
@@ -225,14 +225,14 @@ def _same_file(name: str, path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
-    """A progress bar on standard error, if that is a terminal; else a function that does nothing."""
+    """Yield a function that updates a progress bar on standard error, or does nothing if that is no terminal."""
     if quiet or not sys.stderr.isatty():
         yield silent
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     class ProgressBars(Progress):
-        """A bar and the time that remains, only where it is known how much there is to do."""
+        """Show the bar and the remaining time only if the total is known."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
             self.columns = whole if any(task.total for task in self.tasks) else whole[:2]
@@ -245,7 +245,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
 
         def update(what: str, done: int, total: int) -> None:
             count = f"{visible(what)} {done:,}/{total:,}" if total else visible(what)
-            bar.tasks[0].total = total or None  # None as an argument would leave it as it was
+            bar.tasks[0].total = total or None  # update() would ignore total=None
             bar.update(task, description=count, completed=done)
 
         yield update
@@ -253,7 +253,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """A function that says whether Ctrl-C was pressed in this block."""
+    """Yield a function that says whether Ctrl-C was pressed in the block. A second Ctrl-C interrupts."""
     requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set

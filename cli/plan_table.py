@@ -1,4 +1,4 @@
-"""A plan as people read it: one row per GPU, then totals, status and reasons."""
+"""Text output of a plan: one row per server, then totals, status and reasons."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def plan_lines(
     plan: Plan, old: Plan | None = None, *, by_default: bool = False, briefly: bool = False
 ) -> list[Part]:
-    """The plan: the decision where there is one, servers, facts, reasons, and changes of a running plan.
+    """Return the plan's decision (if any), servers, facts and reasons, and the changes from the running plan `old`.
 
-    `by_default`: no one chose the profile. `briefly`: without facts that no decision needs.
+    `by_default`: the profile is the default. `briefly`: leave out facts that a decision does not need.
     """
     from packer.plan import Status
     from packer.report.context import queueing
@@ -53,13 +53,13 @@ def plan_lines(
 
 
 def default_words(plan: Plan) -> str:
-    """That no one chose the profile of a plan."""
+    """Say that the plan uses the default profile."""
     names = ", ".join(dict.fromkeys(item.profile.name for item in plan.bins))
     return f"Profile     {names}, the default: --gpu and --model, or --profile, name yours"
 
 
 def _kinds(plan: Plan) -> Table:
-    """What each kind of server, and their mix, would take."""
+    """Table of the GPUs and the price that the goal needs with each kind of server, or a mix of kinds."""
     found: Any = plan.details["kinds"]
     models = ["model"] * any(row["model"] for row in found)
     rows = []
@@ -74,14 +74,14 @@ def _kinds(plan: Plan) -> Table:
 
 
 def _band(plan: Plan) -> list[str]:
-    """What the error of estimated profiles does to the number of GPUs."""
+    """Say how the number of GPUs (or the price) depends on the error of estimated profiles."""
     band: Any = plan.details.get("estimate_band")
     if not band:
         return []
     most, fewest = band["most"], band["fewest"]
     low, high = fewest["gpus"] or "?", most["gpus"] or "too many"
     span = f"{low} to {high} GPUs" if low != high else "as many GPUs"
-    if _priced(plan):  # by kinds of different prices the number of GPUs says little
+    if _priced(plan):  # the number of GPUs says little if kinds differ in price
         span = " to ".join(money(each["objective_value"]) for each in (fewest, most)) + " per hour"
     return [
         f"The profile is an estimate: at {most['capacity']:.2f} to {fewest['capacity']:.2f} times its capacity "
@@ -90,12 +90,12 @@ def _band(plan: Plan) -> list[str]:
 
 
 def _priced(plan: Plan) -> bool:
-    """Whether the plan is one of least cost."""
+    """Whether the plan minimises cost."""
     return plan.objective.partition(":")[0] == "cost"
 
 
 def _frontier(plan: Plan) -> Table:
-    """GPUs against latency and price."""
+    """Table of latency and price for each number of GPUs."""
     from packer.evaluation import PLAN_FIGURES
 
     points: Any = plan.details["frontier"]
@@ -114,7 +114,7 @@ def _frontier(plan: Plan) -> Table:
 
 
 def _goal(plan: Plan) -> str:
-    """The goal, and at which rates and in which hours plans are held to it."""
+    """Say what the goal is, and at which rates and in which hours plans are checked against it."""
     judged = [f"with rates raised by {plan.margin:.1%}"] if plan.margin else []
     judged += ["in several hours"] if plan.workload.arrivals.trace is None else []
     how = f", judged {' and '.join(judged)}; figures at the rates as given" if judged else ""
@@ -122,7 +122,7 @@ def _goal(plan: Plan) -> str:
 
 
 def changes(old: Plan, plan: Plan) -> list[Table | str]:
-    """Changes from a running plan to the one that follows it."""
+    """Changes from the running plan `old` to `plan`: adapters that move; servers that stay, start or stop."""
     before, now = set(old.workload.names), set(plan.workload.names)
     moved = [plan.workload.names[i] for i in plan.moves.adapters] if plan.moves else []
     numbers = plan.moves.servers if plan.moves else ()
@@ -167,8 +167,8 @@ _FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_
 
 
 def _rooms(plan: Plan) -> Table:
-    """How far the load of each server may grow, what limits it and what helps; equal servers together, those with the
-    least room."""
+    """Table of each server's headroom, what limits it and what helps. Equal servers share a row; rows are sorted by
+    headroom, least first, up to `SHOWN_ROOMS`."""
     shown = grouped(plan.rooms)[:SHOWN_ROOMS]
     columns = ["server", "in limits to", "queue steady to", "serves to", "what limits it", "what helps"]
     more = len(plan.rooms) - sum(len(gpus) for gpus, _ in shown)
@@ -178,11 +178,11 @@ def _rooms(plan: Plan) -> Table:
 
 SHOWN_ROOMS = 8
 WIDE, NARROW = 100, 72
-"""Columns of a terminal from which all figures of a server are shown, and all but one."""
+"""Terminal widths, columns, from which all figures of a server are shown, or all but one."""
 
 
 def places(plan: Plan) -> list[dict[int, float]]:
-    """For each adapter the servers that hold it, with the share of its requests that each gets."""
+    """For each adapter: server → share of the adapter's requests."""
     found: list[dict[int, float]] = [{} for _ in plan.workload.adapters]
     for k, item in enumerate(plan.bins):
         for i, share in zip(item.adapters, item.shares, strict=True):
@@ -191,7 +191,7 @@ def places(plan: Plan) -> list[dict[int, float]]:
 
 
 def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
-    """For each of these adapters its rank and rate, the share of its requests that each server gets, and its figures.
+    """For each name: the adapter's rank and rate, the share of its requests per server, and its figures.
 
     Raises `UnknownNameError`: the plan has no adapter of that name.
     """
@@ -208,7 +208,7 @@ def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def adapters_frame(plan: Plan) -> pl.DataFrame:
-    """One row for each adapter of a plan: class, rank, rate, its servers, and what it gets there."""
+    """One row for each adapter of a plan: SLO class, rank, rate, servers and figures."""
     fleet = plan.workload
     rows = [
         {
@@ -229,11 +229,11 @@ ADAPTER_COLUMNS = {
     "slo_attainment": ("% in limits", 100.0, 1),
     "slo_used": ("% of limits used", 100.0, 0),
 }
-"""Figure of an adapter → its head, factor and digits."""
+"""Figure of an adapter → column head, factor and digits."""
 
 
 def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
-    """Where adapters are, and what they get."""
+    """Table of adapters: rank, rate, servers and figures."""
     rows = []
     for row in adapter_rows(plan, names):
         several = len(row["gpus"]) > 1
@@ -248,7 +248,7 @@ def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
 
 
 def servers(bins: Iterable[Bin]) -> str:
-    """The profiles for people, each once: "toy (estimated, not calibrated)"."""
+    """Labels of the servers' profiles without duplicates, as in "toy (estimated, not calibrated)"."""
     return ", ".join(sorted({item.profile.label for item in bins}))
 
 
@@ -258,7 +258,7 @@ def result_of(row: Evaluation) -> str:
 
 
 def _facts(plan: Plan) -> list[str]:
-    """How the plan was found, what it is worth, and what it costs."""
+    """The plan's status, bound, solver, totals, profiles, energy and tightest adapter."""
     from packer.report.context import resimulated
     from packer.report.energy import energy_of
     from packer.twin.per_adapter import quiet_adapters
@@ -285,13 +285,13 @@ def _facts(plan: Plan) -> list[str]:
 
 
 FOUND = 2
-"""Facts that a plan without a decision is shown with."""
+"""Number of facts that brief output shows for a plan without a decision."""
 
 
 def _small_print(plan: Plan, *, briefly: bool) -> list[str]:
-    """Facts, and what was assumed of prices, lengths, engine and prefixes.
+    """Facts, training throughput, and assumptions about prices, lengths, engine and prefixes.
 
-    `briefly`: no facts beside a decision, and of those of another plan the first.
+    `briefly`: no facts if the plan has a decision, otherwise the first `FOUND`.
     """
     facts = _facts(plan)
     lines = facts if not briefly else [] if plan.details.get("decision") else facts[:FOUND]
@@ -308,7 +308,7 @@ def _small_print(plan: Plan, *, briefly: bool) -> list[str]:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The plan as its file has it, its energy, and what its `Prefixes` line says."""
+    """The plan as in its file, with its energy and the figures of the line `Prefixes`."""
     from packer.report.energy import with_energy
     from packer.report.prefixes import prefix_figures
 
@@ -320,7 +320,7 @@ OTHER_VERSION = re.compile(r"those of (.+), but for (?:.*\b)?version \S+(?: inst
 
 
 def _engine(plan: Plan, *, briefly: bool) -> list[str]:
-    """What the plan assumes of the engine: the version whose rules it follows, and prefixes that requests share."""
+    """Assumptions about the engine: the version whose rules hold, and the prefixes that requests share."""
     from packer.report.prefixes import prefix_words
     from packer.twin.engine_rules import followed, rules_of
     from packer.twin.server import unlike_vllm
@@ -348,7 +348,7 @@ def _engine(plan: Plan, *, briefly: bool) -> list[str]:
 
 
 def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:
-    """The adapter that uses most of its latency limits; nothing where no request completed."""
+    """Line about the adapter that uses most of its latency limits; empty if none of its requests completed."""
     import numpy as np
 
     most = int(np.nan_to_num(found.slo_used, nan=-1.0).argmax())
@@ -364,7 +364,7 @@ def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:
 
 
 def assumed_lengths(fleet: Workload) -> str:
-    """Note for a workload without token lengths, or without those of one side: they decide the result."""
+    """Say which token lengths the workload does not give (input, output or both) and what is assumed instead."""
     sides = fleet.assumed_lengths
     means = [f"{getattr(fleet, side).mean:g}" for side in sides]
     if len(sides) == 1:
@@ -379,7 +379,7 @@ def assumed_lengths(fleet: Workload) -> str:
 
 
 def _bound(plan: Plan) -> str:
-    """What no plan goes below; nothing where no bound was made for this objective."""
+    """Text of the lower bound on the objective; "" if the plan has none."""
     infeasible = plan.status.value == "infeasible"
     if plan.lower_bound is None or (infeasible and plan.lower_bound <= 1):
         return ""

@@ -1,4 +1,4 @@
-"""What `packer simulate --predictor` prints: the figures of a predictor, and what decided them."""
+"""Output of `packer simulate --predictor`: the figures of a predictor, and the rules or features behind them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREDICTED = (
     *("offered_tok_s", "total_token_throughput", "mean_itl_ms", "mean_ttft_ms", "median_ttft_ms"),
     *("p99_ttft_ms", "kv_cache_tokens"),
 )
-"""Figures of a predictor that are shown."""
+"""Predicted figures that are shown."""
 
 
 def predicted(
@@ -31,7 +31,7 @@ def predicted(
     files: SimulationFiles,
     out: Writing,
 ) -> None:
-    """Print the figures of a predictor in place of a simulation."""
+    """Print the figures of a predictor instead of a simulation."""
     from packer.operate.predict import predict
 
     unused = (

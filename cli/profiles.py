@@ -39,7 +39,7 @@ def list_(out: Output) -> None:
 
 
 def summary_of(profile: Profile) -> dict[str, Any]:
-    """What `--json` says of a profile."""
+    """Facts of a profile for `--json`."""
     gpu, engine, model = profile.gpu, f"{profile.engine.name} {profile.engine.version}", profile.model.name
     who = {"name": profile.name, "label": profile.label, "calibrated": profile.calibrated}
     who |= {"model": model, "gpu": gpu.name, "price_per_hour": gpu.price_per_hour, "engine": engine}

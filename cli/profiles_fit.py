@@ -27,7 +27,7 @@ ABOUT: Readers = {
 
 @bundle
 class Measurements:
-    """The tables, and what they don't contain.
+    """Files of measurements, and facts that the files do not contain.
 
     profiling_dir: Micro-benchmarks: some or all of kv_capacity.csv, latency_backbone.csv, latency_adapters.csv,
         loading.csv.
@@ -103,7 +103,7 @@ def fit(given: Measurements, out: Writing) -> None:
 
 
 def _improve(base: Profile, given: Measurements, out: Writing) -> None:
-    """Write the estimate that results of load generators improve."""
+    """Improve the base profile by results of load generators and write it."""
     from packer.fit.bench_results import improved, read_bench_results
     from packer.fit.pipeline import with_provenance
 
@@ -120,7 +120,7 @@ def _finish(
     given: Measurements,
     out: Writing,
 ) -> None:
-    """Write the profile and say what it is."""
+    """Write the profile and print its step law, errors and fingerprint."""
     from packer.io.profiles import write_profile
 
     write_profile(profile, given.output, force=out.force)

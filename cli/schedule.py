@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @bundle
 class DayOptions:
-    """The day.
+    """Rates and periods of the day.
 
     rates_path: Rates of each adapter by period, in order: adapter,<period>,<period>,… in req/s.
     trace_path: Requests of the fleet's adapters, from which the rates are measured.
@@ -48,7 +48,7 @@ class DayOptions:
     seed: int = common("seed")
 
     def rates(self, fleet: Workload) -> dict[str, npt.NDArray[np.float64]]:
-        """Rates by period, from the file or the trace."""
+        """Rates of the adapters in each period, req/s, from the file or the trace."""
         from packer.objectives.headroom import read_rates
         from packer.operate.observe import replayed_trace
         from packer.operate.schedule import rates_of_trace
@@ -72,7 +72,7 @@ PARTS = ("static", "servers", "keda", "routes")
 
 @bundle
 class Results:
-    """Where the schedule goes, and its check.
+    """Output files of the schedule, and its simulation.
 
     output: The schedule as JSON.
     files: Write a part: static (the plan that holds all day), servers (every server of the day, for packer export
@@ -168,7 +168,7 @@ def _replayed(found: Schedule, rates: Any, hours: DayOptions) -> dict[str, Any]:
 
 
 def _lines(found: Schedule, data: dict[str, Any], slo: Goal, *, by_default: bool) -> list[Table | str]:
-    """The day for people; `by_default`: no one chose the profile."""
+    """The schedule as text and tables. `by_default`: the profile is the default."""
     rows = []
     for each in found.periods:
         names = " … ".join(dict.fromkeys((each.names[0], each.names[-1])))

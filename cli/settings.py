@@ -1,4 +1,4 @@
-"""The server that a command is about: its profile, and settings in place of it."""
+"""The server that a command is about: its profile, and settings that override the profile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_PROFILE = dict.fromkeys(
     "this command takes a profile: packer profiles estimate --gpu GPU --model MODEL -o FILE.toml, then --profile "
     "FILE.toml",
 )
-"""Options of other commands that people try where one profile is taken."""
+"""Options of other commands that are refused if a command takes one profile, with the reason."""
 ENGINE_SETTINGS: Readers = {
     "max-num-seqs": numbers(int),
     "max-model-len": numbers(int),
@@ -57,12 +57,12 @@ SERVER_SETTINGS: Readers = {
     "quantization": lambda text: (text,),
     **ENGINE_SETTINGS,
 }
-"""The same, and the settings of a server that is named by its GPU and model; each is read as one or several values."""
+"""`ENGINE_SETTINGS`, and settings of a server given by its GPU and model. Readers return a tuple of values."""
 
 
 @bundle
 class EngineSettings:
-    """Settings of one server in place of its profile's."""
+    """Settings of one server that override its profile."""
 
     settings: dict[str, tuple[Any, ...]] = pairs(
         "--set", names=ENGINE_SETTINGS, refused=NO_LAW | NO_PROFILE, help=shared_help()["set"]
@@ -70,7 +70,7 @@ class EngineSettings:
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The settings that were given, one value each."""
+        """The given settings, each with its only value. Raises `UsageError` if one has several values."""
         for name, values in self.settings.items():
             if len(values) != 1:
                 raise click.UsageError(f"Expected one {name.replace('_', '-')}, got {len(values)}.")
@@ -87,7 +87,7 @@ class ServerSettings(EngineSettings):
 
 
 def label_of(profile: Profile) -> str:
-    """A profile as shown, and that no one chose it, if no one did."""
+    """Label of a profile, which says if it is the default profile."""
     source = click.get_current_context().get_parameter_source("profile_name")
     return f"{profile.label} (the default profile)" if source is ParameterSource.DEFAULT else profile.label
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from packer.plan import Plan
 
 MOST_MOVES = 20
-"""The table shows at most so many adapters that move."""
+"""Largest number of moving adapters in the table."""
 
 
 @bundle
@@ -61,7 +61,7 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
 
 
 def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]]:
-    """What changes, for machines and for people."""
+    """Changes from `old` to `new`, as JSON data and as text."""
     from packer.operate.changes import between
 
     moves = between(old, new)
@@ -106,5 +106,5 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
 
 
 def _was(restarted: Mapping[str, Any]) -> str:
-    """The number of a server in the plan before, where it is another one."""
+    """The server's number in the old plan, if it differs."""
     return "" if restarted["continues"] == restarted["server"] else f" (was {restarted['continues']})"

@@ -250,7 +250,7 @@ def _risk(simulations: Sequence[Run], run: RunOptions, out: Writing) -> dict[str
 
 
 def result_of(simulations: Sequence[Run]) -> dict[str, Any]:
-    """The metrics of one run and the verdict on it; of several runs the means, with intervals."""
+    """Metrics and verdict of one run; for several runs, the means of the metrics with 95 % intervals."""
     from packer.twin.timeline import SUMMARY
     from packer.twin.uncertainty import intervals
     from packer.twin.verdict import verdict_of_all

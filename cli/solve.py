@@ -27,7 +27,7 @@ DEFAULT_OUTPUT = "plan.json"
 OUTPUT = f"Where to write the plan.  [default: {DEFAULT_OUTPUT}, over an earlier plan; with --json nowhere]"
 DEFAULT_PREDICTOR = "auto"
 REPLAY = "replay"
-"""The load of a trace that is its requests as they were."""
+"""Value of --load that replays the requests of a trace unchanged."""
 TO_PRINT = (
     "packer.report.context",
     "packer.report.energy",
@@ -35,12 +35,12 @@ TO_PRINT = (
     "rich.console",
     "rich.table",
 )
-"""Modules that a plan is printed with."""
+"""Modules that printing a plan needs."""
 
 
 @bundle
 class Planning:
-    """What a plan is made for and how it is searched.
+    """Load, objective and search options of a plan.
 
     old_path: Follow a running plan: on its servers, within its latency limits, fewest GPUs, then few adapters
         moved.
@@ -79,7 +79,7 @@ class Planning:
     seed: int = common("seed")
 
     def running(self) -> Plan | None:
-        """The plan that is followed."""
+        """Read the running plan of --from; None without --from."""
         if self.old_path is None:
             return None
         from packer.io.plans import load_plan
@@ -87,7 +87,7 @@ class Planning:
         return load_plan(self.old_path)
 
     def at_load(self, fleet: Workload, path: str, out: Writing) -> Workload:
-        """The fleet of a file at the load that was chosen; of a trace of requests the busiest hour, which is said."""
+        """Return the fleet at the load of --load. A log's default is its busiest hour; a note says what is planned."""
         if self.load is None and self.loads_path is not None:
             raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
         if self.loads_path is not None or fleet.arrivals.trace is None:
@@ -106,7 +106,7 @@ class Planning:
         return found.fleet
 
     def changed(self, fleet: Workload) -> Workload:
-        """The fleet that is planned for, with the adapters and rates that were given."""
+        """Return the fleet with the adapters of --add and all rates times --rate-factor."""
         from packer.io.workloads import read_workload
         from packer.operate.changes import changed_fleet
 
@@ -114,13 +114,13 @@ class Planning:
         return changed_fleet(fleet, rate_factor=self.rate_factor, add=add)[0]
 
     def remaining_s(self) -> float | None:
-        """What is left of the time limit, which begins with the command."""
+        """Return the rest of the time limit, s, which starts with the command; None without a limit."""
         from packer.solvers.base import limit_of
 
         return limit_of(checks.time_limit(self.time_limit_s) - waited_s())
 
     def recommends(self, old: Plan | None) -> bool:
-        """Whether no strategy was chosen, for the running plan neither: then the plan to deploy is looked for."""
+        """Whether to call `recommend`: no strategy is given; `old`, if any, is a recommended plan of one profile."""
         chosen = self.objective, self.solver
         free = all(each is None for each in chosen) and self.predictor == DEFAULT_PREDICTOR
         alike = old is None or len({item.profile for item in old.bins}) == 1
@@ -129,10 +129,10 @@ class Planning:
     def planned(
         self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, later: Sequence[str], **given: Any
     ) -> Plan:
-        """The plan for the objective; without one that to deploy. `later`: modules that are needed after it."""
+        """Return the plan for the objective, or else the plan to deploy. `later`: modules to import meanwhile."""
         from packer.twin.engine.compile import begin
 
-        begin()  # while the rest is imported
+        begin()  # compile kernels during the imports
         from packer.planning.recommend import recommend
         from packer.planning.solve import solve as run
         from packer.solvers.evaluator import rate_margin_for
@@ -169,7 +169,7 @@ class PlanOutput:
     per_adapter: str | None = option(metavar="FILE")
 
     def replacing(self, out: Writing) -> Writing:
-        """What may be overwritten: without -o also an earlier plan, which packer wrote and no one changed."""
+        """Return `out`; without -o it may also overwrite an earlier plan that packer wrote and no one changed."""
         if self.output is not None or out.as_json or out.force or not Path(DEFAULT_OUTPUT).is_file():
             return out
         from packer.io.plans import load_plan
@@ -177,7 +177,7 @@ class PlanOutput:
         try:
             load_plan(DEFAULT_OUTPUT)
         except PackerError:
-            return out  # something else: `check` refuses it before the search
+            return out  # not an unchanged plan: `check` refuses it before the search
         return replace(out, force=True)
 
 
@@ -220,7 +220,7 @@ def solve(
     out.check(path)
     out.check_tables(result.per_adapter)
     old = planning.running()
-    if old is not None:  # its own servers, whatever packer.toml says
+    if old is not None:  # the plan's servers are used, even if packer.toml names others
         refuse_unused("--from", ("profile_names", "gpu", "model", "settings"))
     if planning.spare and not planning.recommends(old):
         raise IncompatibleError(

@@ -1,4 +1,4 @@
-"""Standard streams of the process: closed, full and non-UTF-8 ones, signals, and how errors are reported."""
+"""Standard streams of the process (closed, full or not UTF-8), signals, and error reports."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from packer.words import visible
 
 
 def prepare() -> None:
-    """Make standard output and error writable whatever they are; SIGTERM interrupts as Ctrl-C does.
+    """Make standard output and error writable in any state; let SIGTERM interrupt as Ctrl-C does.
 
-    A closed stream becomes /dev/null, so that no file that is opened later takes its number. A character that
-    is not in the encoding of a stream is written as an escape. What a library of C writes to standard output by
-    itself, as HiGHS does, goes to standard error: the output of a command may be JSON.
+    A closed stream becomes /dev/null, so that no file that is opened later takes its descriptor. Characters outside
+    the encoding of a stream are written as escapes. Output that a C library such as HiGHS writes to standard output
+    goes to standard error, because the output of a command may be JSON.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -48,7 +48,7 @@ def prepare() -> None:
 
 
 def _warned(as_python: Callable[..., None], message: Warning | str, *about: Any, **more: Any) -> None:
-    """A warning of packer's is one line, without the line of code, and so is one that holds a traceback."""
+    """Print `KernelsNotKeptWarning`, and any warning with a traceback, as one line; print others as Python does."""
     first, _, rest = str(message).partition("\n")
     if isinstance(message, KernelsNotKeptWarning) or "Traceback" in rest:
         with suppress(OSError):
@@ -58,11 +58,11 @@ def _warned(as_python: Callable[..., None], message: Warning | str, *about: Any,
 
 
 AGAIN_S = 0.05
-"""Time after which an interrupt that was lost comes again."""
+"""Time after which a lost interrupt is sent again, s."""
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """An interrupt that falls into a callback of compiled code, which can't raise it, comes again soon after it."""
+    """Send an interrupt again that was lost in a callback of compiled code, which can't raise it."""
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
@@ -82,9 +82,9 @@ _RESULTS: list[TextIO] = []
 
 @contextmanager
 def only_results() -> Iterator[None]:
-    """Standard output is for results in the block: whatever else is printed goes to standard error.
+    """Reserve standard output for results in the block; everything else that is printed goes to standard error.
 
-    A strategy of another package may print, and a result may be JSON.
+    A plug-in may print, and a result may be JSON.
     """
     _RESULTS.append(results())
     try:
@@ -95,12 +95,12 @@ def only_results() -> Iterator[None]:
 
 
 def results() -> TextIO:
-    """Where results are printed."""
+    """Stream that results are printed to."""
     return _RESULTS[-1] if _RESULTS else sys.stdout
 
 
 def plain_json(text: str) -> str:
-    """JSON without characters that a terminal acts on: of those, `json.dumps` escapes the first 32 alone."""
+    """Escape control and formatting characters in JSON. `json.dumps` escapes only the first 32 of them."""
     return _ACTED_ON.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
@@ -108,22 +108,22 @@ _ACTED_ON = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]
 
 
 def _ignore_signals() -> None:
-    """Python takes its handlers back before it ends: a signal in between would change the exit code."""
+    """Ignore signals: Python removes its handlers before it ends, and a signal then would change the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def last_words(code: int) -> int:
-    """Write what is buffered; Ctrl-C then changes nothing any more. Returns the exit code."""
+    """Flush the streams and return the exit code. A later signal ends the process at once, with that code."""
     _ignore_signals()
     code = flush(code)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: os._exit(code))  # threads may still work on what is not needed
+        signal.signal(number, lambda *_: os._exit(code))  # threads may still do work that is not needed
     return code
 
 
 def flush(code: int) -> int:
-    """Write what is buffered; the exit code, which is 2 if standard output could not take it."""
+    """Flush the streams. Return `code`, or 2 instead of 0 if standard output can't be written."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -144,7 +144,7 @@ def _discard(number: int) -> None:
 def fail(error: BaseException, code: int, *, message: str = "", as_json: bool = False) -> int:
     """Report an error in one line on standard error, and with `as_json` as an object on standard output.
 
-    An address that was given where a file belongs, or that code of others names, shows neither login nor query.
+    Addresses in the message, such as one given instead of a file, are shown without login and query.
     """
     from packer.io.web import masked
 
@@ -152,7 +152,7 @@ def fail(error: BaseException, code: int, *, message: str = "", as_json: bool = 
     text = "\n".join(map(visible, brief(masked(message or found)).split("\n")))
     helps = isinstance(
         error, getattr(click.exceptions, "NoArgsIsHelpError", ())
-    )  # a group alone: no error to name
+    )  # a group without a command: only help
     with suppress(OSError):
         if helps:
             click.echo(found, err=True)

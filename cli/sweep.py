@@ -46,7 +46,7 @@ class Axes:
 
 @bundle
 class TrainingSweep:
-    """Instead of the grid: how much a server can train.
+    """Search for the largest training throughput of a server, instead of the grid.
 
     tuning: Largest training throughput beside the requests within --slo, by this policy with its best parameter;
         repeatable.
@@ -107,7 +107,7 @@ def sweep(
 def _tune(
     workload: Workload, profile: Profile, axes: Axes, training: TrainingSweep, files: SweepFiles, out: Writing
 ) -> None:
-    """Policies side by side: their best parameter and what they train with it."""
+    """Compare policies: each with its best parameter and the training throughput with that parameter."""
     from packer.twin.tuning.search import tuning_rows
 
     refuse_unused("--tuning", ("adapters", "plot"))
@@ -141,7 +141,7 @@ def _tuned_table(rows: list[dict[str, Any]], title: str) -> Table:
 
 
 def _simulate(plan: Sweep, output: str | None, jobs: int, out: Writing) -> pl.DataFrame:
-    """All rows; an interruption writes what is there."""
+    """Simulate the grid and write its rows. Ctrl-C writes the finished rows and raises `KeyboardInterrupt`."""
     from packer.twin.sweep import sweep_frame
 
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Where observed traffic is read from: options of the commands that measure a fleet, and their readers."""
+"""Sources of observed traffic: options of the commands that measure a fleet, and functions that read them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from packer.traces.prometheus import CounterNames, Metrics
 
 UNUSED_WITH_INPUT = ("url", "window_s", "span_s")
-"""Parameters of a query: a saved file has its own."""
+"""Query parameters that have no effect with --input: the saved file has its own."""
 
 
 def ranks_or_file(text: str) -> str | tuple[int, ...]:
-    """Type of an option: ranks with commas between them, or a table's file."""
+    """Type of an option: comma-separated ranks, or the file of a table."""
     parts = text.split(",")
     return tuple(map(int, parts)) if all(part.strip().isdecimal() for part in parts) else text
 
@@ -44,7 +44,7 @@ class RankOptions:
     base: tuple[str, ...] = option(multiple=True, metavar="MODEL")
 
     def read(self) -> Ranks:
-        """The ranks; a table is read now."""
+        """Return the ranks of the options; read tables from their files."""
         from packer.traces.assign import Ranks, read_ranks
 
         table: dict[str, int] = {}
@@ -77,7 +77,7 @@ class PlanLogOptions:
     assign: dict[str, Any] = pairs("--assign", names=PREFIX)
 
     def fields(self) -> Fields:
-        """As `packer.traces.read.read_trace` takes them."""
+        """The fields, for `packer.traces.read.read_trace`."""
         from packer.traces.access_log import Fields
         from packer.traces.columns import KEYS
 
@@ -103,7 +103,7 @@ class LogOptions(PlanLogOptions):
     assign: dict[str, Any] = pairs("--assign", names={**ASSIGN, **PREFIX})
 
     def named(self, seed: int) -> Named:
-        """Whose the requests are."""
+        """How requests are assigned to adapters that the log does not name."""
         from packer.operate.view import Named
 
         return Named(self.assign.get("adapters"), self.assign.get("exponent", 1.2), seed)
@@ -111,7 +111,7 @@ class LogOptions(PlanLogOptions):
 
 @bundle
 class ViewOptions:
-    """Which rates of the observed time count.
+    """Which of the observed rates are used.
 
     window_s: Rates are counted in windows of this length.
     by_time_of_day: Average the days first: windows at the same time of day (UTC) become one.
@@ -122,7 +122,7 @@ class ViewOptions:
     by_time_of_day: bool = option(is_flag=True, default=False)
 
     def view(self) -> View:
-        """As `packer.operate.observe` takes it."""
+        """The view, for the functions of `packer.operate.observe`."""
         from packer.operate.view import View
 
         return View(self.at, by_time_of_day=self.by_time_of_day)
@@ -155,11 +155,11 @@ class PrometheusOptions:
 
     @property
     def gateway(self) -> str:
-        """Whose counters are read."""
+        """The gateway whose counters are read."""
         return str(self.source_names.get("gateway", "litellm"))
 
     def check(self) -> None:
-        """Raise errors that don't depend on an answer before the first query."""
+        """Check the options before the first query to the server."""
         if self.export_path is not None:
             refuse_unused("--input", UNUSED_WITH_INPUT)
             for name in (each for each in ("api_key_env", "end") if each in self.source_names):
@@ -170,7 +170,7 @@ class PrometheusOptions:
         self.source()
 
     def address(self) -> Address | None:
-        """The server, with its key; None without one."""
+        """Address of the server, with its key; None without --url."""
         from packer.io.web import address_of, key_of
 
         key = self.source_names.get("api_key_env")
@@ -178,7 +178,7 @@ class PrometheusOptions:
 
     @property
     def place(self) -> str:
-        """What the answers are read from, for messages."""
+        """The file or URL that metrics are read from, for messages."""
         where = self.address()
         return self.export_path or ("" if where is None else where.url)
 
@@ -202,7 +202,7 @@ class PrometheusOptions:
         skip: Collection[str] = (),
         by_clock: bool = False,
     ) -> Metrics:
-        """The metrics of the server or of the saved file; `by_clock`: windows start at multiples of their length."""
+        """Read metrics from the server or the saved file. `by_clock`: windows start at multiples of their length."""
         import json
 
         from packer.io.files import write_text
@@ -222,11 +222,11 @@ class PrometheusOptions:
 
 
 def refuse_unused(given: str, unused: Collection[str]) -> None:
-    """Refuse options that were typed although another option leaves them without effect.
+    """Refuse options on the command line that have no effect because of another option.
 
-    `given`: the option that leaves them without effect, as it is typed.
-    `unused`: their parameters' names.
-    Raises `IncompatibleError`: one of them is on the command line; a default from a file is passed over.
+    `given`: the other option, as it is typed.
+    `unused`: parameter names of the options without effect.
+    Raises `IncompatibleError`: one of `unused` is on the command line. Defaults from a file are ignored.
     """
     for each in typed(unused):
         raise _unused(each, given)

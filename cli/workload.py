@@ -59,7 +59,7 @@ def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
 
 
 def _prefixes(fleet: Workload, found: dict[str, Any]) -> list[str]:
-    """How much requests begin alike; nothing where they do not."""
+    """Lines on sessions and shared prefixes; empty if the workload has neither."""
     import numpy as np
 
     lines = []
@@ -81,7 +81,7 @@ COUNT, SESSION = click.IntRange(min=0), ("turns", "think-s", "turn-tokens")
 
 @bundle
 class Made:
-    """What is made up.
+    """Properties of the generated workload.
 
     adapters: How many adapters.
     ranks: LoRA ranks; each comes equally often.

@@ -14,7 +14,7 @@ from packer.twin.flags import ENGINE_FLAGS
 
 @njit(**ENGINE_FLAGS)
 def accept(state: CellState) -> int:
-    """The first request of the inbox joins the end of the queue; its row."""
+    """Move the first request of the inbox to the end of the queue; return its row."""
     server, request = state.server, state.requests[state.server.inbox - 1]
     r, following = server.inbox - 1, request.next
     server.inbox = following
@@ -35,7 +35,7 @@ def accept(state: CellState) -> int:
 
 @njit(**ENGINE_FLAGS)
 def leave_queue(state: CellState, r: int) -> None:
-    """Request `r` is not waiting any more."""
+    """Remove request `r` from the queue."""
     server = state.server
     unlink(state.links["due"], r)
     server.waiting -= 1

@@ -1,4 +1,4 @@
-"""What engines with an adapter cache of their own have in common: how adapters leave the GPU and are loaded."""
+"""Common parts of engines with their own adapter cache: how adapters leave the GPU and how they are loaded."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def refusal(name: str, form: str) -> str | None:
 
 
 def prepared(setup: Any, state: ServerState, max_seqs: int) -> ServerState:
-    """The state of an idle server with the settings of its cache, and batches of up to `max_seqs` requests."""
+    """Set the cache settings and the largest batch, `max_seqs`, in the state of an idle server."""
     server = state.server
     server.kv_blocks, server.cache_rule, server.max_seqs = setup.cells, setup.policy.rule, max_seqs
     return state
 
 
 def own_of(setup: Any) -> Record:
-    """What the engine of an idle server keeps, a record of `OWN`."""
+    """Initial engine state of a server, a record of `OWN`."""
     own, policy = np.zeros(1, dtype=OWN)[0], setup.policy
     slots = memory_policy(setup.server.profile).fixed_slots and policy.rule != FIXED
     own.loading_mode, assist = loading_of(setup.loading)

@@ -1,4 +1,4 @@
-"""`packer live apply` and `follow`: bring running servers to a plan, and keep it true, or rehearse that on a trace."""
+"""`packer live apply` and `follow`: change running servers to a plan, keep it valid, or rehearse that on a trace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def whole(plan: Plan) -> Plan:
-    """The plan; raises `IncompatibleError` where an adapter has no server."""
+    """Return the plan. Raises `IncompatibleError` if an adapter has no server."""
     if not plan.bins or plan.unplaced:
         raise IncompatibleError("Expected a plan with a server for each adapter, got an infeasible one.")
     return plan
@@ -35,7 +35,7 @@ def whole(plan: Plan) -> Plan:
 
 @bundle
 class Applied:
-    """What is changed.
+    """The servers, and which changes are made.
 
     servers: The servers, the router in front of them, and limits.
     dry_run: Print the changes and make none.
@@ -88,7 +88,7 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
 
 @bundle
 class Followed:
-    """What is followed.
+    """The servers or the simulation, and how they are followed.
 
     servers: The servers, the router in front of them, and limits.
     simulate: Rehearse with this trace, a fleet that replays requests of the plan's adapters, on simulated servers.
@@ -115,7 +115,7 @@ class Followed:
 
 @bundle
 class Looks(MeasuredTraffic):
-    """How often the servers are looked at, and where their traffic is measured.
+    """How often and where the traffic of the servers is measured.
 
     every_s: Time between two looks.
     log_path: Measure the rates in the last window of this access log, not from the servers' metrics.
@@ -219,7 +219,7 @@ def _followed(
             write_text(given.html, live_page(following, rows))
         for each in following.log[-len(made) :] if made else ():
             out.result(each, lambda each=each: _said(each, following))  # type: ignore[misc]
-        sys.stdout.flush()  # a log that is read while the command runs
+        sys.stdout.flush()  # output to a file may be read while the command runs
         if following.keeper.missing:
             out.note(f"{counted(following.keeper.missing, 'more server')} needed")
 

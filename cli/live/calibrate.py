@@ -19,7 +19,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration(text: str) -> float:
-    """Type of an option: seconds, or a number with s, m or h behind it; in seconds."""
+    """Type of an option: seconds, or a number with the unit s, m or h. Returns seconds."""
     factor = _UNITS.get(text.strip()[-1:], 1.0)
     try:
         seconds = float(text.strip().rstrip("smh")) * factor

@@ -1,4 +1,4 @@
-"""`packer live doctor`, `setup-cpu` and `setup-gpu`: which vLLM is there, and one to measure with."""
+"""`packer live doctor`, `setup-cpu` and `setup-gpu`: check the installed vLLM, or set one up to measure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packer.cli.output import Table
 
 FOLDER = click.Path(file_okay=False)
 SETTINGS = {"max-model-len": 4096, "max-num-seqs": 256, "max-num-batched-tokens": 2048}
-"""What vLLM on a GPU is given, by default."""
+"""Default settings of vLLM on a GPU."""
 
 
 @bundle
@@ -58,7 +58,7 @@ def doctor(given: DoctorOptions, out: Output) -> int:
 
 @bundle
 class CpuSetup:
-    """Where, and with what.
+    """The folder, and where vLLM and torch come from.
 
     python: An interpreter that has vLLM already.
     find_links: Where a CPU build of torch lies. [default: that of uv or pip]
@@ -84,7 +84,7 @@ def setup_cpu(given: CpuSetup, out: Writing) -> None:
 
 
 def place_of(folder: str, out: Writing) -> Path:
-    """The folder, refused before long work if its launch file is there and would be replaced."""
+    """Return the folder. Raises before long work if its launch file exists and may not be overwritten."""
     place = Path(folder)
     if (place / "launch.toml").exists():
         out.check(str(place / "launch.toml"))
@@ -92,7 +92,7 @@ def place_of(folder: str, out: Writing) -> Path:
 
 
 def ready(launch: Path, out: Writing) -> None:
-    """Say where the launch file is and what to do with it."""
+    """Print the path of the launch file and the next command."""
     out.result({"launch": str(launch)}, lambda: [f"Ready: packer live calibrate --launch {launch}"])
 
 

@@ -9,7 +9,7 @@ from packer.twin.cluster.caching import DROP, CachePolicy
 
 @dataclass(frozen=True)
 class Drop(CachePolicy):
-    """S-LoRA's rule (arXiv 2311.03285); adapters brought by its last prefetch stay."""
+    """S-LoRA's rule (arXiv 2311.03285): an adapter leaves with its last request, unless the last prefetch wants it."""
 
     name = "drop"
     rule = DROP

@@ -1,7 +1,7 @@
-"""Adapters on the GPU of an engine other than vLLM's: which leave, and how they come.
+"""Adapter cache on the GPU of engines other than vLLM's: which adapters are evicted, and how adapters are loaded.
 
-An adapter on the GPU is in the batch, in the ring of idle ones (by last use), or on its way over the link between
-host and GPU, which brings one after the other. What it takes is counted in `used`, with the KV cache's cells.
+An adapter on the GPU is in the batch, in the ring of idle adapters (ordered by last use), or in transfer from the
+host, which is one adapter at a time. `used` counts the cells of adapters and of the KV cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from packer.twin.flags import ENGINE_FLAGS
 
 @njit(**ENGINE_FLAGS)
 def drop(state: CellState, a: int) -> None:
-    """Idle adapter row `a` leaves the GPU."""
+    """Evict idle adapter row `a` from the GPU."""
     server, adapters = state.server, state.adapters
     unlink(adapters["idle"], a)
     adapters[a].resident = 0
@@ -31,8 +31,8 @@ def drop(state: CellState, a: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def victim(state: CellState, spare: int) -> int:
-    """Row of the idle adapter that leaves next, 0 without one; `spare` stays, and what is kept, or was
-    brought for a waiting request, goes last.
+    """Row of the idle adapter to evict next, 0 if there is none. `spare` is never evicted; adapters that a policy
+    keeps, or that waiting requests need, are evicted last.
     """
     server, own, adapters, cached = state.server, state.own, state.adapters, state.cached
     best, found, worst = 0, 0, 0
@@ -52,7 +52,7 @@ def victim(state: CellState, spare: int) -> int:
 
 @njit(**ENGINE_FLAGS)
 def make_room(state: CellState, blocks: int, slots: int, spare: int) -> bool:
-    """Drop idle adapters until so many cells, and slots, are free; False if that is not enough."""
+    """Drop idle adapters until `blocks` cells and `slots` slots are free; return False if that is not enough."""
     server, own = state.server, state.own
     while server.used + blocks > server.kv_blocks or server.residents + slots > own.slot_limit:
         e = victim(state, spare)
@@ -64,7 +64,7 @@ def make_room(state: CellState, blocks: int, slots: int, spare: int) -> bool:
 
 @njit(**ENGINE_FLAGS)
 def put(state: CellState, a: int) -> None:
-    """Adapter row `a`, which is absent, comes to the GPU at once; the caller has made room."""
+    """Put absent adapter row `a` on the GPU at once. The caller has made room."""
     server, adapters = state.server, state.adapters
     adapters[a].resident = 1
     server.residents += 1
@@ -74,7 +74,7 @@ def put(state: CellState, a: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def enter_batch(state: CellState, loading: FloatArray, a: int) -> float:
-    """A request of adapter row `a` runs; its adapter, for which there is room, comes with it. Time of the load, ms."""
+    """Add a request of adapter row `a` to the batch and load the adapter, which has room. Return the load time, ms."""
     server, adapters, own, cached = state.server, state.adapters, state.own, state.cached
     k, loads = adapters[a].rank_class, True
     if adapters[a].resident == 0:
@@ -100,7 +100,7 @@ def enter_batch(state: CellState, loading: FloatArray, a: int) -> float:
 
 @njit(**ENGINE_FLAGS)
 def leave_batch(state: CellState, a: int) -> bool:
-    """A request of adapter row `a` is finished; whether it was the last that ran: its adapter is idle then."""
+    """Remove a finished request of adapter row `a`. Return whether the adapter is now idle: no request of it runs."""
     server, adapters, classes, own = state.server, state.adapters, state.classes, state.own
     k = adapters[a].rank_class
     server.running -= 1
@@ -121,7 +121,7 @@ def leave_batch(state: CellState, a: int) -> bool:
 
 @njit(**ENGINE_FLAGS)
 def tidy(state: CellState, tag: int) -> None:
-    """Idle adapters leave unless the rule keeps them or, where `tag` is not 0, prefetch `tag` brought them."""
+    """Evict idle adapters unless the rule keeps them or, if `tag` is not 0, prefetch `tag` wanted them."""
     server, own, adapters, cached = state.server, state.own, state.adapters, state.cached
     rule = server.cache_rule
     if rule in (DROP, NOTHING):
@@ -142,7 +142,7 @@ def tidy(state: CellState, tag: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def start_load(state: CellState, loading: FloatArray, a: int) -> bool:
-    """Absent adapter row `a`, for which requests wait, is put on the link and takes its room; False without room."""
+    """Queue the load of absent adapter row `a`, for which requests wait. Return False if there is no room for it."""
     server, own, adapters, cached = state.server, state.own, state.adapters, state.cached
     blocks = adapters[a].blocks
     if not make_room(state, blocks, 1, 0):
@@ -160,7 +160,7 @@ def start_load(state: CellState, loading: FloatArray, a: int) -> bool:
 
 @njit(**ENGINE_FLAGS)
 def end_load(state: CellState, loading: FloatArray) -> int:
-    """The load that ends at `load_end_s` is over, and the next one begins; returns its row."""
+    """Finish the load that ends at `load_end_s` and start the next one. Return the row of the loaded adapter."""
     own, adapters, cached = state.own, state.adapters, state.cached
     a = int(adapters[0].host.after)
     unlink(adapters["host"], a)
@@ -178,9 +178,9 @@ def end_load(state: CellState, loading: FloatArray) -> int:
 
 @njit(**ENGINE_FLAGS)
 def keep(c: Servers, memory: Own, s: int, a: int, on: bool) -> None:
-    """A policy keeps adapter row `a` on the GPU from now on, if there is room without others that it keeps, or no more.
+    """Keep adapter row `a` on the GPU if it fits without evicting other kept adapters. `on` False: stop keeping it.
 
-    It is loaded while the server works, and takes no time.
+    The load happens in the background and takes no time.
     """
     state = state_of(c, memory, s)
     server, adapters, own, cached = state.server, state.adapters, state.own, state.cached
@@ -201,5 +201,5 @@ def keep(c: Servers, memory: Own, s: int, a: int, on: bool) -> None:
 
 @njit(inline="always", **ENGINE_FLAGS)
 def load_ms(adapter: Record, loading: FloatArray) -> float:
-    """Time that an adapter takes from host memory to the GPU, ms."""
+    """Time to load an adapter from host memory to the GPU, ms."""
     return float(loading[0] + loading[1] * adapter.rank)

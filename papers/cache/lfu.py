@@ -10,7 +10,7 @@ from packer.papers.cache.lru import Lru
 
 @dataclass(frozen=True)
 class Lfu(Lru):
-    """Uses are counted per server from the start; among equals the least recently used leaves."""
+    """Evicts the idle adapter with the fewest uses on the server since its start; among equals, by last use."""
 
     name = "lfu"
     rule = LFU

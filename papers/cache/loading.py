@@ -1,4 +1,4 @@
-"""How adapters come from host memory to the GPU: what waits for a load."""
+"""Loading modes: how adapters are loaded from host memory to the GPU, and what waits for a load."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MODES = {
 }
 """Modes by name.
 
-"blocking": the step that admits a request loads its adapter first. "prefetch": likewise, but before the queue is looked
-at, the adapters of its first requests are loaded during the decodes. "async": a load starts when its request arrives;
-the request is passed over until it is there, others go on. "cpu-assist": `CpuAssist`. "none": loads cost nothing.
+"blocking": the step that admits a request loads its adapter first. "prefetch": likewise, but the adapters of the first
+waiting requests are loaded during decodes before the queue is checked. "async": a load starts when a request arrives;
+the request is skipped until the load ends, others go on. "cpu-assist": `CpuAssist`. "none": loads cost nothing.
 """
 
 
@@ -29,17 +29,17 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class CpuAssist:
-    """CaraServe's: the CPU computes the adapter's part of the prefill while the adapter is loaded.
+    """CaraServe's mode: the CPU computes the adapter's part of the prefill while the adapter is loaded.
 
-    As section 4 of arXiv 2401.11240 describes it. A prompt of L tokens takes ceil(L / `core_tokens`) cores, which
-    divide its tokens among them; each multiplies and adds at `core_gflop_s`. A machine has `cores`, in equal parts
-    for its servers. Where the misses of a prefill need more than there are, they take turns. A layer is done when
-    GPU and CPU are; a request is the GPU's alone as soon as its adapter is there, behind those before it. The
-    prefill lasts at least as long as the loads, and `sync_ms` more for the exchange between CPU and GPU, which is
-    below 1 ms (Figure 17).
+    Source: arXiv 2401.11240, section 4. A prompt of L tokens uses ceil(L / `core_tokens`) cores, which share its
+    tokens; each core computes at `core_gflop_s`. The servers of a machine share its `cores` equally. If the prompts
+    of a prefill whose adapters are absent need more cores than there are, they take turns. A layer ends when both
+    GPU and CPU have finished it. Adapters are loaded one after the other; once the adapter of a request is loaded,
+    the GPU alone computes for it. The prefill takes at least the time of the loads, plus `sync_ms` for the exchange
+    between CPU and GPU, which is below 1 ms (Figure 17).
 
-    The speed of a core is not published. 192 cores for 8 A10 and 16 tokens are the paper's; 26 GFLOP/s is half of
-    the peak of one of the two threads of an AVX2 core at 3.3 GHz.
+    The speed of a core is not published. The paper has 192 cores for 8 A10, and 16 tokens. 26 GFLOP/s is half of the
+    peak of one of the two threads of an AVX2 core at 3.3 GHz.
     """
 
     cores: int = 192
@@ -54,15 +54,15 @@ class CpuAssist:
         checks.real("sync_ms", self.sync_ms, low=0.0)
 
     def token_rank_ms(self, bytes_per_rank: float) -> float:
-        """Time of a core for a token and a unit of rank, by two operations for each parameter of two bytes, ms."""
+        """Time of a core for a token and a unit of rank, ms: two operations for each parameter of two bytes."""
         return bytes_per_rank / (self.core_gflop_s * 1e6)
 
 
 def loading_of(spec: str) -> tuple[int, Plain | CpuAssist]:
-    """The mode that a text names, as "cpu-assist:cores=128", and its parameters.
+    """The mode that a text such as "cpu-assist:cores=128" names, and its parameters.
 
-    Raises `UnknownNameError`: there is no such mode; `ValidationError`: it has no such parameter, or the value breaks
-    a rule.
+    Raises `UnknownNameError`: there is no such mode; `ValidationError`: the mode has no such parameter, or the value
+    is not allowed.
     """
     kinds = {name: CpuAssist if mode == CPU_ASSIST else Plain for name, mode in MODES.items()}
     made: CpuAssist | Plain = registry.make("loading mode", spec, kinds)

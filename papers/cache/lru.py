@@ -10,7 +10,7 @@ from packer.twin.cluster.caching import LRU, CachePolicy
 
 @dataclass(frozen=True)
 class Lru(CachePolicy):
-    """On demand, or as soon as more than `high_water` of the memory is used."""
+    """Evicts the least recently used idle adapter if memory is needed, or if more than `high_water` of it is used."""
 
     name = "lru"
     rule = LRU

@@ -9,7 +9,7 @@ from packer.twin.cluster.caching import NOTHING, CachePolicy
 
 @dataclass(frozen=True)
 class Nothing(CachePolicy):
-    """Even where another request is using the adapter: the baseline RROD of ROCK."""
+    """Every request loads its adapter, even if another request is using it: ROCK's baseline RROD."""
 
     name = "none"
     rule = NOTHING

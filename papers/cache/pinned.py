@@ -9,7 +9,7 @@ from packer.twin.cluster.caching import FIXED, CachePolicy
 
 @dataclass(frozen=True)
 class Pinned(CachePolicy):
-    """They take their memory, and never leave: a server whose memory they fill does not start."""
+    """All adapters stay on the GPU and take memory. A server whose memory they fill does not start."""
 
     name = "pinned"
     rule = FIXED

@@ -1,4 +1,4 @@
-"""Cache policy "replicas": more copies of adapters in higher demand, on the servers that suit them best."""
+"""Cache policy "replicas": adapters in higher demand get more copies, on the servers with the best scores."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ NEIGHBOURS, DISTANCE = 6, 0.25
 class ReplicaCache:
     """ROCK's adapter orchestration, section 4.2.
 
-    Servers alike in memory, bandwidth over memory and speed form clusters by DBSCAN. Adapters are divided by size into
-    `partitions` sets of equal number. Every `period_s` each set gets floor(share of the requests × servers) + 1
-    servers of every cluster (equation 4), the next ones round the cluster in turn, so that sets share servers where
-    these do not suffice. An adapter with f requests in the period gets floor(1.5 f^0.6 sqrt(size / mean size))
-    replicas there (equation 5). A replica goes to one of the `top` servers by score, with a probability that grows
-    with the square of the score (equation 6), which is the mean of bandwidth, free memory and nearness. Other
-    adapters leave by last use as soon as more than `high_water` of the memory is used.
+    DBSCAN clusters servers that are similar in memory, bandwidth over memory and speed. Adapters are divided by size
+    into `partitions` sets of equal number. Every `period_s` each set gets floor(share of the requests × servers) + 1
+    servers of every cluster (equation 4), assigned round robin, so that sets share servers if there are too few. An
+    adapter with f requests in the period gets floor(1.5 f^0.6 sqrt(size / mean size)) replicas on the servers of its
+    set (equation 5). A replica goes to one of the `top` servers by score, with a probability proportional to the
+    square of the score (equation 6). The score is the mean of bandwidth, free memory and nearness. Other adapters
+    leave, least recently used first, if more than `high_water` of the memory is used.
 
-    The text leaves open: the sets of adapters, the unit of f, the weights and units of the score. Here bandwidth is
-    that of loads to the GPU, relative to the highest; nearness 1 on the machine of a server that holds the adapter,
-    1/2 elsewhere. Memory is not fragmented in this twin.
+    The paper does not define the sets of adapters, the unit of f, and the weights and units of the score. Here
+    bandwidth is that of loads to the GPU, relative to the highest; nearness is 1 on the machine of a server that holds
+    the adapter, 1/2 elsewhere. The twin does not model fragmentation of memory.
     """
 
     name = "replicas"
@@ -55,7 +55,7 @@ class ReplicaCache:
         checks.integer("partitions", self.partitions, low=1)
 
     def start(self, view: ClusterView, seed: int) -> None:
-        """No adapter has a replica."""
+        """Start without replicas; cluster the servers and divide the adapters into sets."""
         self._rng, self._on = np.random.default_rng((seed, 0x726F636B)), {}
         speed = 1.0 / np.maximum(view.service_s(1, 0), 1e-12)
         memory = view.pool_bytes / 1e9
@@ -63,7 +63,7 @@ class ReplicaCache:
         self._sets = np.array_split(np.argsort(view.adapter_bytes, kind="stable"), self.partitions)
 
     def tick(self, now_s: float, view: ClusterView) -> Iterable[Move]:
-        """Fewer or more replicas, by the requests of the last period."""
+        """Remove or add replicas according to the requests of the last period."""
         requests, size = view.requests_since(now_s - self.period_s, now_s), view.adapter_bytes
         wanted, used, pool = replicas(requests, size), view.used_share.copy(), view.pool_bytes
         link = view.load_bytes_s / view.load_bytes_s.max()
@@ -89,7 +89,7 @@ class ReplicaCache:
 
 
 def alike(features: FloatArray) -> list[IntArray]:
-    """Servers of each cluster by DBSCAN over their features (S, k), each scaled to [0, 1]; what is left is one too."""
+    """Servers of each DBSCAN cluster by features (S, k), each scaled to [0, 1]. Outliers form one more cluster."""
     from sklearn.cluster import DBSCAN
 
     span = np.ptp(features, axis=0)
@@ -99,7 +99,7 @@ def alike(features: FloatArray) -> list[IntArray]:
 
 
 def partitions(requests: list[float], clusters: list[IntArray]) -> list[set[int]]:
-    """Servers of each set of adapters by ROCK's equation (4), from its requests in a period."""
+    """Servers of each set of adapters by ROCK's equation (4), from the requests of each set in a period."""
     total = sum(requests) or 1.0
     found: list[set[int]] = [set() for _ in requests]
     for servers in clusters:
@@ -112,6 +112,6 @@ def partitions(requests: list[float], clusters: list[IntArray]) -> list[set[int]
 
 
 def replicas(requests: FloatArray, size_bytes: FloatArray) -> IntArray:
-    """Replicas of each adapter by ROCK's equation (5), int64 (m,), from its requests in a period and its bytes."""
+    """Replicas of each adapter by ROCK's equation (5), int64 (m,), from requests in a period (m,) and bytes (m,)."""
     found: IntArray = np.floor(1.5 * requests**0.6 * np.sqrt(size_bytes / size_bytes.mean())).astype(np.int64)
     return found

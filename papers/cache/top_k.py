@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class TopK:
-    """Demand is a moving average of requests per period; the first `k` stay, others by last use.
+    """Keeps the `k` adapters with the highest moving average of requests per period; others leave by last use.
 
-    The baseline "Proactive" of ROCK, which preloads frequent adapters by predicted load; the text gives neither
-    its forecast nor the number of adapters.
+    This is ROCK's baseline "Proactive", which preloads frequent adapters by predicted load. The paper gives neither
+    the forecast nor the number of adapters.
     """
 
     name = "top-k"
@@ -40,11 +40,11 @@ class TopK:
         checks.real("weight", self.weight, low=0.0, high=1.0, open_low=True)
 
     def start(self, view: ClusterView, seed: int) -> None:
-        """No demand is known."""
+        """Start without demand and without kept adapters."""
         self._demand, self._kept = np.zeros(len(view.workload)), frozenset()
 
     def tick(self, now_s: float, view: ClusterView) -> Iterable[Move]:
-        """The first k by demand, where they may be served."""
+        """Keep the k adapters in highest demand on every server that may serve them; stop keeping others."""
         self._demand += self.weight * (view.requests_since(now_s - self.period_s, now_s) - self._demand)
         first = np.argsort(-self._demand, kind="stable")[: self.k]
         kept = frozenset(first[self._demand[first] > 0].tolist())

@@ -9,7 +9,7 @@ from packer.twin.cluster.caching import FIXED, CachePolicy
 
 @dataclass(frozen=True)
 class Unlimited(CachePolicy):
-    """CaraServe's upper bound "Cached" (arXiv 2401.11240, section 7.1)."""
+    """All adapters stay on the GPU and take no memory: CaraServe's bound "Cached" (arXiv 2401.11240, section 7.1)."""
 
     name = "unlimited"
     rule = FIXED

@@ -1,9 +1,9 @@
-"""The step loop of dLoRA's engine: batches of one merged adapter, whose LoRA costs nothing, or of several.
+"""The step loop of dLoRA's engine: batches of one merged adapter, whose LoRA costs nothing, or of several adapters.
 
 Written from the artifact of Wu et al., dLoRA (OSDI 2024): github.com/LLMServe/dLoRA-artifact, vllm/core/scheduler.py.
-Every step chooses its requests anew among all that are unfinished; the others keep their KV cache meanwhile, or give
-it up to the host where room is needed. Here the last to arrive gives it up first, where the artifact takes the last
-of the list of ready requests; and where a step could run nothing, it takes the first request by arrival.
+Every step chooses its requests among all unfinished ones. The other requests keep their KV cache, or swap it out to the
+host if a request needs room. Here the last request to arrive is swapped out first; the artifact takes the last one in
+its list of ready requests. If a step could run no request, it takes the first one by arrival.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from packer.twin.law.law import Law
 from packer.twin.law.linear import linear_ms, state_vector
 
 WAITS, READY, SWAPPED = range(3)
-"""`start` of a request: without KV cache, with it, and with it in host memory; `context`: its blocks."""
+"""`start` of a request: without KV cache, with KV cache on the GPU, or in host memory. `context`: its KV blocks."""
 SKIPPED, TAKEN, FULL = range(3)
 BY_CREDIT, UNMERGED, MERGED = range(3)
 """`policy`: `_credit_schedule`, `_strict_fcfs_schedule` and `_always_merge_schedule`."""
 WATERMARK = 0.01
-"""Share of the blocks that stays free when a request gets its first ones (`BlockSpaceManager`)."""
+"""Share of the KV blocks that stays free when a request starts or is swapped in (`BlockSpaceManager`)."""
 
 
 @njit(**ENGINE_FLAGS)
 def arrive(state: CellState, now: float) -> None:
-    """Requests that were sent up to `now` join the queue, in the order of their numbers: moved ones keep theirs."""
+    """Add requests sent by `now` to the queue in row order. Requests from another server keep their row and tokens."""
     server, requests = state.server, state.requests
     while server.next_s <= now:
         request = requests[server.inbox - 1]
@@ -60,7 +60,7 @@ def arrive(state: CellState, now: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def swap_out(state: CellState, r: int) -> None:
-    """The KV cache of request `r` goes to the host."""
+    """Swap the KV cache of request `r` out to the host."""
     server, request = state.server, state.requests[r]
     server.used -= request.context
     server.running -= 1
@@ -86,7 +86,7 @@ def last_outside(state: CellState, spare: int) -> int:
 
 @njit(**ENGINE_FLAGS)
 def take(state: CellState, r: int, must: bool) -> int:
-    """Request `r` joins the batch if there is room; `must`: it is the only one, and others make room for it."""
+    """Add request `r` to the batch if there is room. `must`: the batch is empty, so swap out others to make room."""
     server, own, request = state.server, state.own, state.requests[r]
     if own.batch >= server.max_seqs:
         return FULL
@@ -132,7 +132,7 @@ def take(state: CellState, r: int, must: bool) -> int:
 
 @njit(**ENGINE_FLAGS)
 def bring(state: CellState, law: Law, a: int) -> None:
-    """Adapter row `a`, which this step uses, comes to the GPU if it is not there; the least wanted other one leaves."""
+    """Load adapter row `a`, which this step uses, unless it is on the GPU. The least wanted unused adapter leaves."""
     server, adapters, cached = state.server, state.adapters, state.cached
     cached[a].counted = server.step + 1
     if adapters[a].resident == 1:
@@ -153,7 +153,7 @@ def bring(state: CellState, law: Law, a: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def fill_merged(state: CellState, a: int) -> None:
-    """The batch gets requests of adapter row `a`, by arrival: when it was just merged, among the first of a batch."""
+    """Fill the batch by arrival with requests of adapter row `a`. If it was just merged, try at most `max_seqs`."""
     server, queue = state.server, state.links["due"]
     left = server.max_seqs if state.own.rounds == 1 else state.cached[a].wanted
     r = queue[server.sentinel].after
@@ -168,7 +168,7 @@ def fill_merged(state: CellState, a: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def fill_mixed(state: CellState, base: int, count: int) -> None:
-    """The batch gets the requests that stand from `base` on in `order`, of as many adapters as there are slots."""
+    """Fill the batch with the `count` requests from place `base` in `order`, of at most as many adapters as slots."""
     server, cached = state.server, state.cached
     adapters = 0
     for k in range(base, base + count):
@@ -185,7 +185,7 @@ def fill_mixed(state: CellState, base: int, count: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def fill_up(state: CellState, first: int, picked: int) -> int:
-    """After the picked requests come those by arrival; all are paid for; how many."""
+    """Append requests by arrival to the picked ones, up to `max_seqs`, and pay for them. Return their number."""
     server, order = state.server, state.order
     for k in range(picked):
         state.requests[order[2 * server.max_seqs + k]].next = -server.step - 1
@@ -201,7 +201,7 @@ def fill_up(state: CellState, first: int, picked: int) -> int:
 
 @njit(**ENGINE_FLAGS)
 def plan(state: CellState) -> int:
-    """Choose the requests of the next step; the adapter row that is merged in it, 0: none."""
+    """Choose the requests of the next step. Return the adapter row that is merged in it, 0: none."""
     server, own = state.server, state.own
     own.batch = own.swapped_out = 0
     server.step_prefill = server.step_decodes = server.step_preempted = server.attended = 0
@@ -236,7 +236,7 @@ def plan(state: CellState) -> int:
 
 @njit(**ENGINE_FLAGS)
 def begin(state: CellState, law: Law, merge: int) -> None:
-    """The step that was planned: its adapters and how long it takes."""
+    """Start the planned step: count its adapters, load them, and compute the time of the step."""
     server, own, requests, adapters = state.server, state.own, state.requests, state.adapters
     server.active = server.active_ranks = 0
     request_ranks, largest = 0, 0
@@ -267,11 +267,11 @@ def begin(state: CellState, law: Law, merge: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def emit(state: CellState) -> None:
-    """Each request of the batch gets a token; those with all of theirs leave."""
+    """Give each request of the batch a token. Requests with all their tokens leave."""
     server, own, requests, now = state.server, state.own, state.requests, state.server.now_s
     for i in range(own.batch):
         r = state.order[i]
-        if r < 0:  # it was taken away
+        if r < 0:  # the request was withdrawn
             continue
         request = requests[r]
         if request.generated == 0:
@@ -291,7 +291,7 @@ def emit(state: CellState) -> None:
 
 @njit(**ENGINE_FLAGS)
 def forget(state: CellState, r: int) -> None:
-    """Request `r` leaves the server."""
+    """Remove request `r` from the server."""
     server, request = state.server, state.requests[r]
     a = request.owner + 1
     unlink(state.links["due"], r)
@@ -308,7 +308,7 @@ def forget(state: CellState, r: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def advance(state: CellState, law: Law, until_s: float) -> None:
-    """As `engine.advance.advance`: every step that starts before `until_s`; how a run is cut changes nothing."""
+    """As `engine.advance.advance`: run every step that starts before `until_s`. Splitting a run changes no result."""
     server = state.server
     while True:
         over = False
@@ -334,7 +334,7 @@ def advance(state: CellState, law: Law, until_s: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def event_s(state: CellState) -> float:
-    """When the server next has something to do, seen by the cluster."""
+    """Time of the server's next event, for the cluster's event loop."""
     server = state.server
     if server.in_flight == 1:
         return float(server.end_s)
@@ -345,7 +345,7 @@ def event_s(state: CellState) -> float:
 
 @njit(**ENGINE_FLAGS)
 def withdraw(c: Servers, memory: Own, s: int, r: int) -> None:
-    """Request `r`, which server `s` has accepted, leaves it with its tokens: another will compute their KV cache."""
+    """Remove accepted request `r` from server `s`. It keeps its tokens; another server computes their KV cache."""
     state = state_of(c, memory, s)
     for i in range(state.own.batch):
         if state.order[i] == r:

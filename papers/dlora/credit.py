@@ -12,12 +12,12 @@ from packer.papers.state import CellState
 from packer.twin.flags import ENGINE_FLAGS
 
 STEP, FACTOR = 0.05, 1.1
-"""By what a share falls or rises that turned out well, and by which factor one moves that did not."""
+"""Step by which a share changes if the current kind of batch serves more, and factor if it serves less."""
 
 
 @njit(**ENGINE_FLAGS)
 def first_in_queue(state: CellState) -> int:
-    """The first requests by arrival, as many as a batch has, come to `order` from place `max_seqs` on; how many."""
+    """Write the first requests by arrival, up to `max_seqs`, to `order` from place `max_seqs`. Return their number."""
     server, requests, queue = state.server, state.requests, state.links["due"]
     count, r = 0, queue[server.sentinel].after
     while r != server.sentinel and count < server.max_seqs:
@@ -30,7 +30,7 @@ def first_in_queue(state: CellState) -> int:
 
 @njit(**ENGINE_FLAGS)
 def pick(state: CellState, a: int, count: int) -> int:
-    """The first requests of adapter row `a` join the `count` that are picked, which stand after those by arrival."""
+    """Append the first requests of adapter row `a` to the `count` picked ones in `order`. Return the new count."""
     server, queue = state.server, state.links["due"]
     r = queue[server.sentinel].after
     while r != server.sentinel and count < server.max_seqs:
@@ -43,7 +43,7 @@ def pick(state: CellState, a: int, count: int) -> int:
 
 @njit(**ENGINE_FLAGS)
 def pick_by_credit(state: CellState) -> int:
-    """Requests of adapters whose credit is due are picked; how many. It stays due until half of it is paid."""
+    """Pick requests of adapters whose credit is due; return their number. Credit stays due until half of it is paid."""
     server, own, cached = state.server, state.own, state.cached
     count = 0
     for a in range(1, cached.size):
@@ -67,9 +67,9 @@ def pick_by_credit(state: CellState) -> int:
 
 @njit(**ENGINE_FLAGS)
 def pay(state: CellState, first: int, picked: int, price: float, merged: int) -> None:
-    """Adapters of picked requests pay those whose requests would have run by arrival.
+    """Transfer credit from adapters of picked requests to adapters whose requests would have run by arrival.
 
-    `merged`: requests of the merged adapter that are meant to run; 0: the batch is not merged.
+    `merged`: number of requests of the merged adapter that should run; 0: the batch is not merged.
     """
     requests, cached, order, most = state.requests, state.cached, state.order, state.server.max_seqs
     if merged > 0 and merged != first:
@@ -93,7 +93,7 @@ def pay(state: CellState, first: int, picked: int, price: float, merged: int) ->
 
 @njit(**ENGINE_FLAGS)
 def adjust_shares(state: CellState) -> None:
-    """At a change: the shares follow which of both kinds of batch would have served more since the last."""
+    """At a change, adapt the shares to the kind of batch that would have served more requests since the last one."""
     own = state.own
     if own.rounds == 0:
         return
@@ -118,7 +118,7 @@ def adjust_shares(state: CellState) -> None:
 
 @njit(**ENGINE_FLAGS)
 def choose(state: CellState, first: int) -> int:
-    """The adapter row to merge for a batch, 0: none; `first` requests stand in `order` by arrival."""
+    """Choose the adapter row to merge for a batch, 0: none. `first`: number of requests by arrival in `order`."""
     own, cached = state.own, state.cached
     owed, most = -own.credits * (state.server.served - 1), 0
     for a in range(1, cached.size):

@@ -20,11 +20,11 @@ POLICIES = ("credit", "fcfs", "merge")
 class DLoraEngine:
     """dLoRA's engine (`packer.papers.dlora.advance`): batches with one adapter merged into the weights, or unmerged.
 
-    `policy`: "credit" is dLoRA's; "fcfs" never merges, "merge" always merges the adapter of the first request.
-    `max_num_seqs`: largest batch; the artifact has 16 by default, vLLM 256. `max_num_batched_tokens`: of a step.
-    `credits`: credit with which the requests of an adapter come first. `merged_ms`, `mixed_ms`: times of a step that
-    the scheduler compares batches by; `switch_ms`: of a change between both, which a step also takes longer. These are
-    the artifact's, measured there with Llama 7B. `link_gb_s`: between GPU and host, for swapped KV cache, GiB/s.
+    `policy`: "credit" is dLoRA's; "fcfs" never merges; "merge" always merges the adapter of the first request.
+    `max_num_seqs`: largest batch (default of the artifact 16, of vLLM 256). `max_num_batched_tokens`: most tokens of a
+    step. `credits`: credit from which on requests of an adapter come first. `merged_ms`, `mixed_ms`: step times that
+    the scheduler assumes to compare batches; `switch_ms`: time to merge or unmerge, which is added to a step. Times are
+    the artifact's, measured with Llama 7B. `link_gb_s`: bandwidth between GPU and host for swapped KV cache, GiB/s.
     """
 
     name: ClassVar[str] = "dlora"
@@ -50,7 +50,7 @@ class DLoraEngine:
         checks.real("switch_ms", self.switch_ms, low=0.0)
 
     def refusal(self, policy: str, loading: str, form: str) -> str | None:
-        """It has a cache of its own, and loads adapters in a step."""
+        """Why the engine can't run: it has its own cache, loads adapters in a step and needs a linear step law."""
         if policy != "lru":
             return f"dLoRA's engine has a cache of its own, and can't have {policy!r}"
         if loading not in ("blocking", "none"):
@@ -58,21 +58,21 @@ class DLoraEngine:
         return refusal(self.name, form)
 
     def longest_request(self, setup: Any) -> int:
-        """By the profile's max_model_len and the KV cache; a prompt is computed in one step."""
+        """Limited by max_model_len, the KV cache and the tokens of a step, because a prompt is computed in one step."""
         return min(int(setup.server.longest_request()), self.max_num_batched_tokens)
 
     def prepare(self, setup: Any, state: ServerState) -> ServerState:
-        """Settings in their fields."""
+        """Set the settings in the server's state."""
         state.server.token_budget = self.max_num_batched_tokens
         return prepared(setup, state, self.max_num_seqs)
 
     @property
     def batch(self) -> int:
-        """Places for the batch, the first requests by arrival, and those that are picked."""
+        """Places in `Own.order` for the batch, the first requests by arrival, and the picked requests."""
         return 3 * self.max_num_seqs
 
     def own(self, setup: Any) -> Record:
-        """What it keeps of a server."""
+        """Initial state of a server."""
         own, profile = own_of(setup), setup.server.profile
         own.policy = POLICIES.index(self.policy)
         for name in ("credits", "merged_ms", "mixed_ms", "switch_ms"):
@@ -83,7 +83,7 @@ class DLoraEngine:
         return own
 
     def kernels(self) -> EngineKernels:
-        """Compiled only where it is used."""
+        """The kernels, which are imported and compiled only if used."""
         from packer.papers.cache.kernel import keep
         from packer.papers.dlora.advance import advance, event_s, withdraw
 

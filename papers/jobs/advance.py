@@ -1,8 +1,8 @@
-"""An engine that runs whole jobs, c at a time: image generation, and the limits of queueing theory.
+"""An engine that runs whole jobs, c at a time: for image generation, and to compare with queueing theory.
 
-No batching: a job first waits for its adapter's load, then takes as long as the step law says of a step with its
-prompt tokens and one decode for each of its outputs (iterations), times its own noise. Jobs start in order of
-arrival. The result comes at once: the first token is the last. Compiled only where it is used.
+There is no batching. A job waits for its adapter's load, then takes the time that the step law gives for a step with
+its prompt tokens and one decode for each of its outputs (iterations), times a noise factor. Jobs start in order of
+arrival. The first token of a job is its last. Compiled only if used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from packer.twin.law.linear import linear_ms, state_vector
 
 @njit(**ENGINE_FLAGS)
 def spend(state: CellState, until_s: float) -> None:
-    """Time goes on to `until_s`: integrals of the state over the bins of the timeline."""
+    """Advance the time to `until_s` and integrate the state over the bins of the timeline."""
     server = state.server
     until_s = min(until_s, server.run_s)
     busy = server.running / server.max_seqs
@@ -47,7 +47,7 @@ def spend(state: CellState, until_s: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def start(state: CellState, law: Law, r: int) -> bool:
-    """Job `r`, the first of the queue, starts: its adapter is loaded, then it runs to its end; False without room."""
+    """Start job `r`, the first of the queue: load its adapter, then run it. Return False if its adapter has no room."""
     server, requests, own, adapters = state.server, state.requests, state.own, state.adapters
     a = requests[r].owner + 1
     if adapters[a].resident == 0 and not make_room(state, adapters[a].blocks, 1, a):
@@ -78,7 +78,7 @@ def start(state: CellState, law: Law, r: int) -> bool:
 
 @njit(**ENGINE_FLAGS)
 def finish(state: CellState) -> None:
-    """The job that ends first is done, now."""
+    """Finish the running job that ends first, at the current time."""
     server, requests, own = state.server, state.requests, state.own
     own.batch -= 1
     r = state.order[own.batch]
@@ -103,7 +103,7 @@ def wake_s(state: CellState) -> float:
 
 @njit(**ENGINE_FLAGS)
 def advance(state: CellState, law: Law, until_s: float) -> None:
-    """As `engine.advance.advance`: jobs that end by `until_s` end, those that come before it arrive and may start."""
+    """As `engine.advance.advance`: finish jobs that end by `until_s`; accept and start those that arrive before it."""
     server, own = state.server, state.own
     last = until_s >= server.run_s
     while True:

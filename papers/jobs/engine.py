@@ -17,9 +17,9 @@ MOST_TOKENS = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Whole jobs, in order of arrival (`packer.twin.engine.jobs`): image generation, queueing theory.
+    """Whole jobs, in order of arrival (`packer.papers.jobs.advance`): image generation, queueing theory.
 
-    `parallel`: jobs at once.
+    `parallel`: number of jobs that run at the same time.
     `cv`: coefficient of variation of a log-normal factor, of mean 1, on the service time of each job.
     """
 
@@ -35,7 +35,7 @@ class Jobs:
         checks.real("cv", self.cv, low=0.0, high=100.0)
 
     def refusal(self, policy: str, loading: str, form: str) -> str | None:
-        """A job loads its adapter first."""
+        """Why the engine can't run: a job always loads its adapter first, and the step law must be linear."""
         if loading not in ("blocking", "none"):
             return f"A job loads its adapter first, and can't load it {loading!r}"
         return refusal(self.name, form)
@@ -45,7 +45,7 @@ class Jobs:
         return MOST_TOKENS
 
     def prepare(self, setup: Any, state: ServerState) -> ServerState:
-        """Settings in their fields."""
+        """Set the settings in the server's state."""
         return prepared(setup, state, self.parallel)
 
     @property
@@ -54,11 +54,11 @@ class Jobs:
         return self.parallel
 
     def own(self, setup: Any) -> Record:
-        """What it keeps of a server."""
+        """Initial state of a server."""
         return own_of(setup)
 
     def kernels(self) -> EngineKernels:
-        """Compiled only where it is used."""
+        """The kernels, which are imported and compiled only if used."""
         from packer.papers.cache.kernel import keep
         from packer.papers.jobs.advance import advance, wake_s
 

@@ -1,9 +1,9 @@
-"""The step loop of LightLLM as S-LoRA and CaraServe use it: prefills and decodes in steps of their own.
+"""The step loop of LightLLM as S-LoRA and CaraServe use it: a step is either a prefill or a decode.
 
-Written from S-LoRA (arXiv 2311.03285) and its public router: a pool of cells holds the KV cache and adapters; a
-request is admitted if the batch can never need more cells than there are, with its adapters, so that nothing is
-preempted; adapters that no running request uses leave at once; every `max_wait` decode steps the queue is looked
-at, and what is admitted is prefilled while the decodes wait. Compiled only where it is used.
+Written from S-LoRA (arXiv 2311.03285) and its public router. A pool of cells holds the KV cache and the adapters. A
+request is admitted if the batch with its adapters can never need more cells than there are, so nothing is preempted.
+Adapters that no running request uses leave by the rule of the cache policy (S-LoRA's: at once). Every `max_wait` decode
+steps the queue is checked, and admitted requests are prefilled while the decodes wait. Compiled only if used.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SMOOTHING = 0.7
 
 @njit(**ENGINE_FLAGS)
 def join(state: CellState, law: Law, r: int, a: int) -> None:
-    """Request `r` of adapter row `a` joins the batch, its adapter with it; adds its load to `load_ms`.
+    """Add request `r` of adapter row `a` to the batch, load its adapter, and add the load's time to `load_ms`.
 
-    Until its first token `last_s` is the time of its load, ms.
+    Until the request's first token, its `last_s` holds the load's time, ms.
     """
     server, adapters = state.server, state.adapters
     if adapters[a].resident == 0:
@@ -49,7 +49,7 @@ def join(state: CellState, law: Law, r: int, a: int) -> None:
 
 @njit(**INLINED)
 def leave(state: CellState, r: int) -> None:
-    """Request `r`, which got its last token, leaves the batch."""
+    """Remove request `r`, which has its last token, from the batch."""
     server, requests = state.server, state.requests
     requests[r].finish_s = requests[r].finish_seen_s = server.now_s
     requests[r].status = FINISHED
@@ -61,7 +61,7 @@ def leave(state: CellState, r: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def try_to_admit(state: CellState, law: Law, r: int) -> int:
-    """REFUSED, ADMITTED, or PASSED_OVER because its adapter is still on its way."""
+    """Try to admit request `r`. Return REFUSED, ADMITTED, or PASSED_OVER if its adapter is still being loaded."""
     server, requests, adapters, own, cached = (
         state.server,
         state.requests,
@@ -99,7 +99,7 @@ def try_to_admit(state: CellState, law: Law, r: int) -> int:
 
 @njit(**ENGINE_FLAGS)
 def walk(state: CellState, law: Law, newest_first: bool, only_batch: bool) -> None:
-    """Admit along the queue up to the first refusal."""
+    """Admit requests in queue order until one is refused. `only_batch`: only requests with adapters in the batch."""
     server, queue = state.server, state.links["due"]
     r = queue[server.sentinel].before if newest_first else queue[server.sentinel].after
     while r != server.sentinel:
@@ -112,9 +112,9 @@ def walk(state: CellState, law: Law, newest_first: bool, only_batch: bool) -> No
 
 @njit(**ENGINE_FLAGS)
 def admit(state: CellState, law: Law) -> int:
-    """Admit what fits; `step_prefill`, `load_ms` and the list `ended` say what; returns how many.
+    """Admit requests that fit and return their number. Sets `step_prefill`, `load_ms` and the list `ended`.
 
-    `step_decodes` holds, until the step is charged, the prompt tokens whose adapter has yet to come.
+    Until the step is charged, `step_decodes` holds the prompt tokens of requests whose adapter must be loaded.
     """
     server, own = state.server, state.own
     server.step_prefill = server.step_decodes = server.ended = 0
@@ -159,13 +159,13 @@ def prefetch(state: CellState) -> None:
 
 @njit(**ENGINE_FLAGS)
 def assisted_ms(state: CellState, ms: float) -> float:
-    """Time of the prefill that takes `ms` on the GPU, where the CPU computes for the adapters that have yet to come.
+    """Time, ms, of a prefill that takes `ms` on the GPU if the CPU computes for adapters that are being loaded.
 
-    Loads come one after the other. While that of a request is under way, the CPU works for it and those behind it.
+    Adapters are loaded one after the other. During a load, the CPU computes for its request and all that load later.
     """
     server, requests, own = state.server, state.requests, state.own
     done, spent_ms, cores, slowest_ms = 0.0, 0.0, 0, 0.0
-    r = server.ended - 1  # from the last load to the first
+    r = server.ended - 1  # last admitted first
     while r >= 0:
         adapter = state.adapters[requests[r].owner + 1]
         if adapter.last_use == server.step + 1:
@@ -182,7 +182,7 @@ def assisted_ms(state: CellState, ms: float) -> float:
 
 @njit(**ENGINE_FLAGS)
 def begin_prefill(state: CellState, law: Law, admitted: int) -> None:
-    """The step that prefills what was admitted, by the law of those requests alone."""
+    """Start the step that prefills the admitted requests; the step law counts only these requests."""
     server, requests, own = state.server, state.requests, state.own
     adapters, ranks, request_ranks, largest = 0, 0, 0, 0
     r = server.ended - 1
@@ -211,7 +211,7 @@ def begin_prefill(state: CellState, law: Law, admitted: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def begin_decode(state: CellState, law: Law) -> None:
-    """The step in which each request of the batch gets a token."""
+    """Start the step in which each request of the batch gets a token."""
     server, own = state.server, state.own
     server.load_ms = 0.0
     decodes = own.batch
@@ -229,7 +229,7 @@ def begin_decode(state: CellState, law: Law) -> None:
 
 @njit(**ENGINE_FLAGS)
 def emit(state: CellState) -> None:
-    """Tokens come out now, at the end of the step; requests with all of theirs leave."""
+    """Output the tokens at the end of the step. Requests with all their tokens leave."""
     server, requests, order, own = state.server, state.requests, state.order, state.own
     now = server.now_s
     if own.prefilling == 1:
@@ -263,7 +263,7 @@ def emit(state: CellState) -> None:
 
 @njit(**ENGINE_FLAGS)
 def advance(state: CellState, law: Law, until_s: float) -> None:
-    """As `engine.advance.advance`: every step that starts before `until_s`; how a run is cut changes nothing."""
+    """As `engine.advance.advance`: run every step that starts before `until_s`. Splitting a run changes no result."""
     server, own = state.server, state.own
     while True:
         over = False
@@ -281,7 +281,7 @@ def advance(state: CellState, law: Law, until_s: float) -> None:
         now = until_s if over else server.now_s
         finish_loads(state, law, now)
         arrive(state, law, now)
-        finish_loads(state, law, now)  # those that take no time
+        finish_loads(state, law, now)  # loads that take no time
         if over:
             return
         own.blocked = 0
@@ -307,7 +307,7 @@ def advance(state: CellState, law: Law, until_s: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def wake_s(state: CellState) -> float:
-    """When an idle server next has something to do."""
+    """Time of the next event of an idle server."""
     next_s: float = state.server.next_s
     if state.server.waiting > 0:
         next_s = min(next_s, state.own.load_end_s)
@@ -316,7 +316,7 @@ def wake_s(state: CellState) -> float:
 
 @njit(**ENGINE_FLAGS)
 def event_s(state: CellState) -> float:
-    """When the server next has something to do, seen by the cluster."""
+    """Time of the server's next event, for the cluster's event loop."""
     server, own = state.server, state.own
     if server.in_flight == 1:
         return float(server.end_s)

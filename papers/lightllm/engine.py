@@ -16,14 +16,14 @@ from packer.twin.engine.state import NO_LIMIT, ServerState
 
 @dataclass(frozen=True, slots=True)
 class LightLlm:
-    """LightLLM with S-LoRA's pool (`packer.twin.engine.lightllm`); it has no model of the front end.
+    """LightLLM with S-LoRA's pool (`packer.papers.lightllm.advance`), without a model of the front end.
 
-    `max_wait_tokens`: decode steps between two looks at the queue. S-LoRA's code has 10; CaraServe describes 0 or 1.
-    `batch_max_tokens`: prompt tokens of a prefill; None: a sixth of the pool's, at least `max_model_len` (LightLLM).
+    `max_wait_tokens`: decode steps between two checks of the queue. S-LoRA's code has 10; CaraServe describes 0 or 1.
+    `batch_max_tokens`: most prompt tokens of a prefill. None: a sixth of the pool, at least `max_model_len` (LightLLM).
     `running_max_req_size`: largest batch.
-    `batch_num_adapters`: adapter clustering: with so many adapters in the batch, waiting requests of these come
-    first; None: never.
-    `abort_after_s`: early abort: requests that would wait longer for their first token are given up; None: never.
+    `batch_num_adapters`: adapter clustering: if the batch has at least this number of adapters, waiting requests for
+    these adapters come first. None: never.
+    `abort_after_s`: early abort: requests that would wait longer for their first token are dropped. None: never.
     """
 
     name: ClassVar[str] = "lightllm"
@@ -48,23 +48,23 @@ class LightLlm:
             checks.real("abort_after_s", self.abort_after_s, low=0.0, open_low=True)
 
     def refusal(self, policy: str, loading: str, form: str) -> str | None:
-        """Every policy and way to load; the step law must be linear."""
+        """Why the engine can't run: it takes every policy and loading mode, but the step law must be linear."""
         loading_of(loading)
         return refusal(self.name, form)
 
     def longest_request(self, setup: Any) -> int:
-        """By max_model_len, the pool with the largest adapter, and the tokens of a prefill."""
+        """Limited by max_model_len, the pool without the largest adapter, and the tokens of a prefill."""
         room = int(setup.cells) - int(setup.blocks.max()) - 1
         return min(int(setup.server.profile.engine.max_model_len), room, self.most_prompt_tokens(setup))
 
     def most_prompt_tokens(self, setup: Any) -> int:
-        """Tokens of a prefill."""
+        """Most prompt tokens of a prefill."""
         return self.batch_max_tokens or max(
             int(setup.cells) // 6, int(setup.server.profile.engine.max_model_len)
         )
 
     def prepare(self, setup: Any, state: ServerState) -> ServerState:
-        """Settings in their fields."""
+        """Set the settings in the server's state."""
         state.server.token_budget = self.most_prompt_tokens(setup)
         return prepared(setup, state, self.batch)
 
@@ -74,7 +74,7 @@ class LightLlm:
         return self.running_max_req_size
 
     def own(self, setup: Any) -> Record:
-        """What it keeps of a server."""
+        """Initial state of a server."""
         own = own_of(setup)
         own.max_wait, own.cluster = self.max_wait_tokens, self.batch_num_adapters or NO_LIMIT
         if self.abort_after_s is not None:
@@ -82,7 +82,7 @@ class LightLlm:
         return own
 
     def kernels(self) -> EngineKernels:
-        """Compiled only where it is used."""
+        """The kernels, which are imported and compiled only if used."""
         from packer.papers.cache.kernel import keep
         from packer.papers.lightllm.advance import advance, event_s
 

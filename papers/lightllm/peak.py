@@ -1,6 +1,6 @@
-"""LightLLM's batch by the order in which its requests finish, and the most cells that it will ever need.
+"""LightLLM's batch in the order in which its requests finish, and the largest number of cells that it will need.
 
-In a batch that decodes, each request gets one token in each step: who finishes when is known at admission.
+In a decode, each request of the batch gets one token, so the finishing step of a request is known at its admission.
 `order` holds the running requests, last to finish first; a request's `start` is the decode step that ends it.
 """
 
@@ -14,7 +14,7 @@ from packer.twin.flags import ENGINE_FLAGS
 
 @njit(**ENGINE_FLAGS)
 def insert(state: CellState, r: int) -> int:
-    """Put request `r`, whose `start` is set, into the batch's order; returns its place."""
+    """Insert request `r`, whose `start` is set, into the batch's order and return its place."""
     own, requests, order = state.own, state.requests, state.order
     i = own.batch
     while i > 0 and requests[order[i - 1]].start < requests[r].start:
@@ -27,7 +27,7 @@ def insert(state: CellState, r: int) -> int:
 
 @njit(**ENGINE_FLAGS)
 def remove(state: CellState, i: int) -> None:
-    """Take what stands at place `i` out of the order."""
+    """Remove the request at place `i` from the order."""
     own, order = state.own, state.order
     own.batch -= 1
     for k in range(i, own.batch):
@@ -36,10 +36,10 @@ def remove(state: CellState, i: int) -> None:
 
 @njit(**ENGINE_FLAGS)
 def peak(state: CellState) -> int:
-    """Most cells that the batch needs at any time until it is done, without its adapters.
+    """Largest number of cells that the batch needs until its last request finishes, without its adapters.
 
-    When the k-th to finish, counted from the last, gets its last token, it and those after it hold what they
-    hold now and one cell more for each step until then (S-LoRA, `ReqQueue._can_add_new_req`).
+    When a request finishes, it and the requests that finish later hold the cells that they hold now, and one more
+    each for every step until then (S-LoRA, `ReqQueue._can_add_new_req`).
     """
     own, requests, order = state.own, state.requests, state.order
     held, most = 0, 0

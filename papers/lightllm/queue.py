@@ -1,4 +1,4 @@
-"""LightLLM's queue: requests arrive, wait for their adapters where these are loaded during the work, and give up."""
+"""LightLLM's queue: arrivals, asynchronous loads of adapters for waiting requests, and early abort."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ABORT_MARGIN_S = 0.5
 
 @njit(**ENGINE_FLAGS)
 def fetch(state: CellState, law: Law, a: int) -> bool:
-    """Start to load adapter row `a` for a waiting request if the batch will never need its cells."""
+    """Start loading adapter row `a` for a waiting request if the batch never needs its cells; return whether it did."""
     server, own = state.server, state.own
     blocks = own.active_blocks + own.loading_blocks + state.adapters[a].blocks
     if peak(state) >= server.kv_blocks - blocks:
@@ -28,7 +28,7 @@ def fetch(state: CellState, law: Law, a: int) -> bool:
 
 @njit(**ENGINE_FLAGS)
 def arrive(state: CellState, law: Law, now: float) -> None:
-    """Requests of the inbox that were sent up to `now` join the queue."""
+    """Move requests of the inbox that were sent by `now` to the queue."""
     own = state.own
     while state.server.next_s <= now:
         r = accept(state)
@@ -39,7 +39,7 @@ def arrive(state: CellState, law: Law, now: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def finish_loads(state: CellState, law: Law, now: float) -> None:
-    """Adapters that are there by `now` are; those who waited for them did so until then."""
+    """Finish the loads that end by `now`, and count the stalls of requests that waited for them."""
     server, links, own = state.server, state.links, state.own
     while own.load_end_s <= now:
         end_s = own.load_end_s
@@ -53,7 +53,7 @@ def finish_loads(state: CellState, law: Law, now: float) -> None:
 
 @njit(**ENGINE_FLAGS)
 def give_up(state: CellState) -> None:
-    """Drop the waiting requests that would miss the limit on the first token."""
+    """Drop waiting requests that would miss the limit on TTFT, `abort_after_s`."""
     server, links = state.server, state.links
     r = links[server.sentinel].due.after
     while r != server.sentinel:

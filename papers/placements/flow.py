@@ -13,15 +13,14 @@ from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
 
 _STAY_BONUS = 0.05
-"""What it is worth that an adapter already runs on a GPU, as a share of the backbone's throughput."""
+"""Bonus for a GPU that already runs the adapter, as a share of the backbone's throughput."""
 
 
 class Flow:
-    """Flow from adapters (as many units as replicas) to GPUs (cost: the load there) with free slots.
+    """Min-cost flow from adapters, one unit per replica, to GPUs, whose cost is their load.
 
-    Adapters enter in rounds of as many units as there are GPUs, the heaviest first, each GPU taking one a
-    round; the cost of a GPU is the load that it has so far, less a bonus where the adapter already runs.
-    Blind to starvation and memory.
+    Each round assigns as many units as there are GPUs, the heaviest first, one to each GPU. The cost of a GPU is its
+    load so far, minus a bonus if it already runs the adapter. The placement ignores starvation and memory.
     """
 
     name = "flow"
@@ -53,7 +52,7 @@ class Flow:
 def _round(
     problem: Problem, units: list[int], busy: npt.NDArray[np.float64], parts: list[list[int]]
 ) -> list[tuple[int, int]]:
-    """(adapter, GPU) for each unit of a round: the flow through GPUs that take one unit each is an assignment."""
+    """(adapter, GPU) for each unit of a round, by an assignment: the flow if each GPU takes one unit."""
     from scipy.optimize import linear_sum_assignment
 
     cost = np.array([[math.inf if i in part else 0.0 for part in parts] for i in units]) + busy

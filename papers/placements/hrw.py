@@ -16,10 +16,10 @@ from packer.solvers.support import gpus_to_use, one_type
 class HrwPlacement:
     """Each adapter to its highest-scoring GPU that has a free slot and room for its load.
 
-    The score of (adapter, GPU) is a stable hash of both names, so that few adapters move when GPUs come
-    and go. A GPU has `MAX_LORAS_CANDIDATES[-1]` slots, and room for what the base model serves without
-    adapters: the scheme is blind to what adapters cost. An adapter that fits nowhere goes to its first
-    choice.
+    The score of (adapter, GPU) is a stable hash of the adapter's name and the GPU's number, so that few adapters
+    move when the number of GPUs changes. A GPU has `MAX_LORAS_CANDIDATES[-1]` slots, and capacity for the load that
+    the base model serves without adapters: the scheme ignores the cost of adapters. An adapter that fits on no GPU
+    goes to the GPU with its highest score.
     """
 
     name = "hrw"
@@ -48,6 +48,6 @@ class HrwPlacement:
 
 
 def scores(name: str, n_gpus: int) -> npt.NDArray[np.uint64]:
-    """Score of an adapter on each GPU, uint64 (n,): depends on nothing but the adapter's name and the GPU."""
+    """Score of an adapter on each GPU, uint64 (n,). It depends only on the adapter's name and the GPU's number."""
     digests = [hashlib.blake2b(f"{k}\0{name}".encode(), digest_size=8).digest() for k in range(n_gpus)]
     return np.array([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=np.uint64)

@@ -11,13 +11,13 @@ from packer.solvers.support import chooses_gpus, one_type
 
 
 class MaxBase:
-    """Next fit by offered load alone; every adapter has its slot. Blind to starvation and memory."""
+    """Next fit by offered load alone, with a slot for each adapter. Ignores starvation and memory."""
 
     name = "maxbase"
     slots_per_adapter = 1.0
 
     def supports(self, problem: Problem) -> str | None:
-        """Objectives that choose the number of GPUs, one GPU type."""
+        """Why the solver can't run: the objective must choose the number of GPUs, and there must be one GPU type."""
         return chooses_gpus(problem) or one_type(problem)
 
     def solve(self, problem: Problem) -> Solution:

@@ -14,8 +14,8 @@ from packer.solvers.support import gpus_to_use, one_type
 class ProposedLat:
     """Each adapter, in the fleet's order, to the GPU with the lowest sum of rates; a slot for each adapter.
 
-    The predictor then judges all servers. If one of them starves or has a memory error, the whole placement is
-    refused: the paper tries no other slots.
+    The predictor then evaluates all servers. If one of them breaks the goal, for example starves or has a memory
+    error, the whole placement is refused: the paper tries no other slots.
     """
 
     name = "proposed-lat"

@@ -1,4 +1,4 @@
-"""Random placement: what any method must beat (a baseline of arXiv 2602.24044)."""
+"""Random placement: a baseline of arXiv 2602.24044 that any method must beat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from packer.solvers.support import gpus_to_use, one_type
 
 
 class RandomPlacement:
-    """A uniform GPU for each adapter, and uniform `max_loras` in 1 … its adapters. Seeded."""
+    """A uniformly random GPU for each adapter, and uniform `max_loras` from 1 to the GPU's adapters. Seeded."""
 
     name = "random"
     spreads = True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
 
 MERGED_ROUND = 0.6
-"""Time of a merged batch, which is of one adapter, relative to an unmerged one."""
+"""Time of a merged batch, which has one adapter, relative to an unmerged batch."""
 LINK_BYTES_S = 32 * 2.0**30
 UNKNOWN_S = 5.0
 """Service time of an adapter without finished requests."""
@@ -29,14 +29,13 @@ UNKNOWN_S = 5.0
 class DLoraRouter:
     """dLoRA's dispatcher (Wu et al., OSDI '24), to one of the servers that the placement gives the adapter.
 
-    With batches of `batch` requests and n_m requests of adapter m, a server has 0.6 × Σ floor(n_m / batch) merged
-    rounds and floor(Σ (n_m mod batch) / batch) others; the fewest win, then the fewest requests. `mode` "migrate":
-    a server that holds an idle adapter with another replica may also take the request, in exchange for that
-    adapter, at the price of the transfer over a link of 32 GiB/s. `mode` "periodic": every `period_s` requests and
-    adapters move between the fullest engine and the emptiest (`packer.papers.routers.migration`), which must run the
-    engine `dlora`; moved requests keep their tokens, and their KV cache is computed anew. What a server held before
-    fills the places that the program leaves, and an adapter that no server holds goes to the one with the fewest
-    requests.
+    With batches of `batch` requests and n_m requests of adapter m, the cost of a server is 0.6 × Σ floor(n_m / batch)
+    merged rounds plus floor(Σ (n_m mod batch) / batch) unmerged rounds. The lowest cost wins, then the fewest requests.
+    `mode` "migrate": a server without the adapter may take the request too. It gives up an idle adapter that another
+    server also holds, and its cost includes the transfer over a link of 32 GiB/s. `mode` "periodic": every `period_s`,
+    requests and adapters move between the fullest and the emptiest engine (`packer.papers.routers.migration`), which
+    must be `dlora`. Moved requests keep their tokens; their KV cache is computed again. Places that the program leaves
+    free keep their old adapters. An adapter that no server holds goes to the server with the fewest requests.
     """
 
     name = "dlora"
@@ -53,11 +52,11 @@ class DLoraRouter:
 
     @property
     def relocates(self) -> bool:
-        """Whether the placement is only where adapters lie at first."""
+        """Whether the placement only gives the initial servers of the adapters."""
         return self.mode != "dispatch"
 
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
-        """To migrate adapters there must be a placement to start from."""
+        """Why the router can't run: to migrate adapters, it needs an initial placement."""
         if self.relocates and cluster.placement is None:
             return (
                 f"mode={self.mode} needs a placement to start from: use plan.cluster(), or the system dlora"
@@ -65,7 +64,7 @@ class DLoraRouter:
         return None
 
     def start(self, view: ClusterView, seed: int) -> None:
-        """Adapters lie where the placement says, or everywhere."""
+        """Put adapters on the servers of the placement, or on all servers without a placement."""
         placement, number = view.cluster.placement, {name: i for i, name in enumerate(view.workload.names)}
         everywhere = set(range(len(view.workload)))
         servers = range(len(view.cluster))
@@ -76,7 +75,7 @@ class DLoraRouter:
         self._given = [np.zeros((0, 2), dtype=np.int64) for _ in servers]
 
     def route(self, request: Request, view: ClusterView) -> int:
-        """The least cost."""
+        """Choose the server with the lowest cost."""
         a = request.adapter
         allowed: list[int] = view.candidates(a).tolist()
         holders = [s for s in allowed if a in self._holds[s]] if self.relocates else allowed
@@ -88,7 +87,7 @@ class DLoraRouter:
         if self.mode == "migrate":
             moved_s = float(view.adapter_bytes[a]) / LINK_BYTES_S
             for s in (each for each in allowed if each not in holders):
-                # One without requests that another server holds too.
+                # An adapter without requests here that another server holds too.
                 idle = (x for x in sorted(self._holds[s]) if not rows[s][x])
                 spare = next((x for x in idle if sum(x in held for held in self._holds) > 1), None)
                 if spare is not None:
@@ -100,7 +99,7 @@ class DLoraRouter:
         return server
 
     def tick(self, now_s: float, view: ClusterView) -> list[Resend]:
-        """The requests that move."""
+        """In mode "periodic", choose the requests that move to another server."""
         if self.mode != "periodic":
             return []
         known = [self._accepted(s, view) for s in range(len(self._given))]
@@ -130,7 +129,7 @@ class DLoraRouter:
         return moves
 
     def _accepted(self, s: int, view: ClusterView) -> list[tuple[int, int, int]]:
-        """Number, adapter and blocks of the unfinished requests that a server's engine knows."""
+        """Number, adapter and blocks of the unfinished requests that a server's engine has accepted."""
         self._requests(s, view)
         rows = np.column_stack([self._given[s], view.blocks_of(self._given[s][:, 0])])
         return [tuple(row) for row in rows[rows[:, 2] >= 0].tolist()]

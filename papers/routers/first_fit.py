@@ -16,7 +16,7 @@ _LATER = 1e9  # any server without room comes after all that have room
 
 @njit(**INLINED)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """Number of the server; without room, its requests, after all others."""
+    """Number of the server if it has room; otherwise `_LATER` plus its unfinished requests."""
     if has_room(c, s, r, p[0], p[1]):
         return float(s)
     return _LATER + float(outstanding(c, s))
@@ -26,7 +26,7 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
 class FirstFitRouter(ScoringRouter):
     """First server with fewer than `max_batch` requests and KV cache for one more; else the most idle.
 
-    CaraServe's FirstFit (arXiv 2401.11240, section 7.5); `max_batch` is Punica's, the paper does not give it.
+    CaraServe's FirstFit (arXiv 2401.11240, section 7.5). The paper does not give `max_batch`; the value is Punica's.
     """
 
     name = "first-fit"

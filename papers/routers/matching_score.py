@@ -14,16 +14,16 @@ from packer.twin.flags import INLINED
 
 @njit(**INLINED)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """Minus the points; the free share of a server is that of its places for running requests."""
+    """Negative points. The free share is the share of the server's places for running requests that are free."""
     points: float = p[1] * (1.0 - outstanding(c, s) / c.servers[s].max_seqs)
     return -(points + p[0]) if on_gpu(c, s, c.adapter[r]) else -points
 
 
 @dataclass(frozen=True)
 class MatchingScore(ScoringRouter):
-    """Baseline LRUMS of ROCK: the highest sum of `cached`, if the adapter lies on the GPU, and `queue` × free share.
+    """ROCK's baseline LRUMS: the highest sum of `cached`, if the adapter is on the GPU, and `queue` × free share.
 
-    The weights are not published; every server here has the base model, whose weight therefore decides nothing.
+    The weights are not published. The weight of the base model is left out: every server here has the base model.
     """
 
     name = "matching-score"

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOVE_S = 0.05
-"""What a moved request counts, s."""
+"""Cost of moving a request, s."""
 FULL = 0.9
-"""Share of an engine's KV cache from which on it is full."""
+"""Used share of the KV cache from which on an engine is full."""
 FEWEST_TOO_MANY = 16
-"""An engine has too many requests with so many more than the mean."""
+"""An engine has too many requests if it has at least this number more than the mean."""
 EFFORT, GAP = 0.5, 1e-3
-"""CP-SAT's deterministic time and its gap, where the search ends: a limit of time would make two runs differ."""
+"""Deterministic time and relative gap at which CP-SAT stops. A limit on wall time would make two runs differ."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Requests as (engine, adapter, blocks); by engine KV blocks and places for adapters; s by adapter and block."""
+    """Requests (engine, adapter, blocks); KV blocks and adapter places per engine; times per adapter and per block."""
 
     requests: Sequence[tuple[int, int, int]]
     blocks: Sequence[int]
@@ -31,9 +31,9 @@ class Task:
 
 
 def engines_to_balance(blocks: Sequence[int], room: Sequence[int], requests: Sequence[int]) -> list[int]:
-    """The full engine and the emptiest, by blocks of `room`, or that with too many requests and that with fewest.
+    """The engines with the most and fewest used blocks if the first is full and the second is not.
 
-    None if no engine is full or has too many.
+    Otherwise the engines with the most and fewest requests if the first has too many; otherwise [].
     """
     order = sorted(range(len(blocks)), key=lambda e: (blocks[e], e))
     least, most = order[0], order[-1]
@@ -48,12 +48,12 @@ def engines_to_balance(blocks: Sequence[int], room: Sequence[int], requests: Seq
 
 
 def balance(task: Task) -> tuple[list[int], list[set[int]]]:
-    """The engine of each request, and the adapters that each engine holds for them.
+    """The new engine of each request, and the adapters that each engine must hold for its requests.
 
-    Minimises the longest engine's time: the requests' service, 0.05 s for each that moves, and the transfer of blocks
-    that do not fit. The artifact's program may split a request, and sends it where its largest part is. Here one
-    variable counts the requests of an adapter on an engine that go to an engine, each with their mean blocks, so that
-    thousands of them are as quick as few; the last of them go.
+    Minimises the largest time of an engine: service of its requests, 0.05 s for each request that moves to it, and
+    transfer of blocks that do not fit. The artifact's program may split a request, and sends it to the engine of its
+    largest part. Here one variable counts the requests of one adapter that go from one engine to another, each with
+    their mean blocks, so the time to solve does not grow with the number of requests. The last requests move first.
     """
     from ortools.sat.python import cp_model
 

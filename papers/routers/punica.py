@@ -15,7 +15,7 @@ from packer.twin.flags import INLINED
 
 @njit(**INLINED)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
-    """Minus its requests; infinite without room."""
+    """Negative number of the server's unfinished requests; infinite without room."""
     return -float(outstanding(c, s)) if has_room(c, s, r, p[0], p[1]) else math.inf
 
 

@@ -1,4 +1,4 @@
-"""Router "rock": queues of alike tasks, matched with servers at regular times."""
+"""Router "rock": queues of similar tasks, matched with servers periodically."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 class Rock(AnyCluster):
     """ROCK's task router (section 4.1, Algorithm 1).
 
-    Tasks are vectors of iterations and adapter bytes; a Gaussian mixture over the tasks of a period makes the
-    queues, `queues` of them (0: half as many as servers). It is fitted anew when the tasks of the last period spread
-    over the queues differently: when the Kullback-Leibler divergence from the period of the last fit exceeds
-    `theta`, with 0 always. Every `period_s` the weight of each queue at each server is the sum of `cached` × share of
-    its adapters that lie there, `idle` × (1 − distance of the busy share from `use`), `time` / expected seconds of the
-    queue's tasks; `top` servers with the highest weights are its candidates.
+    A task is a vector of iterations and adapter bytes. A Gaussian mixture over the tasks of a period assigns them to
+    `queues` queues (0: half the number of servers). It is fitted again if the tasks of the last period are distributed
+    differently over the queues: if the Kullback-Leibler divergence from the period of the last fit exceeds `theta`, or
+    if `theta` is 0. Every `period_s` the weight of a queue at a server is the sum of `cached` × share of its adapters
+    on that GPU, `idle` × (1 − distance of the busy share from `use`), and `time` / expected seconds of the queue's
+    tasks. The `top` servers with the highest weights are the queue's candidates.
 
-    `dispatch` "single" is Algorithm 1: a queue has the tasks of the last period, and all of its tasks in the next go
-    to the candidate that makes the busy shares most equal. The others read the text in another way: "fastest" sends
-    each task to the candidate that is expected to end it first. "free" matches the tasks that wait; as long as servers
-    are free that is the task that has just come. It goes to the least busy of its candidates among the free
-    servers, and without a free one to the server that is expected to end it first. Until the first matching, and
-    where no candidate may serve its adapter, the choice is among all that may. The text gives neither the number of
-    queues nor `theta`; its classes and tolerances of tasks have no counterpart in a workload.
+    `dispatch` "single" is Algorithm 1: the tasks of the last period form the queues, and all tasks of a queue in the
+    next period go to the candidate that makes the busy shares most equal. The other values are other readings of the
+    paper. "fastest" sends a task to the candidate that is expected to finish it first. "free" matches waiting tasks:
+    while servers are free, only the task that has just arrived. It goes to the least busy of the `top` free servers by
+    weight, or without a free server to the one that is expected to finish it first. Before the first matching, or if no
+    candidate may serve the adapter, all servers that may are candidates. The paper gives neither the number of queues
+    nor `theta`; its classes and tolerances of tasks do not exist in a workload.
     """
 
     name = "rock"
@@ -64,14 +64,14 @@ class Rock(AnyCluster):
         checks.choice("dispatch", self.dispatch, ("free", "fastest", "single"))
 
     def start(self, view: ClusterView, seed: int) -> None:
-        """Nothing is known of the tasks."""
+        """Start without known tasks, queues and candidates."""
         self._mixture, self._servers, self._seen, self._seed = None, [], [], seed
         self._seconds = {}
         self._busy_s, self._use = np.zeros((2, len(view.cluster)))
         self._standing = [self._use.copy()]
 
     def route(self, request: Request, view: ClusterView) -> int:
-        """One of the servers of the task's queue."""
+        """Choose one of the candidates of the task's queue."""
         size = float(view.adapter_bytes[request.adapter])
         self._seen.append((request.iterations, size, request.adapter))
         allowed: list[int] = view.candidates(request.adapter).tolist()
@@ -105,7 +105,7 @@ class Rock(AnyCluster):
         return self._seconds[iterations, adapter]
 
     def tick(self, now_s: float, view: ClusterView) -> None:
-        """Match the queues with servers, after clustering the tasks anew where they have changed."""
+        """Match the queues with servers. Cluster the tasks again first if their distribution has changed."""
         tasks, self._seen = self._seen, []
         busy = np.minimum(1.0, (view.busy_s - self._busy_s) / self.period_s)
         self._busy_s, self._use = view.busy_s, busy.copy()
@@ -115,7 +115,7 @@ class Rock(AnyCluster):
             self._servers = self._matched(queue, tasks, busy, view)
 
     def _clustered(self, vectors: FloatArray, count: int) -> IntArray | None:
-        """The queue of each task; None if there are too few to match, or to make queues of: the last matching holds."""
+        """The queue of each task; None if there are too few distinct tasks: the last matching then stays valid."""
         if self._mixture is not None and len(vectors):
             known = np.array([self._queue_of(*vector) for vector in vectors])
             if 0.0 < self.theta >= divergence(_spread(known, count), self._reference):
@@ -135,7 +135,7 @@ class Rock(AnyCluster):
     def _matched(
         self, queue: IntArray, tasks: list[tuple[int, float, int]], busy: FloatArray, view: ClusterView
     ) -> list[list[int]]:
-        """Servers of each queue, by score; with "single" one that balances the busy shares."""
+        """Candidates of each queue by weight; for "single" the one that makes the busy shares most equal."""
         count, use = int(queue.max()) + 1, busy.copy()
         found: list[list[int]] = []
         self._standing = []
@@ -160,11 +160,11 @@ class Rock(AnyCluster):
 
 
 def _spread(queue: IntArray, count: int) -> FloatArray:
-    """Share of the tasks in each of `count` queues, where each queue has one task more than it has."""
+    """Share of the tasks in each of `count` queues, after adding one task to each queue."""
     counts = np.bincount(queue, minlength=count) + 1.0
     return np.asarray(counts / counts.sum())
 
 
 def divergence(current: FloatArray, reference: FloatArray) -> float:
-    """Kullback-Leibler divergence of two spreads without zeros, in nats."""
+    """Kullback-Leibler divergence of two distributions without zeros, in nats."""
     return float((current * np.log(current / reference)).sum())
