@@ -1,4 +1,4 @@
-"""What was observed of traffic: whose requests they are, and which of its rates count."""
+"""Observed traffic: which adapters its requests belong to, and which of its rates a fleet gets."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from packer.workload import Workload
 
 Loads = Mapping[str, npt.NDArray[np.float64]]
 DEFAULT_ADAPTERS = 200
-"""Adapters that the requests of a trace which names none are given to."""
+"""Number of adapters to assign requests to, if a trace names none."""
 DEFAULT_RANKS = (8, 16, 32)
-"""Ranks of adapters that are made up; those of a log's own adapters are never assumed."""
+"""Ranks of such assigned adapters. Ranks of a log's own adapters are never assumed."""
 SINCE_1970_S = 1e8
-"""Times below count from the start of a trace without dates."""
+"""Times below this count from the start of a trace without dates."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Observed:
 
     @property
     def times_mean(self) -> float:
-        """Offered load at the rates of the fleet over that at the mean rates."""
+        """Offered load at the fleet's rates, divided by the offered load at the mean rates."""
         planned, tokens = next(iter(self.loads.values())), self.table.tokens
         return float(planned @ tokens / (self.loads["mean"] @ tokens))
 
@@ -109,12 +109,12 @@ class Observed:
 
 @dataclass(frozen=True)
 class Named:
-    """Whose requests a log has, if the log does not say it.
+    """Which adapters a log's requests belong to, if the log does not say it.
 
-    `adapters`: give the requests to so many adapters, whatever the log says; None: to the log's adapters, else to
-    `DEFAULT_ADAPTERS`.
-    `exponent`: of the power law of their popularity (`assign_adapters`).
-    `seed`: of the draw of adapters and ranks.
+    `adapters`: number of adapters to assign the requests to, whatever the log says; None: the log's own adapters, or
+    `DEFAULT_ADAPTERS` if it names none.
+    `exponent`: exponent of the power law of the adapters' popularity (`assign_adapters`).
+    `seed`: seed for drawing adapters and ranks.
     """
 
     adapters: int | None = None
