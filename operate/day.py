@@ -116,7 +116,7 @@ class Schedule:
         return [(t, k) for t, each in enumerate(days) for k in each.servers if k not in days[t - 1].servers]
 
     def running(self, server: int) -> list[tuple[float, float]]:
-        """When a server is needed, (start, end) in s of the day, without its starting time."""
+        """When a server must serve, as (start, end) in s of the day, without its start-up time."""
         found: list[tuple[float, float]] = []
         for each in self.periods:
             if server in each.servers:

@@ -140,7 +140,7 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
 
     `fleet`: a fleet that replays a trace, unless there is a file of rates.
     `load`: "mean", "peak" (the hour with the highest offered load), "each-peak" (each adapter's own busiest hour) or
-    "pNN" (the hour at that percentile of the load); of a file the name of one of its columns.
+    "pNN" (the hour at that percentile of the load); with a file, the name of one of its columns.
     `rates_path`: a file `adapter,<load>,<load>,…`, as `--loads` of the commands that measure workloads writes it.
     Raises `IncompatibleError`: there is neither a trace nor a file; `ValidationError`: there is no such load.
     """
@@ -160,7 +160,7 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
 
 
 def observe_replayed(fleet: Workload, load: str = "peak") -> Observed:
-    """What a fleet that replays a trace shows, with random arrivals at one of its loads, as for `at_load`."""
+    """Observe the trace that a fleet replays; the result has random arrivals at one of its loads, as in `at_load`."""
     view, trace = View(load, ()), replayed_trace(fleet)
     table, loads = view.loads(rates_of(trace, HOUR_S))
     drawn = _drawn(fleet, trace, view.bursts_s(HOUR_S))

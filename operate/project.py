@@ -1,4 +1,4 @@
-"""What a project starts from: the profile of a model on a GPU, and the fleet of a log or a file."""
+"""The inputs of a project: the profile of a model on a GPU, and the fleet of a log or a file."""
 
 from __future__ import annotations
 

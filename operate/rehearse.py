@@ -276,7 +276,7 @@ def rehearse(
 
 
 def _as_planned(fleet: Workload, planned: Workload) -> Workload:
-    """The fleet with the plan's lengths: the controller has to learn those of the requests."""
+    """The fleet with the plan's lengths: the controller has to learn the true lengths."""
     old = {each.name: each for each in planned.adapters}
 
     def known(each: Adapter) -> Adapter:

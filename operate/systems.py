@@ -30,7 +30,7 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class SystemResult:
-    """One system: each of `FIGURES` over the seeds, with its 95 % interval; `seeds`: each of them by seed."""
+    """One system: the mean and 95 % interval of each of `FIGURES` over the seeds. `seeds`: its value for each seed."""
 
     system: str
     router: str

@@ -41,7 +41,7 @@ class View:
     by_time_of_day: bool = False
 
     def bursts_s(self, window_s: float) -> float | None:
-        """Length of the windows in which bursts are measured, s: the rates' windows; None if rates are the mean."""
+        """Length of the windows in which bursts are measured, s: that of the rates' windows; None for mean rates."""
         return None if self.at == "mean" else window_s
 
     def loads(self, table: RateTable) -> tuple[RateTable, Loads]:
@@ -65,7 +65,7 @@ class Observed:
     """What was observed: the fleet, its rates by window, and the rate vectors that a plan may have to serve.
 
     `notes`: how the figures were obtained, in sentences.
-    `span_s`: how long was observed, s; None: the windows of the table.
+    `span_s`: length of the observation, s; None: that of the table's windows.
     """
 
     fleet: Workload
@@ -82,7 +82,7 @@ class Observed:
 
     @property
     def span(self) -> str:
-        """How long was observed, in words."""
+        """Length of the observation, in words."""
         span_s = self.span_s or float(np.ptp(self.table.start_s)) + self.table.window_s
         units = ((1.0, "s", 100.0), (60.0, "min", 90.0), (HOUR_S, "h", 48.0), (24 * HOUR_S, "days", math.inf))
         return next(f"{span_s / unit_s:.3g} {name}" for unit_s, name, most in units if span_s < most * unit_s)

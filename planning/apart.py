@@ -109,7 +109,7 @@ class Apart:
         return best[-1] or []
 
     def _settle(self, group: Group, near: int) -> None:
-        """Search from `near` for the fewest servers of a group of which the most loaded one keeps its limits."""
+        """Set a group's fewest servers whose most loaded one keeps its limits, searched from `near`."""
         job, slots = self.job, {}
 
         def breaks(n: int) -> bool:

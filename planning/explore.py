@@ -50,10 +50,10 @@ SOLVERS = ("spread-refined", "spread")
 class Frontier(Conditions):
     """Plans of one fleet by number of GPUs, each made when it is first needed.
 
-    A learned predictor proposes which adapters share a GPU, for Poisson arrivals; the twin simulates each GPU
-    with the fleet's own arrivals and every rate raised by the margin, and gives more slots to those that break
-    their limits. An adapter that breaks them on a GPU of its own is split into equal parts. Plans that keep the
-    limits are simulated on fresh hours; an hour that breaks one is kept from then on, and the search goes on.
+    A learned predictor proposes which adapters share a GPU, for Poisson arrivals. The twin simulates each GPU with the
+    fleet's own arrivals and every rate raised by the margin; GPUs that break their limits get more slots. An adapter
+    that breaks its limits on a GPU of its own is split into equal parts. Plans that keep the limits are simulated in
+    fresh hours. An hour that breaks a plan is kept from then on, and the search goes on.
 
     `workload`, `profile`: the fleet, with its latency limits (`Workload.slo`), and the server.
     """

@@ -27,7 +27,7 @@ COARSE = 40
 
 
 def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
-    """The old plan's servers in indices of the new workload; adapters that are gone are left out."""
+    """The old plan's servers, with adapters as indices of the new workload; adapters that are gone are left out."""
     checks.instance("old_plan", old, Plan, "packer.load_plan(FILE)")
     if not old.bins:
         raise IncompatibleError(

@@ -181,7 +181,7 @@ class KeptHours:
         return not self._broken(bins, [hour])
 
     def _broken(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
-        """The hours in which the servers break the limits."""
+        """The hours, of these, in which the servers break the limits."""
         if not hours or not self.all_count:
             return [hour for hour in hours if not self._enough_keep(bins, hour)]
         # The most loaded servers first, a few at a time: the first that breaks its limits decides the hour.

@@ -49,7 +49,7 @@ def judged(task: Task) -> Plan | None:
 
 
 def planned(task: Task) -> Plan:
-    """The plan of a task, confirmed and completed."""
+    """The plan of a task, judged, completed and explained."""
     try:
         plan = task.near(judged(task))
         return task.missed() if plan is None else completed(task, plan)

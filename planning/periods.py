@@ -55,7 +55,7 @@ class Periods:
         return with_rates(self.fleet, max(self.rates, key=lambda vector: float(vector @ tokens)))
 
     def _others(self, busiest: Workload) -> list[Hour]:
-        """Hours of the periods in which an adapter is hotter than in the busiest one."""
+        """One hour of each period in which some adapter has a higher rate than in the busiest period."""
         hotter = {each.tobytes(): each for each in self.rates if (each > busiest.rates).any()}
         return [(self._raised(with_rates(self.fleet, each)), self.asked.seed) for each in hotter.values()]
 

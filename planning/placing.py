@@ -30,7 +30,7 @@ class OwnPlan:
         return _with_servers(cluster, point.plan)
 
     def needed(self, workload: Workload, cluster: Cluster, seed: int) -> int | None:
-        """Number of GPUs of the smallest plan that keeps the goal; None if none does."""
+        """Number of servers of the smallest plan that keeps the goal; None if none does."""
         point = Deployment(self._job(workload, cluster, seed)).explored()
         return None if point is None else point.n_gpus
 
@@ -65,7 +65,7 @@ class BySolver:
 
 
 def _profile(cluster: Cluster, why: str) -> Profile:
-    """The one profile of all servers; raises with the reason `why` where there are several."""
+    """The one profile of all servers. Raises `IncompatibleError` with the reason `why`: there are several."""
     profiles = {kind.profile for kind in cluster.kinds if kind.name in cluster.servers}
     if len(profiles) > 1:
         raise IncompatibleError(

@@ -71,7 +71,7 @@ def told(problem: Problem, plan: Plan, bound: Bound | None) -> Plan:
 
 
 def _by_load(problem: Problem, most: float, verified: bool | None, simulated: bool) -> Bound:
-    """A bound by load or by number of adapters for one base model."""
+    """A bound for one base model: by load alone, or else the trivial bound of one server."""
     evaluator = problem.evaluator
     proven = not evaluator.imitates_twin
     trivial = Bound(min(map(problem.objective.weight, problem.profiles)), ONE_GPU, proven=True)
