@@ -49,7 +49,7 @@ class Apart:
     """The numbers of kept hours and of adapter parts for which `_known` was computed."""
 
     def on(self, n: int) -> Iterator[list[Bin]]:
-        """The groups on `n` servers, if these suffice; spare servers go to the group with the most load per server."""
+        """The groups on `n` servers, if these suffice; servers left over go to the group with most load per server."""
         job, ranks = self.job, slot_ranks(self.job.parts.fleet.ranks)
         kinds, loads = np.unique(ranks), job.parts.fleet.offered_tok_s_by_adapter
         if n < len(kinds) or job.spare or not job.kept.all_count or not self._far(kinds):

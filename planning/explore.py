@@ -69,7 +69,7 @@ class Frontier(Conditions):
     _slots: int = field(default=SLOTS, init=False)
     """Slots of the last even split that was found to keep the limits."""
     _fewest: int = field(default=1, init=False)
-    """Fewest servers on which nothing starves by the trees. Fewer get one proposal if it starves in the twin, too."""
+    """Fewest servers on which nothing starves, by the trees. On fewer, one proposal is enough if the twin agrees."""
     tight: float = field(default=TIGHT, init=False)
     """Try more slots for servers that use more than this share of their limits."""
     sets: int = field(default=0, init=False)
@@ -173,7 +173,7 @@ class Frontier(Conditions):
         return made[0], self.kept.used(made, first)[0]
 
     def first(self, low: int, high: int, *, fresh: bool = False) -> int | None:
-        """The fewest GPUs from `low` to `high` that keep the limits, or None. A wide fleet starts at an even split's.
+        """The fewest GPUs from `low` (in wide fleets: where even splits do) to `high` that keep the limits; or None.
 
         `fresh`: simulate the most loaded server of an even split in the next fresh hours. An hour that breaks it would
         break the whole plan, so it is kept before the plan is made.
@@ -209,7 +209,7 @@ class Frontier(Conditions):
         return max(0, self.sets - 1)
 
     def lower(self, n: int, least: int | None = None) -> int:
-        """The fewest GPUs from `least` to `n` that keep the limits: fewer may do, since trees are stricter."""
+        """The fewest GPUs from `least` to `n` that keep the limits: fewer than `n` may do, since trees are stricter."""
         low, least = n, max(1 + self.spare, least or 1)
         while low > least and not self.over() and self.at(low - 1, low).holds:
             low = low - 1 if self._wide(low) else max(least, low // 2)
@@ -271,8 +271,8 @@ class Frontier(Conditions):
                 self._points[n] = self.point_of(point.plan.bins)
 
     def as_learned(self, parts: Replicas) -> Workload:
-        """The fleet as trees were trained on fleets: Poisson arrivals, prompts without what a prefix cache spares, and
-        requests to the base model as requests to an adapter of the smallest rank."""
+        """The fleet in the form of the trees' training data: Poisson arrivals, prompts without what a prefix cache
+        spares, and requests to the base model as requests to an adapter of the smallest rank."""
         fleet = parts.calm.as_independent(cached=caches_prefixes(parts.calm, self.profile))
         if fleet.n_loras == len(fleet):
             return fleet

@@ -43,7 +43,7 @@ class Conditions:
 class FrontierPoint:
     """A plan on some number of GPUs, with its figures at the rates as given.
 
-    `n_gpus`: number of servers: GPUs used, if a server has one GPU.
+    `n_gpus`: GPUs used; in searches and from `packer.frontier`, servers used.
     `p95_ttft_ms`, `slo_attainment`, `goodput_tok_s`: over all requests. `mean_itl_ms`: over all gaps between tokens.
     `worst_adapter`, `worst_adapter_ttft_ms`: the adapter with the highest p95 TTFT, and that TTFT.
     `price_per_hour`: price of all GPUs; None if the profile has no price.
