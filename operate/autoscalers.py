@@ -1,4 +1,4 @@
-"""Autoscalers that follow a metric, as controllers of the cluster twin: what a plan is compared with.
+"""Autoscalers that follow a metric, as controllers of the cluster twin, to compare plans with.
 
 Every server may serve every adapter. Sources:
 
@@ -36,8 +36,8 @@ class Autoscaler:
     """Starts and stops servers of a cluster by a rule.
 
     `rule`: "queue": waiting requests of each server (KEDA on `vllm:num_requests_waiting`); "concurrency": running and
-    waiting ones; "kv": the used share of the KV cache (Dynamo).
-    `target`: of the metric for each server; of "kv" it has no meaning.
+    waiting requests; "kv": the used share of the KV cache (Dynamo).
+    `target`: value of the metric for each server; not used by "kv".
     `running`: servers that run at the start.
     """
 
@@ -57,7 +57,7 @@ class Autoscaler:
         self._desired, self._adjusted_s, self._workers = self.running, 0.0, self.running
 
     def act(self, now_s: float, view: Any) -> Iterable[Change]:
-        """Servers that are started or stopped now."""
+        """Return the changes that start or stop servers now."""
         ready = set(np.flatnonzero(view.on).tolist())
         self._started -= {s for s in self._started if s in self._seen and s not in ready}  # lost
         self._seen = (self._seen | ready) & self._started

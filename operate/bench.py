@@ -32,9 +32,9 @@ FIGURES = (
     "request_throughput", "output_throughput", "total_token_throughput", "mean_ttft_ms", "median_ttft_ms",
     "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms", "p99_itl_ms",
 )  # fmt: skip
-"""What both sides have, by the names of `vllm bench serve`."""
+"""Figures that both sides have, by the names of `vllm bench serve`."""
 MOST_TIMES = 20.0
-"""The prediction runs for at most so many times as long as the benchmark."""
+"""The simulation of a prediction may last this many times as long as the benchmark."""
 SHORTEST_S = 60.0
 
 
@@ -120,7 +120,7 @@ def beside_bench(
 
 
 def _requests(document: dict[str, Any], adapters: int, seed: int) -> tuple[RequestTrace, tuple[str, ...]]:
-    """The requests of a run as far as the file tells, and in words what it does not."""
+    """The requests of a run as far as the file has them, and what is assumed for the rest, in words."""
     if document.get("ramp_up_strategy") is not None:
         raise IncompatibleError(
             "Expected a benchmark at a steady rate, got one whose rate rises (ramp_up_strategy)."
@@ -141,7 +141,7 @@ def _requests(document: dict[str, Any], adapters: int, seed: int) -> tuple[Reque
     time_s, n = np.zeros(len(inputs)), len(inputs)
     if document.get("request_rate") not in (None, "inf"):
         rate = _number(document, "request_rate", 1e-9)
-        # The client's gaps are gamma with this shape, 1: Poisson (`get_request`).
+        # The client's gaps are gamma-distributed with this shape; 1 is Poisson (`get_request`).
         shape = _number(document, "burstiness", 1e-3) if "burstiness" in document else 1.0
         time_s = np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), size=n))
         assumed.append(f"requests come at random times, {rate:g} in a second")

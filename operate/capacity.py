@@ -1,5 +1,5 @@
-"""What a server holds within the goal, by the twin: the largest load of its adapters' mix; what its prefix cache
-holds, and what is lost of it where adapters move."""
+"""The capacity of a server by the twin: the largest load of its adapters' mix within the goal. Also what its prefix
+cache holds, and what is lost of that when adapters move."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 STEP = 1.05
-"""Loads that are tried differ by this factor."""
+"""Ratio of successive loads that are tried."""
 SPAN_S, MOST_REQUESTS = 1200.0, 30_000
-"""Simulated time of a server, which ends earlier where so many requests have come."""
+"""Simulated time of a server, which is shorter if this number of requests takes less time."""
 MOST_STEPS = 60
 NEARLY = 0.15
-"""A load that differs by less from the one that was simulated needs no new simulation."""
+"""A load that differs by less than this share from the simulated one needs no new simulation."""
 
 
 class Expected(NamedTuple):
-    """What the twin says of a server: latencies, ms, and the share of prompt tokens found in the prefix cache."""
+    """The twin's prediction for a server: latencies, ms, and the share of prompt tokens found in the prefix cache."""
 
     mean_ttft_ms: float
     mean_itl_ms: float
@@ -41,7 +41,7 @@ class Expected(NamedTuple):
 
 
 def server_kinds(plan: Plan, count: int) -> list[ServerKind]:
-    """The kinds of the servers, in their order; those beyond the plan's are of the kind that takes most adapters."""
+    """The kinds of the servers, in order; those beyond the plan's have its kind with the largest rank, most slots."""
     cluster = plan.cluster()
     kinds = [cluster.kind(k) for k in range(len(cluster))]
     most = max(kinds, key=lambda kind: (kind.max_lora_rank or 0, kind.max_loras))
@@ -54,13 +54,13 @@ def rank_of(kind: ServerKind, fleet: Workload) -> int:
 
 
 def load_of(held: Mapping[int, float], load: FloatArray) -> dict[int, float]:
-    """Load of each adapter that comes to a server, tok/s. `held`: shares by adapter; `load`: of each adapter, tok/s."""
+    """Load of each adapter on a server, tok/s. `held`: shares by adapter; `load`: of each adapter in total, tok/s."""
     return {a: tok_s for a, share in held.items() if (tok_s := load[a] * share) > 0.0}
 
 
 @dataclass(eq=False)
 class Capacity:
-    """Asks the twin for each server, beginning at the load that it held the last time."""
+    """Simulates the capacity of servers, starting at the last capacity that was found for the kind."""
 
     workload: Workload
     kinds: Sequence[ServerKind]
@@ -70,16 +70,16 @@ class Capacity:
     _expected: dict[int, tuple[Set[int], float, Expected]] = field(default_factory=dict)
 
     def of(self, server: int, load: Mapping[int, float]) -> float:
-        """Load that the server keeps the goal at, tok/s; `load`: of its adapters, tok/s, whose mix counts."""
+        """The largest load at which the server keeps the goal, tok/s. `load`: of its adapters; only the mix counts."""
         return self.of_kind(self.kinds[server], load)
 
     def served(self, workload: Workload) -> None:
-        """From now on requests are like this."""
+        """Adopt the requests of this workload from now on."""
         self.workload = workload
         self._expected.clear()
 
     def expected(self, server: int, load: Mapping[int, float]) -> Expected:
-        """What the twin says of a server with this load, tok/s by adapter; as before while the load is nearly so."""
+        """The twin's prediction for a server with this load, tok/s by adapter; reused for a similar load (`NEARLY`)."""
         total = sum(load.values())
         before = self._expected.get(server)
         if before is None or before[0] != load.keys() or abs(total / before[1] - 1.0) > NEARLY:
@@ -89,11 +89,11 @@ class Capacity:
         return before[2]
 
     def of_kind(self, kind: ServerKind, load: Mapping[int, float]) -> float:
-        """The same of a kind of server."""
+        """As `of`, for a kind of server."""
         k = self._last.get(kind.name, round(math.log(sum(load.values())) / math.log(STEP)))
         step = 1 if kind.name in self._last else 8
         low, high = k - MOST_STEPS * step, k + MOST_STEPS * step
-        even = 2 * MOST_STEPS  # no step outwards is longer
+        even = 2 * MOST_STEPS  # steps outwards never grow
         held, _ = reach(lambda n: self._holds(kind, load, n), low, high, start=k, step=step, same=even)
         if low <= held < high:
             self._last[kind.name] = held
@@ -103,7 +103,7 @@ class Capacity:
         return self.run(kind, load, STEP**k / sum(load.values())).slo_used <= 1.0
 
     def run(self, kind: ServerKind, load: Mapping[int, float], factor: float = 1.0) -> Run:
-        """The server with this load, times a factor."""
+        """Simulate a server with this load times a factor."""
         self.simulated += 1
         fleet = self.workload
         adapters: list[Adapter] = [
@@ -135,12 +135,12 @@ def cache_lost(fleet: Workload, load: FloatArray, near: Nearest, kinds: Sequence
 
 
 def cached_tokens(fleet: Workload, load: FloatArray) -> FloatArray:
-    """Tokens of each adapter that a prefix cache holds for later requests, float64 (m,): a server that has none of them
-    computes them again.
+    """Tokens of each adapter that a prefix cache holds for later requests, float64 (m,). A server that lacks them must
+    compute them again.
 
-    The shared beginning, and what was said in the sessions that are between two turns: later turns per second × the
-    time between turns (Little's law), each with first + turns × (output + added) - added tokens, as a later turn of a
-    geometric number has in the mean.
+    The shared prefix, plus the contexts of sessions between two turns. The number of these sessions is later turns per
+    second × the time between turns (Little's law); each has first + turns × (output + added) - added tokens, the mean
+    at a later turn if the number of turns is geometric.
 
     `load`: of each adapter, tok/s, float64 (m,).
     """

@@ -17,7 +17,7 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class Changed:
-    """The servers as they run, with the changed fleet.
+    """The running servers with the changed fleet.
 
     `gpus`: the plan's index of each bin (a server without adapters is left out); `unplaced`: names of the
     adapters that no running server can hold.
@@ -37,11 +37,11 @@ def changed_plan(
     remove: Collection[str] = (),
     lose: Collection[int] = (),
 ) -> Changed:
-    """The plan's servers when rates change, adapters go and others come.
+    """The plan's servers after rates change, adapters are added or removed, and servers are lost.
 
-    Servers keep their `max_loras` and `max_lora_rank`. A new adapter, and one whose only server is lost, goes to
-    the server with the least offered load whose slots are large enough, the busiest adapter first; the other
-    replicas of an adapter take over what a lost one served (`packer.failover`).
+    Servers keep their `max_loras` and `max_lora_rank`. A new adapter, or one whose only server is lost, goes to the
+    server with the least offered load whose slots are large enough, the busiest adapter first. The other replicas of
+    an adapter take over what a lost replica served (`packer.failover`).
 
     Raises `UnknownNameError`: an adapter to remove is not in the plan; `ValidationError`: an adapter to add is there
     already, none is left, or a lost server is not one of the plan's.
@@ -66,9 +66,9 @@ def changed_fleet(
     add: Sequence[Adapter] = (),
     remove: Collection[str] = (),
 ) -> tuple[Workload, list[int]]:
-    """The fleet with other rates, without some adapters and with others, and the indices of those that stay.
+    """The fleet with other rates, without some adapters and with new ones, and the indices of the adapters that stay.
 
-    `rate_factor`: every rate is multiplied by it, also the rates of adapters that come.
+    `rate_factor`: factor for every rate, also for those of new adapters.
 
     Raises `UnknownNameError`: an adapter to remove is not in the fleet; `ValidationError`: an adapter to add is there
     already, none is left, or adapters are added to a replayed trace.
@@ -113,10 +113,10 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
 
 
 def between(old: Plan, new: Plan) -> Moves:
-    """What changes from one plan to another on the servers that go on, adapters matched by name.
+    """The moves from one plan to another on running servers, with adapters matched by name.
 
-    Servers of one profile go on so that most adapters stay in place; where the other plan continues this one, as it
-    says itself.
+    The new plan's own moves, if it has any; otherwise servers of equal profile are matched so that most adapters stay
+    in place.
     """
     if new.moves is not None and len(new.moves.servers) == len(new.bins):
         return new.moves

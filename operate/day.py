@@ -1,4 +1,4 @@
-"""Periods of a day, the servers that run in them, and their settings: a server that keeps them goes on."""
+"""Periods of a day, the servers that run in them, and their settings. A server that keeps its settings goes on."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Period:
 
     `names`: the periods.
     `start_s`, `end_s`: from the start of the day.
-    `plan`: its servers at the rates of the busiest of these periods, and the evaluations there.
-    `servers`: for each of the plan's servers its number in the day: one number is one deployment, with
-    the same settings all day.
-    `moved`: adapters that are on a server which did not hold them in the period before (in the first one: in the
-    last).
+    `plan`: the servers, with evaluations at the rates of the busiest of these periods.
+    `servers`: the number of each of the plan's servers in the day. A number stands for one deployment, which has the
+    same settings all day.
+    `moved`: adapters that are on a server that did not hold them in the previous period (for the first period: the
+    last one).
     """
 
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class Period:
 
     @property
     def hours(self) -> float:
-        """Its length, h."""
+        """Length of the period, h."""
         return (self.end_s - self.start_s) / HOUR_S
 
     @property
@@ -58,12 +58,12 @@ class Period:
 class Schedule:
     """Servers by period.
 
-    `static`: the plan that holds in every period, at the rates of the busiest one: what takes no changes at all.
-    `deployed`: every server of the day, to deploy once and to scale to 0 or 1: one for each place in the static plan
-    and each settings that it has, at the rates of the quietest period. An adapter has equal shares of all that ever
-    hold it.
-    `periods`: in order; together the whole day, which repeats.
-    `startup_s`: time from the start of a server until it serves: it is started that much earlier.
+    `static`: the plan that holds in every period without any change, at the rates of the busiest period.
+    `deployed`: every server of the day, to be deployed once and scaled to 0 or 1, at the rates of the quietest period:
+    one for each place in the static plan and each of its settings. An adapter has equal shares on all servers that
+    ever hold it.
+    `periods`: in order; together they cover the whole day, which repeats.
+    `startup_s`: time from the start of a server until it serves; servers are started that much earlier.
     """
 
     static: Plan
@@ -73,17 +73,17 @@ class Schedule:
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours of a day, with the starts."""
+        """GPU-hours of a day, including start-up."""
         starting = sum(self.servers[k].gpus for _, k in self.starts())
         return sum(each.gpus * each.hours for each in self.periods) + starting * self.startup_s / HOUR_S
 
     @property
     def most_gpus(self) -> int:
-        """GPUs in use at once, while servers start and the period before still runs."""
+        """The most GPUs in use at once, also while servers start and the previous period still runs."""
         return self.at_once([item.gpus for item in self.servers])
 
     def at_once(self, gpus: Sequence[int]) -> int:
-        """The same of some of the servers, by the GPUs of each."""
+        """As `most_gpus`, if server k counts as `gpus[k]` GPUs."""
         starting = [0] * len(self.periods)
         for t, k in self.starts():
             starting[t] += gpus[k]
@@ -116,7 +116,7 @@ class Schedule:
         return [(t, k) for t, each in enumerate(days) for k in each.servers if k not in days[t - 1].servers]
 
     def running(self, server: int) -> list[tuple[float, float]]:
-        """When a server is needed, (start, end) in s of the day, without its starting time."""
+        """When a server must serve, as (start, end) in s of the day, without its start-up time."""
         found: list[tuple[float, float]] = []
         for each in self.periods:
             if server in each.servers:
@@ -165,8 +165,8 @@ def with_steady_settings(
 ) -> list[Period]:
     """Periods of a day that repeats, with as few changes of a server's settings as possible; servers are renumbered.
 
-    Of each place (`Period.servers`) every pair of its slots and ranks is tried. Where none holds in two successive
-    periods, a new server takes the place.
+    For each place (`Period.servers`), every pair of the `max_loras` and ranks that it has is tried. If no pair holds
+    in two successive periods, a new server takes the place.
 
     `holds`: which of these servers hold in a period.
     """
@@ -204,16 +204,16 @@ def with_steady_settings(
 
 
 def keys_of(each: Period, bins: Sequence[Bin]) -> list[tuple[int, Settings]]:
-    """Place and settings of each server of a period, which has these bins there."""
+    """Place and settings of each server of a period with these bins."""
     return [(place, item.settings) for place, item in zip(each.servers, bins, strict=True)]
 
 
 def _chosen(
     own: Mapping[int, Settings], options: Mapping[int, Set[Settings]], periods: int
 ) -> dict[int, Settings]:
-    """The settings of each period in which a server runs: successive periods share them while any of `options` is left.
+    """The settings of each period in which a server runs: successive periods share one if their `options` do.
 
-    Of those that are left, what most of the periods had is taken.
+    Of several shared settings, the one that most of the periods had is chosen.
     """
     nothing: Set[Settings] = frozenset()
     first = next((t for t in options if not options[t] & options.get((t - 1) % periods, nothing)), 0)

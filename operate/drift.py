@@ -36,12 +36,12 @@ class Drift:
     """What changed since the plan was made.
 
     `evaluation`: the plan's adapters at the measured rates and lengths, on their servers.
-    `advice`: "keep"; "watch": the plan holds, but rates drifted or adapters are new; "replan": it does not hold, also
-    with the requests as they were, or new adapters have more than the tolerated share of the load.
+    `advice`: "keep"; "watch": the plan holds, but rates drifted or adapters are new; "replan": the plan does not hold,
+    drawn or replayed requests alike, or new adapters have more than the tolerated share of the load.
     `drifted`: adapters whose rate differs by more than the tolerance, the largest difference first.
     `new_adapters`, `silent_adapters`: adapters seen that have no server; adapters of the plan that were not seen.
     `planned_tok_s`, `measured_tok_s`: offered loads.
-    `replayed`: whether the requests as they were keep the goal; None where they are not known.
+    `replayed`: whether the replayed requests keep the goal; None if the requests are not known.
     """
 
     evaluation: PlanEvaluation
@@ -80,14 +80,14 @@ def drift(
     """Compare the measured fleet with a plan and evaluate the plan's servers at the measured rates.
 
     `plan`, `seen`: the running plan, and the fleet as measured (`packer.operate.observe`). Rank 0 is the base model
-    (`with_base`): requests to it that the plan does not have go to the least loaded server. Other ranks do not count.
+    (`with_base`): its requests go to the least loaded server if the plan has none. Other measured ranks are ignored.
     `tolerance`: a rate that differs by more than this share of the planned one counts as drifted; adapters without a
     server that have more than this share of the measured load need another plan.
     `predictor`, `seed`: as for `evaluate_plan`, as are the errors raised.
-    `in_log`: the fleet was measured from requests: its bursts and the correlation of its lengths take the place of the
-    plan's, which metrics do not show.
-    `requests`: those from which it was measured, under its names, and the length of their window, s: they are replayed
-    on the plan's servers.
+    `in_log`: whether the fleet was measured from requests. If so, its bursts and length correlation, which metrics do
+    not show, replace those of the plan.
+    `requests`: the requests from which the fleet was measured, with its names, and the length of their window, s. They
+    are replayed on the plan's servers.
     """
     planned = plan.workload
     base = (
@@ -125,10 +125,10 @@ def drift(
 
 
 def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | None:
-    """Whether a plan's servers keep what it was made for with these requests as they were.
+    """Whether a plan's servers keep the limits that the plan was made for when these requests are replayed.
 
-    `window_s`: how long servers run, longer than the requests come where these are a short log: then all of them end.
-    Requests of adapters without a server are left out; None: there are no others.
+    `window_s`: minimum simulated time. It is longer than a short log, so that all of its requests end.
+    Requests of adapters without a server are left out; None if there are no other requests.
     """
     number, placed = {name: i for i, name in enumerate(plan.workload.names)}, set(_placed(plan))
     of_plan = np.array([number.get(name, -1) for name in requests.names], dtype=np.int64)
@@ -152,9 +152,9 @@ def _placed(plan: Plan) -> Iterator[int]:
 
 
 def with_base(plan: Plan, seen: Workload, names: Collection[str] = ()) -> Workload:
-    """The measured fleet, in which requests to the base model have rank 0, and the plan's name where both have one.
+    """The measured fleet, with rank 0 for the base model, under the plan's name for it if each has exactly one name.
 
-    `names`: under which the base model is requested, besides its own.
+    `names`: names by which the base model is requested, besides its own.
     """
     specs = {item.profile.model for item in plan.bins}
     own = {each for each in seen.names if each in names or any(serves(spec, each) for spec in specs)}
@@ -169,19 +169,19 @@ def with_base(plan: Plan, seen: Workload, names: Collection[str] = ()) -> Worklo
 
 
 def _of_model(planned: Workload, seen: Adapter) -> Adapter | None:
-    """Requests to the base model as an adapter of the fleet; None where it is not clear to which model."""
+    """Requests to the base model as an adapter of the fleet; None if it is not clear to which model they go."""
     models = {base_model(model): model for model in planned.models}
     model = models.get(base_model(seen.name), planned.models[0] if len(models) == 1 else None)
     return replace(seen, model=model) if model or not models else None
 
 
 def unreplayed(fleet: Workload) -> Workload:
-    """The fleet with rates in place of a trace, whose requests would come at its own rates, whatever was measured."""
+    """The fleet with rates instead of a trace, whose replayed requests would ignore measured rates."""
     return fleet if fleet.arrivals.trace is None else fleet.with_arrivals(Arrivals())
 
 
 def as_met(old: Adapter, met: Adapter, *, in_sessions: bool) -> Adapter:
-    """The adapter as measured; a log without sessions has prompts of all turns, which say nothing of first ones."""
+    """The adapter as measured; of one in sessions the rate only, if the log has no sessions to tell first prompts."""
     if in_sessions and met.sessions is None:
         return replace(old, rate=met.rate)
     shared = met.shared_prefix_tokens or old.shared_prefix_tokens

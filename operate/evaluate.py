@@ -1,4 +1,4 @@
-"""A plan evaluated again: another predictor or seed, growing rates, adapters that come or go."""
+"""Evaluate a plan again: with another predictor or seed, higher rates, or adapters added or removed."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ SHOWN = (
 )
 """Figures of a server in the JSON result."""
 MORE_HOURS = 8
-"""Where one of the further hours breaks a plan, so many more say whether that is rare."""
+"""Number of additional hours that show whether a break is rare, if one of the further hours breaks a plan."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlanEvaluation:
-    """The servers of a plan as they run, under the fleet as it is evaluated.
+    """The running servers of a plan, under the fleet with which they are evaluated.
 
     `plan`: the plan with the new fleet and the new figures; status "infeasible" if it does not hold.
     `before`: the figures that the plan carried, one row for each server of `plan`.
@@ -75,7 +75,7 @@ class PlanEvaluation:
 
     @property
     def breaks_first(self) -> int | None:
-        """The server with the least room: a broken one that serves least, else the lowest headroom."""
+        """The server with the least room: the broken one that serves the smallest share, else the lowest headroom."""
 
         def order(k: int) -> tuple[int, float, int]:
             row = self.plan.evaluations[k]
@@ -122,17 +122,17 @@ def evaluate_plan(
     slo: GoalLike | None = None,
     progress: Progress = silent,
 ) -> PlanEvaluation:
-    """Whether a plan holds: its servers with new figures, at the rates as given, without a margin.
+    """Evaluate whether a plan holds: its servers with new figures, at the rates as given, without a margin.
 
     `plan`: with at least one server. `predictor`: a registered name, the path of a trained predictor, or an object.
-    `rate_factor`, `add`, `remove`: every rate times this; adapters that come (each goes to the server with the least
-    offered load whose slots are large enough), and names of those that go.
+    `rate_factor`, `add`, `remove`: factor of every rate; new adapters (each goes to the server with the least offered
+    load whose slots are large enough); names of adapters to remove.
     `lose`: numbers of servers that are lost; their adapters go to the others (`packer.failover`).
-    `seed`: None takes one that neither the search nor the verification of the plan has used; a later one where that
-    hour breaks the limits, which at most one of a dozen others does.
+    `seed`: None: a seed that neither the search nor the verification of the plan has used. If that hour breaks the
+    limits and further hours do so rarely, or by chance alone, the seed of the first hour that keeps them.
     `duration_s`: simulated time of each server, for the twin only, without headroom; None: an hour (whole cycles of
     piecewise rates), and for starvation as long as a clear result needs.
-    `slo`: the goal that the plan is held to, as for `packer.solve`; None: what it was made for.
+    `slo`: the goal that the plan is held to, as for `packer.solve`; None: the goal that it was made for.
 
     Raises `IncompatibleError`: no server has an adapter, or a duration was given for a predictor that does not
     simulate;
@@ -152,7 +152,7 @@ def evaluate_plan(
         )
     progress("servers", 0, 2)
     simulated, trace = evaluator.name == "twin" and duration_s is None, changed.workload.arrivals.trace
-    # One hour says whether limits hold, unless that is a matter of chance.
+    # One hour shows whether limits hold, unless chance decides.
     judged = plan.limits and simulated and trace is None and hours.by_chance(changed.bins, changed.workload)
     hours.seed, said = _usual_hour(plan, changed, hours) if judged and seed is None else (used, ())
     if said:
@@ -197,7 +197,7 @@ def evaluate_plan(
 
 
 def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None) -> Plan:
-    """The plan, held to a latency goal instead of what it was made for; None: as it is."""
+    """The plan, held to a latency goal instead of the one that it was made for; unchanged for None."""
     if slo is None:
         return plan
     fleet = plan.workload.held_to(slo)
@@ -220,10 +220,10 @@ def holds_routed(plan: Plan, run: Run) -> bool:
 def _limits_kept(
     plan: Plan, changed: Changed, found: Evaluations, hours: Hours
 ) -> tuple[bool, tuple[str, ...]]:
-    """Whether no limit that the plan was made for is known to break, and what is to be said of them."""
+    """Whether no limit that the plan was made for is known to break, and a remark on the limits, if any."""
     figures = [(getattr(found, name), most) for name, most in plan.limits.items()]
     over = any((values > most).any() for values, most in figures)
-    # The share of adapters that keep their limits is one of the fleet: on a server with few it may be lower.
+    # The share of adapters that must keep their limits is the fleet's: on a server with few adapters it may be lower.
     if over and not (_shared(plan, changed) and not _beyond(plan, changed, hours, hours.seed)):
         return False, (f"The latency limits break: {plan.goal}",)
     if any((np.isnan(values) & found.feasible).any() for values, _ in figures):
@@ -232,8 +232,8 @@ def _limits_kept(
 
 
 def _usual_hour(plan: Plan, changed: Changed, hours: Hours) -> tuple[int, tuple[str, ...]]:
-    """The seed of the hour to show, and what is to be said of others: the first, or where that breaks the limits, and
-    all but one of a dozen others keep them, or others break them by chance alone, the first of these that does."""
+    """The seed of the hour to show, and a remark on the others: the first hour, unless it breaks the limits and further
+    hours do so rarely or by chance alone; then the first further hour that keeps them."""
     first, count = hours.seed, 1 + FRESH_HOURS + MORE_HOURS
     found = [_beyond(plan, changed, hours, first)]
     if not found[0]:
@@ -250,7 +250,7 @@ def _usual_hour(plan: Plan, changed: Changed, hours: Hours) -> tuple[int, tuple[
 
 
 def _kept_elsewhere(plan: Plan, changed: Changed, hours: Hours) -> tuple[bool, tuple[str, ...]]:
-    """Whether the limits are kept in most further hours or broken by chance alone, and in how many they break.
+    """Whether the limits are kept in most further hours, or broken by chance alone; and in how many they break.
 
     Plans that are made for a goal keep it in about 19 of 20 hours (`benchmarks/solvers`): one hour that breaks is
     no reason to make another plan.
@@ -269,7 +269,7 @@ def _kept_elsewhere(plan: Plan, changed: Changed, hours: Hours) -> tuple[bool, t
 
 
 def _said(plan: Plan, found: Sequence[float], hours: str) -> str:
-    """In how many of these hours the limits break, and for how many adapters."""
+    """A sentence that says in how many of these hours the limits break, and for how many adapters."""
     over = len(found) * len(plan.workload)
     of = f", for {sum(found):,.0f} of {over:,} adapter-hours" if math.isfinite(sum(found)) else ""
     return f"The latency limits break in {_broken(found)} of {hours}{of}: {plan.goal}"
@@ -296,7 +296,7 @@ def _beyond(plan: Plan, changed: Changed, hours: Hours, seed: int, *, apart: boo
 
 
 def _shared(plan: Plan, changed: Changed) -> bool:
-    """Whether the limits count for a share of all adapters of the fleet."""
+    """Whether only a share of the fleet's adapters must keep their limits."""
     return plan.objective == "recommend" and changed.workload.slo.adapter_share < 1.0
 
 

@@ -1,4 +1,4 @@
-"""The plan kept true on running servers: look, decide, act, say what was done and why."""
+"""Keep a plan up to date on running servers: observe, decide, act, and report what was done and why."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from packer.workload import Workload
 
 After = Callable[[list[Decision]], None]
 MOST_LOG = 1000
-"""Decisions that are kept for the page."""
+"""Number of decisions that are kept for the page."""
 
 
 @dataclass(eq=False)
 class Following:
     """The loop over running servers.
 
-    `acting`: the servers, held against other processes. `fleet`: what is to be served now.
+    `acting`: the servers, locked against other processes. `fleet`: the adapters to serve now.
     `read`: measures the fleet from a log or a gateway, over `span_s`; None: the servers' own metrics.
-    `dry_run`: decide and say, but do nothing; later decisions are made as if it had been done.
+    `dry_run`: decide and report, but change nothing; later decisions are made as if the changes had been made.
     """
 
     acting: Acting
@@ -55,7 +55,7 @@ class Following:
         self.looked_s = 0.0
         self.ready = np.zeros(len(servers), dtype=np.bool_)
         self._resting: set[int] = set()
-        # Servers that a dry run started or stopped: from when they answer.
+        # By server that a dry run pretends to start or stop: the time from which it would answer.
         self._pretended: dict[int, float] | None = None
         self._here: dict[int, dict[str, float]] = {}
         plan = self.acting.plan
@@ -70,7 +70,7 @@ class Following:
         )  # fmt: skip
 
     def check(self, seen: Sequence[Models | str]) -> None:
-        """Raise `IncompatibleError` if a server that answers is none that the plan was made for."""
+        """Raise `IncompatibleError` if a server that answers does not fit the plan."""
         bins = self.acting.plan.bins
         most = max(bins, key=lambda item: (item.max_lora_rank, item.max_loras))
         for s, models in enumerate(seen):
@@ -81,7 +81,7 @@ class Following:
                 raise IncompatibleError(f"Server {s} does not fit the plan: {reason}.")
 
     def serve(self, fleet: Workload) -> None:
-        """From now on these adapters are served: new ones get a server at the next look, others leave theirs."""
+        """Serve these adapters from now on: new ones get a server at the next step, removed ones leave theirs."""
         old, planned = self.keeper, self.fleet
         self.fleet = fleet = unreplayed(fleet)
         self.acting.ranks |= dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
@@ -94,10 +94,10 @@ class Following:
         self._pretended = None
 
     def observed(self, now_s: float) -> Observation:
-        """What the servers hold, and what they had to do."""
+        """Observe which adapters the servers hold, and their load."""
         seen = self.acting.look()
         self.ready = np.array([not isinstance(each, str) for each in seen])
-        if not self.traffic.times_s:  # off from the beginning, to be started when they are needed
+        if not self.traffic.times_s:  # first observation: servers that are off are started when needed
             servers = enumerate(self.acting.servers)
             self._resting = {s for s, server in servers if server.host.start is not None}
         self._resting -= set(np.flatnonzero(self.ready).tolist())
@@ -115,7 +115,7 @@ class Following:
         for s, from_s in (self._pretended or {}).items():
             ready[s] = now_s >= from_s
         self._pretended = (self._pretended or {}) if self.dry_run else None
-        # A server that answers and was not started by packer is found, or found again.
+        # A server that answers counts as on, even if packer did not start it.
         self.keeper.on |= ready
         if self.read is not None:
             measured = self.read()
@@ -130,7 +130,7 @@ class Following:
         planned = self.fleet.offered_tok_s_by_adapter
         for s in range(len(self.held)):
             here = {n: float(planned[number[n]]) * share for n, share in placed[s].items() if n in number}
-            # What a server that is away did was for the adapters that it had.
+            # The load of a server that does not answer is attributed to the adapters that it had.
             self._here[s] = here = here or self._here.get(s, {})
             for name, share in self.traffic.shares(s, here).items():
                 if name in number:
@@ -138,7 +138,7 @@ class Following:
         every = range(len(self.held))
         recent = sum(self.traffic.tok_s(s, SHORT_S) for s in every)
         before = sum(self.traffic.tok_s(s, SHORT_S, SHORT_S) for s in every)
-        # Rates with a gamma prior: the planned ones count as `PRIOR` requests, so that few requests change little.
+        # Rates have a gamma prior: planned rates count as `PRIOR` requests, so that few requests change little.
         prior_s = PRIOR / max(float(self.fleet.rates.sum()), 1e-9)
         span_s = self.traffic.observed_s
 
@@ -155,7 +155,7 @@ class Following:
         )  # fmt: skip
 
     def step(self, now_s: float) -> list[Decision]:
-        """One look, and what follows from it; faults are said and met at the next look."""
+        """Observe, decide and act once. Faults are reported, and dealt with at the next step."""
         self.looked_s = now_s
         gone = self.acting.started()
         for s in gone:
@@ -188,14 +188,14 @@ class Following:
         return [*made, *left]
 
     def _gone(self) -> list[Decision]:
-        """Adapters of the plan that the fleet no longer has leave their servers."""
+        """Unload the adapters of the plan that the fleet no longer has."""
         left = set(self.acting.plan.workload.names) - set(self.fleet.names)
         held = [self.acting.state.servers.get(each.name, {}) for each in self.acting.servers]
         unload = tuple((s, name) for s, own in enumerate(held) for name in sorted(left & set(own)))
         return [Decision(Change(0.0, unload=unload), "adapters left the fleet")] if unload else []
 
     def _correct(self, seen: Observation) -> None:
-        """The measured time per token, beside the predicted one, corrects what servers are taken to hold."""
+        """Correct the assumed capacities of servers by the predicted and the measured time per token."""
         pairs = []
         for s in self.keeper.serving:
             measured, own = self.traffic.mean_ms(s, "itl"), self.own_load(s, seen.load_tok_s)
@@ -223,13 +223,13 @@ class Following:
 
     @property
     def holding(self) -> Sequence[dict[int, float]]:
-        """What the servers hold, also where a dry run would have changed it."""
+        """What the servers really hold, whatever a dry run pretends."""
         return self.keeper.held if self._pretended is None else self.held
 
     def run(self, after: After, fleet: Callable[[], Workload] | None = None) -> None:
-        """Observe every `every_s` until interrupted, and as soon as a server that served does not answer.
+        """Make a step every `every_s` until interrupted, and as soon as a serving server does not answer.
 
-        `after`: called after each look. `fleet`: the adapters to serve, read at each look.
+        `after`: called after each step. `fleet`: the adapters to serve, read before each step.
         """
         seen = self.acting.look()
         self.check(seen)
@@ -237,7 +237,7 @@ class Following:
             self.acting.adopt(self.acting.placement(seen), f"follow {self.acting.plan.workload.name}")
         try:
             self._loop(after, fleet)
-        finally:  # what packer began to start, and nobody would look after
+        finally:  # nobody would look after servers that are still starting
             self.acting.give_up(set(self.acting.starting))
 
     def _loop(self, after: After, fleet: Callable[[], Workload] | None) -> None:

@@ -1,8 +1,8 @@
-"""The controller that keeps a plan true while it runs: how many servers, which adapters where, and why.
+"""The controller that keeps a running plan up to date: how many servers, which adapters on which server, and why.
 
-One object decides for the cluster twin (`act`) and for real servers (`decide`): a server is used up to a share of what
-the twin says that it holds within the goal, the planner of `packer solve --from` makes placements, the twin judges
-them, and a change must be worth what it costs.
+One object decides for the cluster twin (`act`) and for real servers (`decide`). A server's capacity is the load at
+which it keeps the goal, by the twin; servers are used up to a share of it. The planner of `packer solve --from` makes
+placements, the twin judges them, and a change must be worth its cost.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from packer.words import counted
 from packer.workload import Workload
 
 LOWER = 0.07
-"""A server with too much load gives away so much more that it need not soon again."""
+"""An overloaded server is relieved to this much below `FULL`, so that it is not soon overloaded again."""
 FULL, ENOUGH = 0.98, 0.9
-"""Shares of the servers' capacity: above the first one a server more is needed, and one less must leave the second."""
+"""Used shares of capacity: above `FULL` a server is added; a stop must leave the others at no more than `ENOUGH`."""
 LONG_S, SHORT_S = 1800.0, 600.0
-"""Windows in which the adapters' shares of the load, and the load of all, are measured."""
+"""Windows in which the load of each adapter, and the total load, are measured."""
 STEEPEST = 0.25
-"""Most that the trend adds to the load."""
+"""Maximum share of the recent load that its trend adds to it."""
 STAY_S = 600.0
-"""A server less is run only after the others have had enough for so long, at least."""
+"""A server is stopped only after the others have had enough capacity for at least this long."""
 ROUNDS = 3
-"""Placements that the twin judges before one is given up."""
+"""Maximum number of placements that the twin judges for one decision."""
 AGAIN_S = 4 * 3600.0
-"""Capacities are asked again after so long, because the mix of requests changes."""
+"""Capacities are simulated again after this time, because the mix of requests changes."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Observation:
     `load_tok_s`: offered load of each adapter over a long window, float64 (m,).
     `recent_tok_s`, `before_tok_s`: offered load of all in the last short window, and in the one before it.
     `ready`: servers that answer, bool (S,).
-    `held`: adapters on each server with their shares, where that is observed; None: what was decided stands, as it does
-    where it is `pretended`.
-    `samples`: requests of servers, since their adapters changed.
+    `held`: adapters on each server with their shares, as observed. If it is None, or `pretended` (a dry run), the
+    decided placement counts.
+    `samples`: by server, its requests since its adapters changed.
     """
 
     load_tok_s: FloatArray
@@ -66,9 +66,9 @@ class Observation:
 
 @dataclass(frozen=True)
 class Decision:
-    """A change with what it costs, and why it is made.
+    """A change, its cost, and why it is made.
 
-    `loads`: of adapters; `forced` of them had no server. `starts`: of servers.
+    `loads`: number of adapter loads; `forced` of them are for adapters without a server. `starts`: of server starts.
     """
 
     change: Change
@@ -82,12 +82,12 @@ class Decision:
 class Keeper:
     """Servers of a cluster; some of them are on.
 
-    `kinds`: of each server, with its settings. `held`: its adapters, by their index, with the share of their requests;
-    0 for a copy that waits. `on`: servers that are to serve. `rooms`: most adapters of each; None: any number.
-    `startup_s`: from the start of a server until it serves. `loads_per_hour`: more are not made, but for adapters
-    without a server. `may_start`: whether servers may be started and stopped; else only `missing` says what is needed.
-    `waiting`: in words, a change that is not yet worth its cost. `learnt`: by server, in sentences, what its requests
-    showed at the last look.
+    `kinds`: kind of each server, with its settings. `held`: adapters of each server, by index, with the share of their
+    requests; 0 for an idle copy. `on`: which servers are to serve. `rooms`: maximum adapters of each; None: any number.
+    `startup_s`: from the start of a server until it serves. `loads_per_hour`: maximum number of adapter loads, except
+    for adapters without a server. `may_start`: whether servers may be started and stopped; otherwise `missing` is the
+    number of servers to add. `waiting`: a change that is not yet worth its cost, in words. `learnt`: by server, what
+    its requests showed at the last decision, in sentences.
     """
 
     workload: Workload
@@ -119,7 +119,7 @@ class Keeper:
 
     # ---- the twin
     def act(self, now_s: float, view: Any) -> Iterable[Change]:
-        """As `packer.change.Controller`; nothing before a short window has passed."""
+        """See `packer.change.Controller`; no changes before the first `SHORT_S` have passed."""
         if now_s < SHORT_S:
             return []
         since_s = max(0.0, now_s - LONG_S)
@@ -139,7 +139,7 @@ class Keeper:
 
     # ---- decisions
     def decide(self, now_s: float, seen: Observation) -> list[Decision]:
-        """What is to be changed now, in this order."""
+        """Return the changes to make now, in this order."""
         if seen.held is not None and not seen.pretended:
             self.held = [dict(own) for own in seen.held]
         self.waiting = ""
@@ -156,7 +156,7 @@ class Keeper:
         return made
 
     def _learn(self, now_s: float, seen: Observation) -> None:
-        """Lengths and hit rates that differ from what is known by more than their error are known from now on."""
+        """Adopt measured lengths and hit rates that differ from the known ones by more than their error."""
         load, held = seen.load_tok_s, self.held if seen.held is None else seen.held
         loads = {s: own for s in self.serving if (own := load_of(held[s], load))}
 
@@ -170,13 +170,13 @@ class Keeper:
             self.know(self.requests)
 
     def know(self, requests: Requests) -> None:
-        """Requests are like this from now on; what servers hold of them is asked again."""
+        """Adopt these requests, and simulate the capacities of servers again."""
         self.requests, self.workload = requests, requests.fleet
         self.capacity.served(requests.fleet)
         self._asked_s.clear()
 
     def _expected_load(self, seen: Observation) -> FloatArray:
-        """Load of each adapter when a server that is started now would serve: the trend goes on until then."""
+        """Load of each adapter when a server that is started now would serve, if the trend goes on until then."""
         total = float(seen.load_tok_s.sum())
         if total <= 0.0:
             return np.full(len(self.workload), 1e-6)
@@ -187,7 +187,7 @@ class Keeper:
         return found
 
     def _lost_and_found(self, now_s: float, ready: BoolArray) -> None:
-        """Servers that are away hold nothing; those that answer again, or for the first time, serve."""
+        """Mark servers that stopped answering as off and empty, and servers that began to answer as serving."""
         for s in np.flatnonzero(self.on & ready & ~self.expected).tolist():
             self.expected[s] = True
             self.starting.pop(s, None)
@@ -200,7 +200,7 @@ class Keeper:
                 self.never_came(s)
 
     def never_came(self, s: int) -> None:
-        """A server that was started does not serve."""
+        """Mark a server that was started, but does not serve, as off."""
         self.on[s] = False
         self.starting.pop(s, None)
 
@@ -210,12 +210,12 @@ class Keeper:
         return np.flatnonzero(self.on & self.expected).tolist()
 
     def _near(self, load: FloatArray) -> Nearest:
-        """The placement as it is, to be changed by the planner of `packer solve --from`."""
+        """The current placement, for the planner of `packer solve --from` to change."""
         ranks, most = self.workload.ranks, [rank_of(kind, self.workload) for kind in self.kinds]
         return Nearest(load, self.held, self.serving, lambda s, a: most[s] >= int(ranks[a]), self.rooms)
 
     def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
-        """Adapters that no server serves go to those with the least load; shares of lost ones to the other copies."""
+        """Load adapters without a server on those with the least load; give the shares of lost copies to the others."""
         near = self._near(load)
         near.place_rest()
         fresh, route = near.loads, near.routes()
@@ -226,7 +226,7 @@ class Keeper:
         return [replace(self._decided(now_s, near, ", ".join(parts)), forced=len(fresh))]
 
     def _ask(self, now_s: float, load: FloatArray) -> None:
-        """Capacities of servers whose adapters changed, or that were asked long ago."""
+        """Simulate the capacity of servers whose adapters changed, or whose capacity is older than `AGAIN_S`."""
         for s in self.serving:
             if now_s - self._asked_s.get(s, -math.inf) >= AGAIN_S:
                 self._judge(now_s, s, load, self.held[s])
@@ -239,20 +239,20 @@ class Keeper:
             self._asked_s.pop(s, None)
 
     def _judge(self, now_s: float, s: int, load: FloatArray, held: Mapping[int, float]) -> None:
-        """The twin says what a server with these adapters holds of their mix."""
+        """Simulate the capacity of a server for the mix of these adapters."""
         if own := load_of(held, load):
             self._caps[s] = self.capacity.of(s, own)
             self._asked_s[s] = now_s
 
     def caps(self, servers: Sequence[int]) -> FloatArray:
-        """What these servers hold, tok/s, corrected by what was measured, float64 (n,)."""
+        """Capacities of these servers, tok/s, corrected by measurements, float64 (n,)."""
         found: FloatArray = self._caps[list(servers)] * self.level
         return found
 
     def _evened(self, now_s: float, load: FloatArray) -> list[Decision]:
-        """Load goes from servers that have too much to those that have less, by routes if they do, else by loads.
+        """Move load from overloaded servers to others, by new routes if these suffice, else by loading adapters.
 
-        The twin judges the servers with their new mix; what it refuses is planned again with what it says they hold.
+        The twin judges the servers with their new mix; a refused placement is planned again with the new capacities.
         """
         serving, left = self.serving, self.loads_per_hour - sum(n for _, n in self._made)
         if len(serving) < 2:
@@ -262,7 +262,7 @@ class Keeper:
         excess = float(np.maximum(used - FULL * self.caps(serving), 0.0).sum())
         for _ in range(ROUNDS):
             near = self._near(load)
-            # At the total's own share an even load is what is left to reach.
+            # If all servers together are overloaded, an even load is the best that can be reached.
             mean = float(near.used()[serving].sum() / self.caps(serving).sum())
             if (most := self._most_used(near)) <= max(FULL, 1.05 * mean):
                 self._over_since_s = math.inf
@@ -277,7 +277,7 @@ class Keeper:
             if after <= max(FULL, 1.05 * mean):
                 break
         else:
-            if after >= most:  # asked again with what they hold
+            if after >= most:  # simulate them again with what they hold
                 self._ask_again(changed)
                 return []
         why = f"a server has {first:.0%} of what it holds; the nearest placement brings it to {after:.0%}, by the twin"
@@ -296,12 +296,12 @@ class Keeper:
         return [self._decided(now_s, near, why, judged=True)]
 
     def _most_used(self, near: Nearest) -> float:
-        """The largest share of what a server holds that is in use with this placement."""
+        """The largest used share of a server's capacity under this placement."""
         used: FloatArray = near.used()[near.serving] / self.caps(near.serving)
         return float(used.max())
 
     def _sized(self, now_s: float, load: FloatArray) -> list[Decision]:
-        """One server more or less, if the load asks for it and the change is worth it."""
+        """Start the servers that the load needs, or stop one if that is worth its cost."""
         serving = self.serving
         total = float(load.sum())
         caps = self.caps(serving)
@@ -328,7 +328,7 @@ class Keeper:
         return self._one_less(now_s, load, serving)
 
     def _one_less(self, now_s: float, load: FloatArray, serving: list[int]) -> list[Decision]:
-        """Stop a server whose load the others have held in reserve for longer than the change costs."""
+        """Stop a server once the others have had the capacity for its load for longer than the stop costs."""
         total, caps = float(load.sum()), self.caps(serving)
         if len(serving) < 2 or self.starting or not self.may_start:
             return []
@@ -344,7 +344,7 @@ class Keeper:
         near = self._near(load)
         possible = near.empty(s, self._caps)
         lost = cache_lost(self.workload, load, near, self.kinds)
-        # Computed again at the rate at which a server does the whole mix, which is slower than its prompts alone.
+        # Lost tokens are computed again at a server's rate for the whole mix, which is lower than for prompts alone.
         cold_s = lost / float(caps.mean())
         cost_s = max(STAY_S, 2.0 * self.startup_s + MOVE_COST_S * alone[k] + cold_s)
         cost = counted(alone[k], "load") + (f" and {lost:,.0f} tokens of prefix caches lost" if lost else "")
@@ -367,7 +367,7 @@ class Keeper:
     def _decided(
         self, now_s: float, near: Nearest, why: str, *, stop: tuple[int, ...] = (), judged: bool = False
     ) -> Decision:
-        """A change to this placement. `judged`: the twin has been asked about its servers."""
+        """The change to this placement. `judged`: whether the twin has simulated its servers."""
         names = self.workload.names
         for s, (was, now) in enumerate(zip(self.held, near.held, strict=True)):
             if was != now and not judged:  # another mix has another capacity
@@ -380,7 +380,7 @@ class Keeper:
         return Decision(change, why, len(near.loads))
 
     def corrected(self, predicted: float, measured: float) -> float:
-        """The level moves a tenth of the way towards predicted / measured, within 0.7 to 1.3; returns it.
+        """Move `level` a tenth of the way towards predicted / measured, within 0.7 to 1.3, and return it.
 
         `predicted`, `measured`: a time per token of the same load, in the same unit.
         """

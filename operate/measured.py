@@ -1,4 +1,4 @@
-"""What requests are like: as planned, until servers measured other lengths or hit rates than chance explains."""
+"""Lengths and hit rates of requests: as planned, until measurements differ by more than chance explains."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from packer.words import counted, listed
 from packer.workload import Workload
 
 STANDARD_ERRORS, LEAST, FEWEST = 4.0, 0.05, 50
-"""A difference counts from so many standard errors and such a share on, and after so many requests: what a server
-holds is known to 5 %, and with a look a minute at many servers smaller differences come by chance."""
+"""A difference counts if it exceeds this many standard errors and this share, after this many requests: capacities are
+known to 5 %, and with one observation a minute of many servers smaller differences occur by chance."""
 Side = Literal["input_tokens", "output_tokens"]
 SIDES: tuple[tuple[Side, str], ...] = (("input_tokens", "prompts"), ("output_tokens", "outputs"))
 
 
 @dataclass(eq=False)
 class Requests:
-    """What requests of each adapter are taken to be. `hits`: the hit rate that a server was given, by its number."""
+    """The requests that are assumed of each adapter. `hits`: the hit rate that was adopted for a server, by number."""
 
     fleet: Workload
     hits: dict[int, float] = field(default_factory=dict)
     _mixes: dict[int, tuple[frozenset[int], float]] = field(default_factory=dict)
 
     def same_since_s(self, s: int) -> float:
-        """Since when a server has had requests of the adapters that it has; infinite: it has had none."""
+        """Since when a server has served the same set of adapters; infinite if it has served none."""
         return self._mixes[s][1] if s in self._mixes else math.inf
 
     def learn(
@@ -43,13 +43,13 @@ class Requests:
         samples: Mapping[int, Sampled],
         hit_rate: Callable[[int], float | None],
     ) -> dict[int, list[str]]:
-        """Take over what differs from what is known by more than its error; says by server what, in sentences.
+        """Adopt measurements that differ from what is known by more than their error; return these by server, in words.
 
-        vLLM's counters carry no adapter: all adapters that have most of their load on a server get its factor. A
-        sample counts where the server's adapters are those of the last time.
+        vLLM's counters do not tell adapters apart: all adapters with most of their load on a server get its factor. A
+        sample counts only if the server has the same adapters as at the last call.
 
-        `loads`: of the adapters of each server that has some, tok/s. `hit_rate`: what the twin says of a server; None:
-        it has no prefix cache.
+        `loads`: by server that has adapters, the load of each, tok/s. `hit_rate`: the twin's for a server; None if the
+        server has no prefix cache.
         """
         same = {s for s, own in loads.items() if s in self._mixes and self._mixes[s][0] == own.keys()}
         self._mixes |= {s: (frozenset(own), now_s) for s, own in loads.items() if s not in same}
@@ -83,9 +83,9 @@ class Requests:
         return said
 
     def expected(self, own: Mapping[int, float], side: Side, sample: Sampled) -> tuple[float, float]:
-        """Mean length of a server's requests as it is known, tokens, and the relative standard error of a measured one.
+        """The known mean length of a server's requests, tokens, and the relative standard error of a measured mean.
 
-        The error is that of a mean of so many lengths, and that of the shares of adapters with unlike means.
+        The error combines that of a mean of `sample.requests` lengths with that of the shares of unlike adapters.
         """
         rows, fleet = list(own), self.fleet
         weight = np.array(list(own.values())) / fleet.mean_tokens[rows]
@@ -98,7 +98,7 @@ class Requests:
         return mean, math.sqrt(spread / sample.requests + between / sample.looks)
 
     def _longer(self, adapter: Adapter, side: Side, factor: float) -> Adapter:
-        """The adapter with lengths of the same shape."""
+        """The adapter with its lengths scaled by `factor`."""
         old: Lengths = getattr(adapter, side) or getattr(self.fleet, side)
         ends = [None if end is None else max(1, round(factor * end)) for end in (old.low, old.high)]
         new: dict[str, Any] = {side: replace(old.scaled(factor * old.mean), low=ends[0] or 1, high=ends[1])}
@@ -107,7 +107,7 @@ class Requests:
     def _learn_hits(
         self, s: int, own: list[int], sample: Sampled, hit_rate: Callable[[int], float | None]
     ) -> str:
-        """Give the adapters of a server shared prefixes that make its hit rate, if it differs; says so."""
+        """Give the adapters of a server shared prefixes that yield its measured hit rate, if it differs; say so."""
         fleet, now = self.fleet, sample.hit_rate
         if now is None or any(fleet.sessions_by_adapter[a] for a in own):
             return ""
@@ -126,8 +126,8 @@ class Requests:
         return f"{now:.1%} of the prompts' tokens are in the prefix cache, {before:.1%} were expected, ± {error:.1%}"
 
     def meet(self, seen: Workload, span_s: float) -> str:
-        """Take over lengths, prefixes and sessions of a fleet measured by adapter, where lengths differ by more than
-        their error; says so in a sentence. `span_s`: how long was measured.
+        """Adopt the measured lengths, prefixes and sessions of adapters whose lengths differ by more than their error;
+        say so in a sentence. `span_s`: length of the measurement, s.
         """
         number = {name: j for j, name in enumerate(seen.names)}
         adapters, changed = list(self.fleet.adapters), []
@@ -158,7 +158,7 @@ class Requests:
         return f"other lengths than expected of {counted(len(changed), 'adapter')}: {listed(changed, 5)}"
 
     def carried(self, planned: Workload, now: Workload) -> Requests:
-        """What was learnt, for another fleet: of adapters that are planned as they were."""
+        """What was learnt, for another fleet: kept for adapters whose planned requests are unchanged."""
 
         def said(fleet: Workload, adapter: Adapter) -> tuple[object, ...]:
             lengths = adapter.input_tokens or fleet.input_tokens, adapter.output_tokens or fleet.output_tokens

@@ -55,7 +55,7 @@ def observe_log(
 
 
 def shared_words(fleet: Workload) -> str:
-    """What the user is told about requests that belong together."""
+    """A note to the user about sessions and shared prefixes; "" without them."""
     share = float(fleet.rates @ fleet.shared_prefix_tokens) / fleet.rate
     means = [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter]
     turns = float(np.average(means, weights=fleet.rates))
@@ -66,12 +66,12 @@ def shared_words(fleet: Workload) -> str:
 
 
 def stepped(step_s: float) -> str:
-    """What the user is told about timestamps that come in steps."""
+    """A note to the user about timestamps that come in steps."""
     return f"timestamps come in steps of {step_s:g} s: the requests of a step are spread over it at random"
 
 
 def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Observed:
-    """The fleet of a gateway's counters (`packer.traces.prometheus`); the spread of lengths is ShareGPT's."""
+    """The fleet of a gateway's counters (`packer.traces.prometheus`), with ShareGPT's spread of lengths."""
     table, loads = view.loads(metrics.table)
     known = replace(ranks, table={**metrics.ranks, **ranks.table})
     fleet = _of_metrics(metrics, next(iter(loads.values())).tolist(), known.of(table.names))
@@ -140,7 +140,7 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
 
     `fleet`: a fleet that replays a trace, unless there is a file of rates.
     `load`: "mean", "peak" (the hour with the highest offered load), "each-peak" (each adapter's own busiest hour) or
-    "pNN" (the hour at that percentile of the load); of a file the name of one of its columns.
+    "pNN" (the hour at that percentile of the load); with a file, the name of one of its columns.
     `rates_path`: a file `adapter,<load>,<load>,…`, as `--loads` of the commands that measure workloads writes it.
     Raises `IncompatibleError`: there is neither a trace nor a file; `ValidationError`: there is no such load.
     """
@@ -160,7 +160,7 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
 
 
 def observe_replayed(fleet: Workload, load: str = "peak") -> Observed:
-    """What a fleet that replays a trace shows, with random arrivals at one of its loads, as for `at_load`."""
+    """Observe the trace that a fleet replays; the result has random arrivals at one of its loads, as in `at_load`."""
     view, trace = View(load, ()), replayed_trace(fleet)
     table, loads = view.loads(rates_of(trace, HOUR_S))
     drawn = _drawn(fleet, trace, view.bursts_s(HOUR_S))
@@ -169,9 +169,9 @@ def observe_replayed(fleet: Workload, load: str = "peak") -> Observed:
 
 
 def drawn_within(fleet: Workload, window_s: float) -> Workload:
-    """The fleet with the random arrivals of windows of this length whose own rates are known.
+    """The fleet with the random arrivals within windows of this length, if the rates of the windows are known.
 
-    A fleet that replays a trace gets those of its requests; adapters without a request stay as they are.
+    For a fleet that replays a trace they are measured from it; adapters without a request stay as they are.
     """
     if fleet.arrivals.trace is not None:
         drawn = _drawn(fleet, replayed_trace(fleet), window_s)
@@ -181,7 +181,7 @@ def drawn_within(fleet: Workload, window_s: float) -> Workload:
 
 
 def replayed_trace(fleet: Workload) -> Trace:
-    """The requests that a fleet replays, which must be of some trace."""
+    """The requests of a fleet that replays a trace."""
     replayed = fleet.arrivals.trace
     assert replayed is not None
     seen = np.unique(replayed.adapter)
@@ -195,7 +195,7 @@ def replayed_trace(fleet: Workload) -> Trace:
 
 
 def _drawn(fleet: Workload, trace: Trace, window_s: float | None) -> Workload:
-    """The workload that a trace shows, with all that it does not show of the fleet that replays it."""
+    """The workload measured from a trace; what a trace does not show is that of the fleet that replays it."""
     measured, own = measure_workload(trace, window_s=window_s), {each.name: each for each in fleet.adapters}
     adapters = tuple(
         replace(

@@ -1,4 +1,4 @@
-"""What a predictor says of one server that gets a whole fleet, and why."""
+"""The prediction for one server that gets a whole fleet, and its explanation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_INFLUENCES = 8
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The figures of one server, and what decided them.
+    """The predicted figures of one server, and what determined them.
 
     `outside`: features beyond the range that a learned predictor was trained on, in words; `explanation`: the
     "rules" that fired, by output (tree), or the most influential "features" (others), rows of `influences`.
@@ -62,7 +62,7 @@ def predict(
     `fleet`, `profile`: the traffic and the server.
     `predictor`: a registered name, the path of a trained predictor, or an object.
     `max_loras`, `max_lora_rank`: the server's slots; without a rank, the largest adapter's.
-    `explain`: add which rules fired or which features mattered.
+    `explain`: add which rules fired, or which features had the most influence.
     Raises `ValidationError`: the slots are too small for an adapter; `IncompatibleError`: the predictor has nothing to
     explain.
     """

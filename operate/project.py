@@ -1,4 +1,4 @@
-"""What a project starts from: the profile of a model on a GPU, and the fleet of a log or a file."""
+"""The inputs of a project: the profile of a model on a GPU, and the fleet of a log or a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from packer.words import counted, listed
 from packer.workload import Workload
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
-"""GPUs of one server that are tried where none is given: the first with which it starts is taken."""
+"""GPUs per server to try if no number is given; the first with which the server starts is used."""
 RULES = (
     "block_size", "prefix_caching", "async_scheduling", "max_num_queued_reqs", "scheduling_policy", "speculation",
 )  # fmt: skip
@@ -38,9 +38,9 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     """The calibrated profile of a model on a GPU if one is shipped, else an estimate.
 
     `model`, `gpu`: as `packer.estimate_profile` takes them.
-    `settings`: of `with_engine`, where they are not the usual ones; also `quantization`, `data_parallel_size` and
-    `tensor_parallel_size`, without which it is the smallest with which the server starts; with what fewer GPUs would is
-    in the provenance.
+    `settings`: settings of `with_engine` that differ from the defaults; also `quantization`, `data_parallel_size` and
+    `tensor_parallel_size`. Without the last, the smallest one with which the server starts is used, and the provenance
+    says with which settings fewer GPUs would start.
     Raises `UnknownNameError`: the model or the GPU is not known; `IncompatibleError`: the model does not fit the GPU,
     or not with its whole context.
     """
@@ -69,10 +69,10 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
 def profiles_for(
     model: str, gpu: str, sizes: Mapping[str, Sequence[int]], settings: Mapping[str, Any]
 ) -> list[Profile]:
-    """Profiles of servers on so many GPUs each; a plan takes the best. Servers that do not start are left out.
+    """Profiles of servers of several sizes, for a plan to choose from. Servers that do not start are left out.
 
-    `sizes`: values of `tensor_parallel_size` and `data_parallel_size`, each with each. Raises as `profile_for`, where
-    no server starts.
+    `sizes`: values of `tensor_parallel_size` and `data_parallel_size`; all combinations are made. Raises the errors of
+    `profile_for` if no server starts.
     """
     found, refused = [], []
     for values in product(*(dict.fromkeys(each) for each in sizes.values())):
@@ -100,7 +100,7 @@ def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
 
 
 def is_log(path: str | os.PathLike[str], *, assumed: bool = False) -> bool:
-    """Whether a file is a log of requests, by what is in it, by its ending, or because that is `assumed`."""
+    """Whether a file is a log of requests, by its content, by its ending, or because that is `assumed`."""
     ending = os.fspath(path).lower().removesuffix(".gz").endswith(LOGS)
     return kind_of(path) == "log of requests" or ((ending or assumed) and kind_of(path) is None)
 
@@ -117,7 +117,7 @@ def fleet_for(
     """The fleet of a log of requests or of a workload file, and for a log what was observed.
 
     `view`: which rates of the log the fleet gets.
-    `fields`, `named`: where the log has what, and whose its requests are.
+    `fields`, `named`: the names of the log's fields, and which adapters its requests belong to.
     `base`: names of the base model: its requests in a log have no adapter.
 
     Raises `FileFormatError`: the file is neither, or the log has no request of an adapter; `IncompatibleError`: ranks

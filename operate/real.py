@@ -1,4 +1,4 @@
-"""The plans of a comparison measured on real servers: equal bins of different plans are measured once."""
+"""Measure the plans of a comparison on real servers; equal bins of different plans are measured once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def figures_of(reports: Sequence[BinReport]) -> tuple[PlanFigures, tuple[str, ..
 
 
 def _key(fleet: Workload, bin_: Bin) -> str:
-    """A folder name that says what runs there, so that other plans of the fleet find it again."""
+    """A folder name that identifies the server, so that other plans of the fleet find its measurements."""
     adapters = sorted((fleet.names[i], share) for i, share in zip(bin_.adapters, bin_.shares, strict=True))
     digest = hashlib.sha256(repr(adapters).encode()).hexdigest()[:12]
     return f"{bin_.max_loras}x{bin_.max_lora_rank}-{len(adapters)}-{digest}"
@@ -83,7 +83,7 @@ def measure_plans(
     spec: ValidationSpec,
     progress: Progress = silent,
 ) -> dict[str, list[BinReport]]:
-    """The reports of each plan's bins (name → plan) on real servers, equal ones once; resumes in the same folder."""
+    """Measure each plan's bins (name → plan) on real servers, equal bins once; resumes in the same folder."""
     keys = {name: [_key(fleet, item) for item in plan.bins] for name, plan in plans.items()}
     bins = {key: item for name, own in keys.items() for key, item in zip(own, plans[name].bins, strict=True)}
     job = Validation(launch, fleet, list(bins.values()), folder, spec, progress, list(bins))

@@ -1,4 +1,4 @@
-"""The controller on the cluster twin: a trace with failures, beside fixed servers, a schedule, rules and hindsight."""
+"""Compare the controller on the cluster twin, under a trace and failures, with a schedule, rules and hindsight."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from packer.twin.run import Run
 from packer.workload import Workload
 
 MARGIN = 0.0
-"""Of hindsight, which knows the rates of each hour."""
+"""Margin of hindsight, which knows the rates of each hour."""
 MOST_REPLICAS = 4
 LAST = 0.01
-"""A last hour of which the trace has less than this part is left out."""
+"""The last hour is left out if the trace covers less than this share of it."""
 RULES = table("packer.operate", "rules.toml")
-"""Rules on metrics: what they look at, their target for each server, and where they are from."""
+"""Autoscaling rules: the metric that each follows, its target for each server, and its source."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rehearsed:
     """One way to run the servers.
 
-    `gpu_hours`: with start-up and last requests. `within`: share of all requests within the limits; those that no
-    server took broke them. `starts`, `loads`: of servers, and of adapters on running servers; `failures` injected.
+    `gpu_hours`: including start-up and draining. `within`: share of all requests that were taken by a server and kept
+    their limits. `starts`: of servers. `loads`: of adapters on running servers. `failures`: injected failures.
     """
 
     name: str
@@ -60,9 +60,9 @@ class Rehearsed:
 class Rehearsal:
     """What the trace shows.
 
-    `outcomes`: the controller first. `hindsight_gpu_hours`: the fewest GPUs of each hour alone, without starts and
-    failures. `fewest_loads`: adapters that must be loaded with these numbers of servers, and those that failures left
-    without a server. `log`: the controller's changes.
+    `outcomes`: the controller first. `hindsight_gpu_hours`: with the fewest GPUs for each hour alone, without starts
+    and failures. `fewest_loads`: adapter loads that hindsight's numbers of servers need, and loads of adapters that
+    failures left without a server. `log`: the controller's changes.
     """
 
     outcomes: tuple[Rehearsed, ...]
@@ -73,7 +73,7 @@ class Rehearsal:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where the rules are from that servers were run by."""
+        """The source of each rule that was compared."""
         names = {each.name for each in self.outcomes}
         return {name: row["source"] for name, row in RULES.items() if name in names}
 
@@ -91,8 +91,8 @@ class Rehearsal:
 
 @dataclass(eq=False)
 class Failing:
-    """A controller on servers that fail at these times, one of those that serve; without a controller inside, a lost
-    server is started again as it was.
+    """A controller whose servers fail: at each of `times_s` a random serving server is lost. Without a controller
+    `inside`, a lost server is started again as it was.
     """
 
     times_s: Sequence[float]
@@ -109,7 +109,7 @@ class Failing:
         self._lost: list[int] = []
 
     def act(self, now_s: float, view: Any) -> Iterable[Change]:
-        """The controller's changes, then the failures of this time."""
+        """The controller's changes, then the failures that are due."""
         made = list(self.inside.act(now_s, view)) if self.inside is not None else []
         if self.inside is None and self._lost:
             made.append(Change(now_s, start=tuple(self._lost)))
@@ -128,7 +128,7 @@ class Failing:
 
 
 def keeper_of(plan: Plan, fleet: Workload, servers: int, **given: Any) -> tuple[Keeper, Cluster]:
-    """A controller for up to so many servers, and the cluster of all of them; the plan's servers run at first."""
+    """A controller for up to `servers` servers, and the cluster of all of them; the plan's servers run at first."""
     base, kinds = plan.cluster(), server_kinds(plan, servers)
     number = {name: i for i, name in enumerate(fleet.names)}
     placed = [*(base.placement or ()), *({} for _ in range(servers - len(base)))]
@@ -162,7 +162,7 @@ def hourly_rates(fleet: Workload, hours: int) -> FloatArray:
 
 
 def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int, at_hand: int) -> list[int]:
-    """The fewest GPUs of each hour alone, found for hours in the order of their load: a heavier one needs no fewer.
+    """The fewest GPUs for each hour alone, searched in order of load: an hour with more load needs no fewer.
 
     An hour that no number of GPUs serves counts with the GPUs `at_hand`.
     """
@@ -190,8 +190,8 @@ def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int, a
 
 
 def fewest_loads(rates: FloatArray, tokens: FloatArray, gpus: Sequence[int]) -> int:
-    """Loads without which these numbers of servers do not serve each hour: a server that starts takes at least the
-    busiest adapters that make up what the others can't hold, which is taken as an even part of the load.
+    """The fewest adapter loads with which these numbers of servers serve each hour. Servers that start must take an
+    even part of the load from the others: at least as many adapters as the busiest that add up to that part.
     """
     total = 0
     for before, now, vector in zip(gpus, gpus[1:], rates[1:], strict=False):
@@ -215,13 +215,12 @@ def rehearse(
 ) -> Rehearsal:
     """Run a trace through the controller, and through what it is compared with, with the same failures.
 
-    `plan`: the servers that run at the start; its first profile's kind is started further.
+    `plan`: the servers that run at the start. Further servers are of its kind with the largest rank and most slots.
     `fleet`: the plan's adapters with the trace as its arrivals, and the goal by which requests are counted.
-    `servers`: most servers at once; None: twice as many as the plan has.
-    `failures_per_day`: servers that are lost on a day, at random times: as many as the trace's days make, with a last
-    one by chance where that is no whole number. The next look of a controller, or of what restarts servers, is up to
-    `period_s` later.
-    `beside`: also run fixed servers, a schedule and rules. `seed`: of failures and routers.
+    `servers`: maximum number of servers at once; None: twice as many as the plan has.
+    `failures_per_day`: servers lost per day, at random times. If their number for the whole trace is not an integer,
+    chance decides on the last one. The controller, or what restarts servers, notices up to `period_s` later.
+    `beside`: also run fixed servers, a schedule and rules. `seed`: seed of failures and routers.
     Raises `IncompatibleError`: the fleet replays no trace, or lacks an adapter of the plan.
     """
     trace = fleet.arrivals.trace
@@ -277,7 +276,7 @@ def rehearse(
 
 
 def _as_planned(fleet: Workload, planned: Workload) -> Workload:
-    """The fleet with lengths as the plan has them: what its requests are like is to be learnt."""
+    """The fleet with the plan's lengths: the controller has to learn the true lengths."""
     old = {each.name: each for each in planned.adapters}
 
     def known(each: Adapter) -> Adapter:

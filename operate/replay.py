@@ -1,4 +1,4 @@
-"""A day replayed on servers that come and go: the closed-loop check of a schedule."""
+"""Replay a day on servers that start and stop: the closed-loop check of a schedule."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from packer.twin.run import Run
 from packer.workload import Workload
 
 LATE_S = 600.0
-"""For how long servers drain."""
+"""Time that servers have to drain after the day, s."""
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
     """Servers that serve from `start_s` to `end_s`, behind a router.
 
-    `numbers`: one for each server, which goes on where another window has it; () counts from 0.
+    `numbers`: a number for each server, which goes on in other windows that have its number; (): 0, 1, ….
     """
 
     start_s: float
@@ -60,8 +60,8 @@ class Window:
 class Day:
     """The run of a replayed day, and what its changes cost.
 
-    `gpu_hours`: with the time in which servers start, and end their last requests.
-    `starts`, `moves`: GPUs that started; adapters that changed their server.
+    `gpu_hours`: including the time in which servers start, and in which they end their last requests.
+    `starts`, `moves`: number of GPUs that started; number of adapters that changed their server.
     """
 
     run: Run
@@ -71,13 +71,13 @@ class Day:
 
     @property
     def ttft_ms(self) -> FloatArray:
-        """Of each request, float64 (n,); infinite if it never ended."""
+        """TTFT of each request, float64 (n,); infinite if the request never ended."""
         raw = self.run.raw
         return np.where(raw.finished, 1e3 * (raw.first_s - raw.requests.time_s), math.inf)
 
     @property
     def within(self) -> float:
-        """Share of the requests within their limits; those that never ended are not."""
+        """Share of the requests within their limits; requests that never ended are not."""
         kept = self.run.kept_requests[0]
         return float(kept.mean()) if len(kept) else 1.0
 
@@ -111,10 +111,10 @@ def windows_of(schedule: Schedule) -> list[Window]:
 
 
 def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
-    """All servers of the windows as one cluster, the first window's first, and what changes between windows.
+    """All servers of the windows as one cluster, the first window's first, and the changes between windows.
 
-    In a change servers start, adapters are loaded where they come, requests take their new ways, adapters leave and
-    servers stop, in this order. A server with the same number and other settings is another server.
+    In a change, servers start, adapters are loaded, requests are rerouted, adapters are unloaded and servers stop, in
+    this order. A server with the same number but other settings is a different server.
     """
     keys = [list(zip(w.numbers or range(len(w.cluster)), w.cluster.servers, strict=True)) for w in windows]
     kinds = {kind.name: kind for window in windows for kind in window.cluster.kinds}
@@ -152,13 +152,12 @@ def replay(
 ) -> Day:
     """Serve a day's requests by the servers of each window in turn, in one run of the cluster twin.
 
-    At the end of a window its servers go on with what they have; servers that are not in the next window get no more
-    requests and stop when theirs are done. Servers that start have empty caches, and engines wait while adapters are
-    loaded.
+    At the end of a window its servers keep their requests; servers that are not in the next window get no more requests
+    and stop when theirs are done. Servers that start have empty caches, and engines wait while adapters are loaded.
 
     `workload`: the fleet that the trace's adapters are of.
     `windows`: in order, without gaps.
-    `startup_s`: servers that the window before did not have were started so much earlier.
+    `startup_s`: servers that the previous window did not have were started this much earlier.
     `moves`: adapters moved, for the report.
     `slo`: the goal by which requests are counted, as for `packer.simulate`; None: the fleet's.
     Raises `ValidationError`: the windows leave a gap or have several routers, or a server does not start.
@@ -188,7 +187,7 @@ def replay(
 
 
 def _gpu_s(run: Run, windows: Sequence[Window]) -> float:
-    """GPU-seconds of a day that repeats, without start-up: what runs at its end goes on if it does at its start."""
+    """GPU-seconds of a day that repeats, without start-up: servers of the first window go on at the end of the day."""
     assert run.cluster is not None
     length_s, found, raw = windows[-1].end_s - windows[0].start_s, 0.0, run.raw
     for s, start_s, end_s in run.spans or [(s, 0.0, run.duration_s) for s in range(len(run.cluster))]:

@@ -1,4 +1,4 @@
-"""The day: which servers run in each period, from one plan that holds all day."""
+"""Schedule a day: which servers run in each period, from one plan that holds all day."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from packer.twin.memory.starts import starting
 from packer.workload import Workload
 
 MOVE_COST_S = 10.0
-"""GPU-seconds that an adapter's move counts as: it is loaded on a server that did not hold it."""
+"""Cost of moving an adapter to a server that did not hold it, in GPU-seconds."""
 
 
 def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[str, FloatArray]:
-    """Rates of the fleet's adapters by period of the day, from the requests of a trace; of several days their mean.
+    """Rates of the fleet's adapters by period of the day, from the requests of a trace; the mean of several days.
 
-    A part of a day begins after the time without requests, so that its periods follow each other.
+    A trace of part of a day begins after the time without requests, so that its periods follow each other.
 
     Raises `ValidationError`: the trace names no adapters, or one that is not in the fleet.
     """
@@ -81,22 +81,22 @@ def schedule(
 ) -> Schedule:
     """Plans for the periods of a day, with few moves between them.
 
-    A static plan keeps the goal at the rates of every period: that of `packer.recommend` for the busiest one, held to
-    the others, too. Each period runs as few of its servers as keep the goal there, found in the same way, their
-    adapters where they are in the static plan as far as possible; adapters of servers that are off are on others.
-    Successive periods with as many servers become one if one set of servers holds in all of them, which saves moves;
-    shorter ones also where starting servers would take more GPU time than keeping them. A server whose settings do not
-    hold in the next period is replaced: another one is started before it stops.
+    The static plan keeps the goal at the rates of every period: it is the plan of `packer.recommend` for the busiest
+    period, which must also keep the goal in the others. Each period runs the fewest of its servers that keep the goal,
+    found in the same way. Adapters stay where the static plan has them as far as possible; those of servers that are
+    off move to others. Successive periods become one if one set of servers holds in all of them and takes no more GPU
+    time than separate sets, including starts and moves. A server whose settings do not hold in the next period is
+    replaced: the new server is started before the old one stops.
 
-    An adapter that breaks the goal on one GPU is planned as equal parts; its share of each server is in the plans.
+    An adapter that breaks the goal on one GPU is split into equal parts; the plans have its share of each server.
 
-    `workload`: its rates do not count. Bursts are those within a period; of a fleet that replays a trace they are
+    `workload`: the fleet; its rates are ignored. Bursts are those within a period; for a replayed trace they are
     measured.
-    `profile`: the server, or several kinds: each base model gets the cheapest kind, or mix, of its busiest period.
+    `profile`: the server, or several kinds: each base model gets the cheapest kind, or mix, for its busiest period.
     `rates`: requests per second of each adapter, float64 (n,), by period, in the order of the day.
-    `period_s`: length of a period. `startup_s`: of a server; None takes the longest of the profiles.
-    `slo`: the goal, as for `packer.solve` ("none": servers only must not starve).
-    `max_replicas`: most parts of an adapter; None: as many as it needs.
+    `period_s`: length of a period. `startup_s`: start-up time of a server; None: the longest of the profiles.
+    `slo`: the goal, as for `packer.solve` ("none": servers must only not starve).
+    `max_replicas`: maximum number of parts of an adapter; None: as many as it needs.
     `margin`, `seed`, `progress`, `stop`: as for `packer.recommend`.
 
     Raises `IncompatibleError`: a base model has no profile or no server that starts, or GPUs are limited with several
@@ -117,7 +117,7 @@ def schedule(
     for k, name in enumerate(rates):
         progress(f"period {name}", k, len(rates))
         periods.append(day.period([name], static))
-    # from where the number of GPUs changes, so that midnight alone ends no period
+    # begin where the number of GPUs changes, so that midnight alone does not end a period
     cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
     turned = [*periods[cut:], *periods[:cut]]
     merged = _merged(turned, lambda names: day.period(names, static), start_s)
@@ -147,7 +147,7 @@ class _Group:
 def _groups(
     fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], asked: Conditions
 ) -> list[_Group]:
-    """The adapters of each kind of server: with several, as the plan for the busiest period has them."""
+    """The adapters of each kind of server; with several kinds, as in the plan for the busiest period."""
     kinds = kinds_of(profile)
     profiles = [kind.profile for kind in kinds]
     (_, *more) = serving(fleet, profiles)
@@ -171,7 +171,7 @@ def _none_holds(plan: Plan) -> InfeasibleError:
 
 @dataclass(frozen=True, eq=False)
 class _Day:
-    """Rates by period, and which servers hold in some of them."""
+    """The rates by period, and the search for servers that hold in some of the periods."""
 
     fleet: Workload
     rates: Mapping[str, FloatArray]
@@ -179,7 +179,7 @@ class _Day:
     asked: Conditions
     groups: Sequence[_Group]
     _fewer: dict[Any, Sequence[Bin] | None] = field(default_factory=dict, init=False)
-    """Servers of periods by their rates: many hours of a table are alike."""
+    """Servers found so far, by kind and rates: many hours of a table are equal."""
 
     def _periods(self, group: _Group, names: Collection[str]) -> Periods:
         """The adapters of a group in some periods."""
@@ -204,8 +204,8 @@ class _Day:
         return self._plan(list(self.rates), bins)
 
     def period(self, names: Sequence[str], static: Plan) -> Period:
-        """The fewest servers for successive periods, in places of the static plan's; of a kind all of these if no fewer
-        hold."""
+        """The fewest servers for successive periods, in places of the static plan's servers; all servers of a kind if
+        no fewer hold."""
         bins: list[Bin] = []
         places: list[int] = []
         for group in self.groups:
@@ -221,9 +221,9 @@ class _Day:
     def _with_fewer(
         self, group: _Group, names: Collection[str], static: Sequence[Bin]
     ) -> Sequence[Bin] | None:
-        """Servers for some periods, fewer than the static plan has; None: no fewer keep the goal.
+        """Servers for some periods, fewer than the static plan has; None: no smaller number keeps the goal.
 
-        Several periods get the servers of one of them if these keep the goal in all.
+        Several periods get the servers of one of them if those keep the goal in all of them.
         """
         fewer = (len(static) - 1) * group.profile.engine.gpus
         if not fewer or self.asked.stop():
@@ -261,20 +261,20 @@ class _Day:
         )  # fmt: skip
 
     def with_figures(self, plan: Plan) -> Plan:
-        """The plan with what a simulated hour shows of its servers and adapters."""
+        """The plan with the figures of its servers and adapters from a simulated hour."""
         hours = Hours(self.asked.seed).all(plan.bins, plan.workload)
         figures = Evaluations.of([hour.figures for hour in hours])
         return replace(plan, evaluations=figures, adapters=merged(plan.workload, plan.bins, hours))
 
 
 def _in_group(bins: Sequence[Bin], group: _Group) -> list[Bin]:
-    """Servers of the fleet in indices of a group."""
+    """The servers, with adapters as indices of a group instead of the fleet."""
     number = {i: k for k, i in enumerate(group.adapters)}
     return [item.under(number) for item in bins]
 
 
 def _places(static: Sequence[Bin], bins: Sequence[Bin]) -> list[int]:
-    """Of each server that of the static plan in whose place it runs, each once."""
+    """For each server, the index of the static plan's server in whose place it runs; each index occurs once."""
     continued = moves_of(static, bins).servers
     free = (k for k in range(len(static)) if k not in continued)
     return [next(free) if k is None else k for k in continued]
@@ -283,7 +283,7 @@ def _places(static: Sequence[Bin], bins: Sequence[Bin]) -> list[int]:
 def _merged(
     periods: Sequence[Period], plan_for: Callable[[Sequence[str]], Period], startup_s: float
 ) -> list[Period]:
-    """Neighbours with one set of servers where that takes less GPU time, moves and starts included."""
+    """The periods, with neighbours merged if one set of servers takes no more GPU time, moves and starts included."""
     found = list(periods)
     k = 0
     while k + 1 < len(found):
@@ -299,7 +299,7 @@ def _merged(
 
 
 def _deployed(periods: Sequence[Period], day: _Day) -> Plan:
-    """Every server of the day with all adapters that it holds, at the rates of the quietest period."""
+    """Every server of the day with all adapters that it ever holds, at the rates of the quietest period."""
     first: dict[int, Bin] = {}
     held: dict[int, set[int]] = {}
     for each in periods:
@@ -324,7 +324,7 @@ def _gpu_s(each: Period) -> float:
 
 
 def _change_s(one: Period, other: Period, startup_s: float) -> float:
-    """GPU-seconds of a change: servers that start, before or after it, and adapters that move."""
+    """GPU-seconds of a change: half a start for each server that starts or stops, and the moves of adapters."""
     before, after = (set(keys_of(each, each.plan.bins)) for each in (one, other))
     return startup_s * len(before ^ after) / 2.0 + MOVE_COST_S * len(_moves(one, other))
 
@@ -335,7 +335,7 @@ def _moves(one: Period, other: Period) -> list[str]:
 
 
 def _within_day(periods: Sequence[Period], day_s: float) -> list[Period]:
-    """In the order of the day; a period over midnight becomes two."""
+    """The periods in the order of the day; a period over midnight is split into two."""
     found = []
     for each in periods:
         late = round(len(each.names) * (each.end_s - day_s) / (each.end_s - each.start_s))

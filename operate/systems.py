@@ -1,4 +1,4 @@
-"""Systems side by side: the same requests for each, figures with intervals over seeds, servers that each needs."""
+"""Compare systems: the same requests for each, figures with intervals over seeds, the servers that each needs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FIGURES = (
     "slo_attainment", "goodput_tok_s", "total_token_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
     "p99_tpot_ms", "hit_rate", "cold_start_share", "adapter_loads", "preemptions", "busy_share",
 )  # fmt: skip
-"""What is compared."""
+"""Figures that are compared."""
 
 
 @dataclass(frozen=True)
 class SystemResult:
-    """One system: each of `FIGURES` over the seeds, with its 95 % interval; `seeds`: each of them by seed."""
+    """One system: the mean and 95 % interval of each of `FIGURES` over the seeds. `seeds`: its value for each seed."""
 
     system: str
     router: str
@@ -46,7 +46,7 @@ class SystemResult:
 
 @dataclass(frozen=True)
 class Trials:
-    """How systems are run: see `compare_systems`."""
+    """How systems are run; for the fields see `compare_systems`."""
 
     seeds: int = 3
     seed: int = 0
@@ -67,7 +67,7 @@ class Trials:
         seeds: int,
         progress: Progress = silent,
     ) -> list[SystemResult]:
-        """The result of each system on its own cluster, whose adapters are placed already, over so many seeds."""
+        """The result of each system over `seeds` seeds, on its own cluster, on which adapters are placed already."""
         given = {"workload": workload, "router": self.router, "duration_s": self.duration_s, "slo": self.slo}
         given["stats_interval_s"] = self.stats_age_s
         runs = [
@@ -103,12 +103,11 @@ def compare_systems(
 
     `workload`, `cluster`, `duration_s`, `slo`: as `simulate_cluster` takes them. `systems`: names, files or `System`
     objects.
-    `seeds`: runs of each. `router`, `stats_age_s`: for all systems instead of their own: the router, and how old the
-    counts
-    that routers read may be.
-    `jobs`, `backend`: runs at once (-1: as many as cores), and joblib's backend; "ray" runs them on a Ray cluster.
+    `seeds`: number of runs of each system. `router`, `stats_age_s`: replace the router of every system, and the maximum
+    age of the counts that its router reads.
+    `jobs`, `backend`: number of runs at once (-1: one per core), and joblib's backend; "ray" uses a Ray cluster.
 
-    Raises `InputError`, as `simulate_cluster`; `MissingDependencyError` without Ray where it is the backend.
+    Raises `InputError`, as `simulate_cluster`; `MissingDependencyError`: the backend is Ray, which is not installed.
     """
     trials = Trials(seeds, seed, duration_s, slo, router, stats_age_s, jobs, backend)
     known = [each if isinstance(each, System) else load_system(each) for each in systems]
@@ -129,10 +128,10 @@ def servers_needed(
 ) -> SystemResult | None:
     """The result with the fewest equal servers at which the mean SLO attainment reaches `share`.
 
-    Attainment need not grow with servers, so every smaller number is tried; a number is given up after the first
-    seed if no others can bring the mean to `share`; None: `Goal.share`. System "packer" begins with the number that
-    `packer solve` says for that goal, which keeps it with a margin on the rates. None if `most` servers do not reach
-    it, or no plan keeps the goal.
+    Every number of servers is tried in turn, because attainment need not grow with servers. A number is given up after
+    the first seed if the other seeds cannot raise the mean to `share` (None: `Goal.share`). System "packer" begins at
+    the number of `packer solve` for that goal, which has a margin on the rates. None if `most` servers do not reach
+    `share`, or no plan keeps the goal.
 
     Raises `IncompatibleError`: the cluster has several kinds of server or a placement, or there is no SLO.
     """
@@ -161,7 +160,7 @@ def servers_needed(
     def tried(n: int, runs: int) -> SystemResult | None:
         try:
             own = placed(held, cluster.resized(n), known, trials.seed, by)
-        except ValidationError:  # the fleet has no place on so few
+        except ValidationError:  # so few servers cannot hold the fleet
             return None
         (result,) = trials.run(workload, [(known, own)], runs)
         progress(f"{known.name}: {n} servers", 0, 0)
@@ -179,17 +178,17 @@ def servers_needed(
 
 
 def serves_plans(system: System, router: str | None) -> bool:
-    """Whether a system takes the placement of the cluster as its own."""
+    """Whether a system uses the placement of the cluster."""
     return "plan" in (system.placement, router or system.router)
 
 
 def _attained(result: SystemResult) -> float:
-    """Mean SLO attainment; 0 where it is unknown."""
+    """Mean SLO attainment; 0 if it is unknown."""
     return result.figures["slo_attainment"].mean or 0.0
 
 
 def _figures(**given: Any) -> dict[str, Any]:
-    """One run: what a worker sends back."""
+    """The figures of one run, which a worker sends back."""
     run = simulate_cluster(**given)
     return {"router": run.router} | {name: float(getattr(run, name)) for name in FIGURES}
 

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from packer.operate.systems import SystemResult
 
 SAME = 0.001
-"""Shares of requests that differ by less are the same to a user."""
+"""Shares of requests that differ by no more than this are equal to a user."""
 CLEAR = 0.01
-"""Shares of requests that may differ by more, by the interval of the difference, are not said to be the same."""
+"""Shares of requests are not called equal if the interval of their difference reaches beyond this."""
 SERVED = 0.9
-"""Of the tokens sent: with less the servers of a system are overloaded, as a server starves with less."""
+"""The servers of a system that serves less than this share of the tokens sent are overloaded, as a server starves."""
 MORE = 1.02
-"""A system serves more than another with so many times its tokens."""
+"""A system serves more than another if it serves more than this many times its tokens."""
 
 
 def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult]) -> str:
     """The sentences; empty for a single system.
 
-    The best one keeps the SLO for the most requests; those whose difference from it, seed by seed, is within its 95 %
-    interval or below a thousandth are as good, unless that interval is so wide that they may well be worse; of those
-    that are as good the one with the lowest TPOT is named. Without an SLO the TPOT alone counts.
+    The best system keeps the SLO for the most requests. A system is as good if the 95 % interval of its difference from
+    the best, seed by seed, holds 0, or the difference is at most 0.001, unless the interval is so wide that it may be
+    worse. Of systems that are as good, the one with the lowest TPOT is named. Without an SLO, the TPOT alone counts.
     """
     known = [each for each in results if each.figures["mean_tpot_ms"].mean is not None]
     if len(known) < 2:
@@ -80,7 +80,7 @@ def _differs(one: SystemResult, other: SystemResult, name: str, least: float) ->
 
 
 def _behind(one: SystemResult, other: SystemResult) -> FloatArray:
-    """By how much the other keeps the SLO for fewer requests, by seed."""
+    """By seed, the difference of the share of requests for which `one` and `other` keep the SLO."""
     return np.subtract(one.seeds["slo_attainment"], other.seeds["slo_attainment"], dtype=np.float64)
 
 
@@ -92,7 +92,7 @@ def _wide(one: SystemResult, other: SystemResult) -> bool:
 
 
 def _gap(one: SystemResult, other: SystemResult) -> tuple[str, str]:
-    """The lead in points with half of its interval; where that holds 0, the lead alone, and that each seed has it."""
+    """The lead in percentage points ± half its interval; if that holds 0, the lead alone and that each seed has it."""
     found = interval(100.0 * _behind(one, other))
     if found.low is None or found.mean is None:
         return f"{found.mean:.1f}", ""
@@ -106,7 +106,7 @@ def _tpot(result: SystemResult) -> str:
 
 
 def _why(workload: Workload, cluster: Cluster, order: Sequence[SystemResult]) -> str:
-    """What of the fleet decides, where that is plain; `order`: best first."""
+    """What decides the order, from the fleet and the cluster. `order`: best first."""
     loads, servers = workload.offered_tok_s_by_adapter, len(cluster)
     hottest, slots = int(np.argmax(loads)), min(kind.max_loras for kind in cluster.kinds)
     tok_s = [each.figures["total_token_throughput"].mean or 0.0 for each in order]

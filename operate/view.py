@@ -1,4 +1,4 @@
-"""What was observed of traffic: whose requests they are, and which of its rates count."""
+"""Observed traffic: which adapters its requests belong to, and which of its rates a fleet gets."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from packer.workload import Workload
 
 Loads = Mapping[str, npt.NDArray[np.float64]]
 DEFAULT_ADAPTERS = 200
-"""Adapters that the requests of a trace which names none are given to."""
+"""Number of adapters to assign requests to, if a trace names none."""
 DEFAULT_RANKS = (8, 16, 32)
-"""Ranks of adapters that are made up; those of a log's own adapters are never assumed."""
+"""Ranks of such assigned adapters. Ranks of a log's own adapters are never assumed."""
 SINCE_1970_S = 1e8
-"""Times below count from the start of a trace without dates."""
+"""Times below this count from the start of a trace without dates."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class View:
     by_time_of_day: bool = False
 
     def bursts_s(self, window_s: float) -> float | None:
-        """Length of the windows in which bursts are measured, s: the rates' windows; None if rates are the mean."""
+        """Length of the windows in which bursts are measured, s: that of the rates' windows; None for mean rates."""
         return None if self.at == "mean" else window_s
 
     def loads(self, table: RateTable) -> tuple[RateTable, Loads]:
@@ -65,7 +65,7 @@ class Observed:
     """What was observed: the fleet, its rates by window, and the rate vectors that a plan may have to serve.
 
     `notes`: how the figures were obtained, in sentences.
-    `span_s`: how long was observed, s; None: the windows of the table.
+    `span_s`: length of the observation, s; None: that of the table's windows.
     """
 
     fleet: Workload
@@ -76,13 +76,13 @@ class Observed:
 
     @property
     def times_mean(self) -> float:
-        """Offered load at the rates of the fleet over that at the mean rates."""
+        """Offered load at the fleet's rates, divided by the offered load at the mean rates."""
         planned, tokens = next(iter(self.loads.values())), self.table.tokens
         return float(planned @ tokens / (self.loads["mean"] @ tokens))
 
     @property
     def span(self) -> str:
-        """How long was observed, in words."""
+        """Length of the observation, in words."""
         span_s = self.span_s or float(np.ptp(self.table.start_s)) + self.table.window_s
         units = ((1.0, "s", 100.0), (60.0, "min", 90.0), (HOUR_S, "h", 48.0), (24 * HOUR_S, "days", math.inf))
         return next(f"{span_s / unit_s:.3g} {name}" for unit_s, name, most in units if span_s < most * unit_s)
@@ -109,12 +109,12 @@ class Observed:
 
 @dataclass(frozen=True)
 class Named:
-    """Whose requests a log has, if the log does not say it.
+    """Which adapters a log's requests belong to, if the log does not say it.
 
-    `adapters`: give the requests to so many adapters, whatever the log says; None: to the log's adapters, else to
-    `DEFAULT_ADAPTERS`.
-    `exponent`: of the power law of their popularity (`assign_adapters`).
-    `seed`: of the draw of adapters and ranks.
+    `adapters`: number of adapters to assign the requests to, whatever the log says; None: the log's own adapters, or
+    `DEFAULT_ADAPTERS` if it names none.
+    `exponent`: exponent of the power law of the adapters' popularity (`assign_adapters`).
+    `seed`: seed for drawing adapters and ranks.
     """
 
     adapters: int | None = None

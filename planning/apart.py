@@ -1,4 +1,4 @@
-"""Groups of near ranks on servers of their own: small ranks do not pay for slots of large ones."""
+"""Separate servers for groups of similar ranks, so that small ranks do not pay for slots of large ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from packer.planning.explore import Frontier
 
 FAR = 0.75
-"""Ranks are far from each other where slots of the largest leave less than this part of the KV cache that slots of the
-smallest leave; nearer ones gain nothing by servers of their own."""
+"""Ranks are separated only if slots of the largest rank leave less than this share of the KV cache that slots of the
+smallest rank leave. Closer ranks gain nothing by separate servers."""
 
 
 @dataclass(eq=False)
 class Group:
-    """Adapters of near ranks, in indices of the fleet with its parts.
+    """Adapters of similar ranks, as indices of the fleet with its parts.
 
-    `servers`: the fewest over which an even split keeps the limits, so far as is known; 0: none do.
-    `slots`: of these servers. `whole`: all of them were simulated, not the most loaded one alone.
+    `servers`: the fewest servers on which an even split is known to keep the limits; 0: none do.
+    `slots`: slots of each server. `whole`: whether all servers were simulated, not only the most loaded one.
     """
 
     members: IntArray
@@ -40,16 +40,16 @@ class Group:
 
 @dataclass(eq=False)
 class Apart:
-    """The groups of a search. Further hours in which the limits are to be kept only make them need more servers."""
+    """The groups of a search. Hours that are added later can only increase the number of servers that a group needs."""
 
     job: Frontier
     _known: dict[tuple[int, int], Group] = field(default_factory=dict)
-    """By the first of the ranks and the one after the last."""
+    """Groups by the index of their first rank and of the rank after their last one."""
     _held: tuple[int, int] = (0, 0)
-    """The number of hours, and of parts of adapters, for which they are known."""
+    """The numbers of kept hours and of adapter parts for which `_known` was computed."""
 
     def on(self, n: int) -> Iterator[list[Bin]]:
-        """Servers of groups on `n` servers, where these are enough; those left over go where servers have most load."""
+        """The groups on `n` servers, if these suffice; servers left over go to the group with most load per server."""
         job, ranks = self.job, slot_ranks(self.job.parts.fleet.ranks)
         kinds, loads = np.unique(ranks), job.parts.fleet.offered_tok_s_by_adapter
         if n < len(kinds) or job.spare or not job.kept.all_count or not self._far(kinds):
@@ -82,13 +82,13 @@ class Apart:
         yield [item for group, count in pairs for item in self._servers(group, count)]
 
     def _far(self, kinds: IntArray) -> bool:
-        """See `FAR`."""
+        """Whether the ranks differ enough to be separated (`FAR`)."""
         slots, profile = min(SLOTS, len(self.job.workload)), self.job.profile
         least, most = (kv_cache_tokens(profile, profile.settings(slots, int(kinds[k]))) for k in (-1, 0))
         return least < FAR * most
 
     def _cheapest(self, ranks: IntArray, kinds: IntArray, n: int) -> list[Group]:
-        """Of all ways to cut the ranks into two runs and more, that which takes the fewest servers, about `n`."""
+        """The division of the ranks into two or more runs with the fewest servers, about `n`; [] if none is known."""
         loads = self.job.parts.fleet.offered_tok_s_by_adapter
         best: list[list[Group] | None] = [[]]
         for end in range(1, len(kinds) + 1):
@@ -109,7 +109,7 @@ class Apart:
         return best[-1] or []
 
     def _settle(self, group: Group, near: int) -> None:
-        """The fewest servers of a group by the most loaded one, not fewer than are known to be needed; from `near`."""
+        """Set a group's fewest servers whose most loaded one keeps its limits, searched from `near`."""
         job, slots = self.job, {}
 
         def breaks(n: int) -> bool:

@@ -1,4 +1,4 @@
-"""A plan from what a solver found: evaluated anew, with its status, bound and provenance."""
+"""Build a plan from a solver's solution: evaluate it again, and add its status, bound and provenance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from packer.words import counted
 def assemble(
     problem: Problem, solution: Solution, solver: str, runtime_s: float, *, verify: bool = False
 ) -> Plan:
-    """The plan of a checked solution, evaluated anew at the rates as given.
+    """The plan of a checked solution, evaluated again at the rates as given.
 
     `verify`: the plan is verified later. Until then the figures of a plan that is `simulated_once` include the margin.
     """
@@ -34,7 +34,7 @@ def assemble(
     if once and not goal.holds(evaluations).all():
         evaluations = evaluator.report(problem.workload, solution.bins)
     holds = goal.holds(evaluations)
-    if not holds.all():  # without the margin, a bin that holds with it may be a percent slower
+    if not holds.all():  # a bin that holds with the margin may be a percent slower without it
         held = goal.holds(evaluator.judged(problem.workload, solution.bins))
         holds |= held & holding(goal, evaluations)
     limits = dict(goal.limits)
@@ -74,9 +74,9 @@ def assemble(
 
 
 def simulated_once(problem: Problem, bins: Sequence[Bin]) -> bool:
-    """Whether a plan is so large that its servers are simulated at the rates as given by its verification alone.
+    """Whether only the verification simulates a plan's servers at the rates as given, because the plan is large.
 
-    That is so where the twin admits them with the margin, and the objective needs no figures of them.
+    The twin must have admitted the servers with the margin, and the objective must not need their figures.
     """
     goal = problem.objective
     plain = type(goal).key is Objective.key and not (goal.figures or goal.fixed_gpus or goal.spare)
@@ -117,6 +117,6 @@ def _broken_bins(
 
 
 def versions(profiles: Sequence[Profile]) -> dict[str, str]:
-    """What decides a result: packer, Python, and each profile's fingerprint."""
+    """The versions that determine a result: packer, Python, and each profile's fingerprint."""
     prints = {f"profile {profile.name}": profile.fingerprint for profile in profiles}
     return {"packer": __version__, "python": platform.python_version(), **prints}

@@ -1,4 +1,4 @@
-"""What the error of estimated profiles does to the answer."""
+"""How the error of estimated profiles changes the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packer.workload import Workload
 
 
 def capacity_band(profiles: Sequence[Profile]) -> tuple[float, float] | None:
-    """Real capacity / estimated of the estimated profiles, the widest; None if there is none."""
+    """The range of real / estimated capacity that covers all estimated profiles; None without such a profile."""
     low, high = BAND_KEYS
     known = [
         (each.errors[low], each.errors[high])
@@ -26,8 +26,8 @@ def capacity_band(profiles: Sequence[Profile]) -> tuple[float, float] | None:
 def with_band(plan: Plan, again: Callable[[Workload], Plan | None]) -> Plan:
     """The plan with `details["estimate_band"]`: GPUs and objective at both ends of the capacities that are likely.
 
-    A server of c times the estimated capacity serves what an estimated one serves at 1 / c of the rates; `again`
-    makes the plan at such rates, None if there is none. The plan itself is one where its margin covers them.
+    A server of c times the estimated capacity serves what an estimated one serves at 1 / c of the rates. `again`
+    makes the plan at such rates, None if there is none. The given plan also counts if its margin covers the rates.
     """
     band = capacity_band([item.profile for item in plan.bins])
     if band is None or plan.workload.arrivals.trace is not None or plan.status is Status.INFEASIBLE:

@@ -13,11 +13,11 @@ SLOTS = (32, 16, 64)
 
 
 def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
-    """A sentence where one server fewer, with every adapter on each, keeps the goal behind `ROUTER` in all hours of
-    the plan, fresh ones included; nothing where none does.
+    """A sentence if one server fewer, with every adapter on each server, keeps the goal behind `ROUTER` in all hours
+    of the plan, fresh hours included; () otherwise.
 
-    Looked at only where adapters are busy at different times: of fleets whose rates stay, or rise and fall together,
-    none was found that a router serves with fewer. The first hour that breaks the goal ends a try.
+    Simulated only if adapters are busy at different times: no fleet with constant rates, or rates that rise and fall
+    together, was found to need fewer servers behind a router. The first hour that breaks the goal ends a simulation.
     """
     arrivals, servers = job.workload.arrivals, len(plan.bins) - 1
     apart = arrivals.kind == "unpredictable" or arrivals.own is not None
@@ -36,7 +36,7 @@ def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
 
 
 def _holds(job: Frontier, plan: Plan, cluster: Cluster) -> bool:
-    """Whether these servers keep the goal in the hours of the plan, and the time suffices to know it."""
+    """Whether these servers keep the goal in all hours of the plan; False if the time runs out first."""
     from packer.twin.cluster.simulate import simulate_cluster
 
     for hour in (*job.kept.hours, job.kept.given, *job.kept.fresh(plan.bins, job.number)):

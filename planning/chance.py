@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from packer.twin.hours import FRESH_HOURS, ServerHour
 
 ONE_IN = 5_000
-"""Of so many adapter-hours one may be beyond its limits by chance."""
+"""One adapter-hour in this number may exceed its limits by chance."""
 HOURS = 12
-"""So many hours are looked at for that at most. Of few adapters, one may be beyond its limits in all of these."""
+"""Maximum number of hours to examine. In all of them together one adapter-hour may always exceed its limits."""
 MOST = 2.0
-"""A server that uses more than this of its limits does not break them by chance alone."""
+"""A server that uses more than this multiple of its limits does not break them by chance alone."""
 
 
 def beyond(hours: Sequence[ServerHour]) -> float:
-    """How many adapters of servers are beyond their limits in an hour, one at least where a server breaks them;
-    infinite where one uses more than `MOST`."""
+    """The number of adapters that exceed their limits in an hour of all servers: at least 1 if a server exceeds its
+    limits, infinite if one uses more than `MOST` of them."""
     most = max((hour.used for hour in hours), default=0.0)
     count = sum(int((hour.adapters.slo_used > 1.0).sum()) for hour in hours)
     return float(max(count, most > 1.0)) if most <= MOST else math.inf
@@ -26,10 +26,10 @@ def beyond(hours: Sequence[ServerHour]) -> float:
 def looked_at(
     found: Sequence[float], adapters: int, further: Callable[[int, int], Sequence[float]]
 ) -> list[float]:
-    """Adapters beyond their limits in as many hours as it takes to tell whether that is chance.
+    """The number of adapters beyond their limits in each hour, for enough hours to tell whether that is chance.
 
-    `found`: those of the first hours, infinite where it is not chance. `adapters`: of all servers.
-    `further(first, number)`: those of so many further hours.
+    `found`: the numbers of the first hours, infinite if not by chance. `adapters`: number of adapters of all servers.
+    `further(first, number)`: the numbers of `number` further hours; `first`: how many hours were examined before.
     """
     hours = list(found)
     while (
@@ -53,24 +53,24 @@ def at_most(adapters: int, hours: int) -> float:
 
 
 def by_chance(found: Sequence[float], adapters: int) -> bool:
-    """Whether so few adapters are beyond their limits in these hours that it is chance alone."""
+    """Whether chance alone explains the adapters beyond their limits in these hours."""
     return sum(found) <= _allowed(adapters, len(found))
 
 
 def more_than_chance(found: Sequence[float], adapters: int) -> bool:
-    """Whether more adapters are beyond their limits in these hours than chance explains, by a standard error: reason
-    enough to make another plan."""
+    """Whether the adapters beyond their limits in these hours exceed the allowed number by more than a standard error,
+    so that another plan is needed."""
     allowed = _allowed(adapters, len(found))
     return sum(found) > allowed + math.sqrt(allowed)
 
 
 def _allowed(adapters: int, hours: int) -> float:
-    """How many adapter-hours of so many hours may be beyond the limits."""
+    """The number of adapter-hours that may exceed the limits in `hours` hours."""
     return max(float(hours >= HOURS), adapters * hours / ONE_IN)
 
 
 def chance_words(found: Sequence[float], adapters: int) -> str:
-    """In how many hours the limits break by chance, in a sentence."""
+    """A sentence that says in how many hours the limits break by chance."""
     broken = sum(1 for each in found if each)
     return (
         f"Chance breaks the limits in {broken} of {len(found)} hours: {sum(found):,.0f} of "

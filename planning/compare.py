@@ -55,9 +55,9 @@ class PlanFigures:
 
 @dataclass(frozen=True)
 class Result:
-    """One combination: its plan as predicted and by the reference, or why it can't be.
+    """The result of one combination: its plan with predicted and reference figures, or why there is none.
 
-    `refused`: the choices don't fit together; `failed`: it should have worked and did not.
+    `refused`: why the choices don't fit together. `failed`: the error of a combination that should have worked.
     """
 
     adapters: int
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def outcome(self) -> str:
-        """ "ok", or what is wrong, by the reference where there is one."""
+        """ "ok", or what is wrong, according to the reference if there is one."""
         if self.plan is None:
             return f"failed: {self.failed}" if self.failed else f"refused: {self.refused}"
         wrong = [*self.failures]
@@ -111,7 +111,7 @@ class Comparison:
 
     `workload`, `profile`: the fleet and the server.
     `solvers`, `objectives`, `predictors`: names; every combination is run.
-    `sizes`: numbers of adapters; the mix is drawn again beyond the fleet's own. Empty: the fleet as it is.
+    `sizes`: numbers of adapters; beyond the fleet's own, its adapters are drawn again. Empty: the fleet as it is.
     `max_gpus`: as for `solve`. Without it, solvers that spread over given GPUs get as many as `greedy` needs.
     `options`: more keyword arguments of `packer.planning.solve.solve`.
     """
@@ -144,7 +144,7 @@ class Comparison:
             yield fleet_of(self.workload, n, self.seed)
 
     def run(self, progress: Progress = silent) -> Iterator[Result]:
-        """Results one by one, reference by the twin with a fresh seed."""
+        """Yield the result of each combination. The reference is the twin with a fresh seed."""
         done = 0
         for fleet in self.fleets():
             for predictor in self.predictors:
@@ -168,7 +168,7 @@ class Comparison:
         try:
             goal = load_objective(objective)
             gpus = count() if self.max_gpus is None and (goal.fixed_gpus or spreads) else self.max_gpus
-            # A solver that chooses the number of GPUs packs them for the fewest: its latency is compared all the same.
+            # A solver that chooses the number of GPUs minimises it; its latency is compared all the same.
             aim = goal if spreads or not goal.fixed_gpus else load_objective("gpus")
             plan = solve(
                 fleet,
@@ -202,6 +202,6 @@ class Comparison:
 
 
 def _beyond(reference: PlanFigures, failing: int, objective: str) -> tuple[str, ...]:
-    """What fails though it neither starves nor lacks memory at the nominal rates."""
+    """How many servers fail that neither starve nor run out of memory at the rates as given, in words."""
     others = failing - reference.starved - reference.memory_errors
     return (f"breaks {objective} on {others}",) if others > 0 else ()

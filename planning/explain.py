@@ -1,4 +1,4 @@
-"""What is said of a plan to deploy: what its servers give, what fewer would, and what would help where it breaks."""
+"""Explain a plan to deploy: what its servers give, what fewer would give, and what would help if it breaks the goal."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ REPLAYED = (
 )
 _WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin."
 NEAR = 0.8
-"""Where an idle server uses so much of the limits, chance breaks them, however many servers there are."""
+"""If an idle server uses this share of the limits, chance breaks them with any number of servers."""
 HARDLY_MORE = 0.05
-"""Part of the adapters that may break a goal besides those that do with any number of GPUs."""
+"""Share of the adapters that may break a goal in addition to those that break it in every plan."""
 BEYOND = 64
-"""Up to how many GPUs more than those at hand are looked for to say how many would do."""
+"""How many GPUs more than those at hand are tried, to say how many would suffice."""
 
 
 def breaks_later(job: Frontier, plan: Plan) -> str:
-    """Which adapter breaks its limits most in the fresh hours that break them, and what would help."""
+    """Which adapter breaks its limits most in the fresh hours that break the plan, and what would help."""
     hours = [job.kept.adapters(plan.bins, hour) for hour in job.broken]
     used = np.max([np.nan_to_num(each.slo_used, nan=np.inf, posinf=np.inf) for each in hours], axis=0)
     worst = int(used.argmax())
@@ -64,13 +64,13 @@ def breaks_later(job: Frontier, plan: Plan) -> str:
 
 
 def by_luck(job: Frontier, plan: Plan) -> tuple[str, ...]:
-    """A sentence where chance breaks the limits of a plan in some fresh hours."""
+    """A sentence if chance breaks the limits of a plan in some fresh hours."""
     found, _ = job.kept.unlucky.get(plan.bins, ((), ()))
     return (chance_words(found, len(plan.workload)),) if found else ()
 
 
 def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
-    """A sentence where a goal is so near to what idle servers give that a plan's servers carry little."""
+    """A sentence if the goal is so close to what an idle server gives that a plan's servers can carry little load."""
     if max(job.kept.used(plan.bins, [job.kept.given])) < NEAR:
         return ()
     fleet = job.workload
@@ -86,8 +86,8 @@ def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
 def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     """The plan on which the fewest adapters break the goal, with what would keep it.
 
-    Where more GPUs would not keep it, a plan with fewer is shown if hardly more adapters break the goal on it. On a
-    given number of GPUs that is too small, the plan with the most requests within their limits (`Frontier.at_most`).
+    If no number of GPUs keeps it, the plan with the fewest GPUs on which hardly more adapters break it. If the GPUs at
+    hand are too few, the plan with the most requests within their limits (`Frontier.at_most`).
     """
 
     def over(point: FrontierPoint) -> int:
@@ -113,7 +113,7 @@ def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
 
 
 def _enough(job: Frontier, servers: int) -> str:
-    """How many GPUs would do, if that is so in fresh hours."""
+    """How many GPUs suffice, or that fresh hours break the goal on them, in words."""
     gpus = servers * job.size
     if not job.replayed and job.kept.broken_later(job.at(servers).plan.bins):
         return f"{gpus} GPUs keep the goal in one hour and break it in another: leave out --gpus and --available."
@@ -121,7 +121,7 @@ def _enough(job: Frontier, servers: int) -> str:
 
 
 def _unreachable(job: Frontier) -> str:
-    """What the first adapter that breaks the goal on GPUs of its own gets there, at best, and what would help."""
+    """What the first adapter that breaks the goal even on GPUs of its own gets there, and what would help."""
     help_ = f"What would help: {'' if job.max_replicas is None else '--max-replicas, '}a faster GPU, or a wider --slo."
     i = job.parts.too_hot[0]
     adapter = job.workload.adapters[i]
@@ -140,7 +140,7 @@ def _unreachable(job: Frontier) -> str:
 
 
 def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -> tuple[Plan, str]:
-    """The plan with its status, reasons and details, and what the decision says after the servers."""
+    """The plan with its status, reasons and details, and the text of the decision that follows the servers."""
     which = (
         ("starve", "or do not start", point.starving),
         ("break", "the goal", () if holds else point.queueing),
@@ -193,11 +193,11 @@ def outcome(
     needed: float = 0.0,
     why: Callable[[FrontierPoint], str] = lambda _point: "",
 ) -> str:
-    """Whether the goal holds, as a line that goes on after the servers' names; then lines of what servers give.
+    """The text of a decision: a line that follows the servers' names and says whether the goal holds, then what the
+    servers give.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
-    it; `spare`: GPUs that may be lost; `needed`: how many GPUs the load certainly needs; `why`: what breaks the goal on
-    fewer GPUs.
+    it; `spare`: GPUs that may be lost; `needed`: proven lower bound on GPUs; `why`: says what breaks a point's goal.
     """
     price = "" if best.price_per_hour is None else f", {money(best.price_per_hour)} per hour"
     said = _holding(rooms) if breaking is None else _breaking(best, breaking, spare, why)
@@ -227,7 +227,7 @@ def outcome(
 
 
 def _holding(rooms: Sequence[Room]) -> str:
-    """Up to what load the goal holds."""
+    """Up to what load the goal holds, in words."""
     least = min((room.headroom or 0.0 for room in rooms), default=0.0)
     if least > 1.0:
         return f"holds to {'over' if least >= LEVELS[-1] else 'about'} +{100 * (least - 1.0):.0f} %"
@@ -235,7 +235,7 @@ def _holding(rooms: Sequence[Room]) -> str:
 
 
 def _breaking(point: FrontierPoint, breaking: int, spare: int, why: Callable[[FrontierPoint], str]) -> str:
-    """How many adapters break the goal, or when; where one hour alone breaks it, what happens there."""
+    """How many adapters break the goal, or when it breaks, in words; and why, if only a further hour breaks it."""
     if breaking:
         hour = f" in another hour{why(point)}" if point.broken_later else ""
         return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}{hour}"
@@ -267,7 +267,7 @@ def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[Fro
 
 
 def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:
-    """Which GPUs do something, in one line."""
+    """Which servers `verb` `rest`, in one line."""
     if len(gpus) == 1:
         return f"server {gpus[0]} {verb}s {rest.replace('do not', 'does not')}"
     return f"servers {listed(gpus)} {verb} {rest}"

@@ -1,4 +1,4 @@
-"""The search for plans by number of GPUs: proposed by trained trees, settled and measured by the twin."""
+"""Search for plans by number of GPUs: trained trees propose plans, the twin sets their slots and simulates them."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from packer.words import counted
 from packer.workload import Workload
 
 GAIN = 0.1
-"""A GPU more that lowers neither the p95 TTFT nor the ITL by this share is no gain."""
+"""One more GPU must lower the p95 TTFT or the ITL by this share to be a gain."""
 MOST_POINTS = 12
 FAR = 2.0
-"""Where an even split uses more than this of its limits, only more even ones are tried."""
+"""After an even split that uses more than this multiple of its limits, only more even splits are tried."""
 WIDE = 100
-"""Where servers get more adapters than this, even splits are tried before plans of the solvers."""
+"""With more adapters per server than this, even splits are tried before the solvers' plans."""
 SOLVERS = ("spread-refined", "spread")
-"""What proposes which adapters share a GPU; the next is tried where a proposal breaks the limits."""
+"""Solvers that propose which adapters share a GPU. The next solver is tried if a proposal breaks the limits."""
 
 
 @dataclass(eq=False)
 class Frontier(Conditions):
     """Plans of one fleet by number of GPUs, each made when it is first needed.
 
-    A learned predictor proposes which adapters share a GPU, for Poisson arrivals; the twin simulates each GPU
-    with the fleet's own arrivals and every rate raised by the margin, and gives more slots to those that break
-    their limits. An adapter that breaks them on a GPU of its own is split into equal parts. Plans that keep the
-    limits are simulated on fresh hours; an hour that breaks one is kept from then on, and the search goes on.
+    A learned predictor proposes which adapters share a GPU, for Poisson arrivals. The twin simulates each GPU with the
+    fleet's own arrivals and every rate raised by the margin; GPUs that break their limits get more slots. An adapter
+    that breaks its limits on a GPU of its own is split into equal parts. Plans that keep the limits are simulated in
+    fresh hours. An hour that breaks a plan is kept from then on, and the search goes on.
 
     `workload`, `profile`: the fleet, with its latency limits (`Workload.slo`), and the server.
     """
@@ -61,17 +61,17 @@ class Frontier(Conditions):
     workload: Workload
     profile: Profile
     broken: list[Hour] = field(default_factory=list, init=False)
-    """The fresh hours that break the plan which was judged last."""
+    """The fresh hours that break the plan that was judged last."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
     _begun: set[int] = field(default_factory=set, init=False)
     _slots: int = field(default=SLOTS, init=False)
-    """Of the last even split that was found to keep the limits."""
+    """Slots of the last even split that was found to keep the limits."""
     _fewest: int = field(default=1, init=False)
-    """Servers on which nothing starves, by trees: fewer are given up where one starves in the twin, too."""
+    """Fewest servers on which nothing starves, by the trees. On fewer, one proposal is enough if the twin agrees."""
     tight: float = field(default=TIGHT, init=False)
-    """Servers that use more than this of their limits are tried with more slots."""
+    """Try more slots for servers that use more than this share of their limits."""
     sets: int = field(default=0, init=False)
     """Number of the next set of fresh hours."""
 
@@ -100,7 +100,7 @@ class Frontier(Conditions):
         self._split()
 
     def _split(self) -> None:
-        """Split the adapters that break their limits alone in one of the hours."""
+        """Split the adapters that break their limits on GPUs of their own in one of the kept hours."""
         self.progress("simulating the hottest adapters alone", 0, 0)
         parts = needed(self.kept, self.profile, self.max_replicas)
         if parts != self.parts.parts:
@@ -108,7 +108,7 @@ class Frontier(Conditions):
 
     @property
     def hopeless(self) -> bool:
-        """Whether more adapters than may break their limits do so on GPUs of their own."""
+        """Whether too many adapters break their limits even on GPUs of their own."""
         return len(self.workload) - len(self.parts.too_hot) < self.kept.required
 
     def over(self) -> bool:
@@ -122,7 +122,7 @@ class Frontier(Conditions):
 
     @property
     def size(self) -> int:
-        """GPUs of a server: points count servers."""
+        """GPUs per server. The number of a point counts servers."""
         return self.profile.engine.gpus
 
     @property
@@ -134,12 +134,12 @@ class Frontier(Conditions):
         return list({each.n_gpus: each for each in reversed(found)}.values())[::-1]
 
     def at(self, n_gpus: int, following: int | None = None) -> FrontierPoint:
-        """The plan on that many GPUs; `following`: the number that is likely to be wanted next."""
+        """The plan on `n_gpus` GPUs. `following`: the number that is likely to be needed next."""
         if n_gpus not in self._points:
             self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
             trial = Trial(self.kept, self.spare, self.over, self._wide(n_gpus), self.tight)
             proposals, mended = self._proposals(n_gpus, following), None
-            # Of wide fleets, whose splits are much alike, each is dealt anew before the next one is tried.
+            # Splits of a wide fleet are much alike: redistribute each one before trying the next.
             for some in ([bins] for bins in proposals) if self._wide(n_gpus) else [proposals]:
                 before = len(trial.tried)
                 trial.go_on(some)
@@ -151,7 +151,7 @@ class Frontier(Conditions):
         return self._points[n_gpus]
 
     def at_most(self, n_gpus: int) -> FrontierPoint:
-        """The plan on that many GPUs, and where none keeps the limits the one with the most requests within theirs."""
+        """The plan on `n_gpus` GPUs; if none keeps the limits, the one with the most requests within their limits."""
         point = self.at(n_gpus)
         if not point.holds and not self.spare and point.slo_attainment < self.workload.slo.share:
             others = chain(self._proposed(n_gpus), self._on_all(n_gpus))
@@ -159,24 +159,24 @@ class Frontier(Conditions):
         return point
 
     def mended(self, plans: Sequence[Sequence[Bin]], further: Sequence[Hour] = ()) -> list[Bin] | None:
-        """One of the plans with other adapters on the servers that break the limits of all hours so far, or of further
-        ones (`packer.planning.redeal`); None where none is found."""
+        """One of the plans with adapters redistributed so that no server breaks its limits in the kept and `further`
+        hours (`packer.planning.redeal`); None if none is found."""
         hours = [*self.kept.hours, self.kept.given, *further]
         fits = not self.spare and not self.replayed and self.kept.all_count
         return dealt_anew(self.kept, plans, hours, self.over) if fits else None
 
     def fullest(self, bins: Sequence[Bin]) -> tuple[Bin, float]:
-        """The most loaded of these servers with its best slots, and how much of its limits it uses then."""
+        """The most loaded server with its best slots, and the share of its limits that it uses in the first hour."""
         first = self.kept.hours[:1]
         most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
         made = with_best_slots(self.kept, [most], first, self.over)
         return made[0], self.kept.used(made, first)[0]
 
     def first(self, low: int, high: int, *, fresh: bool = False) -> int | None:
-        """Fewest GPUs that keep the limits, from `low`, or of a wide fleet where even splits do, to `high`; or None.
+        """The fewest GPUs from `low` (in wide fleets: where even splits do) to `high` that keep the limits; or None.
 
-        `fresh`: the next fresh hours are simulated on the most loaded server of an even split. What breaks it would
-        break the whole plan, and is kept before one is made.
+        `fresh`: simulate the most loaded server of an even split in the next fresh hours. An hour that breaks it would
+        break the whole plan, so it is kept before the plan is made.
         """
         if self._wide(low) and high > 1:
             even = self._first_even(max(2, low), high)
@@ -188,14 +188,14 @@ class Frontier(Conditions):
         return self.first_that_holds(low, high)
 
     def _splits(self, n: int) -> Iterator[Sequence[Bin]]:
-        """Even splits, and those of groups of ranks, on `n` servers, whose most loaded server keeps its limits."""
+        """Even splits of the fleet, or of groups of ranks, on `n` servers whose most loaded server keeps its limits."""
         return chain(self._even(n), self._apart.on(n))
 
     def _first_even(self, low: int, high: int) -> int | None:
         return fewest(lambda n: next(self._splits(n), None) is not None, low, high, self.over)
 
     def _broken_at(self, n: int) -> Hour | None:
-        """Of the next set of fresh hours the one that breaks the most loaded server of an even split most; or None."""
+        """The hour of the next fresh set that breaks the most loaded server of an even split most, or None."""
         bins = next(self._splits(n), None)
         if bins is None or not self.kept.all_count or self.over():
             return None
@@ -205,33 +205,33 @@ class Frontier(Conditions):
 
     @property
     def number(self) -> int:
-        """Of the set of fresh hours that was simulated last; 0 before the first."""
+        """Number of the set of fresh hours that was simulated last; 0 before the first."""
         return max(0, self.sets - 1)
 
     def lower(self, n: int, least: int | None = None) -> int:
-        """Fewest GPUs from `least` to `n`, on which the limits are kept: the trees' are narrower than the twin's."""
+        """The fewest GPUs from `least` to `n` that keep the limits: fewer than `n` may do, since trees are stricter."""
         low, least = n, max(1 + self.spare, least or 1)
         while low > least and not self.over() and self.at(low - 1, low).holds:
             low = low - 1 if self._wide(low) else max(least, low // 2)
         return self.first_that_holds(low, n) or n
 
     def first_that_holds(self, low: int, high: int) -> int | None:
-        """Fewest GPUs from `low` to `high` on which the limits are kept; None if none does.
+        """The fewest GPUs from `low` to `high` that keep the limits; None if none does.
 
-        Once the time is over no further plan is made, but for the first.
+        Once the time is over, no plan is made unless there is none yet.
         """
         if self._points and self.over():
             return min(
                 (n for n, each in self._points.items() if low <= n <= high and each.holds), default=None
             )
-        # Steps grow slowly: the number is near `low`, and a plan on more GPUs takes more hours.
+        # Steps grow slowly: the number is near `low`, and plans on more GPUs need more simulated hours.
         return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over, same=2)
 
     def extend(self, low: int, high: int, servers: float = math.inf) -> None:
-        """Add points upward from `low` until one more GPU gains little, or they have so many servers together."""
+        """Add points upwards from `low` until one more GPU gains little, or their servers add up to `servers`."""
         if self._points and self.over():
             return
-        beyond = copy(self)  # hours that broke fewer GPUs, or more slots, change little on more of them
+        beyond = copy(self)  # hours that broke smaller plans, and more slots, matter little here
         beyond.kept, beyond.tight = self.kept.at_first(), 1.0
         n = self.at(low).n_gpus
         while n < high and len(self._points) < MOST_POINTS and servers > 0 and not self.over():
@@ -245,13 +245,13 @@ class Frontier(Conditions):
             servers -= n
 
     def least(self) -> int:
-        """Servers of the plan with the fewest on which nothing starves, by trees with Poisson arrivals."""
+        """The fewest servers on which nothing starves, according to the trees with Poisson arrivals."""
         self.progress("looking for the fewest GPUs", 0, 0)
         self._fewest = max(1, len(self._plan(self.parts, "gpus").result().bins))
         return self._fewest
 
     def most(self, max_gpus: int | None) -> int:
-        """More servers than this are of no use, or not at hand."""
+        """The largest number of servers that is useful and at hand."""
         most = self.parts.most_gpus(self.max_replicas) + self.spare
         if max_gpus is not None and max_gpus < self.size:
             raise IncompatibleError(
@@ -260,7 +260,7 @@ class Frontier(Conditions):
         return most if max_gpus is None else min(max_gpus // self.size, most)
 
     def keep(self, hour: Hour) -> None:
-        """Hold plans to a further hour: those that kept the limits so far are made, or looked at, again."""
+        """Require that plans keep a further hour; plans that kept the limits so far are made or judged again."""
         self.kept.add(hour)
         before, first = self.parts.parts, min((n for n, p in self._points.items() if p.holds), default=0)
         self._split()
@@ -271,8 +271,8 @@ class Frontier(Conditions):
                 self._points[n] = self.point_of(point.plan.bins)
 
     def as_learned(self, parts: Replicas) -> Workload:
-        """The fleet as trees know fleets: Poisson arrivals, of prompts that begin alike what a cache leaves, and
-        requests to the base model as those of one more adapter of the smallest rank."""
+        """The fleet in the form of the trees' training data: Poisson arrivals, prompts without what a prefix cache
+        spares, and requests to the base model as requests to an adapter of the smallest rank."""
         fleet = parts.calm.as_independent(cached=caches_prefixes(parts.calm, self.profile))
         if fleet.n_loras == len(fleet):
             return fleet
@@ -280,26 +280,26 @@ class Frontier(Conditions):
         return replace(fleet, adapters=tuple(replace(a, rank=a.rank or rank) for a in fleet.adapters))
 
     def _solved(self, parts: Replicas, objective: str, **given: Any) -> Plan:
-        return solve(  # ends by its rounds: the same plan on a slow machine
+        return solve(  # ends after its rounds, so that a slow machine finds the same plan
             self.as_learned(parts), self.profile, objective, predictor=self.predictor, margin=self.margin,
             seed=self.seed, verify=False, with_headroom=False, time_limit_s=limit_of(self.remaining_s()),
             stop=self.stop, **given,
         )  # fmt: skip
 
     def _plan(self, parts: Replicas, objective: str, **given: Any) -> Future[Plan]:
-        """A plan of `_solved` that is made in a thread, once."""
+        """The plan of `_solved`, made once, in a thread."""
         key = tuple(parts.parts.items()), objective, *given.values()
         if key not in self._plans:
             self._plans[key] = self._beside.submit(self._solved, parts, objective, **given)
         return self._plans[key]
 
     def _spread(self, n_gpus: int, solver: str) -> tuple[Replicas, Future[Plan]]:
-        """The adapters on that many GPUs."""
+        """The fleet with the parts for `n_gpus` GPUs, and the solver's plan for it."""
         parts = self.parts.spread_over(n_gpus, self.max_replicas)
         return parts, self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
 
     def _begin(self, n_gpus: int) -> None:
-        """Begin, in a thread, the plan that is proposed first for that many GPUs, and its hours."""
+        """Begin, in a thread, the plan that is proposed first for `n_gpus` GPUs, and simulate its servers."""
         (parts, plan), hour = self._spread(n_gpus, SOLVERS[0]), self.kept.hours[0]
 
         def simulate() -> None:
@@ -312,14 +312,14 @@ class Frontier(Conditions):
             self._beside.submit(simulate)
 
     def _wide(self, n_gpus: int) -> bool:
-        """Whether so many servers get hundreds of adapters each."""
+        """Whether `n_gpus` servers get more than `WIDE` adapters each."""
         return len(self.workload) > WIDE * n_gpus
 
     def _proposals(self, n_gpus: int, following: int | None = None) -> Iterator[Sequence[Bin]]:
-        """Those of solvers, the even splits, ranks apart, and parts of every adapter on each server; where a server
-        gets hundreds of adapters the splits alone, the most even one if none keeps the limits.
+        """Yield the solvers' plans, even splits, splits by rank, and plans with a part of every adapter on each server.
+        Wide fleets get the splits alone, or the most even one if no split keeps the limits.
 
-        Of fewer servers than trees ask for only the first one, where a server of it starves in the twin, too.
+        On fewer servers than the trees ask for, the first proposal is the only one if it starves in the twin, too.
         """
         wide = self._wide(n_gpus)
         found = self._any_splits(n_gpus) if wide else chain(self._proposed(n_gpus), self._splits(n_gpus))
@@ -332,7 +332,7 @@ class Frontier(Conditions):
         yield from () if wide else self._on_all(n_gpus)
 
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
-        """Even splits whose most loaded server keeps its limits; all servers get the slots that suit that one."""
+        """Even splits whose most loaded server keeps its limits; all servers get the slots that suit that server."""
         parts, kept = self.parts.spread_over(n_gpus, self.max_replicas), self.kept
         several, lost = n_gpus > 1 and not self.spare, math.inf
         for split in even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ():
@@ -350,7 +350,7 @@ class Frontier(Conditions):
                 yield with_most_slots(bins, tried.max_loras)
 
     def _any_splits(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
-        """Splits that may keep the limits; else the most even one, with the slots of the last that did, if any."""
+        """Splits that may keep the limits; if there are none, the most even one with the last good split's slots."""
         none = True
         for bins in self._splits(n_gpus):
             none = False
@@ -361,7 +361,7 @@ class Frontier(Conditions):
             yield from self._proposed(n_gpus) if even is None else [parts.joined(even)]
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
-        """Servers for that many GPUs; with a spare GPU each has slots for every rank."""
+        """The solvers' plans on `n_gpus` GPUs; with a spare GPU, the slots of every server fit every rank."""
         for solver in SOLVERS[: 1 if self._wide(n_gpus) else None]:
             parts, plan = self._spread(n_gpus, solver)
             if plan.result().unplaced:
@@ -373,13 +373,13 @@ class Frontier(Conditions):
             yield bins
 
     def placed(self, parts: Replicas, n_gpus: int) -> Sequence[Bin]:
-        """Servers of least latency for these adapters; empty if some have no place."""
+        """The servers with the lowest latency for these adapters; empty if some have no place."""
         plan = self._solved(parts, "latency", solver=SOLVERS[0], max_gpus=n_gpus * self.size)
         return () if plan.unplaced else plan.bins
 
     def _on_all(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
-        """Every adapter on every server; with spare ones, before, those hotter than a GPU's part of the load alone:
-        when one is lost, its parts go to all others."""
+        """Plans with a part of every adapter on every server. With a spare GPU, first split only adapters with more
+        load than a GPU's share: if a server is lost, its parts go to all others."""
 
         def placed(cool: Workload) -> Sequence[Bin]:
             return self.placed(Replicas(cool, {}), n_gpus)
@@ -390,7 +390,7 @@ class Frontier(Conditions):
             yield from on_all(self.workload, self.profile, n_gpus, least, placed, all_slots=bool(self.spare))
 
     def put(self, bins: Sequence[Bin]) -> FrontierPoint:
-        """The point of these servers, in place of the one with their number."""
+        """Make the point of these servers, which replaces the one with as many servers."""
         point = self._points[len(bins)] = self.point_of(bins)
         return point
 

@@ -1,4 +1,4 @@
-"""Plans that stay close to running servers: as they run with newcomers placed, repaired, or with some closed."""
+"""Plans close to the running servers: place new adapters on them, repair those that do not hold, or close some."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from packer.words import counted
 from packer.workload import Workload
 
 REPAIRS = 3
-"""How often adapters are taken from servers that do not hold to those that do."""
+"""Maximum rounds of moving adapters from servers that do not hold to servers that do."""
 EXCHANGES = 24
-"""With so many pairs of adapters a server that does not hold is tried with another one."""
+"""Number of exchanges of two adapters that are tried for a server that does not hold."""
 COARSE = 40
-"""Servers with more adapters than this give light ones away instead."""
+"""With more adapters per server than this, no adapters are exchanged: servers give light ones away instead."""
 
 
 def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
-    """The old plan's servers in indices of the new workload; adapters that are gone are left out."""
+    """The old plan's servers, with adapters as indices of the new workload; adapters that are gone are left out."""
     checks.instance("old_plan", old, Plan, "packer.load_plan(FILE)")
     if not old.bins:
         raise IncompatibleError(
@@ -37,7 +37,7 @@ def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
 
 
 def numbered(plan: Plan, old: Plan | None) -> Plan:
-    """The plan that follows `running` with the old plan's numbers of the servers that go on."""
+    """The plan with `moves.servers` renumbered from `running` to the old plan's server numbers."""
     if old is None or plan.moves is None:
         return plan
     numbers = tuple(going_on(old, plan.workload))
@@ -46,7 +46,7 @@ def numbered(plan: Plan, old: Plan | None) -> Plan:
 
 
 def gpus_words(plan: Plan) -> str:
-    """How many GPUs the plan has, and how many adapters it moves on running ones."""
+    """How many GPUs the plan has, and how many adapters it moves, in words."""
     holds = "" if plan.status is Status.INFEASIBLE else " holds" if plan.n_gpus == 1 else " hold"
     moved = 0 if plan.moves is None else len(plan.moves.adapters)
     return f"{counted(plan.n_gpus, 'GPU')}{holds}, {moved} moved"
@@ -55,12 +55,12 @@ def gpus_words(plan: Plan) -> str:
 def nearby(
     fleet: Workload, old: Sequence[Bin], servers: int, holds: Callable[[Bin], bool]
 ) -> Iterator[list[Bin]]:
-    """The running servers with newcomers placed; then without the fewest adapters that make each one hold; then with
-    one adapter of each such server in exchange for a lighter one; then what some servers still can't carry on those
-    that can.
+    """Yield plans on at most `servers` servers: the running ones with new adapters placed; then with the fewest
+    adapters moved off servers that do not hold; then with one adapter of each such server exchanged for a lighter one;
+    then, `REPAIRS` times, with adapters moved from servers that still do not hold to servers that do.
 
-    On at most so many servers: those with the least load are closed, and further ones are opened for what has no place.
-    What a closed server had of an adapter goes to the servers that have the rest.
+    Running servers with the least load are closed if there are too many; new ones are opened for adapters without a
+    place. A closed server's share of an adapter goes to the servers that have the rest of it.
     """
     falling = sorted(old, key=lambda item: -item.offered_tok_s(fleet))
     kept = [item for item in old if any(item is each for each in falling[:servers])]
@@ -79,14 +79,14 @@ def nearby(
 
 
 def _with_ranks(fleet: Workload, item: Bin) -> Bin:
-    """A running server with slots as large as its adapters have become."""
+    """A running server with slots that fit its adapters' current ranks."""
     rank = max((slot_rank_for(fleet.adapters[i].rank) for i in item.adapters), default=0)
     held = dict(zip(item.adapters, item.shares, strict=True))
     return item if rank <= item.max_lora_rank else _with(fleet, item, held, new=False)
 
 
 def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool]) -> Bin:
-    """A server without the fewest adapters, the heaviest first, with which it does not hold; as it is if none helps."""
+    """The server with the fewest adapters removed, heaviest first, so that it holds; unchanged if nothing helps."""
     here = dict(zip(item.adapters, item.rates(fleet) * fleet.mean_tokens[list(item.adapters)], strict=True))
 
     def made(kept: list[int]) -> Bin | None:
@@ -97,9 +97,9 @@ def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool]) -> Bin:
 
 
 def _exchanged(fleet: Workload, bins: Sequence[Bin], holds: Callable[[Bin], bool]) -> list[Bin] | None:
-    """Servers of which each one that does not hold gives an adapter for a lighter one, so that both servers hold.
+    """The servers, with an adapter of each one that does not hold exchanged for a lighter one so that both hold.
 
-    First the pairs that level two servers best. None where no server or most of them do not hold, or no pair is found.
+    Pairs that balance two servers best come first. None if all hold, most do not, `COARSE` applies or no pair is found.
     """
     made = list(bins)
     over = [k for k, item in enumerate(made) if not holds(item)]
@@ -123,8 +123,8 @@ def _exchanged(fleet: Workload, bins: Sequence[Bin], holds: Callable[[Bin], bool
 
 
 def _exchanges(fleet: Workload, full: Bin, other: Bin, number: int) -> Iterator[tuple[float, int, int, int]]:
-    """Adapters of a full server and lighter ones of another, whole and in slots that are large enough: how far from
-    level they leave the two, tok/s, the other server's number, and both adapters."""
+    """Yield (imbalance, `number`, adapter of `full`, lighter adapter of `other`) for pairs whose ranks fit both
+    servers; nothing with split adapters. Imbalance: half the difference of the loads after the exchange, tok/s."""
     if full.is_split or other.is_split:
         return
     loads, slack = fleet.offered_tok_s_by_adapter, full.offered_tok_s(fleet) - other.offered_tok_s(fleet)
@@ -139,8 +139,8 @@ def _exchanges(fleet: Workload, full: Bin, other: Bin, number: int) -> Iterator[
 
 
 def _placed(fleet: Workload, bins: Sequence[Bin], servers: int, full: Collection[int] = ()) -> list[Bin]:
-    """The servers with all adapters that none of them has, the heaviest first, each on the one with the least load that
-    is not `full`."""
+    """The servers, and new ones up to `servers`, with all missing adapters: the heaviest first, each on the server with
+    the least load that is not `full`."""
     held = [dict(zip(item.adapters, item.shares, strict=True)) for item in bins]
     near = Nearest(
         fleet.offered_tok_s_by_adapter,
@@ -157,7 +157,7 @@ def _placed(fleet: Workload, bins: Sequence[Bin], servers: int, full: Collection
 
 
 def _with(fleet: Workload, item: Bin, held: Mapping[int, float], *, new: bool) -> Bin:
-    """A server, or a new one of its kind, with these adapters; with slots for all if it had them for all."""
+    """The server, or a new one of its kind, with adapters `held`; with a slot for each if it is new or had that."""
     ranks = [slot_rank_for(fleet.adapters[i].rank) for i in held]
     full = new or item.max_loras >= len(item.adapters)
     rank = max(ranks) if new else max(item.max_lora_rank, *ranks)

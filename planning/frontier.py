@@ -1,4 +1,4 @@
-"""GPUs against latency: from the fewest on which nothing starves to the point of no further gain."""
+"""Latency by number of GPUs, from the fewest on which nothing starves to where more GPUs gain little."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, kw_only=True)
 class Conditions:
-    """What `packer.recommend` and `packer.frontier` are asked besides the fleet and its servers, in their words."""
+    """The parameters of `packer.recommend` and `packer.frontier` besides the fleet, its servers and its goal."""
 
     margin: float | None = None
     max_replicas: int | None = None
@@ -43,16 +43,16 @@ class Conditions:
 class FrontierPoint:
     """A plan on some number of GPUs, with its figures at the rates as given.
 
-    `n_gpus`: GPUs used.
+    `n_gpus`: GPUs used; in searches and from `packer.frontier`, servers used.
     `p95_ttft_ms`, `slo_attainment`, `goodput_tok_s`: over all requests. `mean_itl_ms`: over all gaps between tokens.
-    `worst_adapter`, `worst_adapter_ttft_ms`: the adapter with the highest p95 TTFT, and that.
-    `price_per_hour`: of all GPUs, by the profile's price; None where it has none.
+    `worst_adapter`, `worst_adapter_ttft_ms`: the adapter with the highest p95 TTFT, and that TTFT.
+    `price_per_hour`: price of all GPUs; None if the profile has no price.
     `holds`: whether enough adapters keep their limits with every rate raised by the margin, in every further hour
-    that plans were made for (of more GPUs than the plan to deploy in the first one), and with `spare` at the rates as
-    given on the GPUs that are left when any one is lost.
+    that plans were made for (points beyond the plan to deploy: in the first hour only), and with `spare` at the rates
+    as given on the GPUs that are left when any one is lost.
     `broken_later`: whether the limits are kept in the first hour and broken in a further one.
-    `starving`, `queueing`: numbers of the GPUs that starve or do not start at the rates as given; of those that serve
-    their load, but have a queue that grows or an adapter beyond its limits in one of the hours.
+    `starving`: numbers of the servers that starve or do not start at the rates as given. `queueing`: numbers of the
+    servers that serve their load, but have a growing queue or an adapter beyond its limits in one of the hours.
     `plan`: the plan.
     """
 
@@ -76,7 +76,7 @@ class FrontierPoint:
 
 
 def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
-    """What these servers give the fleet of a search."""
+    """The point of these servers for the fleet of a search."""
     hours = job.hours.all(bins, job.workload, requests=True)
     adapters = merged(job.workload, bins, hours)
     worst = int(np.nan_to_num(adapters.p95_ttft_ms, nan=math.inf).argmax())
@@ -131,10 +131,10 @@ def frontier(
     seed: int = 0,
     progress: Progress = silent,
 ) -> list[FrontierPoint]:
-    """GPUs against latency and price, from the fewest on which nothing starves to the point of no further gain.
+    """Latency and price by number of GPUs, from the fewest on which nothing starves to where more gain little.
 
-    `workload` has one base model; the other parameters are as for `packer.recommend`. Several kinds of server give
-    their points one after the other. `FrontierPoint.holds` refers to `slo`, `margin` and `spare`.
+    `workload` has one base model; the other parameters are as for `packer.recommend`. With several kinds of server,
+    the points of each kind follow one another. `FrontierPoint.holds` refers to `slo`, `margin` and `spare`.
     Raises `IncompatibleError`: the fleet is of several base models.
     """
     from packer.planning.explore import Frontier

@@ -1,4 +1,4 @@
-"""How many GPUs a goal takes at the least if each server is as full as one of a single slot rank: an estimate."""
+"""Estimate the fewest GPUs that keep a goal if each server is as full as a server of a single slot rank can be."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from packer.twin.hours import Hours
 from packer.workload import Workload
 
 WORTH_GPUS = 5
-"""Smaller plans get no such estimate, which takes as long as three to five more servers."""
+"""Plans with fewer GPUs get no such estimate, which takes as long as three to five more servers."""
 WORTH_FRESH_GPUS = 10
-"""Of smaller plans full servers are not held to the fresh hours that confirmed the plan, which take half a second."""
+"""Below this, full servers are not simulated in the fresh hours that confirmed the plan: that takes half a second."""
 STEP = 1.02
-"""Loads of servers differ by this factor: what breaks the goal is at most so much more than what keeps it."""
+"""Ratio of successive loads: the load that breaks the goal is at most this factor above one that keeps it."""
 LEAST, MOST = -12, 20
 """Steps from the load of a server of the plan: from 0.79 to 1.49 of it."""
 SAMPLES = 3
-"""Servers of each rank: all servers of a plan keep the goal, the one that carries least says how full they can be."""
+"""Sample servers of each rank. The weakest decides, because every server of a plan must keep the goal."""
 MANY = 1 << 20
-"""Slots for all adapters of a server."""
+"""More slots than a server has adapters: each adapter gets a slot."""
 SOURCE = "estimate: full servers of one slot rank keep the goal, if none of mixed ranks or other rates carries more"
 
 
 def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
-    """An estimate of the GPUs that a fleet needs; None if the known bound is as high.
+    """An estimate of the GPUs that a fleet needs; None if it is no higher than the known bound, or cannot be made.
 
-    For each slot rank a few servers get a fair sample of the rank's adapters each, with copies if they are few: as many
-    as have the load of a server of the plan on average, with exactly that load. Samples get larger, or smaller, until
-    they break the goal, with any slots, in one of the hours that the plan is held to: the one that carries least says
-    what servers of that rank carry, all of which must keep the goal. Servers that mix ranks carry what those of their
-    largest one do. It is not known whether the best mix of hot and quiet adapters, or of ranks, carries more than the
-    samples.
+    For each slot rank, `SAMPLES` servers get a fair sample of the rank's adapters, repeated if they are few. A sample
+    begins with the load of the fullest server of that rank in the plan, and rates are scaled to exactly that load.
+    Samples grow or shrink until they break the goal in an hour that the plan must keep; the weakest sample, also with
+    other slots, gives the load that a server of the rank carries. Servers that mix ranks are assumed to carry what
+    servers of their largest rank carry. It is not known whether the best mix of hot and quiet adapters, or of ranks,
+    carries more than the samples.
     """
     fleet, known = job.parts.fleet, plan.lower_bound or 1.0
     every = job.kept.all_count and not job.replayed
@@ -70,9 +70,9 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
 
 
 def fewest_servers(offered_tok_s: Sequence[float], most_tok_s: Sequence[float]) -> int:
-    """The fewest servers for loads by rising slot rank, of which a server of each rank carries so much.
+    """The fewest servers for the offered load of each slot rank, ascending; a server of it carries `most_tok_s`.
 
-    What is left over of a rank has a server of its own, or goes to servers of the next rank, which carry no more.
+    The load of a rank that does not fill a server gets its own server, or goes to servers of the next larger rank.
     """
     last, fewest = len(most_tok_s) - 1, math.inf
     for passed_on in product((False, True), repeat=last):
@@ -88,8 +88,8 @@ def fewest_servers(offered_tok_s: Sequence[float], most_tok_s: Sequence[float]) 
 def _most_tok_s(
     job: Frontier, plan: Plan, held: Sequence[Hour], members: IntArray, rank: int
 ) -> float | None:
-    """The load that a server of adapters of one slot rank carries in these hours, tok/s; None if the search was cut
-    short."""
+    """The load, tok/s, at which the weakest sample server of a slot rank breaks the goal in these hours; None if the
+    search was cut short."""
     loads = job.parts.fleet.offered_tok_s_by_adapter
     falling = members[np.argsort(-loads[members], kind="stable")]
     order = falling[np.argsort(golden(len(falling)), kind="stable")]
@@ -107,10 +107,10 @@ def _most_tok_s(
 
 
 class _Sample:
-    """A server of some adapters, by their rows in the fleet, which get more until it breaks the goal.
+    """A server with a sample of adapters, whose load grows until the server breaks the goal.
 
-    `held`: the hours in which it must keep the goal. `order`: of the adapters, any number of which from the first are a
-    fair sample; then they come again. `full`: the server of a plan whose load is that of step 0.
+    `held`: the hours in which the server must keep the goal. `order`: rows of the adapters in the fleet; the first n
+    are a fair sample for any n, and repeat beyond the last. `full`: the plan's server whose load is that of step 0.
     """
 
     def __init__(self, job: Frontier, held: Sequence[Hour], order: IntArray, full: Bin, rank: int) -> None:
@@ -119,7 +119,7 @@ class _Sample:
         self.slots = MANY if full.max_loras >= len(full.adapters) else full.max_loras
         self.full_tok_s = full.offered_tok_s(job.workload)
         self.broken = LEAST
-        """The lowest step at which it breaks the goal, as far as was looked."""
+        """The lowest step found so far at which the server breaks the goal."""
         self._fleets: dict[int, Workload] = {}
 
     def tok_s(self, step: int) -> float:
@@ -127,12 +127,12 @@ class _Sample:
         return self.full_tok_s * STEP**step
 
     def size(self, step: int) -> int:
-        """How many adapters have that load on average."""
+        """The number of adapters that offer the load of a step on average."""
         loads = self.job.parts.fleet.offered_tok_s_by_adapter[self.order]
         return max(1, round(self.tok_s(step) / float(loads.mean())))
 
     def at(self, step: int) -> tuple[KeptHours, Bin]:
-        """The hours that the plan is held to, and the server with exactly the load of the step."""
+        """The hours that the plan must keep, with the sample as fleet; and the server at exactly the step's load."""
         job, fleet = self.job, self.job.parts.fleet
         if step not in self._fleets:
             rows = np.resize(self.order, self.size(step))
@@ -148,16 +148,16 @@ class _Sample:
         return kept, with_most_slots([every], self.slots)[0]
 
     def holds(self, step: int) -> bool:
-        """Whether it keeps the goal with its slots."""
+        """Whether the server keeps the goal at a step with `slots` slots."""
         kept, server = self.at(step)
         return kept.used([server], most=[1.0])[0] <= 1.0
 
     def search(self, low: int, start: int, step: int) -> None:
-        """Find where it breaks the goal, from `start` in steps that double."""
+        """Find the lowest step that breaks the goal, from `start` in steps that double."""
         self.broken = reach(self.holds, low, MOST, start, step, self.job.over)[1]
 
     def search_slots(self) -> None:
-        """With other slots it may carry more."""
+        """Search on with other slots as long as they keep the goal at the step that broke it."""
         while self.broken <= MOST and not self.job.over():
             kept, server = self.at(self.broken)
             (other,) = with_best_slots(kept, [server], kept.hours, self.job.over, tight=1.0)

@@ -1,4 +1,4 @@
-"""The hours in which plans must keep the latency limits, and what servers use of them there."""
+"""The simulated hours in which plans must keep the latency limits, and the share of the limits that servers use."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class Hour(NamedTuple):
 
 
 SERVER_HOURS = 12
-"""Where arrivals vary, or where chance breaks servers that have parts of adapters alone, servers of few are simulated
-on more fresh hours, together on so many: that none breaks says, with a confidence of 95 %, that less than 22 % of the
-hours do (0.78^12 = 0.05)."""
+"""Minimum number of server-hours in a set of fresh hours if arrivals vary, or if all servers have only parts of
+adapters and may break by chance. If none of 12 breaks its limits, less than 22 % of all hours do, with a confidence of
+95 % (0.78^12 = 0.05)."""
 FURTHER = 100
-"""Those in which plans are simulated further that may break their limits by chance have numbers from here."""
+"""First number of the hours that tell whether a plan breaks its limits by chance."""
 MANY = 1_000
-"""The hours in which equal servers are simulated further have numbers from here."""
+"""Hours of the n-th set (from 0) beyond its first `FRESH_HOURS` have numbers from n + 1 times this."""
 STARVING = 1e3
-"""Servers that starve or queue use their limits at least so many times."""
+"""A server that starves or queues counts as using at least this multiple of its limits."""
 AT_ONCE = 2
-"""Servers of a plan are judged so many at a time."""
+"""Number of servers of a plan that are judged at a time."""
 FAR_BEYOND = 8.0
-"""Hours of servers that use more than this of their limits end when that is certain; the later it was, the less they
-use."""
+"""An hour ends once the server certainly uses more than this multiple of its limits. The later that is certain, the
+less the server counts as using."""
 
 
 @dataclass(eq=False)
@@ -55,8 +55,8 @@ class KeptHours:
     """The hours in which the limits of a fleet must be kept.
 
     `workload`, `raised`: the fleet at the rates as given, and raised by the margin.
-    `seed`: of the first hour.
-    `simulated`: hours of servers.
+    `seed`: seed of the first hour.
+    `simulated`: the store of simulated server hours.
     """
 
     workload: Workload
@@ -65,8 +65,8 @@ class KeptHours:
     simulated: Hours
     hours: list[Hour] = field(init=False)
     unlucky: dict[tuple[Bin, ...], tuple[list[float], list[Hour]]] = field(default_factory=dict, init=False)
-    """Plans that break their limits by chance alone (`packer.planning.chance`): adapters beyond them in each fresh
-    hour, and the hours of the set that break them."""
+    """For each plan that breaks its limits by chance alone (`packer.planning.chance`): the number of adapters beyond
+    their limits in each hour examined, and the hours that break the limits."""
     _lone: dict[Bin, Run] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class KeptHours:
 
     @property
     def given(self) -> Hour:
-        """The hour whose figures are shown: the rates as given."""
+        """The hour at the rates as given, whose figures are shown."""
         return Hour(self.workload, self.seed)
 
     @property
@@ -96,13 +96,13 @@ class KeptHours:
         return self.required == len(self.workload)
 
     def lone(self, alone: Bin) -> Run:
-        """What a server gives the requests of its one adapter when they come one at a time."""
+        """The run of a server with one adapter whose requests come one at a time (`lone_run`)."""
         if alone not in self._lone:
             self._lone[alone] = lone_run(self.workload, alone, self.seed)
         return self._lone[alone]
 
     def at_first(self) -> KeptHours:
-        """The hours at the beginning alone, without those that broke a plan."""
+        """The initial hours only, without the hours that broke a plan."""
         return KeptHours(self.workload, self.raised, self.seed, self.simulated)
 
     @property
@@ -132,11 +132,11 @@ class KeptHours:
         return self.simulated.each([self.job(item, hour) for item in items])
 
     def drop(self, hours: Sequence[Hour]) -> None:
-        """No longer keep the limits in these hours."""
+        """Stop requiring that plans keep the limits in these hours."""
         self.hours = [hour for hour in self.hours if hour not in hours]
 
     def add(self, hour: Hour) -> None:
-        """From now on keep the limits in this hour, too; it is simulated first, since it breaks most."""
+        """Require that plans keep the limits in this hour, too, and simulate it first: it breaks the most plans."""
         self.hours.insert(0, hour)
 
     def used(
@@ -146,10 +146,10 @@ class KeptHours:
         most: Sequence[float] | None = None,
         then: Sequence[tuple[Job, float]] = (),
     ) -> list[float]:
-        """How much of its limits each server uses in the worst of the hours; None: of all that are kept.
+        """The share of its limits that each server uses in the worst of `hours` (None: all kept hours).
 
-        A server that uses `most` of them, or starves or queues, in one hour is not simulated in the next;
-        without `most`, all hours but the first are simulated at once. `then`: see `Hours.judged`.
+        A server that uses `most` of its limits in one hour, or starves or queues, is not simulated in the next hour.
+        Without `most`, all hours but the first are simulated at once. `then`: see `Hours.judged`.
         """
         worst = [0.0] * len(bins)
         enough = [min(FAR_BEYOND, used) for used in most or [FAR_BEYOND] * len(bins)]
@@ -168,7 +168,7 @@ class KeptHours:
     def _used(
         self, jobs: Sequence[Job], most: Sequence[float], then: Sequence[tuple[Job, float]] = ()
     ) -> list[float]:
-        """How much of its limits each server uses in its hour, which ends beyond `most`; `then`: see `Hours.judged`."""
+        """The share of its limits that each server uses in its hour, which ends beyond `most`; `then`: as in `used`."""
         found = []
         for hour in self.simulated.judged(jobs, most, then):
             if isinstance(hour, BrokenError):
@@ -180,7 +180,7 @@ class KeptHours:
         return found
 
     def short_of_cache(self, bins: Sequence[Bin], hour: Hour) -> list[bool]:
-        """Which servers run short of KV cache in an hour, where fewer slots would leave them much more."""
+        """Which servers run short of KV cache in an hour and would have much more of it with fewer slots."""
         jobs = [self.job(item, hour) for item in bins]
         shown = self.simulated.judged(jobs, [FAR_BEYOND] * len(bins))
         short = [
@@ -190,7 +190,7 @@ class KeptHours:
         return [full and gains_cache(item) for full, item in zip(short, bins, strict=True)]
 
     def holds(self, bins: Sequence[Bin], spare: int = 0) -> bool:
-        """Whether the limits are kept at the raised rates, those given, and on what is left when a server is lost."""
+        """Whether the limits are kept in all kept hours, at the given rates and, with `spare`, after any one loss."""
         held = all(self.holds_in(bins, hour) for hour in (*self.hours, self.given))
         order = sorted(range(len(bins)), key=lambda k: -bins[k].offered_tok_s(self.workload))
         for lost in order if held and spare else ():
@@ -200,18 +200,18 @@ class KeptHours:
         return held
 
     def holds_in(self, bins: Sequence[Bin], hour: Hour) -> bool:
-        """Whether no server starves or has a queue that grows in that hour, and enough adapters keep their limits."""
+        """Whether no server starves or has a growing queue in an hour, and enough adapters keep their limits."""
         return not self._broken(bins, [hour])
 
     def _broken(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
-        """The hours in which the servers break the limits."""
+        """The hours, of these, in which the servers break the limits."""
         if not hours or not self.all_count:
             return [hour for hour in hours if not self._enough_keep(bins, hour)]
         return list(self._breaking(bins, hours))
 
     def _breaking(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> dict[Hour, Bin]:
         """Return the hours in which a server breaks its limits, in order, with the server found to do so."""
-        # Servers with much load first, a few at a time: one that breaks its limits ends the hour.
+        # The most loaded servers first, a few at a time: the first that breaks its limits decides the hour.
         order, open_ = sorted(bins, key=lambda item: -item.offered_tok_s(hours[0].fleet)), list(hours)
         found: dict[Hour, Bin] = {}
         groups = [order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE)]
@@ -236,12 +236,12 @@ class KeptHours:
         return int((used <= 1.0).sum()) >= self.required
 
     def fresh(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
-        """The `number`-th set of fresh hours, at the rates as given, that these servers are simulated on: one, or
-        `FRESH_HOURS` where they may break by chance (so many for each of equal servers)."""
+        """The `number`-th set of fresh hours for these servers, at the rates as given: one hour, `FRESH_HOURS` if the
+        limits may break by chance (for each of several equal servers), or more (`SERVER_HOURS`)."""
         chance, different = self.simulated.by_chance(bins, self.workload), len(set(bins))
         first = 1 + number * FRESH_HOURS
-        parts = all(parts_s(item, self.workload) is not None for item in bins)  # whose hour is that of all
-        more = 0 if parts else FRESH_HOURS * (len(bins) // different - 1)  # for servers that are alike
+        parts = all(parts_s(item, self.workload) is not None for item in bins)  # a longer hour for all
+        more = 0 if parts else FRESH_HOURS * (len(bins) // different - 1)  # for equal servers
         if self._varies or (parts and chance):
             more = max(more, -(-SERVER_HOURS // different) - FRESH_HOURS)
         places = [*range(first, first + (FRESH_HOURS if chance or more > 0 else 1))]
@@ -253,8 +253,8 @@ class KeptHours:
         return Hour(self.workload, seeds.fresh(self.seed, place), apart=True)
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0, earlier: Sequence[Hour] = ()) -> list[Hour]:
-        """Of these hours, and of some that broke other plans `earlier`, those that break the limits by more than
-        chance; all are looked at, since plans are made for the worst."""
+        """The hours of the `number`-th fresh set, and of `earlier` ones that broke other plans, that break the limits;
+        none if chance explains them. All are simulated, because plans are then made for the worst."""
         hours = [*earlier, *self.fresh(bins, number)]
         broken = self._broken(bins, hours)
         return [] if broken and self.all_count and self._is_chance(bins, number, hours, broken) else broken
@@ -262,8 +262,8 @@ class KeptHours:
     def _is_chance(
         self, bins: Sequence[Bin], number: int, looked: Sequence[Hour], broken: list[Hour]
     ) -> bool:
-        """Whether chance alone breaks the limits in some of these hours, the `number`-th set of fresh ones among
-        them."""
+        """Whether chance alone explains the `broken` hours of those `looked` at, which include the `number`-th fresh
+        set."""
         adapters = len({i for item in bins for i in item.adapters})
 
         def further(first: int, count: int) -> list[float]:
@@ -272,7 +272,7 @@ class KeptHours:
             return [math.inf] if self.simulated.stop() else self._beyond(bins, hours, most)
 
         most = at_most(adapters, len(looked))
-        order = sorted(looked, key=lambda hour: hour not in broken)  # one that is not chance ends it
+        order = sorted(looked, key=lambda hour: hour not in broken)  # one that is not chance is the last
         found = looked_at(self._beyond(bins, order, most), adapters, further)
         if chance := by_chance(found, adapters):
             self.unlucky[tuple(bins)] = found, broken
@@ -286,9 +286,7 @@ class KeptHours:
         found, breaking = list[float](), self._breaking(bins, hours)
         for hour in hours:
             judged: list[ServerHour] = []
-            order = sorted(
-                bins, key=lambda item: item is not breaking.get(hour)
-            )  # what breaks its limits first
+            order = sorted(bins, key=lambda item: item is not breaking.get(hour))  # the one that breaks first
             for k in range(0, len(bins), AT_ONCE):
                 jobs = [self.job(item, hour) for item in order[k : k + AT_ONCE]]
                 for each in self.simulated.judged(jobs, [MOST] * len(jobs)):
@@ -301,7 +299,7 @@ class KeptHours:
         return found
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:
-        """How many adapters break their limits in one of the hours, or of further ones."""
+        """The number of adapters that break their limits in a kept hour, at the given rates, or in a further hour."""
         used = [self.adapters(bins, hour).slo_used for hour in (*self.hours, self.given, *further)]
         return int((np.nan_to_num(np.array(used), nan=np.inf).max(axis=0) > 1.0).sum())
 

@@ -35,7 +35,7 @@ _MIXED_S = 10.0
 class Option:
     """A way to serve one model: a kind of server alone, or several together.
 
-    `told`: what the plan gives, in words that go on after the names of its servers.
+    `told`: what the plan gives, as text that follows the names of its servers.
     """
 
     model: str | None
@@ -46,8 +46,8 @@ class Option:
 
     @property
     def rank(self) -> tuple[bool, bool, float, int, float]:
-        """Smaller is better: whether the limits are broken, whether the search ended before fresh hours were simulated,
-        price, GPUs, room to grow; without a price GPUs and room alone (`cheapest` compares no price with none).
+        """Sort key, smaller is better: whether the limits are broken, whether the search ended before fresh hours were
+        simulated, price (0 if unknown: `cheapest` then ignores prices), GPUs, negative room to grow.
         """
         plan = self.plan
         price = plan.price_per_hour
@@ -67,14 +67,14 @@ class Option:
 
 
 def cheapest(found: Sequence[Option]) -> Option:
-    """The best option by `rank`; by the number of GPUs where one that keeps the limits has no price."""
+    """The best option by `rank`, without regard to prices if an option that keeps the limits has none."""
     if any(option.holds and option.plan.price_per_hour is None for option in found):
         return min(found, key=lambda option: (*option.rank[:2], *option.rank[3:]))
     return min(found, key=lambda option: option.rank)
 
 
 def unpriced(options: Sequence[Option]) -> tuple[str, ...]:
-    """Say which kinds have no price, where they are compared with others; () where all have one, or none."""
+    """A sentence that names the kinds without a price; () if all kinds have a price, or none has."""
     without = sorted({option.kinds for option in options if option.plan.price_per_hour is None})
     if not without or len(without) == len({option.kinds for option in options}):
         return ()
@@ -84,8 +84,8 @@ def unpriced(options: Sequence[Option]) -> tuple[str, ...]:
 def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Conditions) -> Plan:
     """As `packer.recommend`, for each base model with each kind of server alone and with all of them mixed.
 
-    Of the time that is left each search gets an equal part.
-    `details` has the "kinds" (rows of `Option.to_dict`) and the "decision" of each model after the sum of them.
+    Each search gets an equal part of the time that is left.
+    `details` has the "kinds" (rows of `Option.to_dict`) and the "decision": the totals, then a decision for each model.
     """
     started = time.monotonic()
     end_s = started + checks.time_limit(asked.time_limit_s)
@@ -131,11 +131,11 @@ class Mix(Deployment):
         self.rounds = 1 + len(MIXED)
 
     def propose(self) -> Plan | None:
-        """By `mixed`, for throughput: none that keeps the goal is cheaper."""
+        """The mix that the solver `mixed` finds for throughput alone: no mix that keeps the goal is cheaper."""
         return self._mixed(MIXED[0])
 
     def repair(self, plan: Plan, number: int) -> Plan | None:
-        """By `mixed` within the goal; then for throughput with larger margins."""
+        """First a mix within the goal; then mixes for throughput with larger margins (`MIXED`)."""
         return self._mixed(MIXED[0], within=True) if number == 1 else self._mixed(MIXED[number - 1])
 
     def _mixed(self, tighter: float, *, within: bool = False) -> Plan | None:
@@ -155,16 +155,16 @@ class Mix(Deployment):
         return self.job.put(plan.bins).plan
 
     def judge(self, plan: Plan, number: int) -> Plan:
-        """By the hours in which plans must keep the limits, and fresh ones."""
+        """Verify the mix in the hours in which plans must keep the limits, and in fresh hours."""
         kept = self.job.kept
         holds = kept.holds(plan.bins, self.job.spare) and not kept.broken_later(plan.bins, number)
         return replace(plan, verified=holds)
 
     def look_around(self, _plan: Plan | None = None) -> None:
-        """A mix has no points beside it."""
+        """Do nothing: no points are made besides a mix."""
 
     def prove(self, plan: Plan) -> Plan:
-        """A bound on one kind of server is none on a mix."""
+        """The plan unchanged: a bound for one kind of server does not hold for a mix."""
         return plan
 
 
@@ -181,7 +181,7 @@ def _merged(
     holds = all(option.holds for _, option in chosen)
     band = first.details.get("estimate_band") if len(plans) == 1 else None
     verified = [plan.verified for plan in plans]
-    return first.without_bound(  # a model's bound is one for its kind of server alone
+    return first.without_bound(  # a bound holds for one model on one kind of server only
         workload=workload,
         bins=bins,
         evaluations=Evaluations.of([row for plan in plans for row in plan.evaluations]),
@@ -208,7 +208,7 @@ def _merged(
 
 
 def _adapters(n: int, chosen: Sequence[tuple[tuple[int, ...], Option]]) -> AdapterFigures | None:
-    """What each of the `n` adapters gets; None if a plan does not say it."""
+    """The figures of each of the `n` adapters; None if a plan has none."""
     columns = np.full((len(AdapterFigures._fields), n), np.nan)
     for index, option in chosen:
         if option.plan.adapters is None:
@@ -218,7 +218,7 @@ def _adapters(n: int, chosen: Sequence[tuple[tuple[int, ...], Option]]) -> Adapt
 
 
 def _total(chosen: Sequence[Option]) -> list[str]:
-    """GPUs and price of all models together, where there are several."""
+    """GPUs and price of all models together; [] for a single model."""
     gpus = sum(option.plan.n_gpus for option in chosen)
     prices = [option.plan.price_per_hour for option in chosen]
     price = "" if None in prices else f", {money(sum(each or 0.0 for each in prices))} per hour"
@@ -226,7 +226,7 @@ def _total(chosen: Sequence[Option]) -> list[str]:
 
 
 def _said(best: Option, options: Sequence[Option]) -> str:
-    """Lines: what to deploy for one model, what fewer servers would give, and what the other kinds would take."""
+    """Lines that say what to deploy for one model, what fewer servers would give, and what other kinds would take."""
     others = [
         f"{each.kinds} {'would take' if each.holds else 'does not keep the goal with'} {_gpus(each.plan)}"
         for each in options

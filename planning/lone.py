@@ -1,4 +1,4 @@
-"""What an idle server gives requests that come one at a time: limits below that no number of servers keeps."""
+"""What an idle server gives requests that come one at a time. No number of servers keeps tighter limits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 ENOUGH = 1_000
-"""Requests from which the 99th percentile says more than the first one, which loads the adapter."""
+"""Number of requests from which the 99th percentile is not that of the first request, which loads the adapter."""
 MOST_HOURS = 24.0
 
 
 def lone_run(fleet: Workload, alone: Bin, seed: int) -> Run:
-    """A server with one adapter (`alone`) whose client sends each request when the one before is answered.
+    """Simulate a server with one adapter (`alone`) and a client that sends a request once the previous is answered.
 
-    An hour, or as much longer as `ENOUGH` requests take.
+    The run lasts an hour, or up to `MOST_HOURS` hours until `ENOUGH` requests complete.
     """
     own = alone.workload(fleet)
     own = own.as_independent(cached=caches_prefixes(own, alone.profile))
@@ -42,7 +42,7 @@ def lone_run(fleet: Workload, alone: Bin, seed: int) -> Run:
 
 
 def needs(run: Run, part: float) -> Iterator[tuple[str, str]]:
-    """The limits of adapters and servers of which a `lone_run` uses more than a part, and what it needs, in words."""
+    """Yield each adapter or server limit of which a `lone_run` uses more than `part`, and what it needs, in words."""
     goal = run.workload.slo
     limits = goal.limits_of(run.workload.adapters[0].slo_class).to_dict()
     for key, limit in (goal.limits.at("server") | limits).items():
@@ -58,7 +58,7 @@ def needs(run: Run, part: float) -> Iterator[tuple[str, str]]:
 
 
 def unreachable(run: Run) -> Iterator[str]:
-    """The limits that a `lone_run` breaks, with what an idle server needs, in words."""
+    """Yield the limits that a `lone_run` breaks, with what an idle server needs, in words."""
     for limit, needed in needs(run, 1.0):
         yield f"{limit} cannot be met: {needed}"
     goal = run.workload.slo

@@ -2,17 +2,17 @@
 
 `solve` (`SolverTask`), `recommend` (`Deployment`) and mixes of kinds (`Mix`) are its tasks. A task has these stages:
 
-`propose`: the plan that a search finds; None if none serves the fleet. `rounds`: how often it may be judged.
-`judge`: the plan, `verified` by the n-th set of fresh hours; as it is where no time is left for that.
-`repair`: another plan in place of one that fresh hours broke; None if there is none.
-`near`: the plan, or another with no more GPUs that is closer to running servers.
-`missed`: the plan to show where none was found, with what would help.
-`rooms`, `holds`, `changed`: how far the rates of each server may grow; whether a server may be part of the plan; the
-plan with other servers, None where it breaks with them.
-`prove`: the plan with a lower bound. `look_around`: finds what else is to be said
-of it, other plans above all, beside its proof and its rooms.
-`at_rates`: the plan of the same task at other rates; None if there is none.
-`explain`: the plan with its status, reasons and what is said of it.
+`propose`: return the plan that a search finds; None if none serves the fleet.
+`rounds`: the maximum number of times that a plan is judged.
+`judge`: return the plan, `verified` by the n-th set of fresh hours; not verified if no time is left.
+`repair`: return another plan to replace one that fresh hours broke; None if there is none.
+`near`: return the plan, or another with no more GPUs that is closer to running servers.
+`missed`: return the plan to show if none was found, with what would help.
+`rooms`: return how far the rates of each server may grow. `holds`: whether a server may be part of the plan.
+`changed`: return the plan with other servers; None if it breaks its limits with them.
+`prove`: return the plan with a lower bound. `look_around`: compute what else its explanation needs, mostly other plans.
+`at_rates`: return the plan of the same task at other rates; None if there is none.
+`explain`: return the plan with its status, its reasons and its explanation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def judged(task: Task) -> Plan | None:
-    """The proposal that fresh hours confirm, or the last one that they broke; None if nothing was found."""
+    """The plan that fresh hours confirm, or the last one that they broke; None if no plan was found."""
     plan = task.propose()
     for number in range(task.rounds):
         if plan is None or plan.verified is not None:
@@ -49,7 +49,7 @@ def judged(task: Task) -> Plan | None:
 
 
 def planned(task: Task) -> Plan:
-    """The plan of a task, confirmed and completed."""
+    """The plan of a task, judged, completed and explained."""
     try:
         plan = task.near(judged(task))
         return task.missed() if plan is None else completed(task, plan)
@@ -71,9 +71,9 @@ def completed(task: Task, plan: Plan) -> Plan:
 
 
 def _grown(task: Task, plan: Plan, proof: Future[Plan]) -> tuple[Rooms, Sequence[Bin], Rooms]:
-    """The room of each server; the servers, with more slots where they have little room, and their room.
+    """The room of each server; then the servers, with more slots if they have little room, and the rooms of these.
 
-    More slots are judged after the proof, which may ask the same predictor.
+    Servers with more slots are judged after the proof, which may use the same predictor.
     """
     rooms = task.rooms(plan)
     bins, more = plan.bins, rooms

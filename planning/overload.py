@@ -1,4 +1,4 @@
-"""A plan on fewer servers than the goal needs: the one with the most requests within their limits."""
+"""Plan on fewer servers than the goal needs: keep as many requests as possible within their limits."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from packer.planning.explore import Frontier
 
 STEPS = 5
-"""The load that all servers but one can carry is found to one part in 2^STEPS."""
+"""The share of the load that all servers but one can carry is found to one part in 2^STEPS."""
 
 
 @dataclass(frozen=True)
 class Overload:
-    """Servers of a search that can't keep the goal."""
+    """Plans of a search on too few servers to keep the goal."""
 
     job: Frontier
 
     def most_attained(self, proposals: Sequence[Sequence[Bin]], n: int) -> Sequence[Bin]:
-        """Of these servers, and of those of `_all_but_one`, those that keep the most requests within their limits.
+        """The plan with the most requests within their limits, of `proposals` and the plans of `_all_but_one`.
 
-        The first of the proposals is taken as it is, the others with the slots that suit them best.
+        All get the slots that suit them best; the first proposal is also considered as it is.
         """
         best, most = proposals[0], self._attainment(proposals[0])
         for bins in (*proposals, *self._all_but_one(n)):
@@ -49,14 +49,14 @@ class Overload:
         return [float(np.nan_to_num(hour.figures.slo_attainment)) for hour in self._hours(bins)]
 
     def _attainment(self, bins: Sequence[Bin]) -> float:
-        """Requests within their limits, req/s."""
+        """Rate of requests within their limits, req/s."""
         rates = [float(item.rates(self.job.workload).sum()) for item in bins]
         return float(np.dot(rates, self._shares(bins)))
 
     def _slotted(self, bins: Sequence[Bin]) -> list[Bin]:
         """Each server with the slots that keep most of its requests within their limits.
 
-        On a server with few slots the adapters that have one keep it, and their requests their limits.
+        On an overloaded server with few slots, adapters that have a slot keep it, and their requests keep their limits.
         """
         best = [item.with_slots(likely_slots(self.job.workload, item)) for item in bins]
         found = self._shares(best)
@@ -74,9 +74,9 @@ class Overload:
         return best
 
     def _all_but_one(self, n: int) -> Iterator[Sequence[Bin]]:
-        """Servers that keep the goal with as many adapters as they can, and one for all others.
+        """Plans in which all servers but one carry as many adapters as keep the goal, and one carries all others.
 
-        Adapters with the most requests for a token come first, of these the hottest, or those of the lowest rank.
+        Adapters come in order of requests per token, then of rate; for several ranks, in a second plan by rank first.
         """
         fleet = self.job.workload
         per_token = -np.round(fleet.rates / np.maximum(fleet.offered_tok_s_by_adapter, 1e-12), 6)
@@ -95,7 +95,7 @@ class Overload:
                 yield best
 
     def _divided(self, first: list[int], rest: list[int], n: int) -> list[Bin]:
-        """The first adapters on all servers but one, the rest on that; empty if there is no place for them."""
+        """The adapters `first` on n - 1 servers, and `rest` on one server; empty if some have no place."""
         job = self.job
         if not first or not 0 < len(rest) <= MAX_ADAPTERS_PER_GPU:
             return []

@@ -22,16 +22,16 @@ from packer.workload import Workload
 
 @dataclass(eq=False)
 class PeriodHours(KeptHours):
-    """The hours in which the limits must be kept in several periods: those of the busiest one, and one of each other.
+    """The hours in which plans for several periods must keep the limits: the busiest period's, one of each other.
 
-    `others`: the hours of the other periods, at the rates raised by the margin. They are looked at with the fresh hours
-    of the busiest period, and kept from then on where they break a plan.
+    `others`: the hours of the other periods, at the rates raised by the margin. They are simulated with the fresh hours
+    of the busiest period; an hour that breaks a plan is kept from then on.
     """
 
     others: Sequence[Hour] = field(default=(), kw_only=True)
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0, earlier: Sequence[Hour] = ()) -> list[Hour]:
-        """Of the fresh hours and of those of the other periods, those that break the limits."""
+        """The fresh hours and the hours of the other periods that break the limits."""
         return [*super().broken_later(bins, number, earlier), *self._broken(bins, self.others)]
 
 
@@ -40,7 +40,7 @@ class Periods:
     """A fleet of one base model, on one kind of server, at the rates of some periods.
 
     `rates`: float64 (n,) for each period, req/s.
-    `asked`: its margin raises the rates, as for `packer.recommend`.
+    `asked`: the parameters of the search; its margin raises the rates, as for `packer.recommend`.
     """
 
     fleet: Workload
@@ -55,18 +55,18 @@ class Periods:
         return with_rates(self.fleet, max(self.rates, key=lambda vector: float(vector @ tokens)))
 
     def _others(self, busiest: Workload) -> list[Hour]:
-        """Hours of the periods in which an adapter is hotter than in the busiest one."""
+        """One hour of each period in which some adapter has a higher rate than in the busiest period."""
         hotter = {each.tobytes(): each for each in self.rates if (each > busiest.rates).any()}
         return [Hour(self._raised(with_rates(self.fleet, each)), self.asked.seed) for each in hotter.values()]
 
     def _raised(self, fleet: Workload) -> Workload:
-        """The fleet at the rates that servers must serve."""
+        """The fleet with its rates raised by the margin."""
         return fleet.scaled(1.0 + rate_margin_for((self.profile,), margin=self.asked.margin))
 
     def plan(self, max_gpus: int | None = None, running: Sequence[Bin] = ()) -> Plan | None:
         """The fewest servers that keep the goal in all periods, found as `packer.recommend` finds them.
 
-        None: none keep it on so many GPUs. `running`: of plans with as few servers, one that is close to these.
+        None: no plan on at most `max_gpus` keeps it. `running`: servers that the plan stays close to.
         """
         task = self._task(max_gpus, running)
         try:
@@ -78,7 +78,7 @@ class Periods:
             task.hours.forget()
 
     def missed(self, max_gpus: int | None) -> Plan:
-        """Where `plan` finds none: the plan that breaks the goal least, whose reasons say what would help."""
+        """If `plan` finds none: the plan that breaks the goal least, whose reasons say what would help."""
         return planned(self._task(max_gpus))
 
     def _task(self, max_gpus: int | None, running: Sequence[Bin] = ()) -> Deployment:
@@ -88,7 +88,7 @@ class Periods:
         return Deployment(job, max_gpus, tuple(running))
 
     def hold(self, bins: Sequence[Bin]) -> bool:
-        """Whether these servers keep the goal in every period, in fresh hours of the busiest one, too."""
+        """Whether these servers keep the goal in every period and in fresh hours of the busiest period."""
         kept = self._kept
         return kept.holds(bins) and not kept.broken_later(bins)
 
@@ -100,7 +100,7 @@ class Periods:
 
     @property
     def _kept(self) -> PeriodHours:
-        """Hours for servers that are known."""
+        """The hours in which given servers are judged."""
         fleet, seed = self.busiest, self.asked.seed
         hours = Hours(seed, self.asked.stop)
         return PeriodHours(fleet, self._raised(fleet), seed, hours, others=self._others(fleet))

@@ -16,7 +16,7 @@ from packer.workload import Workload
 
 @dataclass(eq=False)
 class OwnPlan:
-    """What `packer solve` plans for as many servers and the workload's goal, replicas of hot adapters included."""
+    """The plan of `packer solve` for the cluster's number of servers and the workload's goal, with replicas."""
 
     name = "plan"
     _jobs: dict[tuple[object, ...], Frontier] = field(init=False, repr=False, default_factory=dict)
@@ -30,7 +30,7 @@ class OwnPlan:
         return _with_servers(cluster, point.plan)
 
     def needed(self, workload: Workload, cluster: Cluster, seed: int) -> int | None:
-        """Servers of the plan with the fewest GPUs that keeps the goal; None if none does."""
+        """Number of servers of the smallest plan that keeps the goal; None if none does."""
         point = Deployment(self._job(workload, cluster, seed)).explored()
         return None if point is None else point.n_gpus
 
@@ -65,7 +65,7 @@ class BySolver:
 
 
 def _profile(cluster: Cluster, why: str) -> Profile:
-    """The one profile of all servers; raises with the reason `why` where there are several."""
+    """The one profile of all servers. Raises `IncompatibleError` with the reason `why`: there are several."""
     profiles = {kind.profile for kind in cluster.kinds if kind.name in cluster.servers}
     if len(profiles) > 1:
         raise IncompatibleError(
@@ -75,7 +75,7 @@ def _profile(cluster: Cluster, why: str) -> Profile:
 
 
 def _with_servers(cluster: Cluster, plan: Plan) -> Cluster:
-    """The cluster's machines with the plan's servers, and its own where the plan has fewer."""
+    """The cluster with the plan's servers; if the plan has fewer, the others keep their settings and are empty."""
     own = plan.cluster()
     engine, left = cluster.kind(0).engine, len(cluster) - len(own)
     kinds = tuple(replace(kind, engine=engine) for kind in own.kinds)

@@ -1,4 +1,4 @@
-"""How many GPUs, or which price, any plan takes at the least: the one place where a plan gets its bound."""
+"""Lower bounds on the GPUs, or the price, of any plan. This is the only place where a plan gets its bound."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def prove(
     simulated: bool = True,
     search: Problem | None = None,
 ) -> Bound | None:
-    """The best bound on GPUs, or on their price per hour: of a solver, by load alone, or by a search.
+    """The best bound on GPUs, or on their price per hour: from a solver, by load alone, or from a search.
 
     The bound by load is the twin's. It holds for plans that the twin evaluated, or confirmed at the rates as given. For
     plans of a predictor that imitates the twin it is an estimate. It says nothing about other predictors.
-    None where the objective counts neither GPUs nor prices, or nothing is known.
+    If the objective counts neither GPUs nor prices, only a known bound is returned. None if no bound is known.
 
-    `most`: what a plan at hand takes, which refutes all that is above.
-    `known`: what a solver found. `verified`: whether the twin confirmed that plan; None: it was not asked.
-    `simulated`: also by an overloaded twin, where that does not take longer than the plan.
-    `search`: the problem in which fuller servers are looked for, for an estimate; None: no search.
+    `most`: GPUs or price of a plan at hand, which refutes higher bounds.
+    `known`: a solver's bound. `verified`: whether the twin confirmed the plan; None: the plan was not verified.
+    `simulated`: also simulate an overloaded server, if the twin simulated the plan.
+    `search`: the problem in which a search for fuller servers gives an estimate; None: no search.
     """
     counts = problem.objective.minimises == "gpus"
     if problem.objective.fixed_gpus or not (counts or problem.objective.minimises == "price"):
@@ -44,7 +44,7 @@ def prove(
         source = " + ".join(dict.fromkeys(each.source for each in found))
         proven = all(each.proven for each in found)
         load = Bound(float(sum(each.value for each in found)), source, proven)
-        # Beyond the plan: trained predictors can be more optimistic than the twin, or adapters are unplaced.
+        # It is above the plan if trained predictors are more optimistic than the twin, or adapters are unplaced.
         if load.value <= most + 1e-9 and (known is None or load.value >= known.value):
             best = load
     low = 0.0 if best is None else best.value
@@ -63,7 +63,7 @@ def bounded(problem: Problem, plan: Plan, *, simulated: bool = True, search: Pro
 
 
 def told(problem: Problem, plan: Plan, bound: Bound | None) -> Plan:
-    """The plan with this bound, "optimal" if it attains a proven one; None: as it is."""
+    """The plan with this bound, "optimal" if it attains a proven one; unchanged without a bound."""
     if bound is None:
         return plan
     new = replace(plan, lower_bound=bound.value, bound_source=bound.source, bound_proven=bound.proven)
@@ -71,7 +71,7 @@ def told(problem: Problem, plan: Plan, bound: Bound | None) -> Plan:
 
 
 def _by_load(problem: Problem, most: float, verified: bool | None, simulated: bool) -> Bound:
-    """A bound by load or by number of adapters for one base model."""
+    """A bound for one base model: by load alone, or else the trivial bound of one server."""
     evaluator = problem.evaluator
     proven = not evaluator.imitates_twin
     trivial = Bound(min(map(problem.objective.weight, problem.profiles)), ONE_GPU, proven=True)
@@ -87,7 +87,7 @@ def _by_load(problem: Problem, most: float, verified: bool | None, simulated: bo
 
 
 def _load_bound(problem: Problem, margin: float, *, simulated: bool = True) -> float:
-    """By load, in GPUs or price; `simulated`: also with an overloaded twin."""
+    """The bound by load, in GPUs or price. `simulated`: also simulate an overloaded server."""
     weights = {profile: problem.objective.weight(profile) for profile in problem.profiles}
     if len(weights) == 1:
         stable = problem.objective.stable
@@ -97,7 +97,7 @@ def _load_bound(problem: Problem, margin: float, *, simulated: bool = True) -> f
 
 
 def rounded(problem: Problem, bound: float) -> float:
-    """A bound on a number of GPUs is a whole number."""
+    """The bound, rounded up to a whole number if the objective counts GPUs."""
     return float(math.ceil(bound - 1e-6)) if problem.objective.minimises == "gpus" else bound
 
 

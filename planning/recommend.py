@@ -1,4 +1,4 @@
-"""The plan to deploy: fewest GPUs on which every adapter keeps a latency goal, and what less or more would give."""
+"""The plan to deploy: fewest GPUs on which every adapter keeps a latency goal, and what fewer or more would give."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ UNCONFIRMED = (
     "The search ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
 )
 ROUNDS = 6
-"""How often fresh hours are simulated, each time others."""
+"""Maximum number of times that a set of fresh hours is simulated, each time a new set."""
 BEYOND_SERVERS = 5
-"""Plans with more GPUs than needed are made until they have so many servers together."""
+"""Plans with more GPUs than needed are made until their servers add up to this number."""
 
 
 def recommend(
@@ -60,12 +60,12 @@ def recommend(
 ) -> Plan:
     """The fewest GPUs on which every adapter keeps the goal with every rate raised by the margin.
 
-    The plan's servers are simulated again on a fresh hour; its `rooms` say how far rates may grow and what limits
-    each server, its `adapters` what every adapter gets.
+    The plan's servers are simulated again in fresh hours. `rooms` says how far rates may grow and what limits each
+    server, `adapters` what every adapter gets.
     `lower_bound` is how many GPUs any plan needs (`packer.planning.prove`).
-    `details` has the "decision" in a few lines, the first of which is the answer, the "frontier" (rows of
-    `FrontierPoint.to_dict`), the "weaker_goals" that fewer GPUs keep, by how many, and for estimated profiles what
-    their error does to the answer ("estimate_band").
+    `details` has the "decision", a few lines of which the first is the answer; the "frontier" (rows of
+    `FrontierPoint.to_dict`); the "weaker_goals" that fewer GPUs keep, with how many; and for estimated profiles the
+    "estimate_band": how their error changes the answer.
 
     Parameters
     ----------
@@ -73,23 +73,23 @@ def recommend(
         The fleet and the server. With several base models or kinds of server, the cheapest kind or mix of kinds of
         each model (`packer.planning.kinds`).
     slo
-        The latency goal: a `packer.Goal`, its text ("p95_ttft_ms=500", which changes the workload's) or a mapping of
-        limits; None: the workload's, which is p95 TTFT <= 2 s and mean ITL <= 100 ms for
-        every adapter unless it says otherwise.
+        The latency goal: a `packer.Goal`, a text that changes the workload's goal ("p95_ttft_ms=500"), or a mapping of
+        limits. None: the workload's goal, which is p95 TTFT <= 2 s and mean ITL <= 100 ms for every adapter unless the
+        workload says otherwise.
     margin
         Share by which every rate is raised; None takes the profile's default.
     max_gpus
-        GPUs at hand; where they do not suffice, the plan on them is infeasible and says how many would.
+        GPUs at hand. If they do not suffice, the plan on them is infeasible and says how many would.
     verify
-        Simulate the plan again on fresh hours, three or, of few servers, up to 12 if its arrivals come in bursts;
-        plan again, and for those hours too, where one breaks the goal by more than chance
-        (`packer.planning.chance`).
+        Simulate the plan again in fresh hours: one, three if limits may break by chance, more for few or equal
+        servers. If one breaks the goal by more than chance (`packer.planning.chance`), plan again with that hour
+        included.
     max_replicas
-        Over how many GPUs one adapter may be split; None: as many as the hottest one needs.
+        Maximum number of GPUs over which one adapter may be split; None: as many as the hottest one needs.
     spare
-        GPUs that may be lost, 0 or 1: with 1 the limits are kept at the rates as given on those that are left.
+        GPUs that may be lost, 0 or 1: with 1, the limits are kept at the rates as given on the GPUs that are left.
     old_plan
-        A running plan of one kind of server: of plans with the fewest GPUs, one that moves few of its adapters.
+        A running plan of one kind of server. The plan still has the fewest GPUs, but moves few of its adapters.
     seed, progress, stop, time_limit_s
         As for `packer.solve`.
 
@@ -135,8 +135,8 @@ class Deployment:
     """The fewest GPUs of one kind on which the goal is kept.
 
     `job`: the plans by number of GPUs.
-    `running`: servers to which the plan stays close, in indices of the fleet.
-    `beyond`: servers of all plans with more GPUs together, beyond which no further ones are made.
+    `running`: running servers that the plan stays close to, with adapters as indices of the fleet.
+    `beyond`: plans with more GPUs than needed are made until their servers add up to this number.
     """
 
     job: Frontier
@@ -146,27 +146,27 @@ class Deployment:
     first: int | None = field(init=False, default=None)
     """Fewest servers that keep the goal in all hours so far."""
     least: int | None = field(init=False, default=None)
-    """Fewer are not tried: fresh hours broke their plan."""
+    """Fewer servers are not tried, because fresh hours broke their plan."""
     verified: tuple[Bin, ...] = field(init=False, default=())
-    """Servers that fresh hours verified, while fewer are tried."""
+    """Servers that fresh hours confirmed, kept while fewer servers are tried."""
     widens = banded = True
     told: str = field(init=False, default="")
-    """What the decision says after the servers."""
+    """The text of the decision that follows the servers."""
 
     def __post_init__(self) -> None:
         self.workload, self.hours, self.over = self.job.workload, self.job.hours, self.job.over
         self.rounds = ROUNDS * (self.job.verify and not self.job.replayed)
-        self.job.sets = 0  # a search that goes on with the plans of another is judged as that was
+        self.job.sets = 0  # a search that reuses the plans of another is judged in the same fresh hours
 
     def explored(self) -> FrontierPoint | None:
-        """The point with the fewest GPUs that holds, None if there is none, once the others are made."""
+        """Make all points and return the one with the fewest GPUs that holds; None if none holds."""
         found = judged(self)
         self.look_around()
         self.hours.forget()
         return None if found is None or self.first is None else self.job.at(self.first)
 
     def propose(self) -> Plan | None:
-        """From the number of GPUs on which nothing starves."""
+        """The plan on the fewest GPUs that keep the limits, searched upwards from those on which nothing starves."""
         most = self.job.most(self.max_gpus)
         self.low = min(self.job.least() + self.job.spare, most)
         first = None if self.job.hopeless else self.job.first(self.low, most, fresh=self.rounds > 0)
@@ -177,7 +177,7 @@ class Deployment:
         return None if first is None else self.job.at(first).plan
 
     def judge(self, plan: Plan, number: int) -> Plan:
-        """By fresh hours, each time others; once they confirm a plan, fewer GPUs are tried."""
+        """Verify the plan in a new set of fresh hours. Once a set confirms a plan, go on with fewer GPUs if any do."""
         job = self.job
         if self.over() or self.first is None:
             return plan
@@ -196,8 +196,8 @@ class Deployment:
         return replace(plan, verified=not job.broken)
 
     def repair(self, plan: Plan, _number: int) -> Plan | None:
-        """The plan with other adapters on the servers that broke the goal, or else the fewest GPUs that keep it in the
-        worst of the hours that broke the plan, too."""
+        """The plan with adapters redistributed from the servers that broke the goal; failing that, the plan on the
+        fewest GPUs that also keep the goal in the worst of the hours that broke it."""
         job, low = self.job, self.first
         assert low is not None
         job.keep(job.kept.worst(plan.bins, job.broken))
@@ -208,7 +208,7 @@ class Deployment:
         return self._by_chance(low, found) or self._plan(found)
 
     def _by_chance(self, low: int, found: int | None) -> Plan | None:
-        """A plan on fewer servers that hours in which others broke the goal, and fresh ones, break by chance alone."""
+        """A plan on fewer servers than `found` that kept and new fresh hours break by chance alone; else None."""
         job = self.job
         most = math.inf if found is None else found
         tried = [each.plan.bins for each in job.points if each.broken_later and low <= each.n_gpus < most]
@@ -226,11 +226,11 @@ class Deployment:
         return replace(self._put(tried[first]), verified=True)
 
     def look_around(self, _plan: Plan | None = None) -> None:
-        """Points with more GPUs, up to where one more gains little, or as far as they take no longer than the plan."""
+        """Make points with more GPUs until one more GPU gains little, or their servers add up to `beyond`."""
         self.job.extend(self.first or self.low, self.job.most(self.max_gpus), self.beyond)
 
     def near(self, plan: Plan | None) -> Plan | None:
-        """With as few GPUs, the running servers with few changes if they hold in the same hours and in fresh ones."""
+        """The running servers with few changes, on no more GPUs, if they hold in kept and fresh hours; else `plan`."""
         job, kept = self.job, self.job.kept
         if not self.running or (plan is not None and self.over()):
             return plan
@@ -263,7 +263,7 @@ class Deployment:
         return self.job.kept.used([item])[0] <= 1.0
 
     def changed(self, plan: Plan, bins: Sequence[Bin]) -> Plan | None:
-        """The plan with these servers if they keep the goal in all hours, fresh ones included."""
+        """The plan with these servers if they keep the goal in all kept and fresh hours; else None."""
         kept = self.job.kept
         if not kept.holds(bins, self.job.spare) or kept.broken_later(bins, self.job.number):
             return None
@@ -274,16 +274,16 @@ class Deployment:
         )  # fmt: skip
 
     def rooms(self, plan: Plan) -> tuple[Room, ...]:
-        """Nothing for more than `MOST_GPUS`, or where the search ended before a factor of each server was known to
-        hold."""
+        """The room of each server; () for more than `MOST_GPUS`, or if the time ended before a factor was known for
+        each server."""
         few = len(plan.bins) <= MOST_GPUS and not self.over()
         found = self.hours.rooms(plan.bins, self.workload) if few else ()
         return () if self.over() and any(room.headroom is None for room in found) else found
 
     def prove(self, plan: Plan) -> Plan:
-        """By load, relative to the twin; by an estimate: full servers of each slot rank, or for small plans a search
-        with trained trees, for Poisson arrivals, that finds no fuller servers whose median TTFT and mean ITL are within
-        the goal."""
+        """The plan with a bound by load, relative to the twin, or with an estimate: by full servers of each slot rank,
+        or for small plans by a search with trained trees and Poisson arrivals for the fullest servers that keep median
+        TTFT and mean ITL within the goal."""
         job = self.job
         ttft_ms, itl_ms = (float(each.max()) for each in job.workload.slo.columns(job.workload))
         goal = Slo(stable=True).within(
@@ -304,7 +304,7 @@ class Deployment:
         return bounded(posed, plan, simulated=False, search=search)
 
     def at_rates(self, workload: Workload) -> Plan | None:
-        """The plan at other rates, without fresh hours."""
+        """The plan at other rates, not verified in fresh hours; None if there is none."""
         if self.over():
             return None
         limit_s = limit_of(self.job.remaining_s())
@@ -313,7 +313,7 @@ class Deployment:
         return None if found is None else found.plan
 
     def explain(self, plan: Plan) -> Plan:
-        """With its decision, and what fewer and more GPUs would give."""
+        """The plan with its decision, and what fewer and more GPUs would give."""
         assert self.first is not None
         reasons: tuple[str, ...] = (breaks_later(self.job, plan),) if plan.verified is False else ()
         if self.rounds and plan.verified is None:

@@ -1,4 +1,4 @@
-"""Plans of which few servers break the goal, most often by chance: they and others deal their adapters anew."""
+"""Repair plans of which few servers break the goal, mostly by chance: redistribute adapters among pairs of servers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from packer.planning.settle import with_most_slots
 from packer.solvers.order import levelled
 
 NEAR = 1.5
-"""Plans with a server that uses so much of its limits are not dealt anew."""
+"""Plans with a server that uses at least this multiple of its limits are not redistributed."""
 FEW = 0.2
-"""Nor those of which more than this part of the servers breaks its limits."""
+"""Plans are not redistributed, either, if more than this share of the servers breaks its limits."""
 TRIES = 6
-"""With how many others a server that breaks its limits deals, one after the other, until both keep them."""
+"""Number of other servers with which a server that breaks its limits is tried, until both servers keep theirs."""
 SPREAD = 0.3
-"""Standard deviation of the noise in the logarithms of loads, so that each deal has another order."""
+"""Standard deviation of the noise in the logarithms of loads, so that each attempt has a different order."""
 
 
 def dealt_anew(
     kept: KeptHours, plans: Sequence[Sequence[Bin]], hours: Sequence[Hour], over: Callable[[], bool]
 ) -> list[Bin] | None:
-    """The plan with the fewest servers that break their limits in one of the hours, dealt anew so that none does.
+    """The plan with the fewest servers that break their limits in an hour, redistributed so that none does.
 
-    A server that breaks its limits in one hour of several, or by little, carries no more than others do: a quiet
-    adapter had its few requests when many waited. It puts its adapters together with those of a server that keeps its
-    limits, and each gets about half of the load, in an order with noise.
-    None where more than `FEW` of the servers break their limits, one by much, or no deal is found.
+    A server that breaks its limits in one hour of several, or by little, carries no more load than others: a quiet
+    adapter sent its few requests when many others waited. The adapters of that server and of one that keeps its limits
+    are pooled and divided in an order with noise, so that each server gets about half of the load.
+    None if more than `FEW` of the servers break their limits, one uses `NEAR` of them, or no division is found.
     """
     judged = [(_near(kept, bins, hours), bins) for bins in plans if len(bins) > 1 and not over()]
     near = [(used, bins) for used, bins in judged if used]
@@ -53,7 +53,7 @@ def dealt_anew(
 
 
 def _near(kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[float]:
-    """How much of its limits each server uses in the worst of the hours; none where too many break them, or by much."""
+    """The share of its limits that each server uses in the worst hour; [] if too many break them, or one by much."""
     worst = [0.0] * len(bins)
     for hour in hours:
         used = kept.used(bins, [hour], [NEAR] * len(bins))
@@ -64,12 +64,12 @@ def _near(kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[f
 
 
 def _alike(one: Bin, other: Bin) -> bool:
-    """Whether adapters may go from each of the servers to the other."""
+    """Whether each server can hold the other's adapters: equal slot ranks, and no split adapters."""
     return one.max_lora_rank == other.max_lora_rank and not (one.is_split or other.is_split)
 
 
 def _dealt(kept: KeptHours, pair: tuple[Bin, Bin], rng: np.random.Generator) -> list[Bin]:
-    """Two servers with the adapters of both, each with about half of the load."""
+    """Two servers that divide the adapters of the pair, each with about half of the load."""
     adapters = np.array([i for item in pair for i in item.adapters])
     loads = kept.workload.offered_tok_s_by_adapter
     noisy = loads[adapters] * rng.lognormal(0.0, SPREAD, len(adapters))

@@ -1,4 +1,4 @@
-"""Adapters that one server can't carry, in equal parts."""
+"""Split adapters that one server can't carry into equal parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from packer.solvers.candidates import most_slots_of, slot_ranks
 from packer.workload import Workload
 
 MOST_REPLICAS = 64
-"""An adapter is split into no more parts unless more are allowed."""
+"""Default maximum number of parts of an adapter."""
 
 
 def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:
@@ -39,13 +39,13 @@ def fewest_parts(
     most: int,
     enough: Callable[[Mapping[int, int | None]], bool] = lambda _found: False,
 ) -> dict[int, int | None]:
-    """Fewest equal parts of each adapter that has to be split; None: `most` do not do.
+    """The fewest equal parts of each adapter that must be split; None: even `most` parts do not suffice.
 
-    Of each group, adapters are tried by falling load; those of no larger rank than one that needs no parts need none.
+    In each group, adapters are tried by decreasing load. Once one holds whole, adapters of no larger rank do, too.
 
     `loads`, `ranks`, `groups`: of each adapter, in order.
-    `holds`: whether an adapter (its index) in so many parts holds on GPUs of their own.
-    `enough`: whether to try no further adapter, by what was found.
+    `holds(i, parts)`: whether adapter i holds if each of `parts` equal parts has a GPU of its own.
+    `enough`: whether to stop, given the parts found so far.
     """
     found: dict[int, int | None] = {}
     done: dict[str | None, int] = {}
@@ -63,15 +63,15 @@ def fewest_parts(
 
 
 def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, int | None]:
-    """Fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` do not do, or its
-    requests break them even one at a time.
+    """The fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` parts do not
+    suffice, or its requests break the limits even one at a time.
 
-    Of each class of limits, the hottest adapters are tried, of larger ranks colder ones, too; for requests one at a
-    time, those with the longest prompts.
+    In each class of limits, the hottest adapters are tried first, and colder ones if their ranks are larger. Requests
+    one at a time are simulated for the adapters with the longest prompts.
 
-    `kept`: the hours in which the limits must be kept. Once more adapters than may break them do so, no others are
-    tried.
-    `allowed`: most parts; None for `MOST_REPLICAS`.
+    `kept`: the hours in which the limits must be kept. The search ends once too many adapters have no number of
+    parts.
+    `allowed`: maximum number of parts; None for `MOST_REPLICAS`.
     """
     fleet = kept.workload
 
@@ -108,10 +108,10 @@ def on_all(
     *,
     all_slots: bool = False,
 ) -> Iterator[tuple[Bin, ...]]:
-    """Servers with equal parts of the adapters of at least that load (tok/s): of all of them for 0.
+    """Yield servers that each have an equal part of every adapter with a load of at least `least` tok/s.
 
-    Nothing if there is no such adapter, or `placed` has no place for some of the others. `all_slots`: a slot for each
-    adapter, as far as they leave room; else one, to begin with.
+    Nothing if there is no such adapter, or if `placed` has no place for some of the others. `all_slots`: a slot for
+    each adapter, up to the most with which a server starts; otherwise one slot, to be increased later.
     """
     is_hot = fleet.offered_tok_s_by_adapter >= least * (1.0 - 1e-9)
     hot, cool = (tuple(np.flatnonzero(each).tolist()) for each in (is_hot, ~is_hot))
@@ -134,10 +134,10 @@ def on_all(
 
 @dataclass(eq=False)
 class Replicas:
-    """A fleet in which hot adapters are several: `fleet` is what is placed, `joined` gives shares of the original.
+    """A fleet whose hot adapters are split: in `fleet`, each part is an adapter; `joined` converts parts to shares.
 
-    `workload`: the fleet.
-    `parts`: number of equal parts by adapter; None: no number was found, it stays whole.
+    `workload`: the original fleet.
+    `parts`: number of equal parts by adapter; None: no number suffices, the adapter stays whole.
     """
 
     workload: Workload
@@ -160,7 +160,7 @@ class Replicas:
                     name = next(other for other in numbered if other not in names)
                 names.add(name)
                 adapters.append(replace(adapter, name=name, rate=adapter.rate / parts))
-        # Parts are placed for random arrivals: a trace has no requests for them.
+        # Parts are placed for random arrivals, because a trace has no requests for parts.
         self.fleet = self.workload if not self.parts else replace(self.workload, adapters=tuple(adapters))
 
     @cached_property
@@ -169,12 +169,12 @@ class Replicas:
         return replace(self.fleet, arrivals=Arrivals(), fine_tuning=None)
 
     def spread_over(self, n_gpus: int, allowed: int | None) -> Replicas:
-        """The same with adapters that are split in as many parts that each is no more than a GPU's part of the load."""
+        """The same fleet with enough parts of each split adapter that none has more load than a GPU's fair share."""
         parts = self._parts_on(n_gpus, allowed)
         return self if parts == self.parts else Replicas(self.workload, parts)
 
     def most_gpus(self, allowed: int | None) -> int:
-        """The most GPUs that have a part each."""
+        """The largest number of GPUs on which each GPU gets at least one adapter or part."""
         n = len(self.workload)
         while n < self._number(self._parts_on(n + 1, allowed)):
             n += 1
@@ -193,7 +193,7 @@ class Replicas:
         return len(self.workload) + sum((count or 1) - 1 for count in parts.values())
 
     def joined(self, bins: Sequence[Bin]) -> tuple[Bin, ...]:
-        """The bins of the fleet of parts, with shares of the original's adapters."""
+        """The bins of `fleet`, with shares of the adapters of `workload` instead of parts."""
         if not self.parts:
             return tuple(bins)
         found = []

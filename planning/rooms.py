@@ -1,4 +1,4 @@
-"""Plans with the room of each server, and with more slots where few of them leave little room."""
+"""How far the rates of each server may grow (its room), and more slots for servers with little room."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from packer.twin.threads import in_threads
 from packer.workload import Workload
 
 LITTLE = 1.25
-"""A server with few slots whose rates may grow by less than this factor is tried with more."""
+"""Try more slots for a server that its slots limit and whose rates may grow by less than this factor."""
 
 
 def with_slots(
     hours: Hours, fleet: Workload, bins: Sequence[Bin], given: Sequence[Room], holds: Callable[[Bin], bool]
 ) -> tuple[tuple[Bin, ...], tuple[Room, ...]]:
-    """The servers and their room; those that few slots limit and that have little room get more of them if that gives
-    them more room.
+    """The servers and their rooms. A server that its slots limit and that has little room gets more slots if that
+    gives it more room.
 
-    Servers that have no room as they are stay: what they need is fewer requests.
+    Servers without any room keep their slots: they need fewer requests.
 
     `hours`, `fleet`: simulated hours, and the fleet at the rates as given.
-    `given`: the rooms of the servers as they are; empty for a replayed trace, where nothing changes.
+    `given`: the rooms of `bins`; empty for a replayed trace, for which nothing changes.
     `holds`: whether a server may be part of the plan.
     """
     rooms = dict(zip(bins, given, strict=False))
@@ -71,12 +71,12 @@ def with_slots(
 def with_room(
     plan: Plan, evaluator: Evaluator, stop: Callable[[], bool] = lambda: False, hours: Hours | None = None
 ) -> Plan:
-    """The plan with the factor by which the rates of each server may grow; as it is if it has more than `MOST_GPUS`.
+    """The plan with the factor by which each server's rates may grow; unchanged with more than `MOST_GPUS` servers.
 
-    Where the twin confirms plans, `Plan.rooms` has the three marks of simulated hours (the objective's limits or
-    else the fleet's are broken; a queue grows; the server starves) and says what limits each server. `Plan.adapters`
-    has what each adapter gets, and the plan's figures come from these hours. Elsewhere the predictor says up to which
-    factor the server does not starve. `hours`: hours simulated so far with the plan's seed and limits.
+    If the twin confirms plans, `Plan.rooms` has three marks from simulated hours (the objective's limits, or else the
+    fleet's, break; a queue grows; the server starves) and what limits each server. `Plan.adapters` has each adapter's
+    figures, and the plan's figures come from these hours. Otherwise the predictor gives the factor up to which a
+    server does not starve. `hours`: hours simulated so far with the plan's seed and limits.
     """
     if stop() or not 0 < len(plan.bins) <= MOST_GPUS:
         return plan

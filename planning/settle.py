@@ -1,4 +1,4 @@
-"""Slots of servers: as many as adapters are likely to have requests at once, settled by simulated hours."""
+"""Choose the slots of servers: estimate how many adapters are active at once, then refine by simulated hours."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from packer.twin.memory.policy import kv_cache_tokens
 from packer.workload import Workload
 
 TIGHT = 0.5
-"""A server that uses more than this of its limits is tried with more slots."""
+"""Try more slots for a server that uses more than this share of its limits."""
 FIRST = 4
-"""Of servers that keep their limits but are tried with more slots, so many are tried first."""
+"""Number of servers within their limits whose slots are increased first."""
 LESS = 0.9
-"""The others are tried, too, where one of these uses no more than this part of what it used."""
+"""Increase the slots of the other servers, too, if one of the first then uses at most this share of what it used."""
 PACE = 0.5
-"""The mean ITL that is expected, as a part of its limit."""
+"""Expected mean ITL, as a share of its limit."""
 SLOWEST_MS = 100.0
-"""The ITL limit that is taken where there is none, or a wider one."""
+"""ITL limit to assume if there is none, or if it is wider than this."""
 SPREAD = 3.0
-"""Slots are for so many standard deviations more adapters than have a request at once on average."""
+"""Provide slots for the mean number of adapters with a request, plus this number of standard deviations."""
 
 
 def likely_slots(fleet: Workload, item: Bin) -> int:
-    """The candidate that is enough for the adapters that have a request at once, not less than the server has.
+    """The candidate with enough slots for the adapters that have a request at once; at least the server's slots.
 
-    An adapter has one for 1 - exp(-rate x time) of the time, where a request takes its output tokens at `PACE`. Fewer
-    where these leave too little KV cache for the tokens of all requests.
+    An adapter has a request for 1 - exp(-rate x time) of the time; `time` is that of its output tokens at `PACE` times
+    the ITL limit. More slots than now must leave enough KV cache for the tokens of all requests.
     """
     own = indices(item.adapters)
     pace_s = PACE * np.minimum(fleet.slo.columns(fleet)[1][own], SLOWEST_MS) * 1e-3
@@ -51,7 +51,7 @@ def likely_slots(fleet: Workload, item: Bin) -> int:
 
 
 def with_most_slots(bins: Sequence[Bin], slots: int) -> list[Bin]:
-    """Each server with so many slots, or with as many as its candidates have."""
+    """Each server with `slots` slots, or with its largest candidate if that is smaller."""
     return [item.with_slots(min(candidates_of(item)[-1], slots)) for item in bins]
 
 
@@ -64,11 +64,11 @@ def with_best_slots(
     tight: float = TIGHT,
     alike: bool = False,
 ) -> list[Bin]:
-    """Each server with the number of slots that keeps its limits best, from `likely_slots`.
+    """Each server with the number of slots that keeps its limits best, starting from `likely_slots`.
 
-    More are tried where it uses > `tight` of its limits. By the first hour, of the worst server first: where that
-    breaks its limits with any number, the others stay as they are, or, `alike`, get what is best for it. Servers that
-    break their limits in further hours are settled by all.
+    In the first hour, try more slots for servers that use > `tight` of their limits, the worst server first. If that
+    one breaks its limits with any slots, the others keep theirs or (`alike`) take its number. Then servers that break
+    their limits in further hours are tuned on all hours.
     """
     best = [item.with_slots(likely_slots(kept.workload, item)) for item in bins]
     used = kept.used(best, hours[:1])
@@ -84,7 +84,7 @@ def with_best_slots(
 
 
 def with_spare_slots(kept: KeptHours, bins: Sequence[Bin], over: Callable[[], bool]) -> list[Bin]:
-    """Servers with the slots that they need when any other one is lost."""
+    """Each server with the slots that it needs when any other server is lost; unchanged if none suffice."""
     slotted = partial(with_best_slots, kept, hours=[kept.given], over=over)
     return with_slots_for_loss(kept.workload, bins, slotted) or list(bins)
 
@@ -96,10 +96,10 @@ def _settled(
     over: Callable[[], bool],
     tight: float = TIGHT,
 ) -> tuple[list[Bin], list[float]]:
-    """The servers with more slots where they use > `tight` of their limits, then with fewer where they break them and
-    fewer leave more of a scarce KV cache; and how much of their limits they use.
+    """The servers with the slots found, and the share of its limits that each server uses.
 
-    Of servers that keep their limits those that use most come first: the others stay where these gain little.
+    Try more slots for servers that use > `tight` of their limits, then fewer for servers that break their limits for
+    lack of KV cache. Of servers within their limits, the others follow the fullest only if those gain (`LESS`).
     """
     best, used = list(bins), kept.used(bins, hours)
     for away, least in ((AWAY, tight), (-AWAY, 1.0)):
@@ -123,15 +123,15 @@ def _climb(
     open_: set[int],
     over: Callable[[], bool],
 ) -> None:
-    """Put in place of servers those of their neighbours that use less of their limits.
+    """Replace each server by its best neighbour if that uses less of its limits.
 
-    `way`: how many neighbours, above or (negative) below; of which part of the limits a server must use more.
+    `way`: number of neighbours, above or (if negative) below; share of its limits that a server must exceed.
     """
     (away, least), start = way, [item.max_loras for item in best]
     while open_ and not over():
         near = {k: neighbours(best[k].with_slots(start[k]), away) for k in open_ if used[k] > least}
         better = set()
-        for place in range(AWAY):  # the nearer ones only where the farthest are not enough
+        for place in range(AWAY):  # nearer neighbours only if the farthest do not suffice
             most = least if place == 0 else 1.0
             tries = [k for k in sorted(near) if used[k] > most and len(near[k]) > place]
             others = [best[k].with_slots(near[k][place]) for k in tries]

@@ -18,25 +18,25 @@ from packer.twin.limits import BEFORE_TRAFFIC, starting
 from packer.workload import Workload
 
 SHARES = (0.99, 0.95)
-"""Shares of the adapters that must keep their limits, as weaker goals."""
+"""Weaker goals: shares of the adapters that must keep their limits."""
 LONGER = 2.5
-"""A wider limit of TTFT, in times of the one that is given."""
+"""Weaker goal: a TTFT limit that is wider by this factor."""
 AFTER_START = "all but the first minutes after a start"
 SAVED = 0.1
-"""Part of the GPUs that a weaker goal must save to be named."""
+"""Share of the GPUs that a weaker goal must save to be named."""
 SPAN_S = 900.0
-"""The minutes of delays are shown where these are at most so far apart."""
+"""The minutes in which requests were late are shown if they span at most this time."""
 
 
 def latency(value_ms: float) -> str:
-    """A TTFT for people."""
+    """A TTFT in words."""
     if math.isnan(value_ms):
         return "without an answer"
     return f"{value_ms:.0f} ms" if value_ms < 999.5 else f"{value_ms / 1000:.1f} s"
 
 
 def late_words(kept: KeptHours, point: FrontierPoint) -> str:
-    """How long requests wait where a plan breaks the limits of TTFT, and when; "" where that is not the cause."""
+    """How long requests wait, and when, if a plan breaks TTFT limits; "" if that is not the cause."""
     for hour in kept.hours if point.broken_later else [kept.planned]:
         worst = max(kept.all(point.plan.bins, hour), key=lambda each: each.used)
         if 1.0 < worst.used < math.inf and worst.late.size:
@@ -46,7 +46,7 @@ def late_words(kept: KeptHours, point: FrontierPoint) -> str:
 
 
 def _when(sent_s: npt.NDArray[np.float32], fleet: Workload) -> str:
-    """In which part of the hour requests were sent; "" if all over it."""
+    """In which part of the hour requests were sent; "" if they are spread over it."""
     first_s, last_s = float(sent_s.min()), float(sent_s.max())
     if starting(sent_s, fleet).all():
         return f" in the first {10 * math.floor(last_s / 10.0 + 1.0)} s after a start"
@@ -57,8 +57,8 @@ def _when(sent_s: npt.NDArray[np.float32], fleet: Workload) -> str:
 
 
 def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str, ...]:
-    """What the first minutes of servers are like, where requests wait for more than twice the limit only or mostly
-    then."""
+    """A sentence about the first minutes after a start, if requests wait for more than twice the limit only or mostly
+    in these minutes."""
     hours = (*kept.hours, kept.given, *kept.fresh(bins, number))
     late = np.hstack([each.late for hour in hours for each in kept.all(bins, hour)])
     early = late[:, starting(late[0], kept.workload)]
@@ -70,8 +70,8 @@ def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str,
 
 
 def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
-    """Weaker goals that fewer servers keep, in words, and how many; in every hour that plans were made for and in
-    those that no plan was made for."""
+    """Weaker goals, in words, that fewer servers keep in every hour that plans were made for and in a fresh hour; with
+    the number of servers."""
     if job.spare:
         return {}
     most = (1.0 - SAVED) * best.n_gpus if best.holds else best.n_gpus
@@ -80,7 +80,7 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
         if point.n_gpus > most or job.over():
             break
         bins = point.plan.bins
-        goals = _kept(job, bins, job.kept.given) - set(found)  # whose hours are known
+        goals = _kept(job, bins, job.kept.given) - set(found)  # this hour is simulated already
         fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)[:1]
         for hour in (job.kept.planned, *reversed(job.kept.hours), *fresh):
             goals = goals and goals & _kept(job, bins, hour)
@@ -114,7 +114,7 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
 
 
 def version_words(found: Mapping[str, int], profile: Profile) -> str:
-    """Which version of vLLM would make the weaker goal of a start unnecessary; "" where that is not the point."""
+    """Which version of vLLM would make the weaker goal `AFTER_START` unnecessary; "" if that does not apply."""
     took_ms = profile.frontend.first_use_ms
     if AFTER_START not in found or not took_ms or not rules_of(profile.engine).tokenizer_per_adapter:
         return ""
@@ -125,7 +125,7 @@ def version_words(found: Mapping[str, int], profile: Profile) -> str:
 
 
 def weaker_words(found: Mapping[str, int]) -> str:
-    """Weaker goals and how many GPUs are enough for them, in a sentence; "" without one."""
+    """A sentence that says how many GPUs are enough for which weaker goals; "" without one."""
     parts = []
     for count in sorted(set(found.values())):
         goals = [goal for goal, n in found.items() if n == count]

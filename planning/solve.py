@@ -39,13 +39,13 @@ from packer.twin.margin import HARDENING_STEP, HARDENING_STEPS
 from packer.workload import Workload
 
 ESTIMATED_GPUS = 32
-"""Larger plans of the default predictor come without an estimate of the GPUs needed, which would take seconds."""
+"""Larger plans of the default predictor get no estimate of the GPUs needed: it would take seconds."""
 
 GOAL_ADAPTERS = 2_000
-"""Plans for fewer GPUs than the goal takes say how many that are, which takes as long again; of more adapters, not."""
+"""With more adapters, a plan with too few GPUs for the goal does not say how many suffice: that takes as long again."""
 
 SEARCHED = 0.7
-"""Share of a time limit for the search; the rest is for its verification and what is said of the plan."""
+"""Share of the time limit for the search; the rest is for verifying and explaining the plan."""
 
 UNVERIFIED = "The search ended before a fresh hour was simulated: a longer --time-limit."
 
@@ -80,43 +80,43 @@ def solve(
         The server, or several kinds to choose from: profiles, or `packer.gpu.GpuKind` with a price and the number
         of GPUs at hand. A fleet of several base models needs one for each.
     objective
-        Its name, with parameters where it has some ("slo:mean_ttft_ms=500"), or an `Objective`.
+        Its name, with parameters if it has any ("slo:mean_ttft_ms=500"), or an `Objective`.
     slo
-        The latency goal that the plan keeps: a `packer.Goal`, its text, which changes the workload's, or a mapping of
-        limits; None: the objective's own.
+        The latency goal that the plan keeps: a `packer.Goal`, a text that changes the workload's goal, or a mapping of
+        limits. None: the objective's own goal.
     solver, predictor
-        A registered name, the path of a trained predictor, or an object. Without a solver: greedy, replan from a
-        running plan, mixed for the lowest price with several kinds of server, and spread-refined for objectives on a
-        given number of GPUs.
+        A registered name, the path of a trained predictor, or an object. The default solver is greedy; replan with a
+        running plan; mixed for the lowest price with several kinds of server; spread-refined for objectives on a given
+        number of GPUs.
     max_gpus
-        Most GPUs that may be used; with an objective that spreads, their exact number. Several base models divide
+        Maximum number of GPUs; with an objective that spreads, their exact number. Several base models share
         them.
     max_replicas
-        Over how many GPUs one adapter may be split.
+        Maximum number of GPUs over which one adapter may be split.
     seed
-        Of everything random.
+        Seed of everything random.
     time_limit_s
         Wall-clock limit of the search; the best plan so far is returned.
     confidence
-        How sure the plan is to hold, given the profile's held-out errors: bins must hold with every rate
-        raised by `packer.twin.margin.rate_margin`. Figures are reported at the rates as given. With neither
-        this nor a margin, 95 %, and more if the twin does not confirm the plan.
+        Confidence with which the plan holds, given the profile's held-out errors: bins must hold with every rate
+        raised by `packer.twin.margin.rate_margin`. Figures are reported at the rates as given. Without a confidence
+        and a margin it is 95 %, and the margin grows if the twin does not confirm the plan.
     margin
-        That raise itself, instead of a confidence: 0.05 means 5 %, 0 disables it.
+        Share by which every rate is raised, instead of a confidence: 0.05 means 5 %, 0 disables it.
     old_plan
-        A running plan to stay close to, with the solver replan where none is named.
+        A running plan to stay close to. The default solver is then replan.
     verify
         Simulate the finished plan with a fresh seed; `Plan.verified` has the result.
     with_headroom
         Also compute how much the load of each server may grow, which takes simulations, and for estimated profiles
-        what their error does to the answer (`details["estimate_band"]`).
+        how their error changes the answer (`details["estimate_band"]`).
     progress, stop
         See `packer.solvers.base.Problem`.
 
     Returns
     -------
     Plan
-        `status` "infeasible", with `reasons`, when not every adapter could be served.
+        `status` is "infeasible", with `reasons`, if some adapter cannot be served.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def solve(
 
 
 def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
-    """The objective on these running bins within a goal, which its own limits change; None: within its own alone."""
+    """The objective for these running bins, held to the goal `slo` with the objective's limits; None: to its own."""
     goal = objective.goal
     if slo is not None:
         whole = fleet.held_to(slo).slo
@@ -159,7 +159,7 @@ def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins
 
 
 def _usual(problem: Problem) -> str:
-    """The solver for a problem where none is named."""
+    """The default solver for a problem."""
     goal, workload = problem.objective, problem.workload
     if goal.fixed_gpus:
         return "spread-refined"
@@ -173,8 +173,8 @@ def _usual(problem: Problem) -> str:
 class SolverTask:
     """A plan for an objective by one solver.
 
-    `again`: `solve` for other rates or objectives, by greedy alone. `verify`: fresh hours are simulated. `margin`: as
-    it was given; None: it may be raised. `with_headroom`: room to grow and estimates are looked for.
+    `again`: `solve` for other rates or objectives with the solver greedy. `verify`: simulate fresh hours. `margin`: as
+    given; None: repairs may raise it. `with_headroom`: also compute headroom and estimates.
     """
 
     problem: Problem
@@ -184,9 +184,9 @@ class SolverTask:
     margin: float | None
     with_headroom: bool
     within: dict[str, Any] = field(init=False, default_factory=dict)
-    """An objective that keeps the fleet's goal, and how many GPUs that takes, where `look_around` found it."""
+    """An objective that keeps the fleet's goal, and the GPUs that it takes, if `look_around` found one."""
     first: Plan = field(init=False)
-    """The plan of the first search, which is shown where none is confirmed."""
+    """The plan of the first search, which is returned if no plan is confirmed."""
 
     def __post_init__(self) -> None:
         problem, goal = self.problem, self.problem.objective
@@ -194,11 +194,11 @@ class SolverTask:
         self.rounds = (1 + HARDENING_STEPS * (self.margin is None)) * self.verify
         counts = self.with_headroom and goal.minimises in ("gpus", "price")
         self.counts = counts and not problem.old_bins
-        self.widens = self.counts and not goal.spare  # slots that survive the loss of a server stay
+        self.widens = self.counts and not goal.spare  # slots chosen for the loss of a server stay
         self.banded = self.counts and not goal.fixed_gpus
 
     def propose(self) -> Plan | None:
-        """What the solver finds with the margin."""
+        """The plan that the solver finds with the margin; None if it is infeasible."""
         self.first = self._found(self.problem.with_share(SEARCHED if self.verify else 1.0))
         if self.problem.objective.spare and self.first.status is not Status.INFEASIBLE:
             self.first = with_spare(self.problem, self.first)
@@ -206,13 +206,13 @@ class SolverTask:
         return None if self.first.status is Status.INFEASIBLE else self.first
 
     def _found(self, problem: Problem) -> Plan:
-        """One search whose bins the whole predictor admits, checked and evaluated."""
+        """The checked and evaluated plan of one search; the whole predictor admits its bins."""
         solution = solution_that_holds(problem, lambda posed: by_model.solved(posed, self.solver))
         check(problem, solution)
         return assemble(problem, solution, self.solver.name, problem.elapsed_s(), verify=self.verify)
 
     def judge(self, plan: Plan, number: int) -> Plan:
-        """Verified by a fresh hour; at the end the first plan, whose claim of a bound is the weakest."""
+        """The plan, verified in a fresh hour; if the last one fails, the first plan, whose bound claims the least."""
         if self.over():
             return replace(plan, reasons=(*plan.reasons, UNVERIFIED))
         figures = simulated_once(self.problem, plan.bins)
@@ -221,8 +221,8 @@ class SolverTask:
         return plan if plan.verified or number + 1 < self.rounds else self.first
 
     def repair(self, plan: Plan, number: int) -> Plan:
-        """What the solver finds with a larger margin, with the bound of the first one, which is the weaker claim; else
-        the first one."""
+        """The plan that the solver finds with a larger margin, with the first plan's bound, which is the weaker claim;
+        the first plan if the search fails or the time is over."""
         margin, first = self.problem.evaluator.margin, self.first
         if self.over():
             return first
@@ -244,7 +244,7 @@ class SolverTask:
         )
 
     def near(self, plan: Plan | None) -> Plan | None:
-        """In place of a plan with more GPUs than one made without the running servers, that one matched to them."""
+        """A plan made without the running servers, matched to them, if `plan` fails or has more GPUs; else `plan`."""
         problem, goal = self.problem, self.problem.objective
         if self.solver.name != "replan" or self.over():
             return plan
@@ -265,7 +265,7 @@ class SolverTask:
         )  # fmt: skip
 
     def look_around(self, plan: Plan) -> None:
-        """For how many GPUs keep the fleet's goal, where the plan is made for the fewest that do not starve."""
+        """Find how many GPUs keep the fleet's goal, if the plan has only the fewest GPUs on which nothing starves."""
         goal, evaluator = self.problem.objective, self.problem.evaluator
         usual = self.counts and goal.name == "gpus" and goal.goal is None and not self.over()
         few = plan.n_gpus <= ESTIMATED_GPUS and len(self.workload) <= GOAL_ADAPTERS
@@ -273,7 +273,7 @@ class SolverTask:
             self.within = self._within_goal(plan)
 
     def missed(self) -> Plan:
-        """The plan that leaves adapters without a place, or servers that do not hold."""
+        """The first plan, which has unplaced adapters or servers that do not hold, with its explanation."""
         plan = self.prove(self.first)
         return self.explain(replace(plan, rooms=self.rooms(plan)))
 
@@ -283,7 +283,7 @@ class SolverTask:
         return bool(self.problem.objective.holds(found).all())
 
     def changed(self, plan: Plan, bins: Sequence[Bin]) -> Plan | None:
-        """The plan with these servers, confirmed again where it was."""
+        """The plan with these servers; None if the plan was verified and the twin refuses one of the new servers."""
         goal, more = self.problem.objective, [item for item in bins if item not in plan.bins]
         twin = TwinPredictor(seed=fresh(plan.seed))
         if plan.verified and twin_failures(self.workload, more, twin=twin, objective=goal):
@@ -293,23 +293,23 @@ class SolverTask:
         return replace(plan, bins=tuple(bins), evaluations=evaluations, objective_value=key)
 
     def rooms(self, plan: Plan) -> tuple[Room, ...]:
-        """By simulated hours, where the twin confirms plans."""
+        """The room of each server from simulated hours; () if the twin does not confirm plans, or for large plans."""
         few = self.with_headroom and not self.over() and 0 < len(plan.bins) <= MOST_GPUS
         twins = few and all(self.problem.evaluator.twin_of(item.profile) is not None for item in plan.bins)
         return self.hours.rooms(plan.bins, self.workload) if twins else ()
 
     def prove(self, plan: Plan) -> Plan:
-        """By the solver or by load; by an estimate where one is wanted and takes no long search."""
+        """The plan with a bound by the solver or by load, or with an estimate if one is wanted and quick to make."""
         quick = self.problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS
         wanted = self.counts and quick and counts_gpus(self.problem) is None
         return bounded(self.problem, plan, search=self.problem if wanted else None)
 
     def at_rates(self, workload: Workload) -> Plan:
-        """The plan of greedy at other rates."""
+        """The plan at other rates, by the solver greedy."""
         return self.again(workload, objective=self.problem.objective)
 
     def explain(self, plan: Plan) -> Plan:
-        """With the room of each server; infeasible where it breaks the limits that it was made for."""
+        """The plan with the room of each server; infeasible if verification finds that it breaks its limits."""
         goal, evaluator = self.problem.objective, self.problem.evaluator
         if plan.verified is False and goal.limits:
             plan = replace(plan, status=Status.INFEASIBLE)
@@ -322,13 +322,13 @@ class SolverTask:
         return with_room(plan, evaluator, self.over, self.hours)
 
     def _late(self, plan: Plan) -> bool:
-        """Whether requests of a server wait longer than the limits of the fleet, on average."""
+        """Whether the plan is feasible but a server's mean TTFT exceeds the fleet's tightest TTFT limit."""
         ttft_ms = float(plan.workload.slo.columns(plan.workload)[0].min())
         return plan.status is not Status.INFEASIBLE and bool((plan.evaluations.mean_ttft_ms > ttft_ms).any())
 
     def _within_goal(self, plan: Plan) -> dict[str, Any]:
-        """An objective that keeps the limits of the fleet for all requests of a server, and how many GPUs that takes;
-        nothing where none is found."""
+        """An objective that keeps the fleet's tightest limits on every server, and the GPUs that it takes; {} if no
+        plan is found in time."""
         ttft_ms, itl_ms = (float(each.min()) for each in plan.workload.slo.columns(plan.workload))
         objective = f"slo:server.p99_ttft_ms={ttft_ms:g},server.mean_itl_ms={itl_ms:g}"
         limit_s = limit_of(self.problem.remaining_s())
@@ -357,11 +357,11 @@ def _check_fit(problem: Problem, solver: Solver) -> None:
 def verified(
     plan: Plan, objective: Objective | None = None, *, figures: bool = False, number: int = 0
 ) -> Plan:
-    """The plan with the twin's result for a fresh seed: at the rates as given, and at the loads of the objective.
+    """The plan, `verified` by the twin with a fresh seed at the rates as given and at the loads of the objective.
 
-    A plan in a file has the name of its objective only: without the objective, starvation and memory are checked.
-    `figures`: the plan takes those at the rates as given; which servers starve stays as it is.
-    `number`: of plans that were judged before: one that holds in the hour that broke those must hold in one more.
+    Without an objective (a plan in a file has only its name), only starvation and memory are checked.
+    `figures`: replace the plan's figures by the twin's at the rates as given, except for which servers starve.
+    `number`: number of plans judged before. If it is not 0, the plan must also hold in one more fresh hour.
     """
     twin = TwinPredictor(seed=fresh(plan.seed))
     failures = twin_failures(plan.workload, plan.bins, twin=twin, objective=objective)

@@ -15,14 +15,14 @@ from packer.solvers.slots import Climb, SlotSearch, search
 from packer.solvers.spread_refined import SpreadRefined
 
 MORE = 4
-"""At most so many times the GPUs of the plan without a spare one are tried."""
+"""The search ends at this multiple of the GPUs of the plan without a spare GPU, plus one."""
 
 
 def with_spare(problem: Problem, plan: Plan) -> Plan:
     """The plan with the fewest GPUs, more than the given one has, that holds when any one of them is lost.
 
-    Adapters are spread over the GPUs; every server has slots for the largest rank, and as many as it needs with the
-    adapters that come to it when another one is lost (`packer.failover`). Infeasible where none is found.
+    Adapters are spread over the GPUs. The slots of every server fit the largest rank, and suffice for the adapters that
+    the server receives when another one is lost (`packer.failover`). The plan is infeasible if none is found.
     """
     most = min(problem.max_gpus or len(problem.workload), MORE * (plan.n_gpus + 1))
     for n in range(plan.n_gpus + 1, most + 1):
@@ -39,12 +39,12 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
 
 
 def _with_slots(problem: Problem, bins: Sequence[Bin]) -> list[Bin] | None:
-    """The bins with the slots that they need with and without any other one; None if none are enough."""
+    """The bins with the slots that they need with and without any other bin; None if no number is enough."""
     rank = max(item.max_lora_rank for item in bins)
     wide = [replace(item, settings=item.profile.settings(item.max_loras, rank)) for item in bins]
 
     def slotted(left: Sequence[Bin]) -> list[Bin] | None:
-        """The fewest slots with which each holds, from those that it has upwards."""
+        """The bins with the fewest slots, from their own upwards, with which each holds; None if one never does."""
         climbs = []
         for item in left:
             rising = [[n] for n in candidates_of(item) if n > item.max_loras]
@@ -57,7 +57,7 @@ def _with_slots(problem: Problem, bins: Sequence[Bin]) -> list[Bin] | None:
 
 
 def _survives(problem: Problem, bins: Sequence[Bin]) -> bool:
-    """Whether the whole predictor admits the bins, and what is left of them when any one is lost."""
+    """Whether the whole predictor admits the bins, and the remaining bins after the loss of any one."""
     states = [tuple(bins), *(without_server(problem.workload, bins, lost)[0] for lost in range(len(bins)))]
     for state in states:
         found = problem.evaluator.judged(problem.workload, state)

@@ -1,4 +1,4 @@
-"""Even splits of a fleet over servers, ranks mixed."""
+"""Even splits of a fleet over servers with mixed ranks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from packer.solvers.order import exchanged, levelled
 from packer.workload import Workload
 
 SLOTS = 48
-"""Slots of the servers at first."""
+"""Initial number of slots of each server."""
 EVENER = 0.005
-"""A split whose fullest server has less load by this share may keep limits where another one does not."""
+"""A split is worth trying, after one that failed, if its fullest server has less load by at least this share."""
 
 
 def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -> Iterator[list[Bin]]:
-    """The fleet on `n` servers of at most so many slots, in several ways; nothing for fewer adapters than servers.
+    """Yield even splits of the fleet over `n` servers of at most `slots` slots; none for fewer adapters than servers.
 
-    Adapters by falling load dealt in turns, there and back; each to the least loaded server; by rank and load in turns;
-    at last, where that is more even by `EVENER`, what exchanges make of the first.
+    Adapters by decreasing load in serpentine order; each to the least loaded server; by rank, then load, in serpentine
+    order; finally, if more even by `EVENER`, the first split improved by exchanges.
     """
     if len(fleet) < n:
         return
@@ -42,7 +42,7 @@ def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -
 
 
 def most_even(fleet: Workload, profile: Profile, n: int, slots: int) -> list[Bin] | None:
-    """The even split whose fullest server has least load; None for fewer adapters than servers."""
+    """The even split whose fullest server has the least load; None for fewer adapters than servers."""
     loads = fleet.offered_tok_s_by_adapter
     splits = even_splits(fleet, profile, n, slots)
     return min(splits, key=lambda bins: _fullest([item.adapters for item in bins], loads), default=None)
@@ -54,14 +54,14 @@ def _fullest(parts: Sequence[Sequence[int]], loads: FloatArray) -> float:
 
 
 def server_of(fleet: Workload, profile: Profile, part: Sequence[int], slots: int) -> Bin:
-    """A server of these adapters with at most so many slots."""
+    """A server of these adapters with at most `slots` slots."""
     rank = slot_rank_for(int(fleet.ranks[list(part)].max()))
     most = max_loras_candidates(len(part), profile, rank)[-1]
     return Bin(tuple(part), profile.settings(min(slots, most), rank), profile)
 
 
 def dealt(order: IntArray, n: int) -> list[list[int]]:
-    """In turns there and back: 0 … n − 1, n − 1 … 0, …"""
+    """Deal a list to `n` parts in serpentine order: 0 … n − 1, n − 1 … 0, …"""
     place = np.arange(len(order)) % (2 * n)
     place = np.minimum(place, 2 * n - 1 - place)
     return [order[place == k].tolist() for k in range(n)]

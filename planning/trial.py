@@ -11,14 +11,14 @@ from packer.planning.kept import FAR_BEYOND, KeptHours
 from packer.planning.settle import TIGHT, with_best_slots, with_spare_slots
 
 AT_ONCE = 4
-"""Servers of a plan that may break its limits are simulated so many at a time."""
+"""Number of servers that are simulated at a time to find one that breaks its limits."""
 
 
 @dataclass(eq=False)
 class Trial:
     """The best of the proposals so far.
 
-    `alike`: servers of a wide fleet, which get the same slots.
+    `alike`: whether servers may all get the slots of the worst one, as in wide fleets (`with_best_slots`).
     """
 
     kept: KeptHours
@@ -31,11 +31,11 @@ class Trial:
     tried: list[Sequence[Bin]] = field(default_factory=list)
     """Proposals that break the limits, with their slots."""
     _worst: float = 1.0
-    """How much of its limits the best one's worst server uses in the hour that breaks most."""
+    """Share of its limits that the best proposal's worst server uses in the first hour, 1 below `FAR_BEYOND`."""
     _cost: float = math.inf
 
     def go_on(self, proposals: Iterable[Sequence[Bin]]) -> None:
-        """Try these until one keeps the limits, or the time is over."""
+        """Try proposals until one keeps the limits, or the time is over."""
         kept, first = self.kept, self.kept.hours[:1]
         for bins in proposals:
             if self.best and not self.spare and kept.all_count and self._uses_more(bins):
@@ -46,14 +46,14 @@ class Trial:
             cost = sum(max(1.0, each) for each in used)
             if self.holds or not self.best or cost < self._cost:
                 self.best, self._cost = made, cost
-                # to break limits is better than to starve
+                # breaking limits is better than starving
                 self._worst = max(used) if max(used) >= FAR_BEYOND else 1.0
             if self.holds or self.over():
                 return
             self.tried.append(made)
 
     def _uses_more(self, bins: Sequence[Bin]) -> bool:
-        """Whether a server, the most loaded ones first, uses more of its limits in the first hour, with any slots."""
+        """Whether a server with its best slots uses more than `_worst` of its limits in the first hour."""
         kept, first = self.kept, self.kept.hours[:1]
         order = sorted(bins, key=lambda item: -item.offered_tok_s(kept.workload))
         some = (order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE))

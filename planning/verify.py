@@ -64,12 +64,12 @@ def check(problem: Problem, solution: Solution) -> None:
 def twin_failures(
     workload: Workload, bins: Sequence[Bin], *, twin: TwinPredictor, objective: Objective | None = None
 ) -> dict[int, str]:
-    """Why which bins fail, by the twin with a seed that no search has used (`packer.seeds.fresh`): bin → one sentence.
+    """Which bins fail in the twin with a seed that no search has used (`packer.seeds.fresh`): bin → why, a sentence.
 
-    Every scenario of the objective is simulated, the rates as given first, without a margin; limits may be exceeded
-    by `LATENCY_SLACK`. Where the objective demands stable servers, the queue of each is followed until it is clear.
-    A plan that was read from a file has the name of its objective alone: without an objective starvation and memory
-    are checked at the rates as given.
+    Every scenario of the objective is simulated without a margin, the rates as given first; limits may be exceeded by
+    `LATENCY_SLACK`. If the objective demands stable servers, each is simulated until it is clear whether its queue
+    grows. Without an objective (a plan from a file has only its name), starvation and memory are checked at the rates
+    as given.
     """
     evaluator = Evaluator(twin, objective)
     found = evaluator.scaled(workload, bins)
