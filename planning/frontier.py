@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Conditions:
 class FrontierPoint:
     """A plan on some number of GPUs, with its figures at the rates as given.
 
-    `n_gpus`: GPUs used; in searches and from `packer.frontier`, servers used.
+    `n_gpus`: GPUs used; in searches, servers used.
     `p95_ttft_ms`, `slo_attainment`, `goodput_tok_s`: over all requests. `mean_itl_ms`: over all gaps between tokens.
     `worst_adapter`, `worst_adapter_ttft_ms`: the adapter with the highest p95 TTFT, and that TTFT.
     `price_per_hour`: price of all GPUs; None if the profile has no price.
@@ -150,5 +150,5 @@ def frontier(
             fleet, each, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress
         )
         Deployment(job, max_gpus, beyond=math.inf).explored()
-        found += [point for point in job.points if not point.starving]
+        found += [replace(point, n_gpus=point.plan.n_gpus) for point in job.points if not point.starving]
     return found

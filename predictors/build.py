@@ -115,7 +115,8 @@ def _simulated(
     parent = None if backend == "ray" else os.getpid()
     with parallel_config(backend="ray" if backend == "ray" else "loky", n_jobs=jobs):
         at_once = 4 * effective_n_jobs(jobs)
-        with Parallel() as pool:
+        # Each part is written as soon as it is there, where the backend hands parts on one by one.
+        with Parallel(return_as="list" if backend == "ray" else "generator") as pool:
             for start in range(0, len(missing), at_once):
                 batch = missing[start : start + at_once]
                 found = pool(delayed(part_of)(k, spec, profile, parent) for k in batch)

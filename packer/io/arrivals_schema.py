@@ -15,6 +15,8 @@ from packer.io.schema import FileTable
 _REQUIRED = ("time_s", "adapter", "input_tokens", "output_tokens")
 _COLUMNS = (*_REQUIRED, "sessions", "priority")
 """Columns of a replayed trace."""
+_OFTEN_ZERO = ("start_s", "step_s")
+"""Fields of a replayed trace that are left out of the file if they are 0."""
 
 
 class BurstsTable(FileTable):
@@ -56,6 +58,7 @@ class ArrivalsTable(FileTable):
     output_tokens: list[int] | None = None
     end_s: float | None = None
     start_s: float = 0.0
+    step_s: float = 0.0
     blocks: BlocksTable | None = None
     sessions: list[int] | None = None
     priority: list[int] | None = None
@@ -68,7 +71,8 @@ class ArrivalsTable(FileTable):
             if self.blocks is not None:
                 blocks = self.blocks.blocks()
             columns: dict[str, Any] = {name: _int64(each) for name, each in given.items() if each is not None}
-            trace = RequestTrace(time_s, **columns, blocks=blocks, end_s=self.end_s, start_s=self.start_s)
+            scalars = {name: getattr(self, name) for name in ("end_s", *_OFTEN_ZERO)}
+            trace = RequestTrace(time_s, **columns, blocks=blocks, **scalars)
         elif self.end_s is not None or any(given[name] is not None for name in _REQUIRED):
             rule = f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
             raise ValidationError(rule)
@@ -90,9 +94,8 @@ def arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
             value = {"starts": value.starts.tolist(), "ids": value.ids.tolist(), "tokens": value.tokens}
         if value is not None:
             data[key] = value.tolist() if isinstance(value, np.ndarray) else value
-    if arrivals.trace is not None and arrivals.trace.start_s:
-        data["start_s"] = arrivals.trace.start_s
-    return data
+    found = {key: getattr(arrivals.trace, key, 0.0) for key in _OFTEN_ZERO}
+    return data | {key: value for key, value in found.items() if value}
 
 
 def _int64(values: list[int]) -> np.typing.NDArray[np.int64]:

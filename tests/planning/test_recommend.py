@@ -294,6 +294,7 @@ def test_servers_on_several_gpus_and_estimates(server: Profile) -> None:
     band = found.details["estimate_band"]
     assert isinstance(band, dict)
     assert band["fewest"]["gpus"] <= found.n_gpus < band["most"]["gpus"]
+    assert [point.n_gpus for point in packer.frontier(busy, pair, max_gpus=5)] == [2, 4]
     with pytest.raises(IncompatibleError, match="at least 2 GPUs"):
         packer.recommend(busy, pair, max_gpus=1)
 

@@ -288,11 +288,11 @@ class Dispatch:
 
     def wrong(self, r: int, adapter: int, now_s: float, server: object) -> PluginError:
         """Return the error for a router that sent a request to a server that may not serve it."""
-        allowed = ", ".join(map(str, self.candidates.of(adapter)[:8]))
-        more = ", …" if len(self.candidates.of(adapter)) > 8 else ""
+        now = self.current.of(adapter)
+        allowed = ", ".join(map(str, now[:8])) + (", …" if len(now) > 8 else "")
         return PluginError(
             f"Expected router {self.router.name!r} to send request {r} of adapter "
-            f"{self.workload.names[adapter]!r} at {now_s:.6g} s to a server that may serve it ({allowed}{more}), "
+            f"{self.workload.names[adapter]!r} at {now_s:.6g} s to a server that may serve it ({allowed}), "
             f"got {server!r}."
         )
 

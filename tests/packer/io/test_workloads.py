@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from packer.adapter import IDLE_RATE, Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
+from packer.blocks import Blocks
 from packer.errors import FileFormatError, IncompatibleError, OutputError, reading
 from packer.goal import Limits, Slo
 from packer.io.tables import csv_rows
@@ -73,12 +74,17 @@ def fleets(
 
 request_trace = RequestTrace(np.array([0.0, 1 / 3]), *(np.array([0, 0]) + k for k in (0, 5, 7)))
 trace = Arrivals("trace", trace=request_trace)
+every_field = Arrivals("trace", trace=replace(
+    request_trace, blocks=Blocks(np.array([0, 1, 2]), np.array([4, 4]), 4), end_s=9.0, sessions=np.array([0, 0]),
+    priority=np.array([2, 1]), step_s=0.5, start_s=7.0,
+))  # fmt: skip
 any_arrivals = st.one_of(
     st.just(Arrivals()),
     st.builds(Arrivals, st.just("lognormal"), st.floats(0.0, 9.0)),
     st.builds(Arrivals, st.just("piecewise"), factors=st.just((1.0, 0.5))),
     st.just(Arrivals("unpredictable", period_s=60.0, span=2.0)),
     st.just(trace),
+    st.just(every_field),
     st.builds(request_trace.faster, st.floats(0.1, 9.0)).map(lambda part: Arrivals("trace", trace=part)),
     st.just(Arrivals("bursty", common=Bursts(1.5, ((8.0, 0.25), (60.0, 0.75))))),
 )
