@@ -65,7 +65,7 @@ def breaks_later(job: Frontier, plan: Plan) -> str:
 
 def by_luck(job: Frontier, plan: Plan) -> tuple[str, ...]:
     """A sentence if chance breaks the limits of a plan in some fresh hours."""
-    found, _ = job.kept.unlucky.get(plan.bins, ((), ()))
+    found, _ = job.kept.by_luck(plan.bins)
     return (chance_words(found, len(plan.workload)),) if found else ()
 
 

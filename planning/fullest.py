@@ -53,7 +53,7 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
         return None
     ranks, loads = slot_ranks(fleet.ranks), fleet.offered_tok_s_by_adapter
     fresh = job.kept.fresh(plan.bins, job.number) if plan.verified and plan.n_gpus >= WORTH_FRESH_GPUS else ()
-    _, unlucky = job.kept.unlucky.get(plan.bins, ((), ()))
+    _, unlucky = job.kept.by_luck(plan.bins)
     held = [
         *dict.fromkeys([*job.kept.hours, job.kept.given, *(hour for hour in fresh if hour not in unlucky)])
     ]

@@ -248,6 +248,11 @@ class KeptHours:
         places += range(number * MANY + MANY, number * MANY + MANY + more)
         return [self.fresh_hour(place) for place in places]
 
+    def by_luck(self, bins: Sequence[Bin]) -> tuple[Sequence[float], Sequence[Hour]]:
+        """For a plan that breaks its limits by chance alone, return the number of adapters beyond them in each hour,
+        and the hours that break them; for other plans, two empty sequences."""
+        return self.unlucky.get(tuple(bins), ((), ()))
+
     def fresh_hour(self, place: int) -> Hour:
         """Return the hour at the rates as given that has this number."""
         return Hour(self.workload, seeds.fresh(self.seed, place), apart=True)

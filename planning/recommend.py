@@ -220,7 +220,7 @@ class Deployment:
         first = bisect_left(range(len(tried)), True, key=lambda k: not job.over() and holds(k))
         if first == len(tried) or job.over():
             return None
-        _, hours = job.kept.unlucky.get(tried[first], ([], []))
+        _, hours = job.kept.by_luck(tried[first])
         job.kept.drop(hours)
         job.sets += 1
         return replace(self._put(tried[first]), verified=True)
