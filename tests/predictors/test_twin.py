@@ -9,6 +9,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Bin
+from packer.io.profiles import load_profile
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Slots
@@ -92,6 +93,27 @@ def test_clear_cases_are_short(small: Profile) -> None:
     """A calm server takes one short run, one at the edge several whole ones."""
     calm = evaluate_until_clear(_fleet(0.1), small, Slots(12, 8))
     assert (calm.runs, calm.duration_s < DURATION_S) == (1, True)
+
+
+@pytest.mark.usefixtures("whole_hours")
+@pytest.mark.parametrize("seed", range(4))
+def test_the_limits_are_judged_by_the_hour_of_a_simulation(seed: int) -> None:
+    """A calm server that breaks the limits in a short run, by the loads of its start, is judged by a whole hour: it
+    keeps them as `simulate` says."""
+    rng = np.random.default_rng(1)
+    rates, ranks = rng.lognormal(-2.5, 1.2, 80), rng.choice([8, 16, 32, 64], 80)
+    fleet = Workload(
+        [
+            Adapter(f"a{i}", int(rank), float(rate))
+            for i, (rank, rate) in enumerate(zip(ranks, rates, strict=True))
+        ]
+    )
+    server = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    found = evaluate_until_clear(fleet, server, Slots(61, 64), seed=seed)
+    hour = simulate(fleet, server, max_loras=61, max_lora_rank=64, seed=seed)
+    assert hour.slo_used < 1.0
+    assert found.evaluation.slo_used < 1.0
+    assert found.duration_s < DURATION_S or found.evaluation.slo_used == hour.slo_used
 
 
 def test_a_replayed_trace_is_evaluated_whole(small: Profile) -> None:
