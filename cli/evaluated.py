@@ -73,6 +73,8 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
     lines.append(Judged(said, found.holds and not new))
     if found.holds or not (found.over_limits or found.broken):
         lines += [f"{reason}." for reason in plan.reasons]
+    elif found.rarely:
+        lines.append(f"{found.rarely}.")
     return lines
 
 

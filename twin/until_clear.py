@@ -141,12 +141,12 @@ def evaluate_until_clear(
 ) -> ClearEvaluation:
     """Simulate one server until it is clear whether it starves.
 
-    A short run suffices for servers that serve nearly everything without a queue and keep their latency limits, and for
-    heavily overloaded ones whose pace is steady. All others get the whole `DURATION_S`, and those `at_edge` get `edge_seeds` runs. Servers with few
-    requests are simulated for longer, so that chance does not starve them, and servers with hundreds of requests a
-    second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and never more than `HARD_LIMIT` requests.
-    Further runs take `workers` threads. Replayed traces are always simulated whole, and piecewise rates in whole
-    cycles.
+    A short run suffices for servers that serve nearly everything without a queue and keep their latency limits, and
+    for heavily overloaded ones whose pace is steady. All others get the whole `DURATION_S`, and those `at_edge` get
+    `edge_seeds` runs. Servers with few requests are simulated for longer, so that chance does not starve them, and
+    servers with hundreds of requests a second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and never
+    more than `HARD_LIMIT` requests. Further runs take `workers` threads. Replayed traces are always simulated whole,
+    and piecewise rates in whole cycles.
     """
     rate, kind = workload.rate, workload.arrivals.kind
     enough_s = min(MIN_REQUESTS / rate, LONGEST_S)
