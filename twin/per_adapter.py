@@ -60,9 +60,15 @@ def mean_itl_ms(sim: Run) -> FloatArray:
 
     NaN where no request with two tokens completed.
     """
+    return ratio(*_spans_and_gaps(sim))
+
+
+def _spans_and_gaps(sim: Run) -> tuple[FloatArray, FloatArray]:
+    """Return, for each adapter, the time between first and last token of its completed requests, ms, and the number of
+    gaps between tokens."""
     done = sim.raw.finished
     span_ms = (sim.raw.finish_s[done] - sim.raw.first_s[done]) * 1e3
-    return ratio(sums(sim, span_ms), sums(sim, sim.raw.requests.output_tokens[done] - 1.0))
+    return sums(sim, span_ms), sums(sim, sim.raw.requests.output_tokens[done] - 1.0)
 
 
 def pooled_p95_ttft_ms(sim: Run) -> FloatArray:
@@ -110,7 +116,8 @@ def judged_ms(sim: Run, key: str) -> FloatArray:
         own_ms = np.where(few, np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0) / FEW_MAY_REACH, 0.0)
         return np.maximum(sim.adapter_pooled_p95_ttft_ms, own_ms)
     if key == "mean_itl_ms":
-        server_ms = 0.0 if np.isnan(sim.mean_itl_ms) else sim.mean_itl_ms
+        span_ms, gaps = (each.sum() for each in _spans_and_gaps(sim))  # per token, as those of adapters
+        server_ms = span_ms / gaps if gaps else 0.0
         own_ms = np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0)
         return np.where(sim.completed_of >= MEAN_FROM, own_ms, server_ms)
     values, owners = sim.requests_ms(what)

@@ -14,7 +14,10 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import UnknownNameError
 from packer.goal import OF_MANY, Goal, Limits, Slo, level
+from packer.io.profiles import load_profile
+from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
+from packer.speculation import SpeculationSpec
 from packer.twin.per_adapter import (
     FEW_CHANCE,
     FEW_MAY_REACH,
@@ -256,6 +259,23 @@ def test_limits_of_servers_and_of_requests_count(make_profile: MakeProfile) -> N
     assert few.slo_used == pytest.approx((1.0 - few.slo_attainment) / 0.01)
     given = {"ttft_ms": limit_ms, "request_share": 0.9}
     assert simulate(fleet, make_profile(), max_loras=2, duration_s=100.0, slo=given).slo_used < 1.0
+
+
+def test_a_rare_adapter_gets_the_time_per_token_of_its_server() -> None:
+    """With drafts a step brings several tokens: the mean ITL of adapters with few requests counts tokens, as that of
+    others does, not steps, so that a rare adapter breaks no limit that all requests keep."""
+    server = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    drafts = SpeculationSpec("eagle3", 5, 0.9, draft_pass_ms=0.3)
+    server = replace(server, engine=replace(server.engine, version="0.32.0", speculation=drafts))
+    lengths = Lengths.constant(200), Lengths.constant(100)
+    adapters = [Adapter(f"a{k}", 8, 0.5, *lengths) for k in range(4)]
+    goal = Goal.parse("mean_itl_ms=10")
+    usual = Workload(adapters, slo=goal)
+    rare = Workload([*adapters, Adapter("rare", 8, 0.001, *lengths)], slo=goal)
+    found = [simulate(fleet, server, max_loras=5, duration_s=1800.0, seed=1) for fleet in (usual, rare)]
+    assert all(1 <= run.completed_of[4] < 5 for run in found[1:])
+    assert found[1].slo_used == pytest.approx(found[0].slo_used, rel=0.1)
+    assert all(run.slo_used < 0.5 < 1.0 < run.mean_itl_ms / 10.0 for run in found)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 19, 20, 21, 1000, 20001])
