@@ -26,30 +26,24 @@ def beyond(hours: Sequence[ServerHour]) -> float:
 def looked_at(
     found: Sequence[float], adapters: int, further: Callable[[int, int], Sequence[float]]
 ) -> list[float]:
-    """The number of adapters beyond their limits in each hour, for enough hours to tell whether that is chance.
+    """Numbers of adapters beyond their limits, in as many hours as are needed to tell whether that is chance.
 
-    `found`: the numbers of the first hours, infinite if not by chance. `adapters`: number of adapters of all servers.
+    `found`: the numbers of the first hours, infinite if it is not chance. `adapters`: adapters on all servers.
     `further(first, number)`: the numbers of `number` further hours; `first`: how many hours were examined before.
     """
     hours = list(found)
-    while (
-        any(hours) and sum(hours) <= at_most(adapters, len(hours)) and (more := _more(adapters, len(hours)))
-    ):
-        hours += further(len(hours), more)
+    while any(hours) and len(hours) < HOURS and sum(hours) <= at_most(adapters, len(hours)):
+        if adapters * len(hours) >= ONE_IN and by_chance(hours, adapters):
+            break
+        hours += further(len(hours), min(FRESH_HOURS, HOURS - len(hours)))
     return hours
 
 
-def _more(adapters: int, hours: int) -> int:
-    """Return how many hours to look at after the first ones; 0: these are enough."""
-    return 0 if adapters * hours >= ONE_IN else max(0, min(FRESH_HOURS, HOURS - hours))
-
-
 def at_most(adapters: int, hours: int) -> float:
-    """Return how many adapter-hours may be beyond their limits in all hours that are looked at, after `hours` of them;
-    more are not chance."""
-    while more := _more(adapters, hours):
-        hours += more
-    return _allowed(adapters, hours)
+    """Return how many adapter-hours of these hours may be beyond their limits until it is clear that this is not
+    chance: two standard errors more than `by_chance` allows, or what it allows in `HOURS`."""
+    usual = max(1.0, adapters * hours / ONE_IN)
+    return min(usual + 2.0 * math.sqrt(usual), _allowed(adapters, max(hours, HOURS)))
 
 
 def by_chance(found: Sequence[float], adapters: int) -> bool:

@@ -67,6 +67,8 @@ class KeptHours:
     unlucky: dict[tuple[Bin, ...], tuple[list[float], list[Hour]]] = field(default_factory=dict, init=False)
     """For each plan that breaks its limits by chance alone (`packer.planning.chance`): the number of adapters beyond
     their limits in each hour examined, and the hours that break the limits."""
+    refused: set[tuple[Bin, ...]] = field(default_factory=set, init=False)
+    """Plans that break their limits in fresh hours by more than chance."""
     _lone: dict[Bin, Run] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -257,12 +259,15 @@ class KeptHours:
         """Return the hour at the rates as given that has this number."""
         return Hour(self.workload, seeds.fresh(self.seed, place), apart=True)
 
-    def broken_later(self, bins: Sequence[Bin], number: int = 0, earlier: Sequence[Hour] = ()) -> list[Hour]:
-        """The hours of the `number`-th fresh set, and of `earlier` ones that broke other plans, that break the limits;
-        none if chance explains them. All are simulated, because plans are then made for the worst."""
-        hours = [*earlier, *self.fresh(bins, number)]
+    def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
+        """The hours of the `number`-th fresh set that break the limits; none if chance explains them. All are tried,
+        because plans are then made for the worst."""
+        hours = self.fresh(bins, number)
         broken = self._broken(bins, hours)
-        return [] if broken and self.all_count and self._is_chance(bins, number, hours, broken) else broken
+        if not broken or (self.all_count and self._is_chance(bins, number, hours, broken)):
+            return []
+        self.refused.add(tuple(bins))
+        return broken
 
     def _is_chance(
         self, bins: Sequence[Bin], number: int, looked: Sequence[Hour], broken: list[Hour]

@@ -30,9 +30,9 @@ class PeriodHours(KeptHours):
 
     others: Sequence[Hour] = field(default=(), kw_only=True)
 
-    def broken_later(self, bins: Sequence[Bin], number: int = 0, earlier: Sequence[Hour] = ()) -> list[Hour]:
+    def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """The fresh hours and the hours of the other periods that break the limits."""
-        return [*super().broken_later(bins, number, earlier), *self._broken(bins, self.others)]
+        return [*super().broken_later(bins, number), *self._broken(bins, self.others)]
 
 
 @dataclass(frozen=True, eq=False)

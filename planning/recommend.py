@@ -208,20 +208,21 @@ class Deployment:
         return self._by_chance(low, found) or self._plan(found)
 
     def _by_chance(self, low: int, found: int | None) -> Plan | None:
-        """A plan on fewer servers than `found` that kept and new fresh hours break by chance alone; else None."""
+        """A plan on fewer servers than `found` that breaks kept hours, but new fresh hours by chance alone; else None."""
         job = self.job
         most = math.inf if found is None else found
+        kept = job.kept
         tried = [each.plan.bins for each in job.points if each.broken_later and low <= each.n_gpus < most]
+        tried = [bins for bins in tried if tuple(bins) not in kept.refused]
 
         def holds(k: int) -> bool:
-            usual = job.kept.holds_in(tried[k], job.kept.given)
-            return usual and not job.kept.broken_later(tried[k], job.sets, job.kept.added)
+            return kept.holds_in(tried[k], kept.given) and not kept.broken_later(tried[k], job.sets)
 
         first = bisect_left(range(len(tried)), True, key=lambda k: not job.over() and holds(k))
         if first == len(tried) or job.over():
             return None
-        _, hours = job.kept.by_luck(tried[first])
-        job.kept.drop(hours)
+        # An hour that is kept has the draws of the worst server of another plan for all servers.
+        kept.drop([hour for hour in kept.added if not kept.holds_in(tried[first], hour)])
         job.sets += 1
         return replace(self._put(tried[first]), verified=True)
 

@@ -29,10 +29,23 @@ from packer.workload import Workload
         (40, [math.inf, 0.0, 0.0], [], 3, False),
         (40, [0.0, 0.0, 0.0], [], 3, True),
         (500, [1.0, 0.0, 0.0], [0.0] * 9, 12, True),  # 1.2 of 6,000 adapter-hours
-        (1_000, [1.0, 0.0, 0.0], [0.0, 1.0] + [0.0] * 7, 6, False),
-        (1_000, [1.0, 1.0, 0.0], [], 3, False),  # two are too many of 6,000, whatever the others are
+        (
+            1_000,
+            [1.0, 0.0, 0.0],
+            [0.0, 1.0] + [0.0] * 7,
+            12,
+            True,
+        ),  # two of 12,000, though more than 1.2 of 6,000
+        (
+            1_000,
+            [1.0, 1.0, 0.0],
+            [1.0] + [0.0] * 8,
+            6,
+            False,
+        ),  # three are too many of 12,000, whatever the others are
         (2_000, [1.0, 0.0, 0.0], [], 3, True),  # 1.2 of 6,000
-        (2_000, [2.0, 0.0, 0.0], [], 3, False),  # so many adapter-hours tell without further ones
+        (2_000, [2.0, 0.0, 0.0], [0.0] * 3, 6, True),  # two of 6,000 leave a doubt, two of 12,000 none
+        (2_000, [4.0, 0.0, 0.0], [], 3, False),  # two standard errors above 1.2 tell without further ones
     ],
 )
 def test_one_adapter_hour_in_so_many_may_be_beyond(
@@ -88,7 +101,7 @@ class _Unlucky(KeptHours):
         ((1,), math.inf, 40, 1),
         ((1, 2), 1.0, 40, 2),
         ((1,), 1.0, 2_000, 0),
-        ((1, 2), 1.0, 2_000, 2),
+        ((1, 2), 2.0, 2_000, 2),
     ],
 )
 def test_a_plan_is_verified_where_chance_alone_breaks_it(
@@ -125,14 +138,15 @@ def test_fewer_servers_that_chance_breaks_are_taken(server: Profile, chance: boo
     job._points[1] = replace(point, holds=False, broken_later=True)
     bins, asked = point.plan.bins, []
 
-    def broken_later(bins: tuple[Bin, ...], number: int, earlier: list[object]) -> list[object]:
-        asked.append((bins, number, earlier))
+    def broken_later(bins: tuple[Bin, ...], number: int) -> list[object]:
+        asked.append((bins, number))
         job.kept.unlucky |= {bins: ([1.0], [hour])} if chance else {}
         return [] if chance else [hour]
 
     job.kept.broken_later = broken_later  # type: ignore[method-assign,assignment]
+    job.kept.holds_in = lambda _bins, each: each != hour  # type: ignore[method-assign,assignment]
     found = task._by_chance(1, 2)
-    assert asked == [(bins, 0, [hour])]
+    assert asked == [(bins, 0)]
     assert job.kept.added == ([] if chance else [hour])
     if chance:
         assert found is not None
