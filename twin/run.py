@@ -96,7 +96,7 @@ class Run:
     """Input + output tokens of all requests sent; refused ones at the mean if none were drawn."""
 
     refused = cached_property(by_server.refused)
-    """Requests that the client could not send because too many were outstanding."""
+    """Requests that the client could not send because too many were outstanding, or that a full server refused."""
     completed = cached_property(lambda self: len(self._completed))
     """Requests that got all their tokens."""
     request_throughput = cached_property(lambda self: float(self.completed / self.duration_s))

@@ -50,7 +50,8 @@ class Raw:
     their lengths were never drawn). `server`, `timeline` (bins,), `rows` (n,): the kernel's records of the server, of
     time and of these requests (`packer.twin.engine.state`). `tuning`: the record of `packer.twin.tuning.state`, if the
     server trained. `found` (n,): tokens of each request that were in the KV cache at its first admission, -1 before
-    that; None without prefix caching. `drafts`: None without speculative decoding.
+    that; None without prefix caching. `drafts`: None without speculative decoding. `turned_away` (n,): requests
+    with a row that were refused, in a cluster; None: no refused request has a row.
     """
 
     requests: RequestTrace
@@ -67,6 +68,7 @@ class Raw:
     tuning: Record | None = None
     found: IntArray | None = None
     drafts: DraftTotals | None = None
+    turned_away: BoolArray | None = None
 
     @property
     def engine_s(self) -> FloatArray:

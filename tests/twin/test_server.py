@@ -53,7 +53,13 @@ def test_full_server_refuses(make_profile: Callable[..., Profile], ahead: bool) 
     assert by_server.raw.finish_s.tobytes() == by_client.raw.finish_s.tobytes()
     cluster = Cluster.of(full, 1, max_loras=3)
     of_cluster = simulate_cluster(workload, cluster, router="round-robin", duration_s=30.0)
-    assert (of_cluster.sent, of_cluster.completed) == (by_server.sent, by_server.completed)
+    for run in (of_cluster, of_cluster.servers[0]):
+        assert (run.sent, run.completed, run.refused) == (
+            by_server.sent, by_server.completed, by_server.refused,
+        )  # fmt: skip
+        assert run.sent_tokens == by_server.sent_tokens
+        assert 0.0 < run.served_share == pytest.approx(by_server.served_share)
+        assert not run.stable
     assert np.nansum(of_cluster.raw.finish_s) == pytest.approx(np.nansum(by_server.raw.finish_s))
     with pytest.raises(IncompatibleError, match="max_num_queued_reqs"):
         simulate(workload, full, max_loras=3, duration_s=30.0, concurrency=4)
