@@ -204,8 +204,9 @@ def kept_requests(sim: Run) -> tuple[BoolArray, BoolArray]:
     """Return which requests kept their limits (`Goal.of_requests`), and which broke them, bool (n,) each.
 
     A request breaks a limit if it would exceed it even if all its remaining tokens came at the end of the run; the
-    limit of its mean gap between tokens only once it completed. A completed request that breaks no limit keeps them.
-    Others, which the end of the run cut off, do neither. Limits of gaps do not apply to requests of one token.
+    limit of its mean gap between tokens only once it completed. A refused request with a row breaks its limits. A
+    completed request that breaks no limit keeps them. Others, which the end of the run cut off, do neither. Limits of
+    gaps do not apply to requests of one token.
     """
     raw, requests, end_s = sim.raw, sim.raw.requests, sim.duration_s
     first_s, finish_s = (np.where(np.isnan(at_s), end_s, at_s) for at_s in (raw.first_s, raw.finish_s))
@@ -224,6 +225,8 @@ def kept_requests(sim: Run) -> tuple[BoolArray, BoolArray]:
         per = {"tpot": gaps, "normalised": requests.output_tokens}.get(what, 1)
         took_ms: FloatArray = (until_s - since_s) * 1e3 / per
         broke |= took_ms > limit_ms
+    if raw.turned_away is not None:
+        broke |= raw.turned_away
     return raw.finished & ~broke, broke
 
 
