@@ -102,8 +102,36 @@ def slo_used(sim: Run) -> FloatArray:
 
 
 def judged_ms(sim: Run, key: str) -> FloatArray:
-    """Return the figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server."""
+    """Return the figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server.
+
+    An adapter none of whose requests completed is judged by their longest wait so far, once that is beyond its limit.
+    """
     statistic, _, what = key.removesuffix("_ms").partition("_")
+    figures = _completed_ms(sim, key, statistic, what)
+    if what in ("ttft", "e2e") and not sim.completed_of.all():
+        waited_ms = _waited_ms(sim, what)
+        figures = np.where(waited_ms > sim.workload.slo.column(sim.workload, key), waited_ms, figures)
+    return figures
+
+
+def _waited_ms(sim: Run, what: str) -> FloatArray:
+    """Return the longest wait of each adapter's requests until the end of the run, ms, float64 (m,).
+
+    `what`: "ttft" (for the first token) or "e2e". 0 for adapters with a completed request. A refused request waits for
+    the whole run.
+    """
+    raw, end_s = sim.raw, sim.duration_s
+    waited_s = np.where(raw.refused > 0, end_s, 0.0)
+    until_s = np.where(np.isnan(raw.first_s) | (what == "e2e"), end_s, raw.first_s)
+    each_s = until_s - raw.requests.time_s
+    if raw.turned_away is not None:
+        each_s[raw.turned_away] = end_s
+    np.maximum.at(waited_s, raw.requests.adapter, each_s)
+    return np.where(sim.completed_of == 0, waited_s * 1e3, 0.0)
+
+
+def _completed_ms(sim: Run, key: str, statistic: str, what: str) -> FloatArray:
+    """Return the figure of each adapter from completed requests, ms, float64 (m,); 0 without any."""
     if key == "p95_ttft_ms":
         number = sim.completed_of
         few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)

@@ -22,6 +22,7 @@ from packer.twin.per_adapter import (
     MEAN_FROM,
     _more_than,
     few_used,
+    judged_ms,
     quiet_adapters,
 )
 from packer.twin.per_server import quantiles
@@ -266,3 +267,15 @@ def test_quantiles_are_numpys(n: int) -> None:
     found = quantiles(values, *shares)
     np.testing.assert_array_equal(values, before)
     np.testing.assert_array_equal(found, np.quantile(values, shares) if n else np.full(6, np.nan))
+
+
+def test_an_adapter_without_a_completed_request_is_judged_by_its_waits(make_profile: MakeProfile) -> None:
+    """A limit that a request has outwaited is broken before it completes; a wait within it counts as nothing yet."""
+    # a0 runs from 0 s to 1.5 s; a1 waits for its slot from 0.1 s; a2 has nothing to wait for
+    sim = _one_slot(make_profile, (0.0, 0, 150), (0.1, 1, 400))
+    for key, ms in (("p95_ttft_ms", 1400.0), ("mean_ttft_ms", 1400.0), ("p90_e2e_ms", 1900.0)):
+        for limit_ms, kept in ((0.9 * ms, False), (1.1 * ms, True)):
+            goal = Slo.only({key: limit_ms})
+            found = judged_ms(replace(sim, workload=replace(sim.workload, slo=goal)), key)
+            assert found[1] == (0.0 if kept else pytest.approx(ms, abs=20.0))
+            assert found[2] == 0.0

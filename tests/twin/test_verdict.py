@@ -42,12 +42,17 @@ def test_slots_that_are_too_few_are_named(toy_profile: Profile) -> None:
 
 
 def test_an_adapter_without_answers_keeps_no_limit(server: Profile) -> None:
-    """Where an adapter never gets a slot, the others' latencies say nothing of the goal."""
+    """An adapter that never gets a slot is beyond its TTFT limit; the others' latencies say nothing of the goal."""
     busy = Workload([Adapter("a", 8, 4.0), Adapter("b", 8, 3.0), Adapter("c", 8, 2.0)])
     run = simulate(busy, server, max_loras=2, duration_s=600, seed=0)
     assert 0 in run.completed_of
     assert verdict_of(run).text.startswith("Starves: serves ")
     assert "keeps" not in verdict_of(run).text
+    ttft = verdict_of(run).limits[0]
+    answered = run.per_adapter.filter(run.per_adapter["completed"] > 0)
+    assert ttft.beyond == 1 + (answered["p95_ttft_ms"] > ttft.limit_ms).sum()
+    assert ttft.limit_ms < ttft.value_ms <= 600e3
+    assert not ttft.kept
 
 
 @pytest.mark.parametrize(
