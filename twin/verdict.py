@@ -21,7 +21,8 @@ class MeasuredLimit:
     """A limit of the goal with the figure that is nearest to it, or furthest beyond.
 
     `value_ms`: of an adapter or of a server; NaN for limits of requests, where `words` has the share of requests that
-    keep them. `beyond`: number of adapters over their limit.
+    keep them. `kept`: of several limits of requests that are only broken together, none is kept. `beyond`: number of
+    adapters over their limit.
     """
 
     key: str
@@ -133,11 +134,29 @@ def _measured(sim: Run) -> Iterator[MeasuredLimit]:
         figures = [server.figure(key.removeprefix("server.")) for server in sim.servers]
         value_ms = max((figure for figure in figures if not math.isnan(figure)), default=0.0)
         yield _beside(key, limit_ms, value_ms, value_ms <= limit_ms)
-    kept = requests_used(sim) <= 1.0
-    words = f"{Limits.only(goal.limits.at('request'))} ({_share(sim.slo_attainment)} of the requests)"
-    for k, key in enumerate(goal.keys("request")):
+    keys, kept = goal.keys("request"), requests_used(sim) <= 1.0
+    alone = {} if kept else {key: _judged_by(sim, key) for key in keys}
+    broken = [key for key in keys if not kept and requests_used(alone[key]) > 1.0]
+    together = f"{Limits.only(goal.limits.at('request'))} ({_share(sim.slo_attainment)} of the requests)"
+    for k, key in enumerate(keys):
+        words = "" if k or broken else together
+        if key in broken:
+            own = alone[key]
+            words = f"{str(own.workload.slo.limits) or words_of(key)} ({_share(own.slo_attainment)} of the requests)"
         limit_ms = goal.limits.to_dict().get(key, math.nan)
-        yield MeasuredLimit(key, limit_ms, math.nan, kept, "" if k else words)
+        yield MeasuredLimit(key, limit_ms, math.nan, kept or (bool(broken) and key not in broken), words)
+
+
+def _judged_by(sim: Run, key: str) -> Run:
+    """Return the run under the limits `key` of its goal alone."""
+    goal = sim.workload.slo
+
+    def only(limits: Limits) -> Limits:
+        return Limits.only({name: value for name, value in limits.to_dict().items() if name == key})
+
+    classes = tuple((name, only(limits)) for name, limits in goal.classes)
+    alone = replace(goal, limits=only(goal.limits), classes=classes)
+    return replace(sim, workload=replace(sim.workload, slo=alone))
 
 
 def _beside(

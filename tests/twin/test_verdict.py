@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from packer.adapter import Adapter
 from packer.cluster import Cluster
+from packer.goal import Goal
 from packer.profile import Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.simulate import simulate
@@ -63,6 +67,37 @@ def test_the_verdict_agrees_with_how_much_of_the_goal_is_used(toy_profile: Profi
     for limit in (slo, slo.replace("=1", "=100000", 1)):
         run = simulate(fleet(3, 0.1), toy_profile, max_loras=3, duration_s=600, slo=limit)
         assert verdict_of(run).holds == (run.slo_used <= 1.0) == (limit != slo)
+
+
+@pytest.mark.parametrize(
+    ("slo", "kept"),
+    [
+        ({"ttft_ms": 1.0, "tpot_ms": 1e6}, [False, True]),
+        ({"ttft_ms": 1e6, "tpot_ms": 1.0}, [True, False]),
+        ({"ttft_ms": 1.0, "tpot_ms": 1.0}, [False, False]),
+        ({"ttft_ms": 1e6, "tpot_ms": 1e6}, [True, True]),
+    ],
+)
+def test_each_limit_of_requests_is_judged_alone(
+    toy_profile: Profile, slo: dict[str, float], kept: list[bool]
+) -> None:
+    """Of several limits of requests the verdict names those that too few requests keep, each with its own share."""
+    found = verdict_of(simulate(fleet(3, 0.1), toy_profile, max_loras=3, duration_s=600, slo=slo))
+    assert [each.kept for each in found.limits] == kept
+    assert found.holds == all(kept)
+    said = found.text.partition("breaks ")[2].partition(":")[0]
+    assert ["TTFT" not in said, "TPOT" not in said] == kept
+    assert said.count(" % of the requests)") == kept.count(False)
+
+
+def test_limits_of_requests_that_only_break_together_are_named_together(toy_profile: Profile) -> None:
+    """If enough requests keep each limit and too few keep all, the verdict names all of them, with one share."""
+    run = simulate(fleet(3, 0.2), toy_profile, max_loras=1, duration_s=600)
+    slo = {"ttft_ms": float(np.quantile(run.ttft_ms, 0.9)), "tpot_ms": float(np.quantile(run.tpot_ms, 0.9))}
+    goal = Goal.only({**slo, "request_share": 0.85})
+    found = verdict_of(replace(run, workload=replace(run.workload, slo=goal)))
+    assert [each.kept for each in found.limits] == [False, False]
+    assert f"breaks {goal.limits} (" in found.text
 
 
 def test_a_server_that_does_not_start_breaks_the_goal(toy_profile: Profile) -> None:
