@@ -65,6 +65,7 @@ class Run:
     state: Servers | None = field(default=None, repr=False)
     transit: Transit | None = field(default=None, repr=False)
     spans: tuple[tuple[int, float, float], ...] | None = field(default=None, repr=False)
+    max_outstanding: int | None = None
 
     max_loras = cached_property(lambda self: int(self.settings.max_loras))
     """Slots: adapters on the GPU at once."""

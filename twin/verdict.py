@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from packer.goal import Limits, time_words, words_of
-from packer.twin.limits import Limit, limit_of
+from packer.twin.limits import Limit, client_limit, limit_of
 from packer.twin.per_adapter import judged_ms, requests_used
 from packer.twin.run import Run
 from packer.words import counted
@@ -112,7 +112,12 @@ def _drafts(sim: Run) -> str:
 
 
 def _cause(sim: Run) -> tuple[Limit, str]:
-    """Return what limits the server, for a cluster the server that is furthest beyond the goal; and that in words."""
+    """Return what limits the server, for a cluster the server that is furthest beyond the goal; and that in words.
+
+    If servers have room for what the client keeps from them, that is the client.
+    """
+    if (client := client_limit(sim)) is not None:
+        return client, f": {client.name}, {client.usage}"
     servers = sim.servers
     worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
     found = limit_of(servers[worst])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,33 @@ def test_limits_of_requests_that_only_break_together_are_named_together(toy_prof
     found = verdict_of(replace(run, workload=replace(run.workload, slo=goal)))
     assert [each.kept for each in found.limits] == [False, False]
     assert f"breaks {goal.limits} (" in found.text
+
+
+@pytest.mark.parametrize("client", [{"concurrency": 1, "paced": True}, {"max_outstanding": 1}])
+def test_a_client_that_keeps_requests_from_an_idle_server_is_named(
+    toy_profile: Profile, client: dict[str, Any]
+) -> None:
+    """Where the client's limit of open requests leaves the server room, it is the cause, on a cluster, too."""
+    runs = [
+        simulate(fleet(2, 2.0), toy_profile, max_loras=2, duration_s=300, **client),
+        simulate_cluster(fleet(2, 2.0), Cluster.of(toy_profile, 2, max_loras=2), duration_s=300, **client),
+    ]
+    for run in runs:
+        found = verdict_of(run)
+        assert run.starved
+        assert found.cause is not None
+        assert found.cause.name == "client"
+        assert "client, it keeps at most 1 request open and " in found.text
+        assert found.cause.advice == f"a higher {next(iter(client))}"
+
+
+def test_a_full_server_is_named_whatever_its_client_refuses(toy_profile: Profile) -> None:
+    """Where requests wait in the server, its resources are the cause, though the client refuses more."""
+    run = simulate(fleet(12, 2.0), toy_profile, max_loras=1, duration_s=300, max_outstanding=200)
+    found = verdict_of(run)
+    assert run.refused > 100
+    assert found.cause is not None
+    assert found.cause.name in ("slots", "loading")
 
 
 def test_a_server_that_does_not_start_breaks_the_goal(toy_profile: Profile) -> None:
