@@ -94,7 +94,7 @@ class Run:
     """Requests sent, including those refused by the client's ceiling."""
 
     sent_tokens = cached_property(lambda self: float(self.raw.sent_tokens))
-    """Input + output tokens of all requests sent; refused ones at the mean if none were drawn."""
+    """Input + output tokens of all requests sent, including refused ones."""
 
     refused = cached_property(by_server.refused)
     """Requests that the client could not send because too many were outstanding, or that a full server refused."""

@@ -61,14 +61,13 @@ def test_adapter_without_requests_has_no_latency(make_profile: MakeProfile) -> N
 
 
 def test_refused_requests_belong_to_adapters(make_profile: MakeProfile) -> None:
-    """Refused Poisson requests are spread over the adapters by their rates, every one of them."""
+    """Refused Poisson requests keep their adapters and lengths: the client sends what it sends without a ceiling."""
     fleet = Workload([Adapter("often", 8, 90.0), Adapter("seldom", 8, 10.0)])
     sim = simulate(fleet, make_profile(), max_loras=2, duration_s=60.0, max_outstanding=20)
-    sent = sim.per_adapter["sent"].to_numpy()
+    every = simulate(fleet, make_profile(), max_loras=2, duration_s=60.0)
     assert sim.refused > 3000
-    assert sent.sum() == sim.sent
-    assert sent[0] / sent[1] == pytest.approx(9.0, rel=0.2)
-    assert sim.sent_tokens == pytest.approx(60 * fleet.offered_tok_s, rel=0.1)
+    assert (sim.sent, sim.sent_tokens) == (every.sent, every.sent_tokens)
+    assert sim.per_adapter["sent"].to_list() == every.per_adapter["sent"].to_list()
 
 
 def test_figures_of_each_adapter_are_those_of_its_requests(busy: Run) -> None:
