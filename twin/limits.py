@@ -14,6 +14,8 @@ from packer.twin.law.law import law_of
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
+from packer.twin.stability import FEW
+from packer.words import counted
 from packer.workload import Workload
 
 USED_UP = 0.5
@@ -64,6 +66,27 @@ def limit_of(sim: Run) -> Limit:
         return found
     usage = f"requests wait in {(waiting >= 1.0).mean():.0%} of the time, up to {waiting.max():.0f} at once"
     return Limit("bursts", found.pressure, usage, "fewer requests per GPU, or hot adapters on more GPUs")
+
+
+def client_limit(sim: Run) -> Limit | None:
+    """Return the client's limit of open requests if it keeps requests from servers that have room for more, else None.
+
+    The servers have room if no queue stands before them and gaps between tokens are within their limit.
+    """
+    most, queue = (
+        sim.concurrency if sim.paced else sim.max_outstanding,
+        sim.profile.engine.max_num_queued_reqs,
+    )
+    servers = len(sim.servers)
+    if most is None or (queue is not None and queue * servers < most):
+        return None
+    if not sim.refused or sim.stable:
+        return None
+    if sim.mean_waiting > FEW * servers or sim.mean_itl_ms > sim.workload.slo.columns(sim.workload)[1].min():
+        return None
+    name, verb = ("concurrency", "holds back") if sim.paced else ("max_outstanding", "refuses")
+    usage = f"it keeps at most {counted(most, 'request')} open and {verb} {sim.refused:,} of {sim.sent:,}"
+    return Limit("client", 1.0, usage, f"a higher {name}")
 
 
 def starting(sent_s: npt.NDArray[np.floating[Any]], fleet: Workload) -> npt.NDArray[np.bool_]:

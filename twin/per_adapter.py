@@ -108,8 +108,36 @@ def slo_used(sim: Run) -> FloatArray:
 
 
 def judged_ms(sim: Run, key: str) -> FloatArray:
-    """Return the figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server."""
+    """Return the figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server.
+
+    An adapter none of whose requests completed is judged by their longest wait so far, once that is beyond its limit.
+    """
     statistic, _, what = key.removesuffix("_ms").partition("_")
+    figures = _completed_ms(sim, key, statistic, what)
+    if what in ("ttft", "e2e") and not sim.completed_of.all():
+        waited_ms = _waited_ms(sim, what)
+        figures = np.where(waited_ms > sim.workload.slo.column(sim.workload, key), waited_ms, figures)
+    return figures
+
+
+def _waited_ms(sim: Run, what: str) -> FloatArray:
+    """Return the longest wait of each adapter's requests until the end of the run, ms, float64 (m,).
+
+    `what`: "ttft" (for the first token) or "e2e". 0 for adapters with a completed request. A refused request waits for
+    the whole run.
+    """
+    raw, end_s = sim.raw, sim.duration_s
+    waited_s = np.where(raw.refused > 0, end_s, 0.0)
+    until_s = np.where(np.isnan(raw.first_s) | (what == "e2e"), end_s, raw.first_s)
+    each_s = until_s - raw.requests.time_s
+    if raw.turned_away is not None:
+        each_s[raw.turned_away] = end_s
+    np.maximum.at(waited_s, raw.requests.adapter, each_s)
+    return np.where(sim.completed_of == 0, waited_s * 1e3, 0.0)
+
+
+def _completed_ms(sim: Run, key: str, statistic: str, what: str) -> FloatArray:
+    """Return the figure of each adapter from completed requests, ms, float64 (m,); 0 without any."""
     if key == "p95_ttft_ms":
         number = sim.completed_of
         few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
@@ -211,8 +239,9 @@ def kept_requests(sim: Run) -> tuple[BoolArray, BoolArray]:
     """Return which requests kept their limits (`Goal.of_requests`), and which broke them, bool (n,) each.
 
     A request breaks a limit if it would exceed it even if all its remaining tokens came at the end of the run; the
-    limit of its mean gap between tokens only once it completed. A completed request that breaks no limit keeps them.
-    Others, which the end of the run cut off, do neither. Limits of gaps do not apply to requests of one token.
+    limit of its mean gap between tokens only once it completed. A refused request with a row breaks its limits. A
+    completed request that breaks no limit keeps them. Others, which the end of the run cut off, do neither. Limits of
+    gaps do not apply to requests of one token.
     """
     raw, requests, end_s = sim.raw, sim.raw.requests, sim.duration_s
     first_s, finish_s = (np.where(np.isnan(at_s), end_s, at_s) for at_s in (raw.first_s, raw.finish_s))
@@ -231,6 +260,8 @@ def kept_requests(sim: Run) -> tuple[BoolArray, BoolArray]:
         per = {"tpot": gaps, "normalised": requests.output_tokens}.get(what, 1)
         took_ms: FloatArray = (until_s - since_s) * 1e3 / per
         broke |= took_ms > limit_ms
+    if raw.turned_away is not None:
+        broke |= raw.turned_away
     return raw.finished & ~broke, broke
 
 

@@ -91,11 +91,9 @@ def mean_kv_usage(run: Run) -> float:
 
 def refused(run: Run) -> int:
     """See `Run.refused`. In a cluster, requests that are on their way at the end are sent but not taken."""
-    if run.state is None:
+    if run.raw.turned_away is None:
         return run.sent - int(run.raw.server["taken"])
-    from packer.twin.cluster.state import REFUSED
-
-    return int((run.state.server == REFUSED).sum())
+    return int(run.raw.turned_away.sum())
 
 
 def hit_rate(run: Run) -> float:

@@ -65,6 +65,7 @@ class Run:
     state: Servers | None = field(default=None, repr=False)
     transit: Transit | None = field(default=None, repr=False)
     spans: tuple[tuple[int, float, float], ...] | None = field(default=None, repr=False)
+    max_outstanding: int | None = None
 
     max_loras = cached_property(lambda self: int(self.settings.max_loras))
     """Slots: adapters on the GPU at once."""
@@ -93,10 +94,10 @@ class Run:
     """Requests sent, including those refused by the client's ceiling."""
 
     sent_tokens = cached_property(lambda self: float(self.raw.sent_tokens))
-    """Input + output tokens of all requests sent; refused ones at the mean if none were drawn."""
+    """Input + output tokens of all requests sent, including refused ones."""
 
     refused = cached_property(by_server.refused)
-    """Requests that the client could not send because too many were outstanding."""
+    """Requests that the client could not send because too many were outstanding, or that a full server refused."""
     completed = cached_property(lambda self: len(self._completed))
     """Requests that got all their tokens."""
     request_throughput = cached_property(lambda self: float(self.completed / self.duration_s))

@@ -46,11 +46,12 @@ class Raw:
 
     `requests`: accepted requests in order of arrival, with `first_s`, `finish_s` as the client sees them (NaN if it did
     not happen) and `finished`. `refused` (m,): number of requests of each adapter that the client could not send; they
-    have no row. `sent_tokens`: input + output tokens of all requests sent, including refused ones (at their mean if
-    their lengths were never drawn). `server`, `timeline` (bins,), `rows` (n,): the kernel's records of the server, of
-    time and of these requests (`packer.twin.engine.state`). `tuning`: the record of `packer.twin.tuning.state`, if the
-    server trained. `found` (n,): tokens of each request that were in the KV cache at its first admission, -1 before
-    that; None without prefix caching. `drafts`: None without speculative decoding.
+    have no row. `sent_tokens`: input + output tokens of all requests sent, including refused ones. `server`, `timeline`
+    (bins,), `rows` (n,): the kernel's records of the server, of time and of these requests
+    (`packer.twin.engine.state`). `tuning`: the record of `packer.twin.tuning.state`, if the server trained. `found`
+    (n,): tokens of each request that were in the KV cache at its first admission, -1 before that; None without prefix
+    caching. `drafts`: None without speculative decoding. `turned_away` (n,): requests with a row that were refused, in
+    a cluster; None: no refused request has a row.
     """
 
     requests: RequestTrace
@@ -67,6 +68,7 @@ class Raw:
     tuning: Record | None = None
     found: IntArray | None = None
     drafts: DraftTotals | None = None
+    turned_away: BoolArray | None = None
 
     @property
     def engine_s(self) -> FloatArray:
@@ -130,15 +132,14 @@ class Server:
         return min(self.profile.engine.max_model_len, room)
 
     def run(self, duration_s: float, seed: int, timeline_bin_s: float) -> Raw:
-        """Simulate the server. The same seed sends the same requests, whatever the server.
-
-        If the adapters of requests do not depend on the time, marks go to accepted requests, in order.
-        """
+        """Simulate the server. The same seed sends the same requests, whatever the server."""
         drawn = replaying(self.workload, duration_s, seed)
         time_s, adapter = self._times(drawn, duration_s, seed)
-        enough, most_open = len(time_s), self.concurrency or self.most_open
-        if adapter is None and most_open is not None and not self.paced:
-            enough = min(enough, most_open + math.ceil(LIKELY_REQ_S * duration_s))
+        enough = len(time_s)
+        if self.concurrency is not None and not self.paced:
+            enough = min(enough, self.concurrency + math.ceil(LIKELY_REQ_S * duration_s))
+        # Requests that may be refused keep their own marks; a stream would give them to the next ones.
+        streamed = self.concurrency is not None or (adapter is None and self.most_open is None)
         while True:
             marks = self._clipped(draw_marks(drawn, adapter, enough, seed))
 
@@ -146,7 +147,7 @@ class Server:
                 state = self.state(marks, duration_s, timeline_bin_s, seed)
                 if state.server["track_host"] and not self.profile.loading.cold_start:
                     rows.register(state, in_slots=not state.adapters["blocks"].any())
-                if adapter is None or self.concurrency is not None:
+                if streamed:
                     state.server["stream"] = 1
                     state.server["next_s"] = time_s[0] if len(time_s) else np.inf
                     return state._replace(stream_s=self._stream(time_s, enough))
@@ -158,7 +159,7 @@ class Server:
             if not state.server["exhausted"]:
                 if self.paced:  # what the client still holds back was not served
                     state.server["sent"] = len(time_s)
-                raw = self._raw(state, marks, seed, tuning, pool)
+                raw = self._raw(state, marks, tuning, pool)
                 raw = raw if each is None else replace(raw, drafts=DraftTotals.of(each.whole))
                 # The front end may still write outputs when the engine's last step has ended.
                 return replace(raw, finished=raw.finished & (raw.finish_s <= duration_s))
@@ -330,9 +331,7 @@ class Server:
         state.requests["context"] = self.priorities(marks)
         return state
 
-    def _raw(
-        self, state: rows.ServerState, marks: Marks, seed: int, tuning: Tuning | None, pool: Pool | None
-    ) -> Raw:
+    def _raw(self, state: rows.ServerState, marks: Marks, tuning: Tuning | None, pool: Pool | None) -> Raw:
         n_taken, n_refused = int(state.server["taken"]), int(state.server["sent"] - state.server["taken"])
         streamed = bool(state.server["stream"])
         dense = streamed or not n_refused
@@ -343,10 +342,6 @@ class Server:
             sent_tokens = float(marks.input_tokens.sum() + marks.output_tokens.sum())
         if self.paced:
             refused = np.bincount(marks.adapter[n_taken:], minlength=len(self.workload))
-        elif streamed and n_refused:
-            workload = self.workload
-            refused = np.random.default_rng(seed).multinomial(n_refused, workload.rates / workload.rate)
-            sent_tokens += n_refused * workload.offered_tok_s / workload.rate
         requests = state.requests[taken]
         return Raw(
             RequestTrace.unchecked(requests["sent_s"].copy(), marks.adapter[taken], prompt, output), refused,

@@ -102,7 +102,7 @@ def simulate(
             reason = f"the KV cache of {kv_tokens} tokens can't hold the largest adapter and a request"
     return Run(
         "ok" if reason is None else "memory_error", reason or "", workload, profile, settings,
-        duration_s, seed, kv_tokens, raw, timeline_bin_s, concurrency, paced,
+        duration_s, seed, kv_tokens, raw, timeline_bin_s, concurrency, paced, max_outstanding=max_outstanding,
     )  # fmt: skip
 
 

@@ -33,36 +33,40 @@ def served_share(sim: Run) -> float:
 
     The requests drawn in one run vary by several percent in number and length, which says nothing about the server. So
     the share is of what was sent, not of the nominal load. For a replayed trace only requests count that could have
-    been completed by its end.
+    been completed by its end, and those that were refused.
     """
     if sim.status != "ok":
         return 0.0
     if sim.closed_loop:  # open requests at the end are no backlog
         return 1.0
     if sim.workload.arrivals.trace is not None and not sim.paced:
-        requests = sim.raw.requests
-        return due_share(requests, sim.raw.finished, sim.duration_s, sim.mean_tpot_ms)
+        requests, finished = sim.raw.requests, sim.raw.finished
+        if sim.refused and sim.raw.turned_away is not None:
+            requests, finished = requests.take(~sim.raw.turned_away), finished[~sim.raw.turned_away]
+        refused = sim.sent_tokens - float((requests.input_tokens + requests.output_tokens).sum())
+        return due_share(requests, finished, sim.duration_s, sim.mean_tpot_ms, refused)
     if not sim.sent_tokens:
         return 1.0
     return min(sim.total_token_throughput * sim.duration_s / sim.sent_tokens, 1.0)  # but for rounding
 
 
 def due_share(
-    requests: RequestTrace, finished: npt.NDArray[np.bool_], duration_s: float, mean_tpot_ms: float
-) -> float:
+    requests: RequestTrace, finished: npt.NDArray[np.bool_], duration_s: float, mean_tpot_ms: float,
+    refused_tokens: float = 0.0,
+) -> float:  # fmt: skip
     """Tokens completed / tokens due, over requests that had enough time for their output once they ran.
 
     A trace may be short or have few requests; the last ones would always count as unserved. The time that a request
     needs is taken from the run itself, without the time in the queue.
 
     `requests`, `finished`: n requests, and bool (n,) whether each completed within `duration_s`. `mean_tpot_ms`: NaN if
-    no request of the run has one.
+    no request of the run has one. `refused_tokens`: due tokens of requests that are not among `requests`.
     """
     tokens = requests.input_tokens + requests.output_tokens
     ms_per_token = mean_tpot_ms if math.isfinite(mean_tpot_ms) else SLOW_TOKEN_MS
     needed_s = SETTLING_S + requests.output_tokens * ms_per_token * 1e-3
     due = requests.time_s + needed_s <= duration_s
-    total = float(tokens[due].sum())
+    total = float(tokens[due].sum()) + refused_tokens
     return float(tokens[due & finished].sum()) / total if total else 1.0
 
 

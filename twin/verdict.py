@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from packer.goal import Limits, time_words, words_of
-from packer.twin.limits import Limit, limit_of
+from packer.twin.limits import Limit, client_limit, limit_of
 from packer.twin.per_adapter import judged_ms, requests_used
 from packer.twin.run import Run
 from packer.words import counted
@@ -21,7 +21,8 @@ class MeasuredLimit:
     """A limit of the goal with the figure that is nearest to it, or furthest beyond.
 
     `value_ms`: of an adapter or of a server; NaN for limits of requests, where `words` has the share of requests that
-    keep them. `beyond`: number of adapters over their limit.
+    keep them. `kept`: of several limits of requests that are only broken together, none is kept. `beyond`: number of
+    adapters over their limit.
     """
 
     key: str
@@ -111,7 +112,12 @@ def _drafts(sim: Run) -> str:
 
 
 def _cause(sim: Run) -> tuple[Limit, str]:
-    """Return what limits the server, for a cluster the server that is furthest beyond the goal; and that in words."""
+    """Return what limits the server, for a cluster the server that is furthest beyond the goal; and that in words.
+
+    If servers have room for what the client keeps from them, that is the client.
+    """
+    if (client := client_limit(sim)) is not None:
+        return client, f": {client.name}, {client.usage}"
     servers = sim.servers
     worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
     found = limit_of(servers[worst])
@@ -133,11 +139,29 @@ def _measured(sim: Run) -> Iterator[MeasuredLimit]:
         figures = [server.figure(key.removeprefix("server.")) for server in sim.servers]
         value_ms = max((figure for figure in figures if not math.isnan(figure)), default=0.0)
         yield _beside(key, limit_ms, value_ms, value_ms <= limit_ms)
-    kept = requests_used(sim) <= 1.0
-    words = f"{Limits.only(goal.limits.at('request'))} ({_share(sim.slo_attainment)} of the requests)"
-    for k, key in enumerate(goal.keys("request")):
+    keys, kept = goal.keys("request"), requests_used(sim) <= 1.0
+    alone = {} if kept else {key: _judged_by(sim, key) for key in keys}
+    broken = [key for key in keys if not kept and requests_used(alone[key]) > 1.0]
+    together = f"{Limits.only(goal.limits.at('request'))} ({_share(sim.slo_attainment)} of the requests)"
+    for k, key in enumerate(keys):
+        words = "" if k or broken else together
+        if key in broken:
+            own = alone[key]
+            words = f"{str(own.workload.slo.limits) or words_of(key)} ({_share(own.slo_attainment)} of the requests)"
         limit_ms = goal.limits.to_dict().get(key, math.nan)
-        yield MeasuredLimit(key, limit_ms, math.nan, kept, "" if k else words)
+        yield MeasuredLimit(key, limit_ms, math.nan, kept or (bool(broken) and key not in broken), words)
+
+
+def _judged_by(sim: Run, key: str) -> Run:
+    """Return the run under the limits `key` of its goal alone."""
+    goal = sim.workload.slo
+
+    def only(limits: Limits) -> Limits:
+        return Limits.only({name: value for name, value in limits.to_dict().items() if name == key})
+
+    classes = tuple((name, only(limits)) for name, limits in goal.classes)
+    alone = replace(goal, limits=only(goal.limits), classes=classes)
+    return replace(sim, workload=replace(sim.workload, slo=alone))
 
 
 def _beside(

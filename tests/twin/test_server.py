@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -53,7 +55,43 @@ def test_full_server_refuses(make_profile: Callable[..., Profile], ahead: bool) 
     assert by_server.raw.finish_s.tobytes() == by_client.raw.finish_s.tobytes()
     cluster = Cluster.of(full, 1, max_loras=3)
     of_cluster = simulate_cluster(workload, cluster, router="round-robin", duration_s=30.0)
-    assert (of_cluster.sent, of_cluster.completed) == (by_server.sent, by_server.completed)
+    for run in (of_cluster, of_cluster.servers[0]):
+        assert (run.sent, run.completed, run.refused) == (
+            by_server.sent, by_server.completed, by_server.refused,
+        )  # fmt: skip
+        assert run.sent_tokens == by_server.sent_tokens
+        assert 0.0 < run.served_share == pytest.approx(by_server.served_share)
+        assert not run.stable
     assert np.nansum(of_cluster.raw.finish_s) == pytest.approx(np.nansum(by_server.raw.finish_s))
     with pytest.raises(IncompatibleError, match="max_num_queued_reqs"):
         simulate(workload, full, max_loras=3, duration_s=30.0, concurrency=4)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("limit", ["client", "server"])
+def test_refusals_are_those_of_a_cluster_of_one(
+    make_profile: Callable[..., Profile], ahead: bool, limit: str
+) -> None:
+    """Drawn requests are refused or served as in a cluster of one; a ceiling that refuses none changes no byte."""
+    lengths = Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0)
+    workload = Workload([Adapter(f"a{i}", 8, 4.0) for i in range(3)], *lengths)
+    plain = make_profile()
+    engine = replace(plain.engine, version="0.32.0", async_scheduling=ahead, prefix_caching=ahead)
+    plain = replace(plain, engine=engine)
+
+    def runs(most: int | None) -> list[Run]:
+        profile: Profile = plain
+        how: dict[str, Any] = {"duration_s": 30.0, "seed": 2, "max_outstanding": most}
+        if limit == "server":
+            profile = replace(plain, engine=replace(engine, max_num_queued_reqs=most))
+            del how["max_outstanding"]
+        cluster = Cluster.of(profile, 1, max_loras=3)
+        return [simulate(workload, profile, max_loras=3, **how), simulate_cluster(workload, cluster, **how)]
+
+    one, cluster = runs(3)
+    assert one.refused > 5
+    assert (one.sent, one.refused, one.completed) == (cluster.sent, cluster.refused, cluster.completed)
+    assert (one.sent_tokens, one.served_share) == (cluster.sent_tokens, cluster.served_share)
+    assert one.slo_attainment == cluster.slo_attainment
+    assert one.per_adapter.equals(cluster.per_adapter)
+    assert runs(10**6)[0].raw.finish_s.tobytes() == runs(None)[0].raw.finish_s.tobytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
 from packer.twin import stability as stability_module
+from packer.twin.arrivals import draw_requests
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.stability import fewest_waiting, queue_growth, stability, waiting_means
@@ -69,6 +71,21 @@ def test_refused_requests_are_an_unstable_queue(one_at_a_time: Profile) -> None:
     sim = simulate(_fleet(1.5), one_at_a_time, max_loras=2, max_outstanding=20)
     assert sim.refused > 100
     assert not sim.stable
+
+
+@pytest.mark.parametrize("limit", ["client", "server"])
+def test_refused_requests_of_a_trace_are_not_served(one_at_a_time: Profile, limit: str) -> None:
+    """A replayed trace counts refused requests as due, as a drawn one does: a server that refuses most starves."""
+    drawn = _fleet(4.0)
+    fleet = drawn.with_arrivals(Arrivals("trace", trace=draw_requests(drawn, 600.0, 1)))
+    profile, most = one_at_a_time, 4
+    if limit == "server":
+        engine = replace(profile.engine, version="0.32.0", max_num_queued_reqs=most)
+        profile, most = replace(profile, engine=engine), None
+    sim = simulate(fleet, profile, max_loras=2, max_outstanding=most)
+    assert sim.refused > 0.5 * sim.sent
+    assert sim.served_share == pytest.approx(0.25, rel=0.1)
+    assert sim.starved
 
 
 def test_server_that_does_not_start_is_not_stable(make_profile: MakeProfile) -> None:

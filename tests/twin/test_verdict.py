@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 
 from packer.adapter import Adapter
 from packer.cluster import Cluster
+from packer.goal import Goal
 from packer.profile import Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.simulate import simulate
@@ -42,12 +47,17 @@ def test_slots_that_are_too_few_are_named(toy_profile: Profile) -> None:
 
 
 def test_an_adapter_without_answers_keeps_no_limit(server: Profile) -> None:
-    """Where an adapter never gets a slot, the others' latencies say nothing of the goal."""
+    """An adapter that never gets a slot is beyond its TTFT limit; the others' latencies say nothing of the goal."""
     busy = Workload([Adapter("a", 8, 4.0), Adapter("b", 8, 3.0), Adapter("c", 8, 2.0)])
     run = simulate(busy, server, max_loras=2, duration_s=600, seed=0)
     assert 0 in run.completed_of
     assert verdict_of(run).text.startswith("Starves: serves ")
     assert "keeps" not in verdict_of(run).text
+    ttft = verdict_of(run).limits[0]
+    answered = run.per_adapter.filter(run.per_adapter["completed"] > 0)
+    assert ttft.beyond == 1 + (answered["p95_ttft_ms"] > ttft.limit_ms).sum()
+    assert ttft.limit_ms < ttft.value_ms <= 600e3
+    assert not ttft.kept
 
 
 @pytest.mark.parametrize(
@@ -58,6 +68,64 @@ def test_the_verdict_agrees_with_how_much_of_the_goal_is_used(toy_profile: Profi
     for limit in (slo, slo.replace("=1", "=100000", 1)):
         run = simulate(fleet(3, 0.1), toy_profile, max_loras=3, duration_s=600, slo=limit)
         assert verdict_of(run).holds == (run.slo_used <= 1.0) == (limit != slo)
+
+
+@pytest.mark.parametrize(
+    ("slo", "kept"),
+    [
+        ({"ttft_ms": 1.0, "tpot_ms": 1e6}, [False, True]),
+        ({"ttft_ms": 1e6, "tpot_ms": 1.0}, [True, False]),
+        ({"ttft_ms": 1.0, "tpot_ms": 1.0}, [False, False]),
+        ({"ttft_ms": 1e6, "tpot_ms": 1e6}, [True, True]),
+    ],
+)
+def test_each_limit_of_requests_is_judged_alone(
+    toy_profile: Profile, slo: dict[str, float], kept: list[bool]
+) -> None:
+    """Of several limits of requests the verdict names those that too few requests keep, each with its own share."""
+    found = verdict_of(simulate(fleet(3, 0.1), toy_profile, max_loras=3, duration_s=600, slo=slo))
+    assert [each.kept for each in found.limits] == kept
+    assert found.holds == all(kept)
+    said = found.text.partition("breaks ")[2].partition(":")[0]
+    assert ["TTFT" not in said, "TPOT" not in said] == kept
+    assert said.count(" % of the requests)") == kept.count(False)
+
+
+def test_limits_of_requests_that_only_break_together_are_named_together(toy_profile: Profile) -> None:
+    """If enough requests keep each limit and too few keep all, the verdict names all of them, with one share."""
+    run = simulate(fleet(3, 0.2), toy_profile, max_loras=1, duration_s=600)
+    slo = {"ttft_ms": float(np.quantile(run.ttft_ms, 0.9)), "tpot_ms": float(np.quantile(run.tpot_ms, 0.9))}
+    goal = Goal.only({**slo, "request_share": 0.85})
+    found = verdict_of(replace(run, workload=replace(run.workload, slo=goal)))
+    assert [each.kept for each in found.limits] == [False, False]
+    assert f"breaks {goal.limits} (" in found.text
+
+
+@pytest.mark.parametrize("client", [{"concurrency": 1, "paced": True}, {"max_outstanding": 1}])
+def test_a_client_that_keeps_requests_from_an_idle_server_is_named(
+    toy_profile: Profile, client: dict[str, Any]
+) -> None:
+    """Where the client's limit of open requests leaves the server room, it is the cause, on a cluster, too."""
+    runs = [
+        simulate(fleet(2, 2.0), toy_profile, max_loras=2, duration_s=300, **client),
+        simulate_cluster(fleet(2, 2.0), Cluster.of(toy_profile, 2, max_loras=2), duration_s=300, **client),
+    ]
+    for run in runs:
+        found = verdict_of(run)
+        assert run.starved
+        assert found.cause is not None
+        assert found.cause.name == "client"
+        assert "client, it keeps at most 1 request open and " in found.text
+        assert found.cause.advice == f"a higher {next(iter(client))}"
+
+
+def test_a_full_server_is_named_whatever_its_client_refuses(toy_profile: Profile) -> None:
+    """Where requests wait in the server, its resources are the cause, though the client refuses more."""
+    run = simulate(fleet(12, 2.0), toy_profile, max_loras=1, duration_s=300, max_outstanding=200)
+    found = verdict_of(run)
+    assert run.refused > 100
+    assert found.cause is not None
+    assert found.cause.name in ("slots", "loading")
 
 
 def test_a_server_that_does_not_start_breaks_the_goal(toy_profile: Profile) -> None:

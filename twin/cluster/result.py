@@ -9,7 +9,7 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray, Record
 from packer.arrival import Arrivals, RequestTrace
-from packer.twin.cluster.state import REFUSED, Servers
+from packer.twin.cluster.state import REFUSED, Servers, refused_of
 from packer.twin.cluster.transit import NETWORK_S, Transit
 from packer.twin.engine import state as rows
 from packer.twin.drafts import DraftTotals
@@ -71,13 +71,14 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     """Return the requests of one server with its totals; None: of all servers, with sums over servers."""
     requests = state.requests
     of: slice | IntArray = slice(None)
+    refused = refused_of(state)
     if server is not None:  # in order of arrival at the server, without requests still on their way
-        of = np.flatnonzero((state.server == server) & (requests["status"] > 0))
+        of = np.flatnonzero((state.server == server) & (refused | (requests["status"] > 0)))
         of = of[np.argsort(requests["sent_s"][of], kind="stable")]
     requests = requests[of]
-    arrived = requests["status"] > 0
-    prompt = np.where(arrived, requests["prompt"], state.prompt[of])
-    output = np.where(arrived, requests["output"], state.output[of])
+    arrived, given = requests["status"] > 0, requests["prompt"] > 0
+    prompt = np.where(given, requests["prompt"], state.prompt[of])
+    output = np.where(given, requests["output"], state.output[of])
     one = slice(None) if server is None else slice(server, server + 1)
     servers, total = state.servers[one], _sums(state.servers[one])[0]
     total["sent"], total["taken"] = len(requests), int(arrived.sum())
@@ -104,6 +105,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         None
         if state.ahead is None or state.ahead.each is None
         else DraftTotals.of(state.ahead.each.whole[one]),
+        refused[of],
     )
 
 

@@ -18,7 +18,7 @@ from packer.errors import IncompatibleError, UnknownNameError, ValidationError
 from packer.twin.cluster.ahead import forget_requests, own_parts
 from packer.twin.cluster.caching import FIXED
 from packer.twin.cluster.candidates import Candidates, allowed
-from packer.twin.cluster.state import Servers, row_of
+from packer.twin.cluster.state import Servers, refused_of, row_of
 from packer.twin.engine import state as rows
 from packer.twin.engine.containers import link_last
 from packer.twin.flags import ENGINE_FLAGS
@@ -181,7 +181,7 @@ class Serving:
 
     def _unfinished(self, servers: Servers, s: int) -> IntArray:
         over = np.isin(servers.requests["status"], (rows.FINISHED, rows.GIVEN_UP))
-        return np.flatnonzero((servers.server == s) & ~over)
+        return np.flatnonzero((servers.server == s) & ~over & ~refused_of(servers))
 
     def _reset(self, servers: Servers, s: int, now_s: float) -> None:
         """Reset server `s` to its state at a start: nothing on its GPU and no requests; its totals stay."""

@@ -131,7 +131,7 @@ def simulate_cluster(
         duration_s, seed, sum(setup.server.kv_cache_tokens for setup in own),
         Raw.nothing(len(workload)) if servers is None else raw_of(servers, way, duration_s),
         timeline_bin_s, concurrency, paced, cluster=cluster, system=how.name, router=chosen.name,
-        setups=[setup.server for setup in own], state=servers, transit=way,
+        setups=[setup.server for setup in own], state=servers, transit=way, max_outstanding=max_outstanding,
         spans=None if serving is None or servers is None else serving.finished(servers, duration_s),
     )  # fmt: skip
 

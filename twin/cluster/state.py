@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from packer.arrays import ByteArray, FloatArray, IntArray, Record
+from packer.arrays import BoolArray, ByteArray, FloatArray, IntArray, Record
 from packer.twin.cluster.ahead import ahead_of, each_of
 from packer.twin.cluster.caching import FIXED
 from packer.twin.cluster.client import Client
@@ -23,7 +23,7 @@ from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.each_step import advance_each
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
-from packer.twin.engine.state import ADAPTER, PLACED, ServerState, zeros
+from packer.twin.engine.state import ADAPTER, NO_LIMIT, PLACED, ServerState, zeros
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import Law
 from packer.twin.tuning.state import Tuning
@@ -236,6 +236,19 @@ def number(c: Servers, s: int, a: int) -> int:
         adapter.resident = 1
         link_last(c.adapters[s]["idle"], 0, row)
     return int(row)
+
+
+def refused_of(c: Servers) -> BoolArray:
+    """Return which requests were refused, bool (n,): by the client (`REFUSED`), or by a server that was full."""
+    refused: BoolArray = c.server == REFUSED
+    if (c.servers["max_outstanding"] < NO_LIMIT).any():
+        given = c.requests["prompt"] > 0
+        refused |= given & (c.server >= 0) & (c.requests["status"] == 0)
+        for r in c.servers["inbox"] - 1:  # what a server did not look at yet
+            while r >= 0:
+                refused[r] = False
+                r = c.requests["next"][r] - 1
+    return refused
 
 
 def keep_on_gpu(c: Servers, s: int, a: int, on: bool, keep: Callable[..., None]) -> bool:

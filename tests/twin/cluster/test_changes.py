@@ -232,6 +232,20 @@ def test_an_adapter_without_a_server_is_refused(fleet: Workload, halves: Cluster
         assert not served[(adapter == 1) | (adapter == 2)].any()
 
 
+def test_what_a_lost_server_had_refused_is_not_sent_again(fleet: Workload, h100: Profile) -> None:
+    """A request that a full server refused is over: the other server gets only what the lost one had open."""
+    engine = replace(h100.engine, version="0.32.0", max_num_queued_reqs=2)
+    cluster = Cluster.of(replace(h100, engine=engine), 2, max_loras=6, max_lora_rank=8)
+    given: dict[str, Any] = {"router": "round-robin", "duration_s": 60.0}
+    before = simulate_cluster(fleet, cluster, **{**given, "duration_s": 30.0})
+    run = simulate_cluster(fleet, cluster, **given, changes=[Change(30.0, fail=(0,))])
+    frame = run.requests.head(before.sent)
+    again = np.flatnonzero((frame["server"] != before.requests["server"]).to_numpy())
+    assert before.servers[0].refused > 10
+    assert len(again) <= 2
+    assert run.sent == run.servers[0].sent + run.servers[1].sent
+
+
 def test_what_cannot_be_changed_is_said(fleet: Workload, three: Cluster, halves: Cluster) -> None:
     """Servers and adapters that are not there, late changes, ways to servers that do not hold the adapter."""
 

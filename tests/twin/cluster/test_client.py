@@ -90,6 +90,9 @@ def test_a_paced_cluster_of_one_is_the_server(version: str, concurrency: int) ->
     np.testing.assert_array_equal(run.raw.finish_s[:n], one.raw.finish_s)
     assert (run.sent, run.refused, run.completed) == (one.sent, one.refused, one.completed)
     assert run.served_share == pytest.approx(one.served_share)
+    assert (run.slo_attainment, run.per_adapter["slo_attainment"].to_list()) == (
+        one.slo_attainment, one.per_adapter["slo_attainment"].to_list(),
+    )  # fmt: skip
     assert not run.closed_loop
 
 

@@ -120,7 +120,7 @@ class Case:
             prompt = min(int(prompt), longest - 1)
             requests.append((int(owner), prompt, min(int(output), longest - prompt)))
         twin = NaiveTwin(server, self.duration_s, self.bin_s)
-        return twin.run(time_s.tolist(), requests, marks_wait=adapter is None)
+        return twin.run(time_s.tolist(), requests, marks_wait=sim.closed_loop)
 
 
 def assert_agree(case: Case, seed: int = 0) -> NaiveTwin | None:
