@@ -115,11 +115,9 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
 def between(old: Plan, new: Plan) -> Moves:
     """The moves from one plan to another on running servers, with adapters matched by name.
 
-    The new plan's own moves, if it has any; otherwise servers of equal profile are matched so that most adapters stay
-    in place.
+    Servers of equal profile are matched so that most adapters stay in place. The new plan's own moves may be moves
+    from another plan, so they are not used.
     """
-    if new.moves is not None and len(new.moves.servers) == len(new.bins):
-        return new.moves
     left = going_on(old, new.workload)
     found, numbers = moves_of(tuple(left.values()), new.bins), tuple(left)
     return replace(found, servers=tuple(None if k is None else numbers[k] for k in found.servers))

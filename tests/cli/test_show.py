@@ -12,6 +12,7 @@ import pytest
 from packer import Adapter, load_plan, load_profile, solve
 from packer.bin import Bin
 from packer.cli import run
+from packer.plan import Moves
 from packer.planning.solve import verified
 from packer.predictors.twin import TwinPredictor
 from packer.workload import Workload
@@ -99,3 +100,12 @@ def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.Cap
     assert "Adapters that move" in text
     same = shown([plans[0], "--diff", plans[0]], capsys)
     assert (same["moved"], same["new"], same["gone"], same["restarted"]) == ([], [], [], [])
+
+
+def test_moves_from_another_plan_are_not_shown(
+    plans: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan that was made from one running plan is compared with any other plan by where adapters are in both."""
+    alike = shown([plans[0], "--diff", plans[1]], capsys)
+    replace(load_plan(plans[1]), moves=Moves((0, 5), (7, 3))).save(plans[1])
+    assert shown([plans[0], "--diff", plans[1]], capsys) == alike
