@@ -35,12 +35,13 @@ def disagreements(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _negative(plan)
     known = [key for key in plan.versions if key.startswith("profile ")]
     for profile in dict.fromkeys(item.profile for item in plan.bins):
-        noted = plan.versions.get(f"profile {profile.name}", "" if known else profile.fingerprint)
-        if not noted:
+        own = f"profile {profile.name}"  # several profiles of one name have numbers behind it
+        noted = [plan.versions[key] for key in known if key == own or key.startswith(f"{own} (")]
+        if known and not noted:
             rule = f"expected one that the plan was made for ({listed(known)})"
             yield "profiles", f"{rule}, got {shown(profile.name)}"
-        elif noted != profile.fingerprint:
-            rule = f"expected the profile {profile.name!r} that the plan was made for, {noted}"
+        elif known and profile.fingerprint not in noted:
+            rule = f"expected the profile {profile.name!r} that the plan was made for, {listed(noted)}"
             yield "profiles", f"{rule}, got {profile.fingerprint}"
 
 

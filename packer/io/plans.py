@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain, count
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from packer.io.schema import FileTable, check_version, parse
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
 from packer.placement import check_placement
 from packer.plan import Moves, Plan, Status
-from packer.profile import Profile
+from packer.profile import Profile, labelled
 from packer.room import Room
 
 SCHEMA = 2
@@ -100,7 +100,8 @@ class PlanFile(PlainFields):
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan in the shape of its file: JSON-able, NaN as None."""
-    labels, names, figures, moves = _labels(plan.bins), plan.workload.names, plan.adapters, plan.moves
+    labels = labelled(item.profile for item in plan.bins)
+    names, figures, moves = plan.workload.names, plan.adapters, plan.moves
     gpus = [
         {
             "gpu": k,
@@ -129,17 +130,6 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     }
     profiles = {label: profile_to_dict(profile) for profile, label in labels.items()}
     return {**jsonable(data), "profiles": profiles, "workload": workload_to_dict(plan.workload)}
-
-
-def _labels(bins: Sequence[Bin]) -> dict[Profile, str]:
-    """The label of each profile in the file: its name, with a number if several profiles share the name."""
-    labels: dict[Profile, str] = {}
-    for item in bins:
-        if item.profile not in labels:
-            name = item.profile.name
-            numbered = (f"{name} ({k})" if k > 1 else name for k in count(1))
-            labels[item.profile] = next(label for label in numbered if label not in labels.values())
-    return labels
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) -> None:

@@ -14,9 +14,11 @@ import pytest
 
 from packer.errors import FileFormatError, OutputError
 from packer.evaluation import Evaluations
+from packer.io.files import write_text
 from packer.io.plans import load_plan, plan_to_dict, write_plan
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Moves, Plan, Status
+from packer.planning.assemble import versions
 from packer.testing.analytic import AnalyticPredictor
 
 
@@ -83,6 +85,22 @@ def test_unplaced_adapters_come_back_by_name(plan: Plan, tmp_path: Path) -> None
     )
     write_plan(partial, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").unplaced == left
+
+
+def test_profiles_that_share_a_name_come_back(plan: Plan, tmp_path: Path) -> None:
+    """A plan of several profiles of one name notes each of them, and its file is checked against each."""
+    first, second = plan.bins
+    other = replace(
+        second, profile=replace(second.profile, engine=replace(second.profile.engine, max_num_seqs=64))
+    )
+    two = replace(plan, bins=(first, other), versions=versions([first.profile, other.profile]))
+    write_plan(two, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").bins == two.bins
+    data = plan_to_dict(two)
+    data["versions"]["profile toy (2)"] = "0" * 16
+    write_text(tmp_path / "plan.json", json.dumps(data), force=True)
+    with pytest.raises(FileFormatError, match="key 'profiles'"):
+        load_plan(tmp_path / "plan.json")
 
 
 def test_an_existing_file_needs_force(plan: Plan, tmp_path: Path) -> None:
