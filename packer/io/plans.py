@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from packer.bin import Bin
@@ -179,7 +180,7 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
         evaluations=Evaluations.of([_evaluation(k, gpu, changed) for k, gpu in enumerate(file.gpus)]),
         status=Status(file.status),
         rooms=tuple(parse(Room, each, f"gpus.{k}.room") for k, each in enumerate(rooms) if any(rooms)),
-        adapters=_adapters(file, len(workload)),
+        adapters=_adapters(file, np.isin(np.arange(len(workload)), unplaced)),
         moves=moves,
         unplaced=unplaced,
         **plain,
@@ -213,17 +214,30 @@ def _bin(k: int, gpu: GpuTable, number: dict[str, int], profiles: dict[str, Prof
 
 
 def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
-    """Figures of a server; null becomes NaN. A server that was added by hand (`changed`) may lack all figures."""
+    """Figures of a server; null becomes NaN. A server that was added by hand (`changed`) may lack all figures.
+
+    A simulated server without a share of its limits starves, queues or does not start: the share is infinite.
+    """
     if gpu.evaluation is None:
         if not changed:
             raise FileFormatError("this key is missing.", key=f"gpus.{k}.evaluation")
         figures: dict[str, Any] = dict.fromkeys(FIGURES, math.nan) | dict.fromkeys(FLAGS, False)
         return Evaluation(**figures)
     figures = {name: math.nan if value is None else value for name, value in gpu.evaluation.items()}
+    given = gpu.evaluation.get
+    simulated = given("worst_adapter_ttft_ms") is not None or (given("memory_error") and not given("stable"))
+    if simulated and given("slo_used", 0.0) is None:
+        figures["slo_used"] = math.inf
     return parse(Evaluation, figures, f"gpus.{k}.evaluation")
 
 
-def _adapters(file: PlanFile, n: int) -> AdapterFigures | None:
+def _adapters(file: PlanFile, unplaced: npt.NDArray[np.bool_]) -> AdapterFigures | None:
+    """Figures of each adapter; null becomes NaN. A placed adapter without a share of its limits is on a server that
+    starves, queues or does not start: the share is infinite.
+
+    `unplaced`: whether an adapter has no server, bool (n,).
+    """
+    n = len(unplaced)
     if file.adapters is None:
         return None
     columns = {
@@ -234,7 +248,8 @@ def _adapters(file: PlanFile, n: int) -> AdapterFigures | None:
     if set(columns) != set(names) or any(len(column) != n for column in columns.values()):
         rule = f"expected the columns {', '.join(names)} with an entry for each of {n} adapters."
         raise FileFormatError(rule, key="adapters")
-    return AdapterFigures(**columns)
+    used = columns["slo_used"]
+    return AdapterFigures(**columns | {"slo_used": np.where(np.isnan(used) & ~unplaced, math.inf, used)})
 
 
 def _numbers(names: Sequence[str], number: dict[str, int], key: str) -> tuple[int, ...]:
