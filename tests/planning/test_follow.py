@@ -85,6 +85,9 @@ def test_a_running_plan_on_other_servers_is_refused(busy: Workload, server: Prof
     other = packer.load_profile("h100-64gb/qwen-2.5-7b-instruct")
     with pytest.raises(IncompatibleError, match="one kind"):
         packer.recommend(replace(busy), other, old_plan=old)
+    tight = replace(server, engine=replace(server.engine, max_num_seqs=64))
+    with pytest.raises(IncompatibleError, match="one kind"):
+        packer.recommend(busy, [server, tight], old_plan=old)
     with pytest.raises(IncompatibleError, match="no GPUs"):
         running(replace(old, bins=()), busy)
 
