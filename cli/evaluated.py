@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.cli.plan_table import result_of, servers
+from packer.gpu import serves
 from packer.room import growth
 from packer.words import listed, number, plural
 
@@ -60,8 +61,7 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
         room = "no headroom" if factor is None else f"the least headroom: {growth(factor)}"
         lines.append(f"Server {found.breaks_first} {'breaks first' if found.broken else f'has {room}'}.")
     if plan.unplaced:
-        names = listed((plan.workload.names[i] for i in plan.unplaced), SHOWN)
-        lines.append(f"No server has slots large enough for: {names}.")
+        lines += _unplaced(plan)
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
     late = len(found.over_limits) if plan.limits else 0
     said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced) + new, late)
@@ -76,6 +76,18 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
     elif found.rarely:
         lines.append(f"{found.rarely}.")
     return lines
+
+
+def _unplaced(plan: Plan) -> list[str]:
+    """Say why adapters have no server: none of their base model is left, or none has slots of their rank."""
+    found: dict[str, list[str]] = {}
+    for i in plan.unplaced:
+        adapter = plan.workload.adapters[i]
+        model = adapter.model
+        other = model is not None and not any(serves(item.profile.model, model) for item in plan.bins)
+        why = f"No server of the base model {model} is left" if other else "No server has slots large enough"
+        found.setdefault(why, []).append(adapter.name)
+    return [f"{why} for: {listed(names, SHOWN)}." for why, names in found.items()]
 
 
 def conclusion(broken: int, gpus: int, unplaced: int, late: int = 0) -> str:

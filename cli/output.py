@@ -47,14 +47,17 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def import_meanwhile(*modules: str) -> threading.Thread:
-    """Import modules in a thread while simulations run, which release Python's interpreter lock."""
+    """Import modules in a thread while simulations run, which release Python's interpreter lock.
+
+    The process waits for the thread before it ends: modules in Rust abort if the interpreter ends during their import.
+    """
 
     def load() -> None:
         with suppress(ImportError):  # raised again where the module is needed
             for name in modules:
                 import_module(name)
 
-    thread = threading.Thread(target=load, daemon=True)
+    thread = threading.Thread(target=load)
     thread.start()
     return thread
 

@@ -21,7 +21,7 @@ class Cost(Objective):
 
     def supports(self, profiles: Sequence[Profile]) -> str | None:
         """Every GPU type needs a price."""
-        free = [profile.name for profile in profiles if not profile.gpu.price_per_hour]
+        free = [profile.name for profile in profiles if profile.gpu.price_per_hour is None]
         if free:
             return f"it needs gpu.price_per_hour in the profile of {', '.join(map(repr, free))}"
         return None

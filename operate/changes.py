@@ -101,11 +101,12 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
     """The bins that are left, their numbers in the plan, and the adapters that none of them can hold."""
     bins, numbers = plan.bins, list(range(len(plan.bins)))
     unplaced: list[int] = []
+    if wrong := sorted(gpu for gpu in lose if not 0 <= gpu < len(bins)):
+        raise ValidationError(f"Expected lost GPUs among 0 to {len(bins) - 1}, got GPU {wrong[0]}.")
+    if lose and len(set(lose)) == len(bins):
+        every = "the only one" if len(bins) == 1 else f"all {len(bins)}"
+        raise ValidationError(f"Expected a server of the plan to be left, got the loss of {every}.")
     for gpu in sorted(set(lose), reverse=True):
-        if not 0 <= gpu < len(plan.bins) or len(bins) == 1:
-            raise ValidationError(
-                f"Expected lost GPUs among 0 to {len(plan.bins) - 1}, and one that is left, got GPU {gpu}."
-            )
         bins, more = without_server(plan.workload, bins, gpu)
         numbers.remove(gpu)
         unplaced += more
@@ -115,11 +116,9 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
 def between(old: Plan, new: Plan) -> Moves:
     """The moves from one plan to another on running servers, with adapters matched by name.
 
-    The new plan's own moves, if it has any; otherwise servers of equal profile are matched so that most adapters stay
-    in place.
+    Servers of equal profile are matched so that most adapters stay in place. The new plan's own moves may be moves
+    from another plan, so they are not used.
     """
-    if new.moves is not None and len(new.moves.servers) == len(new.bins):
-        return new.moves
     left = going_on(old, new.workload)
     found, numbers = moves_of(tuple(left.values()), new.bins), tuple(left)
     return replace(found, servers=tuple(None if k is None else numbers[k] for k in found.servers))

@@ -220,9 +220,9 @@ class Goal:
         return replace(start, limits=limits, classes=tuple(classes.items()), **shares)
 
     def check(self, workload: Workload) -> None:
-        """Raise `ValidationError` if the goal has no limits for the `slo_class` of an adapter."""
+        """Raise `ValidationError` if a goal that has limits has none for the `slo_class` of an adapter."""
         known = dict(self.classes)
-        for adapter in workload.adapters:
+        for adapter in () if self.is_none else workload.adapters:
             if (name := adapter.slo_class) is not None and name not in known:
                 raise ValidationError(
                     f"Expected limits for the slo_class {shown(name)} of adapter {shown(adapter.name)}: give them "

@@ -6,9 +6,10 @@ written by `packer.io.profiles`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
+from itertools import count
 from typing import Literal
 
 from packer import checks
@@ -291,3 +292,13 @@ class Profile:
 def _settings(policy: str, max_loras: int, max_lora_rank: int) -> Settings:
     """Settings, cached so that they are checked once: a search uses the same settings for very many bins."""
     return SETTINGS_KINDS[policy](max_loras, max_lora_rank)
+
+
+def labelled(profiles: Iterable[Profile]) -> dict[Profile, str]:
+    """The label of each profile in a plan: its name, with a number if several profiles share the name."""
+    labels: dict[Profile, str] = {}
+    for profile in profiles:
+        if profile not in labels:
+            numbered = (f"{profile.name} ({k})" if k > 1 else profile.name for k in count(1))
+            labels[profile] = next(label for label in numbered if label not in labels.values())
+    return labels

@@ -10,7 +10,7 @@ from packer.evaluation import Evaluations
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
 from packer.planning.prove import closed, rounded
-from packer.profile import Profile
+from packer.profile import Profile, labelled
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import beyond_measured
 from packer.solvers.confirm import holding
@@ -118,5 +118,5 @@ def _broken_bins(
 
 def versions(profiles: Sequence[Profile]) -> dict[str, str]:
     """The versions that determine a result: packer, Python, and each profile's fingerprint."""
-    prints = {f"profile {profile.name}": profile.fingerprint for profile in profiles}
+    prints = {f"profile {label}": profile.fingerprint for profile, label in labelled(profiles).items()}
     return {"packer": __version__, "python": platform.python_version(), **prints}

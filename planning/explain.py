@@ -143,7 +143,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
     """The plan with its status, reasons and details, and the text of the decision that follows the servers."""
     which = (
         ("starve", "or do not start", point.starving),
-        ("break", "the goal", () if holds else point.queueing),
+        ("break", f"the goal{_raised(point, job.workload.slo)}", () if holds else point.queueing),
     )
     broken = [_listed(gpus, verb, rest) for verb, rest, gpus in which if gpus]
     points = [replace(each, n_gpus=each.plan.n_gpus) for each in job.points]
@@ -200,7 +200,8 @@ def outcome(
     it; `spare`: GPUs that may be lost; `needed`: proven lower bound on GPUs; `why`: says what breaks a point's goal.
     """
     price = "" if best.price_per_hour is None else f", {money(best.price_per_hour)} per hour"
-    said = _holding(rooms) if breaking is None else _breaking(best, breaking, spare, why)
+    raised = _raised(best, slo)
+    said = _holding(rooms) if breaking is None else _breaking(best, breaking, spare, raised, why)
     lines = [f"the goal {said}{price}."]
     if math.isnan(best.p95_ttft_ms):
         lines.append("No request completed in the simulated hour.")
@@ -234,11 +235,23 @@ def _holding(rooms: Sequence[Room]) -> str:
     return f"holds to less than +{100 * (LEVELS[1] - 1.0):.0f} %" if rooms else "holds"
 
 
-def _breaking(point: FrontierPoint, breaking: int, spare: int, why: Callable[[FrontierPoint], str]) -> str:
-    """How many adapters break the goal, or when it breaks, in words; and why, if only a further hour breaks it."""
+def _raised(point: FrontierPoint, slo: Goal) -> str:
+    """Words that follow "breaks the goal" if it is kept at the rates as given and the margin breaks it; else ""."""
+    if point.holds or point.broken_later or point.plan.adapters is None:
+        return ""
+    within = float((point.plan.adapters.slo_used <= 1.0).mean())
+    return " with rates raised by the margin" if within >= slo.adapter_share - 1e-9 else ""
+
+
+def _breaking(
+    point: FrontierPoint, breaking: int, spare: int, raised: str, why: Callable[[FrontierPoint], str]
+) -> str:
+    """How many adapters break the goal, or when it breaks, in words; and why, if only the margin or a further hour
+    breaks it. `raised`: see `_raised`."""
     if breaking:
-        hour = f" in another hour{why(point)}" if point.broken_later else ""
-        return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}{hour}"
+        when = " in another hour" if point.broken_later else raised
+        reason = why(point) if when else ""
+        return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}{when}{reason}"
     return f"breaks {'when a GPU is lost' if spare else 'in some hours'}"
 
 

@@ -11,7 +11,7 @@ from packer import checks
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
-from packer.moves import going_on
+from packer.moves import going_on, moves_of
 from packer.plan import Plan, Status
 from packer.solvers.candidates import candidates_of
 from packer.solvers.nearest import Nearest, lightest
@@ -37,12 +37,16 @@ def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
 
 
 def numbered(plan: Plan, old: Plan | None) -> Plan:
-    """The plan with `moves.servers` renumbered from `running` to the old plan's server numbers."""
-    if old is None or plan.moves is None:
+    """The plan with `moves.servers` renumbered from `running` to the old plan's server numbers.
+
+    A feasible plan of a solver that does not look at the running servers gets its moves here.
+    """
+    if old is None or (plan.moves is None and plan.status is Status.INFEASIBLE):
         return plan
-    numbers = tuple(going_on(old, plan.workload))
-    servers = tuple(None if k is None else numbers[k] for k in plan.moves.servers)
-    return replace(plan, moves=replace(plan.moves, servers=servers))
+    left = going_on(old, plan.workload)
+    moves, numbers = plan.moves or moves_of(tuple(left.values()), plan.bins), tuple(left)
+    servers = tuple(None if k is None else numbers[k] for k in moves.servers)
+    return replace(plan, moves=replace(moves, servers=servers))
 
 
 def gpus_words(plan: Plan) -> str:

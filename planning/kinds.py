@@ -16,6 +16,7 @@ from packer.arrival import Arrivals
 from packer.evaluation import AdapterFigures, Evaluations
 from packer.gpu import serving
 from packer.plan import Plan, Status
+from packer.planning.assemble import versions
 from packer.planning.explore import Frontier
 from packer.planning.frontier import Conditions
 from packer.planning.loop import completed, judged, planned
@@ -196,7 +197,8 @@ def _merged(
         verified=False if False in verified else None if None in verified else True,
         adapters=_adapters(len(workload), chosen),
         runtime_s=runtime_s,
-        versions={key: value for plan in plans for key, value in plan.versions.items()},
+        versions={key: value for plan in plans for key, value in plan.versions.items()}
+        | versions([item.profile for item in bins]),
         details={
             "decision": "\n".join(
                 [*_total([option for _, option in chosen]), *(_said(option, options) for _, option in chosen)]

@@ -112,7 +112,7 @@ def recommend(
         checks.integer("max_gpus", max_gpus, low=1)
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
     old_bins = () if old_plan is None else running(old_plan, fleet)
-    if any(item.profile != kinds[0].profile for item in old_bins):
+    if old_bins and {item.profile for item in old_bins} != {kind.profile for kind in kinds}:
         raise IncompatibleError("Expected a running plan on servers of the one kind that is planned with.")
     if len(kinds) > 1 or len(workload.models) > 1:
         from packer.planning.kinds import recommend_kinds

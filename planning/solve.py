@@ -104,7 +104,8 @@ def solve(
     margin
         Share by which every rate is raised, instead of a confidence: 0.05 means 5 %, 0 disables it.
     old_plan
-        A running plan to stay close to. The default solver is then replan.
+        A running plan to stay close to. The default solver is then replan; a reason of the plan says so if that can't
+        be used, because the plan runs on GPUs of another type.
     verify
         Simulate the finished plan with a fresh seed; `Plan.verified` has the result.
     with_headroom
@@ -137,7 +138,7 @@ def solve(
         workload, profiles, goal, evaluator, max_gpus=max_gpus, stock=stock_of(kinds), max_replicas=max_replicas,
         seed=seed, time_limit_s=time_limit_s, old_bins=old_bins, progress=progress, stop=stop,
     )  # fmt: skip
-    solver = solver or _usual(problem)
+    solver, notes = (solver, ()) if solver else _usual(problem)
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
     _check_fit(problem, search)
     again = partial(
@@ -145,28 +146,36 @@ def solve(
         max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
     )  # fmt: skip
     given = margin if confidence is None else raised
-    return numbered(planned(SolverTask(problem, search, again, verify, given, with_headroom)), old_plan)
+    plan = planned(SolverTask(problem, search, again, verify, given, with_headroom))
+    return numbered(replace(plan, reasons=(*plan.reasons, *notes)), old_plan)
 
 
 def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
-    """The objective for these running bins, held to the goal `slo` with the objective's limits; None: to its own."""
+    """The objective for these running bins, held to the goal `slo` with the objective's limits; None: to its own.
+
+    Raises `ValidationError`: `slo` has no limits for the `slo_class` of an adapter.
+    """
     goal = objective.goal
     if slo is not None:
         whole = fleet.held_to(slo).slo
+        whole.check(fleet)
         own = {} if goal is None else goal.limits.to_dict()
         goal = replace(whole, limits=whole.limits.changed(own))
     return objective.anchored(old_bins).within(goal)
 
 
-def _usual(problem: Problem) -> str:
-    """The default solver for a problem."""
+def _usual(problem: Problem) -> tuple[str, tuple[str, ...]]:
+    """The default solver for a problem, and a note if it can't start from the running plan."""
     goal, workload = problem.objective, problem.workload
     if goal.fixed_gpus:
-        return "spread-refined"
-    if problem.old_bins and by_model.supports(problem, Replan()) is None:
-        return "replan"
+        return "spread-refined", ()
+    refused = by_model.supports(problem, Replan()) if problem.old_bins else None
+    if problem.old_bins and refused is None:
+        return "replan", ()
+    notes = () if refused is None else (f"Planned without the running servers: {refused}.",)
     several = len(problem.profiles) > max(1, len(workload.models)) and problem.max_replicas == 1
-    return "mixed" if goal.minimises == "price" and several and workload.arrivals.trace is None else "greedy"
+    mixes = goal.minimises == "price" and several and workload.arrivals.trace is None
+    return "mixed" if mixes else "greedy", notes
 
 
 @dataclass(eq=False)

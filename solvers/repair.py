@@ -101,6 +101,8 @@ def homeward(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
             continue
         rest = [other for other in made[source].adapters if other != i]
         host = made[target]
+        if host.is_split:
+            continue
         grown = slots.feasible((*host.adapters, i), host.profile, hint=host.max_loras)
         if grown is None or not rest:
             continue

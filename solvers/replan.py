@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 
 from packer.bin import Bin
+from packer.errors import ValidationError
 from packer.moves import aligned, moved, moves_of
+from packer.placement import check_placement
 from packer.plan import Plan
 from packer.profile import Profile
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
@@ -34,7 +37,8 @@ class Replan:
 
     The repair keeps every adapter where it runs, evicts from servers that would starve (the heaviest first, as
     few as possible), puts evicted and new adapters where they fit, opens GPUs only for the rest, and closes
-    the emptiest servers while their adapters fit elsewhere.
+    the emptiest servers while their adapters fit elsewhere. A plan that splits adapters over several servers is not
+    repaired: it stays as it is, or the fresh plan is matched to it.
     """
 
     name = "replan"
@@ -45,17 +49,19 @@ class Replan:
             return "it chooses how many GPUs to use"
         if not problem.old_bins:
             return "it needs a running plan: packer solve WORKLOAD --from PLAN"
-        if any(bin_.profile not in problem.profiles for bin_ in problem.old_bins):
-            return "the running plan has GPUs of another type"
-        split = any(bin_.is_split for bin_ in problem.old_bins)
-        return "the running plan splits adapters over several GPUs: plan without it" if split else None
+        other = any(bin_.profile not in problem.profiles for bin_ in problem.old_bins)
+        return "the running plan has GPUs of another type" if other else None
 
     def solve(self, problem: Problem) -> Solution:
         """Bins in the order of the running servers that they continue; new ones at the end."""
         free = replace(problem, max_gpus=None)
         fresh = Greedy().solve(replace(free, old_bins=()))
-        kept = _Repair(free).run(enough=len(fresh.bins) if not fresh.unplaced else 1)
-        plans = (repaired(free), kept, fresh.bins if not fresh.unplaced else None)
+        if any(item.is_split for item in problem.old_bins):
+            mended = [_unchanged(free)]
+        else:
+            enough = len(fresh.bins) if not fresh.unplaced else 1
+            mended = [repaired(free), _Repair(free).run(enough=enough)]
+        plans = (*mended, fresh.bins if not fresh.unplaced else None)
         options = [aligned(problem.old_bins, homeward(free, bins)) for bins in plans if bins]
         if not options:
             return _limited(problem, fresh)
@@ -67,6 +73,18 @@ def _limited(problem: Problem, found: Solution) -> Solution:
     """The plan on at most `max_gpus` GPUs; a plan that is cut down has no `moves`."""
     limited = within_limit(problem, found)
     return limited if limited is found else replace(limited, moves=None)
+
+
+def _unchanged(problem: Problem) -> list[Bin] | None:
+    """The running servers, if they hold all of the fleet within `max_replicas`; None if they don't."""
+    old = problem.old_bins
+    try:
+        check_placement(problem.workload, old, ())
+    except ValidationError:
+        return None
+    copies = Counter(i for item in old for i in item.adapters)
+    few = max(copies.values()) <= problem.max_replicas
+    return list(old) if few and all(SlotSearch(problem).holds(old)) else None
 
 
 class _Repair(Nearest):

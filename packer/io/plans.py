@@ -7,10 +7,11 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain, count
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from packer.bin import Bin
@@ -24,7 +25,7 @@ from packer.io.schema import FileTable, check_version, parse
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
 from packer.placement import check_placement
 from packer.plan import Moves, Plan, Status
-from packer.profile import Profile
+from packer.profile import Profile, labelled
 from packer.room import Room
 
 SCHEMA = 2
@@ -100,7 +101,8 @@ class PlanFile(PlainFields):
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan in the shape of its file: JSON-able, NaN as None."""
-    labels, names, figures, moves = _labels(plan.bins), plan.workload.names, plan.adapters, plan.moves
+    labels = labelled(item.profile for item in plan.bins)
+    names, figures, moves = plan.workload.names, plan.adapters, plan.moves
     gpus = [
         {
             "gpu": k,
@@ -129,17 +131,6 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     }
     profiles = {label: profile_to_dict(profile) for profile, label in labels.items()}
     return {**jsonable(data), "profiles": profiles, "workload": workload_to_dict(plan.workload)}
-
-
-def _labels(bins: Sequence[Bin]) -> dict[Profile, str]:
-    """The label of each profile in the file: its name, with a number if several profiles share the name."""
-    labels: dict[Profile, str] = {}
-    for item in bins:
-        if item.profile not in labels:
-            name = item.profile.name
-            numbered = (f"{name} ({k})" if k > 1 else name for k in count(1))
-            labels[item.profile] = next(label for label in numbered if label not in labels.values())
-    return labels
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -189,7 +180,7 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
         evaluations=Evaluations.of([_evaluation(k, gpu, changed) for k, gpu in enumerate(file.gpus)]),
         status=Status(file.status),
         rooms=tuple(parse(Room, each, f"gpus.{k}.room") for k, each in enumerate(rooms) if any(rooms)),
-        adapters=_adapters(file, len(workload)),
+        adapters=_adapters(file, np.isin(np.arange(len(workload)), unplaced)),
         moves=moves,
         unplaced=unplaced,
         **plain,
@@ -223,17 +214,30 @@ def _bin(k: int, gpu: GpuTable, number: dict[str, int], profiles: dict[str, Prof
 
 
 def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
-    """Figures of a server; null becomes NaN. A server that was added by hand (`changed`) may lack all figures."""
+    """Figures of a server; null becomes NaN. A server that was added by hand (`changed`) may lack all figures.
+
+    A simulated server without a share of its limits starves, queues or does not start: the share is infinite.
+    """
     if gpu.evaluation is None:
         if not changed:
             raise FileFormatError("this key is missing.", key=f"gpus.{k}.evaluation")
         figures: dict[str, Any] = dict.fromkeys(FIGURES, math.nan) | dict.fromkeys(FLAGS, False)
         return Evaluation(**figures)
     figures = {name: math.nan if value is None else value for name, value in gpu.evaluation.items()}
+    given = gpu.evaluation.get
+    simulated = given("worst_adapter_ttft_ms") is not None or (given("memory_error") and not given("stable"))
+    if simulated and given("slo_used", 0.0) is None:
+        figures["slo_used"] = math.inf
     return parse(Evaluation, figures, f"gpus.{k}.evaluation")
 
 
-def _adapters(file: PlanFile, n: int) -> AdapterFigures | None:
+def _adapters(file: PlanFile, unplaced: npt.NDArray[np.bool_]) -> AdapterFigures | None:
+    """Figures of each adapter; null becomes NaN. A placed adapter without a share of its limits is on a server that
+    starves, queues or does not start: the share is infinite.
+
+    `unplaced`: whether an adapter has no server, bool (n,).
+    """
+    n = len(unplaced)
     if file.adapters is None:
         return None
     columns = {
@@ -244,7 +248,8 @@ def _adapters(file: PlanFile, n: int) -> AdapterFigures | None:
     if set(columns) != set(names) or any(len(column) != n for column in columns.values()):
         rule = f"expected the columns {', '.join(names)} with an entry for each of {n} adapters."
         raise FileFormatError(rule, key="adapters")
-    return AdapterFigures(**columns)
+    used = columns["slo_used"]
+    return AdapterFigures(**columns | {"slo_used": np.where(np.isnan(used) & ~unplaced, math.inf, used)})
 
 
 def _numbers(names: Sequence[str], number: dict[str, int], key: str) -> tuple[int, ...]:

@@ -93,6 +93,30 @@ def test_evaluate_names_what_has_no_place(plan_path: str, tmp_path: Path, capsys
     assert conclusion(2, 4, 3).startswith("The plan breaks: 2 of 4 servers, and 3 adapters have no server. ")
 
 
+def test_evaluate_says_which_base_model_has_no_server(
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
+) -> None:
+    """Adapters of a base model whose only server is lost do not wait for larger slots; the last server stays."""
+    plan, path = toy_plan(["a", "b"]), str(tmp_path / "models.json")
+    first, second = plan.bins
+    other = replace(second.profile, model=replace(second.profile.model, name="other"))
+    models = (first.profile.model.name, "other")
+    fleet = replace(
+        plan.workload,
+        adapters=tuple(replace(a, model=m) for a, m in zip(plan.workload.adapters, models, strict=True)),
+    )
+    replace(plan, workload=fleet, bins=(first, replace(second, profile=other))).save(path)
+    assert run(["evaluate", path, "--lose-gpu", "1"]) == 3
+    text = capsys.readouterr().out
+    assert "No server of the base model other is left for: b." in text
+    assert "slots large enough" not in text
+    toy_plan(["a"], gpus=1).save(path)
+    assert run(["evaluate", path, "--lose-gpu", "0"]) == 2
+    assert (
+        "Expected a server of the plan to be left, got the loss of the only one." in capsys.readouterr().err
+    )
+
+
 def test_evaluate_needs_a_server_that_is_used(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
     """Where every adapter goes and none finds a server, nothing is left to evaluate: that is said."""
     add = tmp_path / "add.csv"

@@ -6,8 +6,10 @@ import contextlib
 import io
 import json
 import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,3 +153,14 @@ def test_what_prints_is_imported_meanwhile() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         output.import_meanwhile("this", "packer.no_such_module").join()
     assert "this" in sys.modules
+
+
+def test_a_command_ends_after_the_imports_that_it_began(tmp_path: Path) -> None:
+    """The interpreter does not end during an import in a thread: a module in Rust would abort."""
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.3)\nprint('imported')\n")
+    code = "from packer.cli.output import import_meanwhile; import_meanwhile('slow_module')"
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=there
+    )
+    assert (ended.stdout, ended.stderr) == ("imported\n", "")

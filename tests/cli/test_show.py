@@ -12,8 +12,13 @@ import pytest
 from packer import Adapter, load_plan, load_profile, solve
 from packer.bin import Bin
 from packer.cli import run
+from packer.cli.plan_table import plan_lines
+from packer.evaluation import Evaluations
+from packer.plan import Moves, Plan, Status
 from packer.planning.solve import verified
 from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
+from packer.twin.hours import Hours, merged
 from packer.workload import Workload
 
 
@@ -99,3 +104,28 @@ def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.Cap
     assert "Adapters that move" in text
     same = shown([plans[0], "--diff", plans[0]], capsys)
     assert (same["moved"], same["new"], same["gone"], same["restarted"]) == ([], [], [], [])
+
+
+def test_the_tightest_adapter_is_one_that_starves(
+    server: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter of a starving server is the tightest, in a plan from a file as in a new one."""
+    fleet = Workload([Adapter("quiet", 8, 0.1), Adapter("hot", 8, 300.0)])
+    bins = tuple(Bin((k,), server.settings(1, 8), server) for k in range(2))
+    hours = Hours().all(bins, fleet)
+    rows, figures = Evaluations.of([hour.figures for hour in hours]), merged(fleet, bins, hours)
+    plan = Plan(fleet, bins, rows, Status.INFEASIBLE, "gpus", "hand", "twin", adapters=figures)
+    plan.save(tmp_path / "plan.json")
+    assert run(["show", str(tmp_path / "plan.json")]) == 0
+    said = "Tightest    adapter 'hot' on server 1 is on a server that starves or queues"
+    assert said in capsys.readouterr().out
+    assert said in "\n".join(map(str, plan_lines(plan)))
+
+
+def test_moves_from_another_plan_are_not_shown(
+    plans: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan that was made from one running plan is compared with any other plan by where adapters are in both."""
+    alike = shown([plans[0], "--diff", plans[1]], capsys)
+    replace(load_plan(plans[1]), moves=Moves((0, 5), (7, 3))).save(plans[1])
+    assert shown([plans[0], "--diff", plans[1]], capsys) == alike

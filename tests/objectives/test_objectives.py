@@ -126,7 +126,15 @@ def test_cost_adds_prices_and_needs_them() -> None:
     found = AnalyticPredictor().evaluate(FLEET, bins)
     assert Cost().key(FLEET, bins, found) == (4.0, 2.0)
     assert Cost().supports([PROFILE, dear]) is None
-    assert "free/test" in str(Cost().supports([small_profile("free/test", None)]))
+    assert "unpriced/test" in str(Cost().supports([small_profile("unpriced/test", None)]))
+
+
+def test_a_price_of_nothing_is_a_price() -> None:
+    """GPUs that one owns cost 0 per hour, which is not the same as no known price."""
+    owned = small_profile("owned/test-model", 0.0)
+    bins = [BINS[0], replace(BINS[1], profile=owned)]
+    assert Cost().supports([PROFILE, owned]) is None
+    assert Cost().key(FLEET, bins, AnalyticPredictor().evaluate(FLEET, bins)) == (1.0, 2.0)
 
 
 def test_headroom_fails_a_bin_at_its_worst_load() -> None:

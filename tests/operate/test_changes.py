@@ -102,6 +102,9 @@ def test_adapters_of_a_lost_server_move(toy_plan: Make) -> None:
     assert changed.gpus == (1,)
     assert sorted(changed.bins[0].adapters) == [0, 1, 2]
     assert changed.workload == plan.workload
-    for wrong in ([0, 1], [2]):
-        with pytest.raises(ValidationError, match="Expected lost GPUs among 0 to 1"):
-            changed_plan(plan, lose=wrong)
+    with pytest.raises(ValidationError, match="Expected lost GPUs among 0 to 1, got GPU 2"):
+        changed_plan(plan, lose=[2])
+    with pytest.raises(ValidationError, match="to be left, got the loss of all 2"):
+        changed_plan(plan, lose=[0, 1])
+    with pytest.raises(ValidationError, match="to be left, got the loss of the only one"):
+        changed_plan(toy_plan(["a"], gpus=1), lose=[0])

@@ -85,6 +85,9 @@ def test_limits_of_each_adapter() -> None:
         fleet.slo.check(fleet)
     slo = Slo(Limits(300.0, 40.0)).parsed(["batch:p95_ttft_ms=60000"])
     slo.check(fleet)
+    fleet.slo.parsed(["none"]).check(fleet)  # no limits for anyone
+    with pytest.raises(ValidationError, match="'batch' of adapter 'b'"):
+        fleet.slo.parsed(["none; p95_ttft_ms=300"]).check(fleet)
     ttft_ms, itl_ms = slo.columns(fleet)
     assert ttft_ms.tolist() == [300.0, 60000.0]
     assert itl_ms.tolist() == [40.0, 40.0]

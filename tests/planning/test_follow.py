@@ -85,8 +85,28 @@ def test_a_running_plan_on_other_servers_is_refused(busy: Workload, server: Prof
     other = packer.load_profile("h100-64gb/qwen-2.5-7b-instruct")
     with pytest.raises(IncompatibleError, match="one kind"):
         packer.recommend(replace(busy), other, old_plan=old)
+    tight = replace(server, engine=replace(server.engine, max_num_seqs=64))
+    with pytest.raises(IncompatibleError, match="one kind"):
+        packer.recommend(busy, [server, tight], old_plan=old)
     with pytest.raises(IncompatibleError, match="no GPUs"):
         running(replace(old, bins=()), busy)
+
+
+def test_a_plan_that_cannot_start_from_the_running_one_says_so(
+    busy: Workload, old: Plan, server: Profile
+) -> None:
+    """On other servers every adapter moves and every server is new: the plan has a reason, and these moves."""
+    other = replace(server, engine=replace(server.engine, max_num_seqs=64))
+    plan = packer.solve(busy, other, old_plan=old)
+    assert (
+        plan.reasons[-1] == "Planned without the running servers: the running plan has GPUs of another type."
+    )
+    assert plan.moves is not None
+    assert plan.moves.adapters == tuple(range(len(busy)))
+    assert set(plan.moves.servers) == {None}
+    greedy = packer.solve(busy, server, solver="greedy", old_plan=old).moves
+    assert greedy is not None
+    assert 0 in greedy.servers
 
 
 @pytest.mark.parametrize("solver", [None, "replan"])

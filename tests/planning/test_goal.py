@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import packer
-from packer.errors import IncompatibleError
+from packer.errors import IncompatibleError, ValidationError
 from packer.objectives.base import limits_of, load_objective
 from packer.twin.simulate import simulate
 
@@ -64,3 +64,13 @@ def test_limits_without_a_figure_need_a_simulation() -> None:
     plan = packer.solve(FLEET, SERVER, "gpus:mean_ttft_ms=900", predictor="boosting")
     assert np.isnan(plan.evaluations.slo_used).all() or (plan.evaluations.slo_used <= 1.0).all()
     assert (plan.evaluations.mean_ttft_ms <= 900).all()
+
+
+def test_an_slo_class_needs_limits_in_every_plan_for_a_goal() -> None:
+    """`solve` refuses a goal without limits for the class of an adapter, as `recommend` and `frontier` do."""
+    fleet = packer.Workload([packer.Adapter("a", 8, 1.0, slo_class="gold")])
+    for plan in (packer.solve, packer.recommend, packer.frontier):
+        with pytest.raises(ValidationError, match="slo_class 'gold' of adapter 'a'"):
+            plan(fleet, SERVER, slo="p95_ttft_ms=300")
+    assert packer.solve(fleet, SERVER).n_gpus == 1  # for throughput alone
+    assert packer.solve(fleet, SERVER, slo="p95_ttft_ms=300; gold:p95_ttft_ms=200").n_gpus == 1

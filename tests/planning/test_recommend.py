@@ -147,6 +147,18 @@ def test_a_plan_that_fresh_hours_break_to_the_end_is_none(
     assert found.reasons[0].startswith("In another hour adapter 'adapter-00")
 
 
+def test_a_goal_that_only_the_margin_breaks_says_so(server: Profile) -> None:
+    """Where every adapter keeps its limits at the rates as given, the decision names the margin that breaks them."""
+    fleet = Workload([Adapter("hot", 16, 70.0), Adapter("warm", 16, 3.0)])
+    found = packer.recommend(fleet, server, max_gpus=2, margin=0.15)
+    assert found.status is Status.INFEASIBLE
+    assert found.adapters is not None
+    assert (found.adapters.slo_used <= 1.0).all()
+    decision = str(found.details["decision"])
+    assert re.search(r": the goal breaks for \d of 2 adapters with rates raised by the margin", decision)
+    assert found.reasons[-1].endswith("the goal with rates raised by the margin")
+
+
 def test_a_goal_that_no_server_keeps_is_answered_with_what_can_be_kept(
     server: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,6 @@ from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
 from packer.moves import moved
 from packer.objectives.latency import Latency
-from packer.objectives.moves import FewestMoves
 from packer.plan import Plan
 from packer.planning.solve import solve
 from packer.planning.verify import check
@@ -36,7 +35,6 @@ from packer.solvers.baselines.spread import Spread
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.balance import even_parts
 from packer.solvers.headroom import headroom
-from packer.solvers.replan import Replan
 from packer.solvers.spread_refined import SpreadRefined
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.hours import Hours
@@ -242,15 +240,6 @@ def test_a_limit_on_gpus_is_reported() -> None:
     new = replanned(old, workload, max_gpus=1)
     assert new.unplaced
     assert f"--gpus {old.n_gpus}" in new.reasons[0]
-
-
-@pytest.mark.parametrize("shares", [(0.5, 1.0), ()])
-def test_split_adapters_are_refused(shares: tuple[float, ...]) -> None:
-    """Replanning does not pretend to know adapters that are split over servers."""
-    old = (Bin((0, 1), Slots(2, 32), PROFILE, shares),)
-    posed = replace(problem(random_fleet(2, seed=0)), objective=FewestMoves(old), old_bins=old)
-    reason = Replan().supports(posed)
-    assert (reason is None) == (not shares)
 
 
 def test_a_hot_adapter_takes_more_gpus_than_there_are_adapters() -> None:

@@ -13,6 +13,7 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.goal import Goal
 from packer.objectives.moves import FewestMoves
+from packer.plan import Moves
 from packer.planning.verify import check
 from packer.settings import Slots
 from packer.solvers.base import Problem
@@ -96,6 +97,23 @@ def test_a_limit_never_leaves_half_an_adapter(max_gpus: int) -> None:
     assert len(found.bins) == max_gpus
     assert bool(found.reasons) == (max_gpus == 1)
     assert (found.moves is not None) == (max_gpus == 2)
+
+
+def test_a_running_plan_with_a_split_adapter_stays_if_it_holds() -> None:
+    """Nothing moves if the servers of a split adapter hold what they have; else a fresh plan is matched to them."""
+    workload = Workload([Adapter("hot", 8, 15.0), *(Adapter(f"a{i}", 8, 0.5) for i in range(6))])
+    old = tuple(Bin((0, *own), Slots(4, 8), PROFILE, (0.5, 1.0, 1.0, 1.0)) for own in ((1, 2, 3), (4, 5, 6)))
+    posed = replace(running(workload, old, AnalyticPredictor()), max_replicas=2)
+    assert Replan().supports(posed) is None
+    found = Replan().solve(posed)
+    check(posed, found)
+    assert (found.bins, found.moves) == (old, Moves((), (0, 1)))
+    busier = replace(running(workload.scaled(1.9), old, AnalyticPredictor()), max_replicas=4)
+    found = Replan().solve(busier)
+    check(busier, found)
+    assert found.unplaced == ()
+    assert found.moves is not None
+    assert [k for k in found.moves.servers if k is not None] == [0, 1]
 
 
 def test_a_fresh_plan_keeps_the_limits_of_the_objective() -> None:

@@ -12,12 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from packer.adapter import Adapter
+from packer.bin import Bin
 from packer.errors import FileFormatError, OutputError
 from packer.evaluation import Evaluations
+from packer.io.files import write_text
 from packer.io.plans import load_plan, plan_to_dict, write_plan
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Moves, Plan, Status
+from packer.planning.assemble import versions
+from packer.profile import Profile
 from packer.testing.analytic import AnalyticPredictor
+from packer.twin.hours import Hours, merged
+from packer.workload import Workload
 
 
 @pytest.fixture
@@ -83,6 +90,43 @@ def test_unplaced_adapters_come_back_by_name(plan: Plan, tmp_path: Path) -> None
     )
     write_plan(partial, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").unplaced == left
+
+
+def test_an_infinite_share_of_the_limits_comes_back(server: Profile, tmp_path: Path) -> None:
+    """JSON has no infinity: a server that starves or does not start, and its adapters, get theirs back; no others."""
+    fleet = Workload([Adapter("hot", 8, 90.0), Adapter("quiet", 8, 0.1), Adapter("left", 8, 0.1)])
+    bins = tuple(Bin((k,), server.settings(slots, 8), server) for k, slots in enumerate((1, 100_000)))
+    hours = Hours().all(bins, fleet)
+    rows = Evaluations.of([hour.figures for hour in hours])
+    figures = merged(fleet, bins, hours)
+    plan = Plan(fleet, bins, rows, Status.INFEASIBLE, "gpus", "hand", "twin", adapters=figures, unplaced=(2,))
+    write_plan(plan, tmp_path / "plan.json")
+    back = load_plan(tmp_path / "plan.json")
+    assert rows.slo_used.tolist() == [math.inf, math.inf]
+    assert same(back.evaluations, rows)
+    assert back.adapters is not None
+    for one, other in zip(back.adapters, figures, strict=True):
+        assert np.array_equal(one, other, equal_nan=True)
+    assert np.isnan(back.adapters.slo_used[2])
+    guessed = replace(rows, worst_adapter_ttft_ms=rows.slo_used * math.nan, stable=~rows.stable | True)
+    write_plan(replace(plan, evaluations=guessed), tmp_path / "plan.json", force=True)
+    assert np.isnan(load_plan(tmp_path / "plan.json").evaluations.slo_used).all()
+
+
+def test_profiles_that_share_a_name_come_back(plan: Plan, tmp_path: Path) -> None:
+    """A plan of several profiles of one name notes each of them, and its file is checked against each."""
+    first, second = plan.bins
+    other = replace(
+        second, profile=replace(second.profile, engine=replace(second.profile.engine, max_num_seqs=64))
+    )
+    two = replace(plan, bins=(first, other), versions=versions([first.profile, other.profile]))
+    write_plan(two, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").bins == two.bins
+    data = plan_to_dict(two)
+    data["versions"]["profile toy (2)"] = "0" * 16
+    write_text(tmp_path / "plan.json", json.dumps(data), force=True)
+    with pytest.raises(FileFormatError, match="key 'profiles'"):
+        load_plan(tmp_path / "plan.json")
 
 
 def test_an_existing_file_needs_force(plan: Plan, tmp_path: Path) -> None:
