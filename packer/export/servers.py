@@ -14,6 +14,7 @@ from packer.bin import Bin
 from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import quoting
+from packer.export.makers import Maker, maker
 from packer.export.nodes import node_labels
 from packer.export.sources import vllm_path
 from packer.plan import Plan
@@ -120,6 +121,11 @@ class ExportedServer:
     modules: tuple[Module, ...]
     base: tuple[Module, ...] = ()
     nodes: Mapping[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def maker(self) -> Maker:
+        """The maker of the server's GPUs."""
+        return maker(self.bin.profile.gpu.name)
 
     @property
     def max_cpu_loras(self) -> int:
