@@ -52,6 +52,12 @@ class RequestTrace:
     start_s: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
+        for key in ("time_s", "adapter", "input_tokens", "output_tokens", "sessions", "priority"):
+            given = getattr(self, key)
+            if given is not None or key not in ("sessions", "priority"):
+                column = checks.row(f"{key} of a request trace", given, whole=key != "time_s")
+                object.__setattr__(self, key, column)
+        checks.real("step_s of a request trace", self.step_s, low=0.0)
         n = len(self.time_s)
         if any(len(column) != n for column in (self.adapter, self.input_tokens, self.output_tokens)):
             raise ValidationError("Expected the columns of a request trace to have the same length.")
