@@ -248,6 +248,11 @@ class Arrivals:
         return f"bursty: {'; '.join(parts)}" if parts else self.kind
 
     @property
+    def mean_factor(self) -> float:
+        """What the rates are multiplied by on average over a cycle of piecewise arrivals; 1 for other kinds."""
+        return sum(self.factors) / len(self.factors) if self.kind == "piecewise" else 1.0
+
+    @property
     def varies(self) -> bool:
         """Whether hours differ: by bursts, changing rates, or gaps more irregular than those of a Poisson process."""
         return self.kind in ("bursty", "unpredictable") or (self.kind == "lognormal" and self.cv > 1.0)
