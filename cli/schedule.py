@@ -135,7 +135,7 @@ def schedule(
         make_folder(routes_path)
         there = ("0000-routing.json", *os.listdir(routes_path))
         out.check(*(os.path.join(routes_path, name) for name in there))
-    prefix = results.names.get("prefix", "gpu")
+    prefix, timezone = results.names.get("prefix", "gpu"), results.names.get("timezone", "UTC")
     where = Options(prefix=prefix, address=results.names.get("address"))
     kinds = servers.kinds()
     out.note_profiles(*(kind.profile for kind in kinds))
@@ -143,7 +143,7 @@ def schedule(
     rates = hours.rates(fleet)
     period_s = hours.length_s(list(rates), out)
     if keda_path is not None:
-        check_day(len(rates) * period_s)
+        check_day(len(rates) * period_s, timezone)
     given = values(hours, "rates_path", "trace_path") | {"slo": fleet.slo, "period_s": period_s}
     with out.progress() as progress:
         found = find(fleet, kinds, rates, **given, progress=progress)
@@ -157,7 +157,7 @@ def schedule(
     if keda_path is not None:
         names = {f"{prefix}-{k}": found.running(k) for k in range(len(found.servers))}
         times: dict[str, Any] = {"day_s": found.periods[-1].end_s, "startup_s": found.startup_s}
-        text = scaled_objects(names, **times, timezone=results.names.get("timezone", "UTC"))
+        text = scaled_objects(names, **times, timezone=timezone)
         write_text(keda_path, text, force=out.force)
     if routes_path is not None:
         for each in found.periods:
