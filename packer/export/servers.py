@@ -31,7 +31,8 @@ _LAST_PORT = 65_535
 
 
 def engine_flags(engine: EngineSpec) -> dict[str, object]:
-    """vLLM's flags of these settings, by name."""
+    """vLLM's flags of these settings, by name; raises `ValidationError` for a block size that vLLM does not take."""
+    engine.check_block_size()
     flags: dict[str, object] = {name.replace("_", "-"): getattr(engine, name) for name in _ALWAYS}
     for name, default in _NOT_DEFAULT.items():
         if (size := getattr(engine, name)) != default:
@@ -189,7 +190,11 @@ def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) 
         raise IncompatibleError(f"{rule}: their profiles name them.")
     paths = _sources(plan, options)
     placed = zip(plan.bins, numbers or range(len(plan.bins)), strict=True)
-    return tuple(_server(plan, item, index, options, paths) for item, index in placed)
+    found = tuple(_server(plan, item, index, options, paths) for item, index in placed)
+    if len({server.address for server in found}) < len(found):
+        rule = f"Expected an address with {{name}}, {{index}} or {{port}}, in which the {len(found):,} servers differ"
+        raise ValidationError(f"{rule}, got {shown(options.address)}.")
+    return found
 
 
 def _sources(plan: Plan, options: Options) -> dict[str, str]:
