@@ -35,6 +35,7 @@ import click
 from click.core import ParameterSource
 
 from packer.cli.streams import only_results
+from packer.errors import InputError
 
 T = TypeVar("T")
 Readers: TypeAlias = "Mapping[str, click.ParamType[Any] | Callable[[str], Any]]"
@@ -121,6 +122,8 @@ class Pairs(click.Option):
             except click.BadParameter as error:
                 error.param_hint = f"'--{name}'"
                 raise
+            except InputError as error:
+                raise click.BadParameter(f"{name}: {error}", ctx, self) from None
             except (KeyError, ValueError):
                 raise click.BadParameter(f"no value of {name}: {given[:80]!r}.", ctx, self) from None
         return found

@@ -141,5 +141,5 @@ def _write_settings(given: ProjectOptions, path: str, *, force: bool) -> None:
     from packer.io.files import write_text
 
     said = "# Defaults of packer's commands in this folder: docs/how-to/configure.md.\n"
-    solve = {"solve": {"slo": list(given.slo)}} if given.slo else {}
-    write_text(path, said + tomlkit.dumps({"profile": "profile.toml", **solve}), force=force)
+    goal = {"slo": list(given.slo)} if given.slo else {}
+    write_text(path, said + tomlkit.dumps({"profile": "profile.toml", **goal}), force=force)

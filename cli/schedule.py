@@ -13,9 +13,12 @@ from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table, write_json
 from packer.cli.plan_table import default_words
 from packer.errors import IncompatibleError
+from packer.times import HOUR_S
 from packer.words import counted, number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import numpy.typing as npt
 
@@ -30,13 +33,13 @@ class DayOptions:
 
     rates_path: Rates of each adapter by period, in order: adapter,<period>,<period>,… in req/s.
     trace_path: Requests of the fleet's adapters, from which the rates are measured.
-    period_s: Length of a period.
+    period_s: Length of a period. [default: of columns HH:MM the time between them, else an hour]
     startup_s: From the start of a server until it serves. [default: the profile's]
     """
 
     rates_path: str | None = option("--rates", metavar="FILE.csv")
     trace_path: str | None = option("--trace", metavar="TRACE")
-    period_s: float = option("--period", type=click.FloatRange(min=60.0), default=3600.0, metavar="SECONDS")
+    period_s: float | None = option("--period", type=click.FloatRange(min=60.0), metavar="SECONDS")
     startup_s: float | None = option("--startup", type=click.FloatRange(min=0.0), metavar="SECONDS")
     margin: float | None = common("margin")
     max_replicas: int | None = common(
@@ -64,7 +67,19 @@ class DayOptions:
         if self.rates_path is not None:
             return read_rates(self.rates_path, fleet)
         trace = replayed_trace(fleet) if self.trace_path is None else read_trace(self.trace_path)
-        return rates_of_trace(trace, fleet, self.period_s)
+        return rates_of_trace(trace, fleet, self.period_s or HOUR_S)
+
+    def length_s(self, periods: Sequence[str], out: Writing) -> float:
+        """Length of a period, s; if neither given nor known from the columns' names, a message says the default."""
+        from packer.traces.pattern import spacing_s
+
+        found = self.period_s
+        if found is None and self.rates_path is not None and (found := spacing_s(periods)) is None:
+            whole = counted(len(periods), "column")
+            out.note(
+                f"each of the {whole} of {self.rates_path} is taken as a period of 1 h: --period SECONDS"
+            )
+        return found or HOUR_S
 
 
 PARTS = ("static", "servers", "keda", "routes")
@@ -120,20 +135,21 @@ def schedule(
         make_folder(routes_path)
         there = ("0000-routing.json", *os.listdir(routes_path))
         out.check(*(os.path.join(routes_path, name) for name in there))
-    prefix = results.names.get("prefix", "gpu")
+    prefix, timezone = results.names.get("prefix", "gpu"), results.names.get("timezone", "UTC")
     where = Options(prefix=prefix, address=results.names.get("address"))
     kinds = servers.kinds()
     out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet().held_to(hours.slo)
     rates = hours.rates(fleet)
+    period_s = hours.length_s(list(rates), out)
     if keda_path is not None:
-        check_day(len(rates) * hours.period_s)
-    given = values(hours, "rates_path", "trace_path") | {"slo": fleet.slo}
+        check_day(len(rates) * period_s, timezone)
+    given = values(hours, "rates_path", "trace_path") | {"slo": fleet.slo, "period_s": period_s}
     with out.progress() as progress:
         found = find(fleet, kinds, rates, **given, progress=progress)
     data = found.to_dict()
     if results.replay:
-        data["replay"] = _replayed(found, rates, hours)
+        data["replay"] = _replayed(found, rates, period_s, hours.seed)
     if static_path is not None:
         write_plan(found.static, static_path, force=out.force)
     if servers_path is not None:
@@ -141,7 +157,7 @@ def schedule(
     if keda_path is not None:
         names = {f"{prefix}-{k}": found.running(k) for k in range(len(found.servers))}
         times: dict[str, Any] = {"day_s": found.periods[-1].end_s, "startup_s": found.startup_s}
-        text = scaled_objects(names, **times, timezone=results.names.get("timezone", "UTC"))
+        text = scaled_objects(names, **times, timezone=timezone)
         write_text(keda_path, text, force=out.force)
     if routes_path is not None:
         for each in found.periods:
@@ -156,12 +172,12 @@ def schedule(
     return 0
 
 
-def _replayed(found: Schedule, rates: Any, hours: DayOptions) -> dict[str, Any]:
+def _replayed(found: Schedule, rates: Any, period_s: float, seed: int) -> dict[str, Any]:
     from packer.operate.replay import Window, replay, requests_of_day, windows_of
 
     fleet = found.static.workload
-    trace = requests_of_day(fleet, rates, hours.period_s, seed=hours.seed)
-    given: dict[str, Any] = {"seed": hours.seed}
+    trace = requests_of_day(fleet, rates, period_s, seed=seed)
+    given: dict[str, Any] = {"seed": seed}
     static = [Window(0.0, found.periods[-1].end_s, found.static.cluster())]
     served = replay(fleet, trace, windows_of(found), startup_s=found.startup_s, moves=found.moves, **given)
     return {"schedule": served.to_dict(), "static": replay(fleet, trace, static, **given).to_dict()}

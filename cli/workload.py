@@ -33,8 +33,9 @@ def describe(file: FleetFile, out: Output) -> None:
 
 
 def headline(fleet: Workload) -> str:
-    """The workload in one line."""
-    return f"{counted(len(fleet), 'adapter')}, {fleet.rate:,.3g} req/s, offered load {fleet.offered_tok_s:,.0f} tok/s"
+    """The workload in one line; rates and loads are means over the cycle of piecewise arrivals."""
+    rate, load = (fleet.arrivals.mean_factor * each for each in (fleet.rate, fleet.offered_tok_s))
+    return f"{counted(len(fleet), 'adapter')}, {rate:,.3g} req/s, offered load {load:,.0f} tok/s"
 
 
 def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
@@ -43,6 +44,7 @@ def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
         for row in found["ranks"]
     ]
     columns = ["rank", "adapters", "req/s", "offered tok/s"]
+    cycle = f"; rates and loads are means over its cycle of {fleet.arrivals.whole_s(1.0):g} s"
     rates, inputs, outputs = found["adapter_rate"], found["input_tokens"], found["output_tokens"]
     return [
         headline(fleet),
@@ -54,7 +56,7 @@ def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
         f"(cv {outputs['cv']:.2f}), correlation {found['length_correlation']:+.2f}.",
         *(_prefixes(fleet, found)),
         *([f"Lengths {assumed_lengths(fleet)}."] if fleet.assumed_lengths else []),
-        f"Arrivals: {found['arrivals_description']}.",
+        f"Arrivals: {found['arrivals_description']}{cycle * (fleet.arrivals.kind == 'piecewise')}.",
     ]
 
 

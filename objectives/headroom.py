@@ -14,6 +14,7 @@ from packer.errors import FileFormatError, reader, shown
 from packer.io.files import read_text
 from packer.io.tables import by_adapter, csv_rows
 from packer.objectives.base import Objective, Scenario
+from packer.words import counted, listed
 from packer.workload import Workload
 
 
@@ -39,6 +40,12 @@ class Headroom(Objective):
         """Whether equal adapters can be exchanged: not with a file of rates, which may distinguish them."""
         return not self.rates
 
+    def fleet(self, workload: Workload) -> Workload:
+        """The fleet to plan; raises `FileFormatError` if the rates are not those of its adapters."""
+        if self.rates:
+            read_rates(self.rates, workload)
+        return super().fleet(workload)
+
     def scenarios(self, workload: Workload) -> Sequence[Scenario]:
         """The fleet as given, then the fleet at each load."""
         nominal = Scenario(workload)
@@ -46,7 +53,7 @@ class Headroom(Objective):
             return (nominal, Scenario(workload, self.factor, self._times("the rates")))
         loads = (
             (repr(name), with_rates(workload, each))
-            for name, each in read_rates(self.rates, workload).items()
+            for name, each in read_rates(self.rates, workload, part=True).items()
         )
         return (nominal, *(Scenario(fleet, self.factor, self._times(name)) for name, fleet in loads))
 
@@ -62,10 +69,12 @@ def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
 
 
 @reader
-def read_rates(path: str, workload: Workload) -> dict[str, npt.NDArray[np.float64]]:
+def read_rates(path: str, workload: Workload, *, part: bool = False) -> dict[str, npt.NDArray[np.float64]]:
     """Rates of the fleet by load, from a CSV file with one row per adapter and one column per load.
 
-    Raises `FileFormatError`: a cell is not a rate, or an adapter of the fleet has no row or several.
+    `part`: the workload is a part of the fleet, whose other adapters have rows too.
+    Raises `FileFormatError`: a cell is not a rate, an adapter of the fleet has no row or several, or a row is of an
+    adapter that the fleet does not have.
     """
     names, rows = csv_rows(read_text(path))
     if len(names) < 2 or names[0] != "adapter":
@@ -75,5 +84,9 @@ def read_rates(path: str, workload: Workload) -> dict[str, npt.NDArray[np.float6
     missing = [name for name in workload.names if name not in found]
     if missing:
         raise FileFormatError(f"there are no rates for adapter {shown(missing[0])}.")
+    unknown = [] if part else [shown(name) for name in found if name not in set(workload.names)]
+    if unknown:
+        rule = f"there are rates for {counted(len(unknown), 'adapter')} that the fleet does not have"
+        raise FileFormatError(f"{rule}: {listed(unknown, 5)}.")
     columns = np.array([found[name] for name in workload.names]).T
     return dict(zip(loads, columns, strict=True))

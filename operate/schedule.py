@@ -100,11 +100,10 @@ def schedule(
     `margin`, `seed`, `progress`, `stop`: as for `packer.recommend`.
 
     Raises `IncompatibleError`: a base model has no profile or no server that starts, or GPUs are limited with several
-    kinds of server; `ValidationError`: there is no period, or more GPUs than are at hand run while servers are
-    replaced; `InfeasibleError`: no plan serves all periods.
+    kinds of server; `ValidationError`: there is no period, rates are not one number >= 0 per adapter, or more GPUs than
+    are at hand run while servers are replaced; `InfeasibleError`: no plan serves all periods.
     """
-    if not rates:
-        raise ValidationError("Expected the rates of at least one period, got none.")
+    rates = _checked(rates, len(workload))
     checks.real("period_s", period_s, low=1.0)
     fleet = drawn_within(workload.held_to(slo), period_s)
     asked = Conditions(margin=margin, max_replicas=max_replicas, seed=seed, stop=stop)
@@ -133,6 +132,19 @@ def schedule(
                 f"all day takes {static.n_gpus} GPUs, and a longer --startup leaves more servers on."
             )
     return result
+
+
+def _checked(rates: Mapping[str, FloatArray], n: int) -> dict[str, FloatArray]:
+    """The rates of each period as an array, if there are periods and each has one rate >= 0 per adapter."""
+    if not isinstance(rates, Mapping) or not rates:
+        rule = "Expected the rates of at least one period, a mapping of its name to one rate per adapter"
+        raise ValidationError(f"{rule}, got {shown(rates)}.")
+    found = {name: checks.row(f"the rates of period {name}", each) for name, each in rates.items()}
+    for name, vector in found.items():
+        if len(vector) != n or vector.min() < 0.0:
+            rule = f"Expected the rates of period {name} to be {n:,} numbers >= 0, one per adapter"
+            raise ValidationError(f"{rule}, got {shown(vector.tolist())}.")
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,24 +7,36 @@ from typing import Any
 
 import numpy as np
 
+from packer.adapter import IDLE_RATE
 from packer.workload import Workload
 
 
 def summary_of(fleet: Workload) -> dict[str, Any]:
-    """Figures of a workload, JSON-able; means and spreads of lengths are over requests."""
-    ranks = []
+    """Figures of a workload, JSON-able; means and spreads of lengths are over requests.
+
+    Rates and loads are means over the cycle of piecewise arrivals. The rate of an idle adapter (`IDLE_RATE`) is 0.
+    """
+    ranks, factor = [], fleet.arrivals.mean_factor
     for rank in np.unique(fleet.ranks).tolist():
         own, load = fleet.ranks == rank, fleet.offered_tok_s_by_adapter
-        sums = {"rate": float(fleet.rates[own].sum()), "offered_tok_s": float(load[own].sum())}
+        sums = {
+            "rate": factor * float(fleet.rates[own].sum()),
+            "offered_tok_s": factor * float(load[own].sum()),
+        }
         ranks.append({"rank": rank, "adapters": int(own.sum()), **sums})
     busiest = np.sort(fleet.rates)[::-1].tolist()
+    each = factor * np.where(fleet.rates <= IDLE_RATE, 0.0, fleet.rates)
     return {
         "name": fleet.name,
         "adapters": len(fleet),
-        "rate": fleet.rate,
-        "offered_tok_s": fleet.offered_tok_s,
+        "rate": factor * fleet.rate,
+        "offered_tok_s": factor * fleet.offered_tok_s,
         "ranks": ranks,
-        "adapter_rate": {"min": busiest[-1], "median": float(np.median(busiest)), "max": busiest[0]},
+        "adapter_rate": {
+            "min": float(each.min()),
+            "median": float(np.median(each)),
+            "max": float(each.max()),
+        },
         "share_of_top_5_percent": _top_share(busiest, 0.05),
         "share_of_top_20_percent": _top_share(busiest, 0.2),
         "input_tokens": _mixture(fleet, "input_tokens"),

@@ -52,6 +52,8 @@ class RequestTrace:
     start_s: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
+        self._keep_rows()
+        checks.real("step_s of a request trace", self.step_s, low=0.0)
         n = len(self.time_s)
         if any(len(column) != n for column in (self.adapter, self.input_tokens, self.output_tokens)):
             raise ValidationError("Expected the columns of a request trace to have the same length.")
@@ -96,6 +98,14 @@ class RequestTrace:
         for column in given[:4]:
             column.setflags(write=False)
         return made
+
+    def _keep_rows(self) -> None:
+        """Store the columns as arrays of their types."""
+        for key in ("time_s", "adapter", "input_tokens", "output_tokens", "sessions", "priority"):
+            given = getattr(self, key)
+            if given is not None or key not in ("sessions", "priority"):
+                column = checks.row(f"{key} of a request trace", given, whole=key != "time_s")
+                object.__setattr__(self, key, column)
 
     def _check_blocks(self) -> None:
         """Check that each request has ids for all full blocks of its prompt, and at most one id per block."""
@@ -236,6 +246,11 @@ class Arrivals:
             if bursts is not None
         ]
         return f"bursty: {'; '.join(parts)}" if parts else self.kind
+
+    @property
+    def mean_factor(self) -> float:
+        """What the rates are multiplied by on average over a cycle of piecewise arrivals; 1 for other kinds."""
+        return sum(self.factors) / len(self.factors) if self.kind == "piecewise" else 1.0
 
     @property
     def varies(self) -> bool:

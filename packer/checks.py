@@ -6,6 +6,10 @@ import math
 import numbers
 import unicodedata
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from packer.errors import ValidationError, shown
 
@@ -62,6 +66,26 @@ def real(name: str, value: object, *, low: float, high: float = math.inf, open_l
         span = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if math.isfinite(high) else "")
         raise ValidationError(f"Expected {name} to be a finite number {span}, got {shown(value)}.")
     return number
+
+
+def row(name: str, values: object, *, whole: bool = False) -> npt.NDArray[Any]:
+    """`values`, a list or array of finite numbers, as float64 (n,); `whole`: of whole numbers, as int64 (n,)."""
+    try:
+        found = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        found = np.array(None)
+    kind = np.int64 if whole else np.float64
+    if found.ndim == 1 and not found.size:
+        return found.astype(kind)
+    rule = f"Expected {name} to be a row of {'whole' if whole else 'finite'} numbers"
+    if found.ndim != 1 or found.dtype.kind not in "iuf":
+        raise ValidationError(f"{rule}, got {shown(values)}.")
+    if found.dtype.kind == "f":
+        fit = np.isfinite(found) & ((np.rint(found) == found) & (np.abs(found) < 2.0**63) if whole else True)
+        if not fit.all():
+            k = int(fit.argmin())
+            raise ValidationError(f"{rule}, got {found[k]} in place {k:,}.")
+    return found.astype(kind, copy=False)
 
 
 def time_limit(value: float | None) -> float:

@@ -38,7 +38,7 @@ class ServerKind:
     engine: Engine = VLLM
 
     def __post_init__(self) -> None:
-        checks.integer("max_loras", self.max_loras, low=1, high=MAX_LORAS)
+        checks.integer("max_loras", self.max_loras, low=0, high=MAX_LORAS)
         if self.max_lora_rank is not None:
             checks.slot_rank("max_lora_rank", self.max_lora_rank)
 

@@ -11,6 +11,8 @@ from packer import checks
 from packer.errors import ValidationError, shown
 from packer.speculation import SpeculationSpec
 
+BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+"""Values that vLLM's `--block-size` accepts (vllm/config/cache.py, `BlockSize`). The twin simulates any size."""
 V1_RELEASE = (0, 8)
 """First version of vLLM whose default is the V1 engine, which mixes chunked prefills and decodes in a step."""
 
@@ -68,6 +70,11 @@ class EngineSpec:
         for key in ("prefix_caching", "async_scheduling"):
             if (on := getattr(self, key)) not in (None, True, False):
                 raise ValidationError(f"Expected engine.{key} to be true or false, got {shown(on)}.")
+
+    def check_block_size(self) -> None:
+        """Raise `ValidationError` if vLLM does not start with this `block_size`."""
+        if self.name == "vllm":
+            checks.choice("engine.block_size", self.block_size, BLOCK_SIZES)
 
     @property
     def gpus(self) -> int:

@@ -84,7 +84,7 @@ class Lengths:
 
     @classmethod
     def empirical(cls, sample: npt.ArrayLike, *, low: int = 1, high: int | None = None) -> Lengths:
-        """An empirical distribution: quantiles of a measured sample, linearly interpolated."""
+        """An empirical distribution: each value of a measured sample is equally likely, and no other is drawn."""
         values = np.sort(np.asarray(sample, dtype=np.float64).ravel())
         if values.size == 0 or not np.all((values > 0) & (values <= MAX_TOKENS)):
             raise ValidationError(f"Expected a sample of lengths > 0 and <= {MAX_TOKENS:,} tokens.")
@@ -100,13 +100,21 @@ class Lengths:
             out: FloatArray = np.exp(sigma * z + math.log(self.mean) - 0.5 * sigma**2)
             return out
         position, left = _on_grid(z)
+        if self.kind == "empirical":
+            below = _between(_normal_cdf()[left], _normal_cdf()[left + 1], position - left)
+            values = _sample(self.values)
+            at: FloatArray = values[np.minimum((below * len(values)).astype(np.int64), len(values) - 1)]
+            return at
         table, scale = _table(self)
         return _between(table[left] * scale, table[left + 1] * scale, position - left)
 
     def at_normal(self, z: FloatArray) -> IntArray:
         """Whole lengths at the standard-normal scores `z`, clipped to [low, high]."""
-        tokens = np.rint(self.quantile_at_normal(z)).astype(np.int64)
-        return np.clip(tokens, self.low, self.high)
+        return self.clipped(self.quantile_at_normal(z))
+
+    def clipped(self, tokens: FloatArray) -> IntArray:
+        """Lengths rounded to whole tokens and clipped to [low, high]."""
+        return np.clip(np.rint(tokens).astype(np.int64), self.low, self.high)
 
     @property
     def expected(self) -> float:
@@ -136,7 +144,10 @@ def expected_of(lengths: Sequence[Lengths]) -> FloatArray:
 
 @lru_cache(maxsize=4096)
 def length_moments(lengths: Lengths) -> tuple[float, float]:
-    """E[L] and E[L²] of the rounded and clipped length L, tokens, by quadrature over its quantiles."""
+    """E[L] and E[L²] of the rounded and clipped length L, tokens: of a sample's values, or by quadrature."""
+    if lengths.kind == "empirical":
+        each = lengths.clipped(_sample(lengths.values)).astype(np.float64)
+        return float(each.mean()), float((each**2).mean())
     z, weight = normal_grid(801)
     tokens = lengths.at_normal(z).astype(np.float64)
     return float(weight @ tokens), float(weight @ tokens**2)
@@ -153,7 +164,7 @@ def normal_grid(points: int) -> tuple[FloatArray, FloatArray]:
 def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -> IntArray:
     """`lengths[which[i]].at_normal(z[i])` for each i, int64 (n,); `which`, `z`: (n,)."""
     tokens = np.empty(len(z))
-    curved = [each.kind == "lognormal" and each.cv > 0.0 for each in lengths]
+    curved = [each.kind in ("lognormal", "empirical") and each.cv > 0.0 for each in lengths]
     for k in np.flatnonzero(curved).tolist():
         of_one = np.flatnonzero(which == k)
         tokens[of_one] = lengths[k].quantile_at_normal(z[of_one])
@@ -194,15 +205,18 @@ def _table(lengths: Lengths) -> tuple[FloatArray, float]:
     """Table of quantiles on the grid, and the factor that scales it; lengths of one shape share a table."""
     if lengths.kind == "constant" or lengths.cv == 0.0:
         return _ONES, lengths.mean
-    if lengths.kind == "gamma":
-        return _unit_gamma_table(lengths.cv), lengths.mean
-    return _empirical_table(lengths.values), 1.0
+    return _unit_gamma_table(lengths.cv), lengths.mean
 
 
 @lru_cache(maxsize=_TABLES)
-def _empirical_table(values: tuple[float, ...]) -> FloatArray:
-    quantiles: FloatArray = np.quantile(np.array(values), normal_tail(-_Z_GRID))
-    return quantiles
+def _sample(values: tuple[float, ...]) -> FloatArray:
+    return np.array(values)
+
+
+@lru_cache(maxsize=1)
+def _normal_cdf() -> FloatArray:
+    """Probability that a standard-normal variable is below each score of the grid."""
+    return normal_tail(-_Z_GRID)
 
 
 def _unit_gamma_table(cv: float) -> FloatArray:

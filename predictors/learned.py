@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from packer import checks
 from packer.arrays import BoolArray, Float32Array, FloatArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
@@ -130,7 +132,8 @@ class LearnedPredictor:
     ) -> tuple[Evaluations, BoolArray]:
         """Evaluate as `evaluate` does; also return which bins have a feature outside the training range, bool (n,).
 
-        Bins with requests to the base model count as outside. Raises `ModelError` for bins of another profile.
+        Bins with requests to the base model count as outside. Raises `ModelError` for bins of another profile, and
+        `ValidationError` for adapters on a bin without slots.
         """
         if not bins:
             return Evaluations.of([]), np.zeros(0, dtype=bool)
@@ -146,6 +149,11 @@ class LearnedPredictor:
         if workload.has_sessions or caches_prefixes(workload, self.profile):
             raise self._unlike(f"without {'sessions' if workload.has_sessions else 'shared prefixes'}")
         table = BinTable.of(bins)
+        if not table.max_loras.all():  # servers of the base model alone, which count as outside
+            for item in (table[b] for b in np.flatnonzero(table.max_loras == 0).tolist()):
+                if workload.ranks[list(item.adapters)].any():
+                    checks.integer("max_loras of a server with adapters", item.max_loras, low=1)
+            table = replace(table, max_loras=np.maximum(table.max_loras, 1.0))
         found, outside = self.evaluate_table(workload, table, factors)
         if workload.n_loras < len(workload):
             base = np.concatenate([[0], np.cumsum(workload.ranks[table.adapters] == 0)])

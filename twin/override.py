@@ -54,6 +54,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
     if not given:
         return profile
     engine = replace(profile.engine, **given)
+    engine.check_block_size()
     if "version" in given and (engine.name != "vllm" or not VERSION.fullmatch(engine.version)):
         raise ValidationError(
             f"Expected a version as 0.11.0 of a server of vLLM, got {shown(engine.version)} of {engine.name}."

@@ -60,7 +60,8 @@ class Format:
 
     `where`: module and name of the render function. `engine` None: the format starts no server and names no base model.
     `by_load`: the stack's router splits a replicated adapter by load, not by the planned shares. `pods`: the format
-    starts pods (`packer.export.kubernetes`). `ranks_apart`: the stack starts each data-parallel rank as a server.
+    starts pods (`packer.export.kubernetes`). `image`: the files name a container image. `ranks_apart`: the stack starts
+    each data-parallel rank as a server.
     `routes`: the files contain the routes of adapters.
     """
 
@@ -69,6 +70,7 @@ class Format:
     engine: str | None = None
     by_load: bool = False
     pods: bool = False
+    image: bool = False
     ranks_apart: bool = False
     routes: bool = False
 
@@ -102,10 +104,11 @@ def export_plan(
 
     Raises `UnknownNameError`: no format has that name; `IncompatibleError`: the plan is infeasible, the format does
     not fit the stack's version, starts another engine than the plan's, can't read the source of an adapter, or its pods
-    lack a volume or token; `ValidationError`: an adapter has no source although a table was given, or a server has no
-    valid port or address.
+    lack a volume, a token or an image for their GPUs; `ValidationError`: an adapter has no source although a table was
+    given, or a server has no valid port or address.
     """
     from packer.export.kubernetes import check_pods
+    from packer.export.makers import check_image
     from packer.export.servers import Options, servers
 
     if format_name not in FORMATS:
@@ -119,6 +122,8 @@ def export_plan(
     found = servers(plan, chosen, numbers)
     if kind.engine is not None:
         _check_engine(plan, format_name)
+    if kind.image:
+        check_image((item.profile.gpu.name for item in plan.bins), chosen.image)
     files = kind.render(found, chosen)
     if kind.pods:
         check_pods(found, chosen)

@@ -84,6 +84,7 @@ def _scripts(
         devices, line = ",".join(gpus), command(server, port)
         cases.append((server, port, devices, shlex.join(line)))
         known = {"server": server.name, "profile": server.bin.profile.label, "port": port}
-        arguments.append({**known, "env": {"CUDA_VISIBLE_DEVICES": devices}, "command": line})
-    script = templates.render("start.sh", servers=cases)
+        arguments.append({**known, "env": {server.maker.variable: devices}, "command": line})
+    variables = sorted({server.maker.variable for server in servers})
+    script = templates.render("start.sh", servers=cases, variables=" ".join(variables))
     return {"start.sh": script, "args.json": quoting.json_text(arguments, indent=2) + "\n"}

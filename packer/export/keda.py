@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from zoneinfo import available_timezones
 
 from packer.errors import ValidationError, shown
 from packer.export import templates
@@ -24,9 +25,9 @@ def scaled_objects(
     `day_s`: length of the repeating day, s; cron triggers support only 24 h.
     `startup_s`: how much earlier a server is started, s, rounded up to a minute.
     `timezone`: time zone, as in cron triggers.
-    Raises `ValidationError`: the day is not 24 h long.
+    Raises `ValidationError`: the day is not 24 h long, or there is no such time zone.
     """
-    check_day(day_s)
+    check_day(day_s, timezone)
     early_s = math.ceil(startup_s / _MINUTE_S) * _MINUTE_S
     joined = {name: _round_midnight(spans) for name, spans in running.items()}
     scaled = {
@@ -39,8 +40,12 @@ def scaled_objects(
     return templates.render("keda.yaml", scaled=scaled, timezone=timezone, namespace=namespace)
 
 
-def check_day(day_s: float) -> None:
-    """Raise `ValidationError` unless a schedule of this length can be written as cron triggers."""
+def check_day(day_s: float, timezone: str = "UTC") -> None:
+    """Raise `ValidationError` unless a schedule of this length and time zone can be written as cron triggers."""
+    known = {"UTC"} if timezone == "UTC" else available_timezones()
+    if known and timezone not in known:  # a machine may have no time zones at all
+        rule = "Expected a time zone like UTC or Europe/Berlin"
+        raise ValidationError(f"{rule}, got {shown(timezone)}.")
     if day_s != DAY_S:
         rule = f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
         raise ValidationError(rule)

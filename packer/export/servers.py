@@ -14,6 +14,7 @@ from packer.bin import Bin
 from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import quoting
+from packer.export.makers import Maker, maker
 from packer.export.nodes import node_labels
 from packer.export.sources import vllm_path
 from packer.plan import Plan
@@ -30,7 +31,8 @@ _LAST_PORT = 65_535
 
 
 def engine_flags(engine: EngineSpec) -> dict[str, object]:
-    """vLLM's flags of these settings, by name."""
+    """vLLM's flags of these settings, by name; raises `ValidationError` for a block size that vLLM does not take."""
+    engine.check_block_size()
     flags: dict[str, object] = {name.replace("_", "-"): getattr(engine, name) for name in _ALWAYS}
     for name, default in _NOT_DEFAULT.items():
         if (size := getattr(engine, name)) != default:
@@ -122,6 +124,11 @@ class ExportedServer:
     nodes: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
+    def maker(self) -> Maker:
+        """The maker of the server's GPUs."""
+        return maker(self.bin.profile.gpu.name)
+
+    @property
     def max_cpu_loras(self) -> int:
         """Number of adapters that host memory holds; at least `max_loras`, as the engine requires."""
         limit = self.bin.profile.engine.max_cpu_loras
@@ -183,7 +190,11 @@ def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) 
         raise IncompatibleError(f"{rule}: their profiles name them.")
     paths = _sources(plan, options)
     placed = zip(plan.bins, numbers or range(len(plan.bins)), strict=True)
-    return tuple(_server(plan, item, index, options, paths) for item, index in placed)
+    found = tuple(_server(plan, item, index, options, paths) for item, index in placed)
+    if len({server.address for server in found}) < len(found):
+        rule = f"Expected an address with {{name}}, {{index}} or {{port}}, in which the {len(found):,} servers differ"
+        raise ValidationError(f"{rule}, got {shown(options.address)}.")
+    return found
 
 
 def _sources(plan: Plan, options: Options) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,7 @@ from packer.io.tables import csv_text
 from packer.times import DAY_S
 from packer.traces.trace import Trace
 
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d", re.ASCII)
 MAX_WINDOWS = 1_000_000
 WHOLE_FROM = 0.9
 """A window at either end of a trace counts as whole if the trace covers at least this share of it."""
@@ -141,6 +144,18 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
 def clock(time_s: float) -> str:
     """A time of day as HH:MM."""
     return f"{int(time_s // 3600) % 24:02d}:{int(time_s // 60) % 60:02d}"
+
+
+def spacing_s(names: Sequence[str]) -> float | None:
+    """Time from each of these times of day (HH:MM) to the next, s; None if they are not evenly spaced times."""
+    if len(names) < 2 or not all(map(_CLOCK.fullmatch, names)):
+        return None
+    times_s = [
+        3600.0 * int(hour) + 60.0 * int(minute) for hour, minute in (name.split(":") for name in names)
+    ]
+    gaps_s = {(later - time_s) % DAY_S for time_s, later in itertools.pairwise(times_s)}
+    gap_s = gaps_s.pop()
+    return None if gaps_s or not 0.0 < gap_s * len(names) <= DAY_S else gap_s
 
 
 def latest_rates(trace: Trace, window_s: float) -> FloatArray:

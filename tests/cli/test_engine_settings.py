@@ -133,3 +133,21 @@ def test_data_parallel_servers_are_planned(tmp_path: Path, capsys: Capture) -> N
     assert [(item.gpus, item.profile.engine.data_parallel_size) for item in load_plan(path).bins] == [(2, 2)]
     assert run(words) == 2
     assert "--data-parallel-size goes with --gpu and --model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("block-size=7", "one of 1, 8, 16, 32, 64, 128, 256, got 7"),
+        (
+            "speculation=ngram:num_speculative_tokens=3,acceptance=0.5",
+            "one of draft_model, eagle, eagle3, mtp",
+        ),
+        ("speculation=mtp:num_speculative_tokens=3,acceptance=1.5", "acceptance .* <= 1, got 1.5"),
+        ("speculation=mtp", "METHOD:num_speculative_tokens=N,acceptance=SHARE"),
+    ],
+)
+def test_refused_settings_say_what_is_allowed(fleet: str, capsys: Capture, setting: str, said: str) -> None:
+    """A value that vLLM does not take, or that breaks a rule, is refused with the rule."""
+    assert run(["simulate", fleet, "--max-loras", "2", "--set", setting]) == 2
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))

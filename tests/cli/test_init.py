@@ -53,7 +53,7 @@ def test_a_log_becomes_a_project(
     assert load_profile(str(folder / "profile.toml")) == load_profile("h100-64gb/llama-3.1-8b-instruct")
     assert set(read_workload(str(folder / "fleet.csv")).names) == set(NAMES)
     assert load_plan(str(folder / "plan.json")).n_gpus == 1
-    assert tomllib.loads((folder / "packer.toml").read_text())["solve"]["slo"] == ["p95_ttft_ms=1500"]
+    assert tomllib.loads((folder / "packer.toml").read_text())["slo"] == ["p95_ttft_ms=1500"]
     monkeypatch.chdir(folder)
     monkeypatch.delenv("PACKER_CONFIG", raising=False)
     assert run(["solve", "fleet.csv", "-o", "again.json"]) == 0
@@ -62,6 +62,8 @@ def test_a_log_becomes_a_project(
     capsys.readouterr()
     assert run(["export", "plan.json"]) == 0
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in capsys.readouterr().out
+    assert run(["sweep", "fleet.csv", "--max-loras", "2"]) == 0  # judges by the project's goal, as solve does
+    assert "p95 TTFT <= 1.5 s" in capsys.readouterr().out
     assert run(["init", log, "--rank", "16", *SERVER]) == 2
     assert "--force" in capsys.readouterr().err
 

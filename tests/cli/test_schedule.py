@@ -100,6 +100,32 @@ def test_rates_or_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.count("either --rates or --trace") == 2
 
 
+def test_the_columns_times_are_the_period(capsys: pytest.CaptureFixture[str]) -> None:
+    """Evenly spaced times of day say how long a period is; what other columns are taken for is said."""
+    day = Path("day.csv").read_text()
+    Path("day.csv").write_text(day.replace("night,morning,noon,evening", "00:00,06:00,12:00,18:00"))
+    assert run(["schedule", "fleet.csv", "--rates", "day.csv", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["periods"][-1]["end_s"] == 86_400.0
+    assert "--period" not in said.err
+    Path("day.csv").write_text(day)
+    assert run(["schedule", "fleet.csv", "--rates", "day.csv", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["periods"][-1]["end_s"] == 4 * 3600.0
+    assert "each of the 4 columns of day.csv is taken as a period of 1 h" in said.err
+
+
+def test_rates_of_other_adapters_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file with adapters that the fleet does not have is an error, not a smaller load, and names them."""
+    with Path("day.csv").open("a") as file:
+        file.write("new,1,1,1,1\n")
+    given = ["--rates", "day.csv"], ["--loads", "day.csv", "--load", "noon"]
+    objective = ["--objective", "headroom:rates=day.csv"]
+    for command, options in (("schedule", given[0]), ("solve", given[1]), ("solve", objective)):
+        assert run([command, "fleet.csv", *options]) == 2
+        assert "rates for 1 adapter that the fleet does not have: 'new'" in capsys.readouterr().err
+
+
 def test_a_trace_has_its_own_day(capsys: pytest.CaptureFixture[str]) -> None:
     """A fleet whose file has the requests needs no rates, and takes none."""
     rows = "".join(f"{5 * k},a{k % 2},8,300,20\n" for k in range(1500))

@@ -26,6 +26,13 @@ def test_a_server_that_is_off_at_night_has_a_trigger() -> None:
     }
 
 
+def test_unknown_time_zones_are_refused() -> None:
+    """A name that the time zone database does not have would stop KEDA's triggers."""
+    with pytest.raises(ValidationError, match=r"time zone like UTC .* got 'Mars/Base'"):
+        scaled_objects({"gpu-0": [(0.0, 3600.0)]}, timezone="Mars/Base")
+    assert "Europe/Berlin" in scaled_objects({"gpu-0": [(0.0, 3600.0)]}, timezone="Europe/Berlin")
+
+
 def test_a_night_across_midnight_is_one_span() -> None:
     """A server that runs in the last and the first hour of the day does not stop in between."""
     text = scaled_objects({"gpu-0": [(0.0, 6 * 3600.0), (9 * 3600.0, 12 * 3600.0), (22 * 3600.0, 86400.0)]})

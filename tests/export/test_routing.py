@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,14 @@ def test_json_holds_servers_and_shares(hostile_plan: Plan) -> None:
         assert places == pytest.approx(want[name])
         assert sum(places.values()) == pytest.approx(1.0)
     assert document["servers"]["gpu-1"] == "http://gpu-1:8000"
+
+
+def test_each_server_has_its_own_address(toy_plan: Callable[..., Plan]) -> None:
+    """One address for several servers would send adapters to servers without them; one server may have any."""
+    options = Options(address="localhost:8000")
+    with pytest.raises(ValidationError, match=r"\{name\}, \{index\} or \{port\}.* got 'localhost:8000'"):
+        export_plan(toy_plan(("a", "b"), gpus=2), "litellm", options)
+    assert "localhost:8000" in export_plan(toy_plan(("a", "b"), gpus=1), "litellm", options)["litellm.yaml"]
 
 
 def test_addresses_follow_the_template(hostile_plan: Plan) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from packer.errors import IncompatibleError
+from packer.engine_spec import EngineSpec
+from packer.errors import IncompatibleError, ValidationError
 from packer.export.formats import export_plan
 from packer.export.servers import Options
 from packer.plan import Plan
@@ -68,6 +69,17 @@ def test_weights_of_another_repository_are_named(toy_plan: Callable[..., Plan]) 
     with pytest.raises(IncompatibleError, match="weights in awq, not those of acme/toy-7b: --model"):
         export_plan(plan, "vllm")
     assert "acme/toy-7b-awq" in export_plan(plan, "vllm", Options(model="acme/toy-7b-awq"))["args.json"]
+
+
+def test_block_sizes_are_vllms(toy_plan: Callable[..., Plan]) -> None:
+    """A block size that vLLM's command line does not take is not exported; another engine may have it."""
+    plan = toy_plan(("a", "b"), gpus=1)
+    (item,) = plan.bins
+    engine = replace(item.profile.engine, block_size=7)
+    odd = replace(plan, bins=(replace(item, profile=replace(item.profile, engine=engine)),))
+    with pytest.raises(ValidationError, match="one of 1, 8, 16, 32, 64, 128, 256, got 7"):
+        export_plan(odd, "vllm")
+    EngineSpec("job", "0", 64, 64, 32, block_size=7).check_block_size()
 
 
 @pytest.mark.parametrize(

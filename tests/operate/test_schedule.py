@@ -47,6 +47,25 @@ def scheduled(rates: Any, fleet: Workload = FLEET, **changes: Any) -> Schedule:
     return schedule(fleet, PROFILE, rates, margin=0.0, **changes)
 
 
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {}, [1.0], {"t": np.full(40, -1.0)}, {"t": np.full(39, 1.0)}, {"t": np.full(41, 1.0)}, {"t": 1.0},
+        {"t": np.full((40, 1), 1.0)}, {"t": ["x"] * 40}, {"t": np.full(40, np.nan)},
+    ],
+)  # fmt: skip
+def test_impossible_rates_are_refused(rates: Any) -> None:
+    """Each period has one rate >= 0 per adapter; anything else is an error before planning."""
+    with pytest.raises(ValidationError, match=r"Expected the rates of"):
+        scheduled(rates)
+
+
+def test_rates_may_be_lists() -> None:
+    """A list of rates is as good as an array."""
+    fleet = FLEET.subset([0, 1])
+    assert scheduled({"t": [0.3, 0.2]}, fleet).most_gpus == 1
+
+
 @pytest.fixture(scope="module")
 def found() -> Schedule:
     """The day on as few servers as keep the usual goal."""

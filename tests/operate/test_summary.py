@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer.adapter import Adapter
+from packer.adapter import IDLE_RATE, Adapter
+from packer.arrival import Arrivals
 from packer.lengths import Lengths
 from packer.operate.summary import summary_of
 from packer.workload import Workload
@@ -29,6 +30,17 @@ def test_lengths_are_those_of_all_requests_together() -> None:
     assert found["input_tokens"]["cv"] == pytest.approx(drawn.std() / drawn.mean(), rel=0.02)
     assert found["output_tokens"]["cv"] == pytest.approx(1.0, rel=0.02)
     assert [row["rate"] for row in found["ranks"]] == [3.0, 1.0]
+
+
+def test_rates_are_means_over_a_cycle() -> None:
+    """Piecewise rates count with the mean of their factors, and an idle adapter has the rate 0."""
+    adapters = [Adapter("a", 8, 2.0), Adapter("idle", 8, IDLE_RATE)]
+    fleet = Workload(adapters, arrivals=Arrivals("piecewise", factors=(0.2, 1.0, 3.0)))
+    found = summary_of(fleet)
+    assert found["rate"] == pytest.approx(2.8)
+    assert found["offered_tok_s"] == pytest.approx(1.4 * fleet.offered_tok_s)
+    assert found["ranks"][0]["rate"] == pytest.approx(2.8)
+    assert found["adapter_rate"] == {"min": 0.0, "median": pytest.approx(1.4), "max": pytest.approx(2.8)}
 
 
 def test_shares_of_the_busiest_adapters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,25 @@ def trace(times: list[float], adapter: int = 0, tokens: int = 1) -> RequestTrace
 @pytest.mark.parametrize("times", [[1.0, 0.5], [-1.0, 0.0], [0.0, np.inf], [0.0, np.nan]])
 def test_trace_times_are_sorted_and_finite(times: list[float]) -> None:
     """The kernel relies on sorted, finite times from 0."""
-    with pytest.raises(ValidationError, match="sorted"):
+    with pytest.raises(ValidationError, match=r"sorted|row of finite numbers, got (inf|nan) in place 1"):
         trace(times)
+
+
+def test_trace_takes_lists_of_whole_numbers() -> None:
+    """Lists become arrays, and a value that is not a whole number, or not finite, is refused with its place."""
+    good = RequestTrace([0, 1.5], [0, 1], [10, 20.0], [5, 5], sessions=[0, 0])  # type: ignore[arg-type]
+    assert (good.time_s.dtype, good.input_tokens.dtype, good.input_tokens.tolist()) == (float, int, [10, 20])
+    bad: list[dict[str, Any]] = [
+        {"input_tokens": [10, 20.5]}, {"time_s": [np.nan, 1.0]}, {"adapter": None}, {"adapter": ["a", "b"]},
+        {"sessions": [0.5, 1]}, {"sessions": [-1, 0]}, {"step_s": -1}, {"step_s": np.nan}, {"output_tokens": 5},
+    ]  # fmt: skip
+    for each in bad:
+        with pytest.raises(ValidationError):
+            replace(good, **each)
+    with pytest.raises(
+        ValidationError, match=r"input_tokens .* row of whole numbers, got 20\.5 in place 1\."
+    ):
+        replace(good, **bad[0])
 
 
 def test_trace_columns_are_frozen_and_checked() -> None:

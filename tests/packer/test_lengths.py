@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.errors import ValidationError
-from packer.lengths import Lengths, each_at_normal
+from packer.lengths import Lengths, each_at_normal, length_moments
 
 N = 40_000
 means = st.floats(min_value=20.0, max_value=5000.0)
@@ -76,6 +76,17 @@ def test_empirical_stays_within_its_sample(sample: list[int]) -> None:
     assert drawn.max() <= max(sample) + 1e-9
     assert np.all(np.diff(drawn) >= -1e-9)
     assert lengths.mean == pytest.approx(np.mean(sample))
+
+
+def test_empirical_keeps_its_sample() -> None:
+    """Only values of the sample are drawn, each as often as the others, so the mean is the sample's."""
+    sample = [100.0] * 19 + [5000.0]
+    lengths = Lengths.empirical(sample)
+    drawn = lengths.sample(np.random.default_rng(0), 200_000)
+    assert set(drawn.tolist()) == {100, 5000}
+    assert drawn.mean() == pytest.approx(345.0, rel=0.02)
+    assert length_moments(lengths) == pytest.approx((345.0, np.square(sample).mean()))
+    assert length_moments(Lengths.empirical(sample, high=400))[0] == pytest.approx(115.0)
 
 
 @given(mean=means, cv=cvs, factor=st.floats(0.1, 10.0))

@@ -10,7 +10,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.errors import IncompatibleError, PackerError
+from packer.errors import IncompatibleError, PackerError, ValidationError
 from packer.io.profiles import load_profile
 from packer.planning.solve import solve
 from packer.predictors.api import evaluate_server
@@ -70,6 +70,19 @@ def test_requests_to_the_base_model_go_to_the_twin() -> None:
     found, simulated = auto.evaluate(fleet, bins), TwinPredictor().evaluate(fleet, bins)
     assert auto.left_to_twin == 1
     assert found.mean_ttft_ms[0] == simulated.mean_ttft_ms[0]
+
+
+def test_servers_without_slots_go_to_the_twin() -> None:
+    """A server of the base model alone needs no slots, and adapters on a server without slots are an error."""
+    known = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    base, one = Workload([Adapter("base", 0, 1.0)]), Workload([Adapter("a", 8, 1.0)])
+    found, simulated = (
+        evaluate_server(base, known, max_loras=0, predictor=name) for name in ("auto", "twin")
+    )
+    assert found == simulated
+    for name in ("auto", "boosting", "twin"):
+        with pytest.raises(ValidationError, match=r"max_loras of a server with adapters.* got 0"):
+            evaluate_server(one, known, max_loras=0, predictor=name)
 
 
 @pytest.mark.parametrize("given", [{"sessions": Sessions(3.0)}, {"shared_prefix_tokens": 200}])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from packer import checks
 from packer.memo import cached_property
 from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster, ServerKind
@@ -90,8 +91,11 @@ class Setup:
 def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: CachePolicy) -> Setup:
     """Return the setup of a kind of server in a system, as if it served the whole fleet; `policy`: of all kinds.
 
-    Raises `IncompatibleError`: the engine does not support the system or the workload.
+    Raises `IncompatibleError`: the engine does not support the system or the workload; `ValidationError`: the kind has
+    no slots, and the workload has adapters.
     """
+    if workload.n_loras:
+        checks.integer("max_loras of a server with adapters", kind.max_loras, low=1)
     engine = kind.engine if system.engine is None else engine_of(system.engine)
     loading, profile = system.loading or "blocking", kind.profile
     reason = engine.refusal(policy.name, loading, profile.latency.form)

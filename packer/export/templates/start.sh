@@ -10,7 +10,8 @@ server() {
 case "$1" in
 {% for server, port, devices, words in servers %}
 {{ server.index }})
-  export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-{{ devices | safe }}}"
+{% set variable = server.maker.variable %}
+  export {{ variable }}="{{ "${" | safe }}{{ variable }}:-{{ devices | safe }}}"
 {# exec: the engine takes the shell's place, so that a signal reaches it #}
   exec {{ words | safe }}
   ;;
@@ -61,7 +62,7 @@ watch() {
 }
 
 if [ "${1:-}" = all ]; then
-  unset CUDA_VISIBLE_DEVICES
+  unset {{ variables | safe }}
   started=no
   status_given=
   running=

@@ -54,7 +54,7 @@ def test_reads_kinds_nodes_and_slo(folder: Path, toy_profile: Profile) -> None:
     ("old", "new", "message"),
     [
         ("max_loras = 32", "max_lora = 32", "unknown key; did you mean 'max_loras'"),
-        ("max_loras = 32", "max_loras = 0", r"kinds\.0.*max_loras.*got 0"),
+        ("max_loras = 32", "max_loras = -1", r"kinds\.0.*max_loras.*got -1"),
         ('"h100-64gb/llama', '"h10-64gb/llama', "Unknown profile 'h10-64gb.*Known: h100"),
         ('servers = ["toy"]', 'servers = ["tiny"]', "Unknown kind of server 'tiny'.*Known: h100, toy"),
         ('servers = ["toy"]', "servers = []", "at least 1"),

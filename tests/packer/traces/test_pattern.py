@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from packer.arrays import FloatArray
 from packer.errors import ValidationError
-from packer.traces.pattern import RateTable, latest_rates, loads_text, rates_of
+from packer.traces.pattern import RateTable, latest_rates, loads_text, rates_of, spacing_s
 from packer.traces.trace import Trace
 
 
@@ -194,3 +194,21 @@ def test_percentiles_are_exact(percentile: float) -> None:
     """Of 100 windows, p7 is the seventh from below."""
     table = RateTable(("a",), np.arange(1.0, 101.0)[:, None], np.ones(1), np.arange(100.0), 1.0)
     assert table.loads([percentile])[f"p{percentile:g}"].tolist() == [percentile]
+
+
+@pytest.mark.parametrize(
+    ("names", "gap_s"),
+    [
+        (["00:00", "06:00", "12:00", "18:00"], 21_600.0),
+        (["22:30", "23:00", "23:30", "0:00"], 1800.0),
+        (["00:00", "06:00", "13:00"], None),
+        (["00:00", "13:00", "02:00"], None),
+        (["00:00", "00:00"], None),
+        (["night", "day"], None),
+        (["12:00"], None),
+        (["24:00", "25:00"], None),
+    ],
+)
+def test_evenly_spaced_times_have_a_spacing(names: list[str], gap_s: float | None) -> None:
+    """Times of one day at equal distances say how long their windows are, also over midnight."""
+    assert spacing_s(names) == gap_s

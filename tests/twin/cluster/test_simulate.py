@@ -16,6 +16,7 @@ from naive_twin import Server as NaiveSettings
 from packer import registry
 from packer.adapter import Adapter
 from packer.cluster import Cluster, ServerKind
+from packer.errors import ValidationError
 from packer.io.profiles import load_profile
 from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.simulate import simulate_cluster
@@ -72,6 +73,17 @@ def _single(sim: Run, of: Run) -> Run:
 def _refused(router: str, found: Any) -> bool:
     """Whether the router says why it can't serve this cluster."""
     return registry.make("router", router).supports(found.cluster, found.workload) is not None
+
+
+def test_servers_of_the_base_model_need_no_slots() -> None:
+    """A cluster without slots serves requests to the base model as one server does, and refuses adapters."""
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    cluster = Cluster.of(profile, 1, max_loras=0)
+    base = Workload([Adapter("base", 0, 1.0)])
+    sim = simulate_cluster(base, cluster, duration_s=20.0)
+    assert sim.mean_ttft_ms == simulate(base, profile, max_loras=0, duration_s=20.0).mean_ttft_ms
+    with pytest.raises(ValidationError, match=r"max_loras of a server with adapters.* got 0"):
+        simulate_cluster(Workload([Adapter("a", 8, 1.0)]), cluster, duration_s=20.0)
 
 
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name != "punica"])
