@@ -208,7 +208,7 @@ class Deployment:
         return self._by_chance(low, found) or self._plan(found)
 
     def _by_chance(self, low: int, found: int | None) -> Plan | None:
-        """A plan on fewer servers than `found` that breaks kept hours, but new fresh hours by chance alone; else None."""
+        """A plan on fewer servers than `found` that breaks kept hours, but fresh ones by chance alone; else None."""
         job = self.job
         most = math.inf if found is None else found
         kept = job.kept
