@@ -41,9 +41,9 @@ def looked_at(
 
 def at_most(adapters: int, hours: int) -> float:
     """Return how many adapter-hours of these hours may be beyond their limits until it is clear that this is not
-    chance: two standard errors more than `by_chance` allows, or what it allows in `HOURS`."""
+    chance: a standard error more than `by_chance` allows, or what it allows in `HOURS`."""
     usual = max(1.0, adapters * hours / ONE_IN)
-    return min(usual + 2.0 * math.sqrt(usual), _allowed(adapters, max(hours, HOURS)))
+    return min(usual + math.sqrt(usual), _allowed(adapters, max(hours, HOURS)))
 
 
 def by_chance(found: Sequence[float], adapters: int) -> bool:

@@ -45,7 +45,7 @@ from packer.workload import Workload
         ),  # three are too many of 12,000, whatever the others are
         (2_000, [1.0, 0.0, 0.0], [], 3, True),  # 1.2 of 6,000
         (2_000, [2.0, 0.0, 0.0], [0.0] * 3, 6, True),  # two of 6,000 leave a doubt, two of 12,000 none
-        (2_000, [4.0, 0.0, 0.0], [], 3, False),  # two standard errors above 1.2 tell without further ones
+        (2_000, [4.0, 0.0, 0.0], [], 3, False),  # more than a standard error above 1.2
     ],
 )
 def test_one_adapter_hour_in_so_many_may_be_beyond(
