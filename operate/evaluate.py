@@ -107,9 +107,7 @@ class PlanEvaluation:
             "broken_servers": self.broken,
             "over_limits_servers": self.over_limits,
             "hours": len(self.beyond) or 1,
-            "hours_over_limits": _broken(self.beyond)
-            if self.beyond
-            else int(not self.holds and not self.broken),
+            "hours_over_limits": _broken(self.beyond) if self.beyond else int(bool(self.over_limits)),
             "unplaced": [plan.workload.names[i] for i in plan.unplaced],
             "servers": [
                 {
@@ -168,11 +166,11 @@ def evaluate_plan(
     simulated, trace = evaluator.name == "twin" and duration_s is None, changed.workload.arrivals.trace
     # One hour shows whether limits hold, unless chance decides.
     judged = plan.limits and simulated and trace is None and hours.by_chance(changed.bins, changed.workload)
-    beyond_: list[float] = []
+    looked: list[float] = []
     if judged and seed is None:
-        beyond_ = _looked_at(plan, changed, hours)
-        if beyond_[0] and _rare(beyond_, changed):  # shown is the first hour that keeps the limits
-            place = next((k for k, each in enumerate(beyond_) if not each), 0)
+        looked = _looked_at(plan, changed, hours)
+        if looked[0] and _rare(looked, changed):  # shown is the first hour that keeps the limits
+            place = next((k for k, each in enumerate(looked) if not each), 0)
             hours.seed = seeds.fresh(used, place)
             evaluator = Evaluator.load(predictor, profiles, seed=hours.seed)
     if duration_s is not None:
@@ -185,8 +183,8 @@ def evaluate_plan(
     left = {*changed.unplaced, *(plan.workload.names[i] for i in plan.unplaced)}
     unplaced = [i for i, name in enumerate(names) if name in left]
     kept, reasons = _limits_kept(plan, changed, found, hours)
-    if beyond_ and any(beyond_):
-        kept, reasons = _rare(beyond_, changed), (_said(plan, beyond_),)
+    if any(looked):
+        kept, reasons = _rare(looked, changed), (_said(plan, looked),)
     whole = not unplaced and bool(found.feasible.all()) and kept
     evaluated = Plan(
         changed.workload,
@@ -210,7 +208,7 @@ def evaluate_plan(
         progress("headroom", 1, 2)
         evaluated = with_room(evaluated, evaluator, hours=hours)
     before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])
-    return PlanEvaluation(evaluated, before, changed.gpus, tuple(beyond_))
+    return PlanEvaluation(evaluated, before, changed.gpus, tuple(looked))
 
 
 def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None) -> Plan:
@@ -286,10 +284,8 @@ def _broken(found: Sequence[float]) -> int:
 def _beyond(plan: Plan, changed: Changed, hours: Hours, seed: int, *, apart: bool = False) -> float:
     """Count the adapters beyond their limits in an hour as `packer.planning.chance` does; infinite if the limits are
     those of servers. `apart`: see `packer.planning.kept.Hour`."""
-    kept, hour = (
-        KeptHours(changed.workload, changed.workload, seed, hours),
-        Hour(changed.workload, seed, apart),
-    )
+    fleet = changed.workload
+    kept, hour = KeptHours(fleet, fleet, seed, hours), Hour(fleet, seed, apart)
     if _shared(plan, changed):
         return 0.0 if kept.holds_in(changed.bins, hour) else math.inf
     found = kept.all(changed.bins, hour)

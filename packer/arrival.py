@@ -250,7 +250,7 @@ class Arrivals:
     @property
     def mean_factor(self) -> float:
         """What the rates are multiplied by on average over a cycle of piecewise arrivals; 1 for other kinds."""
-        return sum(self.factors) / len(self.factors) if self.kind == "piecewise" else 1.0
+        return float(np.mean(self.factors)) if self.kind == "piecewise" else 1.0
 
     @property
     def varies(self) -> bool:

@@ -209,11 +209,9 @@ class Deployment:
 
     def _by_chance(self, low: int, found: int | None) -> Plan | None:
         """A plan on fewer servers than `found` that breaks kept hours, but fresh ones by chance alone; else None."""
-        job = self.job
-        most = math.inf if found is None else found
-        kept = job.kept
-        tried = [each.plan.bins for each in job.points if each.broken_later and low <= each.n_gpus < most]
-        tried = [bins for bins in tried if tuple(bins) not in kept.refused]
+        job, kept = self.job, self.job.kept
+        fewer = [each for each in job.points if low <= each.n_gpus < (found or math.inf)]
+        tried = [each.plan.bins for each in fewer if each.broken_later and each.plan.bins not in kept.refused]
 
         def holds(k: int) -> bool:
             return kept.holds_in(tried[k], kept.given) and not kept.broken_later(tried[k], job.sets)

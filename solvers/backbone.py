@@ -202,7 +202,7 @@ def _load_factor(workload: Workload, margin: float, stable: bool = False) -> flo
     arrivals = workload.arrivals
     if workload.shares_prefixes or arrivals.kind in ("trace", "unpredictable"):
         return None
-    swing = float(np.mean(arrivals.factors)) if arrivals.kind == "piecewise" else 1.0
+    swing = arrivals.mean_factor
     return swing * (1.0 + margin) * (1.0 if stable else STARVATION_THRESHOLD) / _BOUND_SLACK
 
 
