@@ -21,7 +21,8 @@ def scaled_objects(
     """YAML for `kubectl apply -f`, in addition to the static plan's Deployments (`packer export --format k8s`).
 
     `running`: name of each Deployment → (start, end) of the periods in which it is needed, s of the day, in whole
-    minutes. Deployments that run all day are left out of the output.
+    minutes. Deployments that run all day, or are never off for longer than they take to start, are left out of the
+    output.
     `day_s`: length of the repeating day, s; cron triggers support only 24 h.
     `startup_s`: how much earlier a server is started, s, rounded up to a minute.
     `timezone`: time zone, as in cron triggers.
@@ -29,7 +30,7 @@ def scaled_objects(
     """
     check_day(day_s, timezone)
     early_s = math.ceil(startup_s / _MINUTE_S) * _MINUTE_S
-    joined = {name: _round_midnight(spans) for name, spans in running.items()}
+    joined = {name: _joined(spans, early_s) for name, spans in running.items()}
     scaled = {
         name: [(_cron((start_s - early_s) % DAY_S), _cron(end_s % DAY_S)) for start_s, end_s in spans]
         for name, spans in joined.items()
@@ -51,12 +52,19 @@ def check_day(day_s: float, timezone: str = "UTC") -> None:
         raise ValidationError(rule)
 
 
-def _round_midnight(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Spans of a repeating day, in which a span that ends at midnight is joined to one that begins at midnight."""
-    found = list(spans)
-    if len(found) > 1 and found[0][0] == 0.0 and found[-1][1] == DAY_S:
-        found = [*found[1:-1], (found[-1][0], found[0][1])]
-    return found
+def _joined(spans: Sequence[tuple[float, float]], early_s: float) -> list[tuple[float, float]]:
+    """Spans of a repeating day, s, ascending; two of them with a gap of at most `early_s` become one.
+
+    A span across midnight comes last and ends before it starts. Without a longer gap the result is the whole day.
+    """
+    found: list[tuple[float, float]] = []
+    for start_s, end_s in sorted(spans):
+        if found and start_s - found[-1][1] <= early_s:
+            start_s, end_s = found[-1][0], max(found.pop()[1], end_s)
+        found.append((start_s, end_s))
+    if not found or found[0][0] + DAY_S - found[-1][1] > early_s:
+        return found
+    return [*found[1:-1], (found[-1][0], found[0][1])] if len(found) > 1 else [(0.0, DAY_S)]
 
 
 def _cron(time_s: float) -> str:

@@ -41,6 +41,31 @@ def test_a_night_across_midnight_is_one_span() -> None:
     assert spans == [("0 9 * * *", "0 12 * * *"), ("0 22 * * *", "0 6 * * *")]
 
 
+NOON, MIDNIGHT = 12 * 3600.0, 86400.0
+
+
+@pytest.mark.parametrize(
+    ("running", "triggers"),
+    [
+        ([(3600.0, MIDNIGHT)], []),
+        ([(7200.0, MIDNIGHT)], []),
+        ([(7260.0, MIDNIGHT)], [("1 0 * * *", "0 0 * * *")]),
+        ([(0.0, 7200.0), (14400.0, NOON)], [("0 22 * * *", "0 12 * * *")]),
+        ([(3600.0, 7200.0), (NOON, MIDNIGHT)], [("0 10 * * *", "0 2 * * *")]),
+        ([(0.0, 3600.0), (7200.0, NOON), (NOON + 3600.0, MIDNIGHT)], []),
+    ],
+)
+def test_a_server_that_is_off_for_less_than_it_takes_to_start_stays_on(
+    running: list[tuple[float, float]], triggers: list[tuple[str, str]]
+) -> None:
+    """Spans at most a start-up time apart, also over midnight, are one; without a longer gap there is no trigger."""
+    text = scaled_objects({"gpu-0": running}, startup_s=7200.0)
+    found = [
+        each for document in yaml.safe_load_all(text) if document for each in document["spec"]["triggers"]
+    ]
+    assert [(each["metadata"]["start"], each["metadata"]["end"]) for each in found] == triggers
+
+
 def test_cron_knows_days_of_24_hours() -> None:
     """Another length is refused: its triggers would drift."""
     with pytest.raises(ValidationError, match="a schedule of 24 h"):
