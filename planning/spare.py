@@ -1,4 +1,4 @@
-"""Plans that hold when any one GPU is lost."""
+"""Plans that hold when any one server is lost, with all of its GPUs."""
 
 from __future__ import annotations
 
@@ -9,33 +9,44 @@ from packer.bin import Bin
 from packer.failover import with_slots_for_loss, without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble
+from packer.planning.verify import check
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import candidates_of
 from packer.solvers.slots import Climb, SlotSearch, search
 from packer.solvers.spread_refined import SpreadRefined
+from packer.words import counted
 
 MORE = 4
-"""The search ends at this multiple of the GPUs of the plan without a spare GPU, plus one."""
+"""The search ends at this multiple of the servers of the plan without a spare server, plus one."""
 
 
 def with_spare(problem: Problem, plan: Plan) -> Plan:
-    """The plan with the fewest GPUs, more than the given one has, that holds when any one of them is lost.
+    """The plan with the fewest servers, more than the given one has, that holds when any one of them is lost.
 
-    Adapters are spread over the GPUs. The slots of every server fit the largest rank, and suffice for the adapters that
-    the server receives when another one is lost (`packer.failover`). The plan is infeasible if none is found.
+    Adapters are spread over the servers. The slots of every server fit the largest rank, and suffice for the adapters
+    that the server receives when another one is lost (`packer.failover`). The plan is infeasible if none is found on
+    the GPUs of the problem (`max_gpus`, `stock`).
+
+    Raises `VerificationError`: the plan breaks a rule of plans.
     """
-    most = min(problem.max_gpus or len(problem.workload), MORE * (plan.n_gpus + 1))
-    for n in range(plan.n_gpus + 1, most + 1):
+    size, name, copies = problem.profile.engine.gpus, problem.profile.gpu.name, problem.max_replicas
+    most = min(len(problem.workload) * copies, MORE * (len(plan.bins) + 1))
+    at_hand = min(most, problem.stock.get(name, most * size) // size)
+    allowed = at_hand if problem.max_gpus is None else min(at_hand, problem.max_gpus // size)
+    for n in range(len(plan.bins) + 1, allowed + 1):
         if problem.out_of_time():
             break
-        problem.progress(f"simulating {n} GPUs, one of them lost", 0, 0)
+        problem.progress(f"simulating {counted(n, 'server')}, one of them lost", 0, 0)
         found = SpreadRefined().solve(replace(problem, max_gpus=n))
         bins = _with_slots(problem, found.bins) if len(found.bins) == n else None
         if bins is not None and _survives(problem, bins):
             solution = Solution(tuple(bins), details={**plan.details, "gpus_without_spare": plan.n_gpus})
+            check(problem, solution)
             return assemble(problem, solution, plan.solver, problem.elapsed_s())
-    reason = f"No plan on up to {most} GPUs holds when any of them is lost. What would help: more GPUs"
-    return replace(plan, status=Status.INFEASIBLE, reasons=(*plan.reasons, reason))
+    more = "more GPUs at hand" if allowed == at_hand < most else "more GPUs"
+    none = f"No plan on up to {counted(allowed * size, 'GPU')} holds when any of them is lost."
+    reasons = (*plan.reasons, f"{none} What would help: {more}")
+    return replace(plan, status=Status.INFEASIBLE, reasons=reasons)
 
 
 def _with_slots(problem: Problem, bins: Sequence[Bin]) -> list[Bin] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +11,12 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError
 from packer.failover import without_server
+from packer.gpu import GpuKind
 from packer.plan import Status
 from packer.planning import loop
 from packer.planning.solve import solve
 from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.twin.hours import Hours
 from packer.workload import Workload
@@ -62,6 +65,34 @@ def test_too_few_gpus_for_a_spare_one() -> None:
     )
     assert plan.status is Status.INFEASIBLE
     assert "holds when any of them is lost" in plan.reasons[-1]
+
+
+def _pairs() -> Profile:
+    """The small profile on servers of two GPUs each."""
+    one = small_profile()
+    return replace(one, engine=replace(one.engine, tensor_parallel_size=2))
+
+
+@pytest.mark.parametrize("max_gpus", [None, 4, 5])
+def test_servers_of_several_gpus_are_lost_as_a_whole(max_gpus: int | None) -> None:
+    """One more server is enough, whatever the number of its GPUs, and the limit on GPUs is kept."""
+    given = {"predictor": AnalyticPredictor(), "margin": 0.0, "verify": False, "max_gpus": max_gpus}
+    plain = solve(FLEET.subset(range(8)), _pairs(), "gpus", **given)
+    plan = solve(FLEET.subset(range(8)), _pairs(), "gpus:spare=1", **given)
+    assert plan.status is not Status.INFEASIBLE
+    assert (len(plain.bins), plain.n_gpus) == (1, 2)
+    assert (len(plan.bins), plan.n_gpus) == (2, 4)
+
+
+@pytest.mark.parametrize(("max_gpus", "available"), [(3, None), (None, 2), (None, 3), (8, 2), (2, 8)])
+def test_no_server_to_spare(max_gpus: int | None, available: int | None) -> None:
+    """A plan is infeasible if the GPUs allowed or at hand make no second server, and the reason says which."""
+    kind = GpuKind(_pairs(), available=available)
+    fleet, predictor = FLEET.subset(range(8)), AnalyticPredictor()
+    plan = solve(fleet, kind, "gpus:spare=1", predictor=predictor, verify=False, max_gpus=max_gpus)
+    assert plan.status is Status.INFEASIBLE
+    assert plan.reasons[-1].startswith("No plan on up to 2 GPUs holds when any of them is lost.")
+    assert plan.reasons[-1].endswith("more GPUs at hand" if available in (2, 3) else "more GPUs")
 
 
 def test_one_spare_gpu_of_one_kind() -> None:
