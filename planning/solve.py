@@ -208,17 +208,19 @@ class SolverTask:
 
     def propose(self) -> Plan | None:
         """The plan that the solver finds with the margin; None if it is infeasible."""
-        self.first = self._found(self.problem.with_share(SEARCHED if self.verify else 1.0))
-        if self.problem.objective.spare and self.first.status is not Status.INFEASIBLE:
-            self.first = with_spare(self.problem, self.first)
+        self.first = self._found(self.problem, SEARCHED if self.verify else 1.0)
         self.hours = Hours(self.problem.seed, self.over, self.first.limits)
         return None if self.first.status is Status.INFEASIBLE else self.first
 
-    def _found(self, problem: Problem) -> Plan:
-        """The checked and evaluated plan of one search; the whole predictor admits its bins."""
-        solution = solution_that_holds(problem, lambda posed: by_model.solved(posed, self.solver))
-        check(problem, solution)
-        return assemble(problem, solution, self.solver.name, problem.elapsed_s(), verify=self.verify)
+    def _found(self, problem: Problem, share: float = 1.0) -> Plan:
+        """The checked and evaluated plan of one search in this share of the time left, with a spare server if the
+        objective wants one; the whole predictor admits its bins."""
+        timed = problem.with_share(share)
+        solution = solution_that_holds(timed, lambda posed: by_model.solved(posed, self.solver))
+        check(timed, solution)
+        plan = assemble(timed, solution, self.solver.name, timed.elapsed_s(), verify=self.verify)
+        spare = problem.objective.spare and plan.status is not Status.INFEASIBLE
+        return with_spare(problem, plan) if spare else plan
 
     def judge(self, plan: Plan, number: int) -> Plan:
         """The plan, verified in a fresh hour; if the last one fails, the first plan, whose bound claims the least."""

@@ -12,7 +12,7 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError
 from packer.failover import without_server
 from packer.gpu import GpuKind
-from packer.plan import Status
+from packer.plan import Plan, Status
 from packer.planning import loop
 from packer.planning.solve import solve
 from packer.predictors.twin import TwinPredictor
@@ -93,6 +93,22 @@ def test_no_server_to_spare(max_gpus: int | None, available: int | None) -> None
     assert plan.status is Status.INFEASIBLE
     assert plan.reasons[-1].startswith("No plan on up to 2 GPUs holds when any of them is lost.")
     assert plan.reasons[-1].endswith("more GPUs at hand" if available in (2, 3) else "more GPUs")
+
+
+def test_a_repaired_plan_has_a_spare_server_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If fresh hours break the plan, the one with a larger margin holds without any one of its servers as well."""
+
+    def second_holds(plan: Plan, *_: object, number: int = 0, **__: object) -> Plan:
+        return replace(plan, verified=number > 0)
+
+    monkeypatch.setattr("packer.planning.solve.verified", second_holds)
+    predictor = AnalyticPredictor()
+    plan = solve(FLEET, small_profile(), "gpus:spare=1", predictor=predictor, with_headroom=False)
+    assert plan.verified
+    assert plan.details["margin_at_first"] < plan.margin
+    assert plan.n_gpus > plan.details["gpus_without_spare"]
+    for lost in range(plan.n_gpus):
+        assert predictor.evaluate(FLEET, without_server(FLEET, plan.bins, lost)[0]).feasible.all()
 
 
 def test_one_spare_gpu_of_one_kind() -> None:
