@@ -104,7 +104,10 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     write_workload(rounded(fleet), paths["fleet.csv"], force=out.force, comments=[source])
     _write_settings(given, paths["packer.toml"], force=out.force)
     with interruptible() as stop, out.progress() as progress:
-        plan = recommend(fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop)
+        hour = None if observed is None else observed.hour
+        plan = recommend(
+            fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop, log_hour=hour
+        )
         planned_for = []
         # The line needs a plan for the mean load, which is made only if the line is printed.
         if observed is not None and not (out.as_json or out.quiet):

@@ -19,6 +19,7 @@ from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError, OutputError, PackerError
 
 if TYPE_CHECKING:
+    from packer.arrival import RequestTrace
     from packer.gpu import GpuKind
     from packer.plan import Plan
     from packer.workload import Workload
@@ -86,24 +87,27 @@ class Planning:
 
         return load_plan(self.old_path)
 
-    def at_load(self, fleet: Workload, path: str, out: Writing) -> Workload:
-        """Return the fleet at the load of --load. A log's default is its busiest hour; a note says what is planned."""
+    def at_load(self, fleet: Workload, path: str, out: Writing) -> tuple[Workload, RequestTrace | None]:
+        """Return the fleet at the load of --load, and the requests of a log's busiest hour if it has its rates.
+
+        A log's default is its busiest hour; a note says what is planned.
+        """
         if self.load is None and self.loads_path is not None:
             raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
         if self.loads_path is not None or fleet.arrivals.trace is None:
             from packer.operate.observe import at_load
 
-            return fleet if self.load is None else at_load(fleet, self.load, self.loads_path)
+            return fleet if self.load is None else at_load(fleet, self.load, self.loads_path), None
         from packer.operate.observe import observe_replayed
         from packer.operate.project import is_log
 
         if self.load == REPLAY or (self.load is None and not is_log(path)):
             out.note("planned for its requests as they were: in hindsight, without a margin")
-            return fleet
+            return fleet, None
         found = observe_replayed(fleet, self.load or "peak")
         other = "" if self.load else f"; --load {REPLAY} plans for its requests as they were"
         out.note(f"log of {found.span}: planned for {found.planned_for}{other}")
-        return found.fleet
+        return found.fleet, found.hour
 
     def changed(self, fleet: Workload) -> Workload:
         """Return the fleet with the adapters of --add and all rates times --rate-factor."""
@@ -127,9 +131,13 @@ class Planning:
         return free and alike and (old is None or old.objective == "recommend")
 
     def planned(
-        self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, later: Sequence[str], **given: Any
-    ) -> Plan:
-        """Return the plan for the objective, or else the plan to deploy. `later`: modules to import meanwhile."""
+        self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, later: Sequence[str],
+        hour: RequestTrace | None, **given: Any,
+    ) -> Plan:  # fmt: skip
+        """Return the plan for the objective, or else the plan to deploy, which must hold in an `hour` of a log, too.
+
+        `later`: modules to import meanwhile.
+        """
         from packer.twin.engine.compile import begin
 
         begin()  # compile kernels during the imports
@@ -145,7 +153,7 @@ class Planning:
             profiles = [kind.profile for kind in kinds]
             margin = rate_margin_for(profiles, confidence=self.confidence, margin=self.margin)
             given |= {"margin": margin, "max_replicas": self.max_replicas, "spare": self.spare}
-            return recommend(fleet, kinds, **given)
+            return recommend(fleet, kinds, log_hour=hour, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
         objective = self.objective or ("gpus" if old is None else objective_of(old))
         solver = self.solver or (None if old is None else "replan")
@@ -231,11 +239,12 @@ def solve(
     out.note_profiles(*profiles)
     fleet = file.fleet()
     slo = fleet.slo if old is None or fleet.slo != Goal() else old.workload.slo
-    fleet = planning.at_load(replace(fleet, slo=slo), file.workload_path, out).held_to(planning.slo)
-    fleet = planning.changed(fleet)
+    fleet, hour = planning.at_load(replace(fleet, slo=slo), file.workload_path, out)
+    fleet = planning.changed(fleet.held_to(planning.slo))
+    hour = hour if planning.rate_factor == 1.0 else None
     with interruptible() as stop, out.progress() as progress:
         later = ("packer.io.plans", *(() if out.as_json or out.quiet else TO_PRINT))
-        plan = planning.planned(fleet, kinds, old, later, progress=progress, stop=stop)
+        plan = planning.planned(fleet, kinds, old, later, hour, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())
     infeasible = plan.status is Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import RequestTrace
 from packer.live.metrics import MetricsSummary
 from packer.live.results import LoadResult
 from packer.live.server import Failure, LiveServer, ServerOptions
@@ -42,7 +42,7 @@ class Task:
 
     def replayed(self, max_model_len: int) -> Workload:
         """The workload with exactly the requests that were sent, for the twin."""
-        return self.workload.with_arrivals(Arrivals("trace", trace=self.requests(max_model_len)))
+        return self.workload.replaying(self.requests(max_model_len))
 
 
 @dataclass(frozen=True)

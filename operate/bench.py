@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from packer.adapter import Adapter
 from packer.arrays import IntArray
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import RequestTrace
 from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, reading, shown
 from packer.fit.bench_results import documents
@@ -111,7 +111,7 @@ def beside_bench(
             ceiling = document.get("max_concurrency")
             duration_s = max(SHORTEST_S, MOST_TIMES * _number(document, "duration"), trace.span_s + 1.0)
             found = simulate(
-                replace(fleet, arrivals=Arrivals("trace", trace=trace)), profile, **slots,
+                fleet.replaying(trace), profile, **slots,
                 duration_s=duration_s, concurrency=ceiling, paced=ceiling is not None, timeline_bin_s=duration_s,
                 seed=seed,
             )  # fmt: skip

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from packer.adapter import IDLE_RATE, Adapter
 from packer.arrival import Arrivals
 from packer.gpu import base_model, serves
 from packer.operate.evaluate import PlanEvaluation, evaluate_plan, holds_routed
+from packer.operate.observe import requests_to
 from packer.plan import Plan
 from packer.strategies import Predictor
 from packer.traces.trace import Trace
@@ -130,16 +129,12 @@ def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | No
     `window_s`: minimum simulated time. It is longer than a short log, so that all of its requests end.
     Requests of adapters without a server are left out; None if there are no other requests.
     """
-    number, placed = {name: i for i, name in enumerate(plan.workload.names)}, set(_placed(plan))
-    of_plan = np.array([number.get(name, -1) for name in requests.names], dtype=np.int64)
-    of_plan[~np.isin(of_plan, list(placed))] = -1
-    assert requests.adapter is not None
-    rows = np.flatnonzero(of_plan[requests.adapter] >= 0)
-    if not len(rows):
+    placed = set(_placed(plan))
+    served = [name if i in placed else "" for i, name in enumerate(plan.workload.names)]
+    trace = requests_to(served, requests, window_s)
+    if trace is None:
         return None
-    trace = requests.requests().take(rows)
-    trace = replace(trace, adapter=of_plan[trace.adapter], end_s=max(window_s, trace.span_s))
-    fleet = plan.workload.with_arrivals(Arrivals("trace", trace=trace))
+    fleet = plan.workload.replaying(trace)
     run = simulate_cluster(fleet, plan.cluster(), router="plan", seed=plan.seed)
     found = verdict_of(run)
     if "slo_used" in plan.limits or run.status != "ok":

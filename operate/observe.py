@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from packer.adapter import Adapter
+from packer.arrival import RequestTrace
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
 from packer.operate.view import AS_LOGGED, BUSIEST, Named, Observed, View
@@ -51,7 +52,9 @@ def observe_log(
         notes.append(f"no requests to {listed(absent, 10)}, left out though the table of ranks has them")
     if trace.dropped or trace.other:
         notes.append(f"left out {trace.dropped} requests without tokens and {trace.other} other lines")
-    return Observed(fleet, table, loads, tuple(notes), trace.span_s)
+    as_logged = view == BUSIEST and rate_factor == 1.0 and not replay
+    hour = requests_to(fleet.names, busiest_requests(trace, window_s), window_s) if as_logged else None
+    return Observed(fleet, table, loads, tuple(notes), trace.span_s, hour)
 
 
 def shared_words(fleet: Workload) -> str:
@@ -127,6 +130,21 @@ def busiest_requests(trace: Trace, window_s: float) -> Trace:
     )  # fmt: skip
 
 
+def requests_to(names: Sequence[str], log: Trace, window_s: float) -> RequestTrace | None:
+    """The requests of a log to the adapters of these names, by their place among the names; None if there are none.
+
+    `window_s`: minimum length. It is longer than a short log, so that all of its requests end.
+    """
+    place = {name: i for i, name in enumerate(names) if name}
+    numbers = np.array([place.get(name, -1) for name in log.names], dtype=np.int64)
+    assert log.adapter is not None
+    rows = np.flatnonzero(numbers[log.adapter] >= 0)
+    if not len(rows):
+        return None
+    found = log.requests().take(rows)
+    return replace(found, adapter=numbers[found.adapter], end_s=max(window_s, found.span_s))
+
+
 def latest_of_metrics(metrics: Metrics, where: str) -> Workload:
     """The fleet in the last window of the metrics; its ranks are 1: metrics have none."""
     rates = metrics.table.rates[-1].tolist()
@@ -165,7 +183,8 @@ def observe_replayed(fleet: Workload, load: str = "peak") -> Observed:
     table, loads = view.loads(rates_of(trace, HOUR_S))
     drawn = _drawn(fleet, trace, view.bursts_s(HOUR_S))
     at = drawn if load == "mean" else with_rates(drawn, next(iter(loads.values())))
-    return Observed(at, table, loads, span_s=trace.span_s)
+    hour = requests_to(at.names, busiest_requests(trace, HOUR_S), HOUR_S) if view.at == BUSIEST.at else None
+    return Observed(at, table, loads, span_s=trace.span_s, hour=hour)
 
 
 def drawn_within(fleet: Workload, window_s: float) -> Workload:

@@ -174,7 +174,7 @@ def replay(
     length_s, time_s = end_s - begin_s + LATE_S, trace.time_s[of] - begin_s
     within_day = replace(trace.take(of), time_s=time_s, end_s=length_s, sessions=None, priority=None)
     run = simulate_cluster(
-        workload.with_arrivals(Arrivals("trace", trace=within_day)), cluster, router=routers.pop(), seed=seed,
+        workload.replaying(within_day), cluster, router=routers.pop(), seed=seed,
         duration_s=length_s, slo=workload.slo.changed_by(slo), changes=changes, startup_s=0.0,
     )  # fmt: skip
     if run.status != "ok":

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import numpy as np
 import numpy.typing as npt
 
+from packer.arrival import RequestTrace
 from packer.errors import ValidationError
 from packer.times import HOUR_S
 from packer.traces.assign import DEFAULT_EXPONENT, Ranks, assign_adapters
@@ -66,6 +67,7 @@ class Observed:
 
     `notes`: how the figures were obtained, in sentences.
     `span_s`: length of the observation, s; None: that of the table's windows.
+    `hour`: requests of the busiest window, with adapters as indices of the fleet, if the fleet has its rates.
     """
 
     fleet: Workload
@@ -73,6 +75,7 @@ class Observed:
     loads: Loads
     notes: tuple[str, ...] = field(default=())
     span_s: float | None = None
+    hour: RequestTrace | None = None
 
     @property
     def times_mean(self) -> float:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import A_LENGTH, Adapter
-from packer.arrival import Arrivals
+from packer.arrival import Arrivals, RequestTrace
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
 from packer.goal import Goal, GoalLike
@@ -299,6 +299,10 @@ class Workload:
     def with_arrivals(self, arrivals: Arrivals) -> Workload:
         """The same fleet with another arrival process."""
         return replace(self, arrivals=arrivals)
+
+    def replaying(self, requests: RequestTrace) -> Workload:
+        """The same fleet whose arrivals are these requests."""
+        return self.with_arrivals(Arrivals("trace", trace=requests))
 
 
 def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:

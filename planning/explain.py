@@ -14,6 +14,7 @@ from packer.plan import Plan, Status
 from packer.planning.chance import chance_words
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
+from packer.planning.kept import Hour
 from packer.planning.lone import needs, unreachable
 from packer.planning.replicas import MOST_REPLICAS, part
 from packer.planning.shortfall import (
@@ -67,6 +68,18 @@ def by_luck(job: Frontier, plan: Plan) -> tuple[str, ...]:
     """A sentence if chance breaks the limits of a plan in some fresh hours."""
     found, _ = job.kept.by_luck(plan.bins)
     return (chance_words(found, len(plan.workload)),) if found else ()
+
+
+def of_log(job: Frontier, plan: Plan) -> tuple[str, ...]:
+    """A sentence on whether a verified plan keeps the goal when the requests of a log are replayed, as it must if any
+    number of GPUs does."""
+    if not job.log_hour or not plan.verified:
+        return ()
+    used = job.kept.adapters(plan.bins, Hour(job.workload.replaying(job.log_hour), job.seed)).slo_used
+    if not (beyond := int((used > 1.0).sum())):
+        return ("The requests of the log's hour, replayed as they were, keep the goal.",)
+    said = f"The requests of the log's hour, replayed as they were, break the goal of {beyond:,} of"
+    return (f"{said} {counted(len(used), 'adapter')}, and so they do on more GPUs.",)
 
 
 def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:

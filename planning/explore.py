@@ -91,7 +91,8 @@ class Frontier(Conditions):
             self.predictor = TreePredictor.for_profile(self.profile)
         except ModelError:
             self.predictor = TreePredictor.guide(self.profile)
-        self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours)
+        logged = [Hour(self.workload.replaying(each), self.seed) for each in (self.log_hour,) if each]
+        self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours, logged)
         self._beside, self.parts = ThreadPoolExecutor(1), Replicas(self.workload, {})
         self._apart = Apart(self)
         _ = self.workload.offered_tok_s_by_adapter  # tables of the lengths of all adapters at once

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from packer.arrival import RequestTrace
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.evaluation import Evaluations, mean_of
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, kw_only=True)
 class Conditions:
-    """The parameters of `packer.recommend` and `packer.frontier` besides the fleet, its servers and its goal."""
+    """The parameters of `packer.recommend` and `packer.frontier` besides the fleet, its servers and its goal.
+
+    `log_hour`: the requests of an hour of a log, in which a plan must keep the limits, too.
+    """
 
     margin: float | None = None
     max_replicas: int | None = None
@@ -37,6 +41,7 @@ class Conditions:
     progress: Progress = silent
     stop: Callable[[], bool] = lambda: False
     time_limit_s: float | None = None
+    log_hour: RequestTrace | None = None
 
 
 @dataclass(frozen=True, eq=False)

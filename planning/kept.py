@@ -63,6 +63,9 @@ class KeptHours:
     raised: Workload
     seed: int
     simulated: Hours
+    others: Sequence[Hour] = ()
+    """Other hours in which plans must keep the limits: those of the fleet's other periods, or that of the log from
+    which it was measured. They are simulated with the fresh hours; one that breaks a plan is kept from then on."""
     hours: list[Hour] = field(init=False)
     unlucky: dict[tuple[Bin, ...], tuple[list[float], list[Hour]]] = field(default_factory=dict, init=False)
     """For each plan that breaks its limits by chance alone (`packer.planning.chance`): the number of adapters beyond
@@ -260,13 +263,15 @@ class KeptHours:
         return Hour(self.workload, seeds.fresh(self.seed, place), apart=True)
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
-        """The hours of the `number`-th fresh set that break the limits; none if chance explains them. All are tried,
-        because plans are then made for the worst."""
+        """The hours of the `number`-th fresh set that break the limits, none if chance explains them; and the `others`
+        that break them. All are tried, because plans are then made for the worst."""
         hours = self.fresh(bins, number)
         broken = self._broken(bins, hours)
-        if not broken or (self.all_count and self._is_chance(bins, number, hours, broken)):
-            return []
-        self.refused.add(tuple(bins))
+        if broken and self.all_count and self._is_chance(bins, number, hours, broken):
+            broken = []
+        broken += self._broken(bins, self.others)
+        if broken:
+            self.refused.add(tuple(bins))
         return broken
 
     def _is_chance(

@@ -95,7 +95,12 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
 
     def begun(own: Workload, profile: Profile, **changed: Any) -> Frontier:
         part_s = limit_of((end_s - time.monotonic()) / next(left))
-        return Frontier(own, profile, **{**vars(asked), "time_limit_s": part_s, **changed})
+        logged = asked.log_hour
+        if logged is not None:
+            logged = workload.replaying(logged).of_model(own.adapters[0].model)[1].arrivals.trace
+        return Frontier(
+            own, profile, **{**vars(asked), "time_limit_s": part_s, "log_hour": logged, **changed}
+        )
 
     chosen: list[tuple[tuple[int, ...], Option]] = []
     options: list[Option] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from packer.arrays import FloatArray
 from packer.bin import Bin
@@ -18,21 +18,6 @@ from packer.profile import Profile
 from packer.solvers.evaluator import rate_margin_for
 from packer.twin.hours import Hours
 from packer.workload import Workload
-
-
-@dataclass(eq=False)
-class PeriodHours(KeptHours):
-    """The hours in which plans for several periods must keep the limits: the busiest period's, one of each other.
-
-    `others`: the hours of the other periods, at the rates raised by the margin. They are simulated with the fresh hours
-    of the busiest period; an hour that breaks a plan is kept from then on.
-    """
-
-    others: Sequence[Hour] = field(default=(), kw_only=True)
-
-    def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
-        """The fresh hours and the hours of the other periods that break the limits."""
-        return [*super().broken_later(bins, number), *self._broken(bins, self.others)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +69,7 @@ class Periods:
     def _task(self, max_gpus: int | None, running: Sequence[Bin] = ()) -> Deployment:
         fleet = self.busiest
         job = Frontier(fleet, self.profile, **vars(self.asked))
-        job.kept = PeriodHours(fleet, job.raised, job.seed, job.hours, others=self._others(fleet))
+        job.kept = KeptHours(fleet, job.raised, job.seed, job.hours, others=self._others(fleet))
         return Deployment(job, max_gpus, tuple(running))
 
     def hold(self, bins: Sequence[Bin]) -> bool:
@@ -99,8 +84,8 @@ class Periods:
         return [each <= 1.0 for each in used]
 
     @property
-    def _kept(self) -> PeriodHours:
+    def _kept(self) -> KeptHours:
         """The hours in which given servers are judged."""
         fleet, seed = self.busiest, self.asked.seed
         hours = Hours(seed, self.asked.stop)
-        return PeriodHours(fleet, self._raised(fleet), seed, hours, others=self._others(fleet))
+        return KeptHours(fleet, self._raised(fleet), seed, hours, others=self._others(fleet))

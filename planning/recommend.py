@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from packer import checks
+from packer.arrival import RequestTrace
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import Goal, GoalLike
@@ -16,7 +17,7 @@ from packer.moves import aligned, moves_of
 from packer.objectives.slo import Slo
 from packer.plan import Plan
 from packer.planning.behind import fewer_behind_router
-from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle
+from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle, of_log
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, nearby, numbered, running
 from packer.planning.frontier import Conditions, FrontierPoint
@@ -57,6 +58,7 @@ def recommend(
     progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
     time_limit_s: float | None = None,
+    log_hour: RequestTrace | None = None,
 ) -> Plan:
     """The fewest GPUs on which every adapter keeps the goal with every rate raised by the margin.
 
@@ -92,6 +94,9 @@ def recommend(
         A running plan of one kind of server. The plan still has the fewest GPUs, but moves few of its adapters.
     seed, progress, stop, time_limit_s
         As for `packer.solve`.
+    log_hour
+        Requests of an hour as they were, for a fleet that was measured from a log. The plan must keep the limits when
+        they are replayed, too, if it can on any number of GPUs. Only with `verify`.
 
     Raises
     ------
@@ -106,7 +111,7 @@ def recommend(
     fleet = workload.held_to(slo)
     asked = Conditions(
         margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, verify=verify, progress=progress, stop=stop,
-        time_limit_s=time_limit_s,
+        time_limit_s=time_limit_s, log_hour=log_hour,
     )  # fmt: skip
     if max_gpus is not None:
         checks.integer("max_gpus", max_gpus, low=1)
@@ -205,7 +210,18 @@ class Deployment:
         if (mended := job.mended([plan.bins], job.broken)) is not None:
             return self._put(mended)
         found = None if job.hopeless else job.first(low, job.most(self.max_gpus))
-        return self._by_chance(low, found) or self._plan(found)
+        if (chosen := self._by_chance(low, found) or self._plan(found)) is None:
+            return self._without_log(plan)
+        return chosen
+
+    def _without_log(self, plan: Plan) -> Plan | None:
+        """The plan whose goal only the replayed hour of the log breaks, as it does on any number of GPUs; else None."""
+        job, logged = self.job, self.job.kept.others
+        if not logged or not job.log_hour or job.over() or any(hour not in logged for hour in job.broken):
+            return None
+        job.kept.drop(logged)
+        job.kept.others = ()
+        return self._put(plan.bins)
 
     def _by_chance(self, low: int, found: int | None) -> Plan | None:
         """A plan on fewer servers than `found` that breaks kept hours, but fresh ones by chance alone; else None."""
@@ -317,7 +333,7 @@ class Deployment:
         reasons: tuple[str, ...] = (breaks_later(self.job, plan),) if plan.verified is False else ()
         if self.rounds and plan.verified is None:
             reasons = (UNCONFIRMED,)
-        reasons += by_luck(self.job, plan)
+        reasons += (*by_luck(self.job, plan), *of_log(self.job, plan))
         reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
         headroom = tuple(room.headroom for room in plan.rooms)
         plan = replace(plan, headroom=headroom, reasons=reasons)

@@ -41,7 +41,8 @@ def late_words(kept: KeptHours, point: FrontierPoint) -> str:
         worst = max(kept.all(point.plan.bins, hour), key=lambda each: each.used)
         if 1.0 < worst.used < math.inf and worst.late.size:
             sent_s, waits_ms = worst.late
-            return f": requests wait up to {latency(waits_ms.max())}{_when(sent_s, hour.fleet)}"
+            of_log = " of the log, replayed," if hour in kept.others else ""
+            return f": requests{of_log} wait up to {latency(waits_ms.max())}{_when(sent_s, hour.fleet)}"
     return ""
 
 

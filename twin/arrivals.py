@@ -84,7 +84,7 @@ def replaying(workload: Workload, duration_s: float, seed: int) -> Workload:
     """Return the workload with the sessions of `duration_s` seconds drawn, as a trace; unchanged without sessions."""
     if not workload.has_sessions:
         return workload
-    return workload.with_arrivals(Arrivals("trace", trace=_draw_sessions(workload, duration_s, seed)))
+    return workload.replaying(_draw_sessions(workload, duration_s, seed))
 
 
 def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:

@@ -132,8 +132,9 @@ def ask(trace: Trace, slo: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_workload(rounded(seen.fleet), f"{folder}/fleet.csv")
         fleet = packer.read_workload(f"{folder}/fleet.csv")
-    plans = {"init": solve(seen.fleet, server), "from-log": solve(fleet, server)}
-    plans["trace"] = solve(observe_replayed(measure_workload(trace, replay=True)).fleet, server)
+    plans = {"init": solve(seen.fleet, server, log_hour=seen.hour), "from-log": solve(fleet, server)}
+    found = observe_replayed(measure_workload(trace, replay=True))
+    plans["trace"] = solve(found.fleet, server, log_hour=found.hour)
     day = schedule(fleet, server, rates_of_trace(trace, fleet, HOUR_S), slo=slo)
     hour = busiest_requests(trace, HOUR_S)
     gpus = {name: plan.n_gpus for name, plan in plans.items()}

@@ -350,3 +350,45 @@ def test_the_number_of_threads_changes_nothing(server: Profile, monkeypatch: pyt
         assert document["n_gpus"] > 1
         found.append(json.dumps(document))
     assert found[0] == found[1]
+
+
+def _in_clumps(adapters: int, every_s: float, each: int) -> RequestTrace:
+    """An hour in which every adapter sends `each` requests at once."""
+    at_s = np.repeat(np.arange(0.0, 3600.0, every_s), each * adapters)
+    own = np.tile(np.repeat(np.arange(adapters), each), round(3600 / every_s))
+    inputs, outputs = np.full(len(at_s), 1000), np.full(len(at_s), 20)
+    return RequestTrace(at_s, own, inputs, outputs, end_s=3600.0)
+
+
+def _steady(adapters: int) -> Workload:
+    lengths = Lengths.constant(1000), Lengths.constant(20)
+    return Workload([Adapter(f"a{k}", 8, 0.2, *lengths) for k in range(adapters)])
+
+
+def test_the_requests_of_a_log_keep_the_goal_as_they_were(server: Profile) -> None:
+    """Clumps of requests that random arrivals of the same rates do not have take more GPUs if they are in the log: the
+    plan keeps the goal when they are replayed, and one GPU fewer does not."""
+    fleet, log = _steady(20), _in_clumps(20, 30.0, 6)
+    without, found = packer.recommend(fleet, server), packer.recommend(fleet, server, log_hour=log)
+    assert without.n_gpus < found.n_gpus
+    assert found.verified
+    held = [
+        packer.simulate_cluster(fleet.replaying(log), plan.cluster(), router="plan").slo_used <= 1.0
+        for plan in (without, found)
+    ]
+    assert held == [False, True]
+    decision = found.details["decision"]
+    assert (
+        f"{found.n_gpus - 1} GPUs break the goal in another hour: requests of the log, replayed," in decision
+    )
+
+
+def test_a_log_that_no_plan_keeps_is_told(server: Profile) -> None:
+    """If the requests of a log break the goal on any number of GPUs, the plan is that of drawn hours, and says so."""
+    fleet = _steady(3).held_to("p95_ttft_ms=200")
+    log = _in_clumps(3, 1200.0, 400)
+    without = packer.recommend(fleet, server, max_replicas=1)
+    found = packer.recommend(fleet, server, max_replicas=1, log_hour=log)
+    assert (found.n_gpus, found.verified) == (without.n_gpus, True)
+    assert "break the goal of 3 of 3 adapters, and so they do on more GPUs" in " ".join(found.reasons)
+    assert not any("replayed" in reason for reason in without.reasons)

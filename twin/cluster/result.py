@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray, Record
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import RequestTrace
 from packer.twin.cluster.state import REFUSED, Servers, refused_of
 from packer.twin.cluster.transit import NETWORK_S, Transit
 from packer.twin.engine import state as rows
@@ -54,7 +54,7 @@ def server_view(run: Run, s: int) -> Run:
     raw = Raw.nothing(len(workload))
     if run.state is not None:
         raw = _raw(run.state, s, run.duration_s)
-        workload = workload.with_arrivals(Arrivals("trace", trace=raw.requests))
+        workload = workload.replaying(raw.requests)
         if len(setup.workload) < len(workload):
             number = {name: i for i, name in enumerate(workload.names)}
             workload = workload.subset([number[name] for name in setup.workload.names])
