@@ -1,4 +1,4 @@
-"""Classes of adapters: adapters of equal rank, rate and lengths are interchangeable.
+"""Classes of adapters: adapters of equal rank, rate, lengths and limits are interchangeable.
 
 A bin is then a vector of counts by class, so exact methods stay small with thousands of adapters.
 """
@@ -22,7 +22,7 @@ from packer.sessions import Sessions
 from packer.workload import Workload
 
 MAX_CLASSES = 48
-"""Most classes for exact methods, unless there are more ranks."""
+"""Most classes for exact methods, unless there are more ranks, or more limits, priorities and acceptances of them."""
 
 FEW_BINS = 17_000
 """Up to this number of different bins, every bin is evaluated: 14 different adapters make 16,383 bins."""
@@ -37,8 +37,9 @@ class Classes:
 
     `workload`: the fleet.
     `members`: indices of the adapters of each class, highest rate first; int64 arrays.
-    `kinds`: the adapter that represents each class. It has the rank of the members, their mean rate, and mean lengths
-    that keep their input and output tok/s; in an optimistic grouping, the lowest rate and lengths.
+    `kinds`: the adapter that represents each class. It has the rank, limits and priority of the members, their mean
+    rate, and mean lengths that keep their input and output tok/s; in an optimistic grouping, the lowest rate and
+    lengths.
     `loss`: Σ |load of the class − own load| / Σ offered load: 0 if no class was rounded. Results for rounded classes
     are estimates for the fleet: mean loads add up to the members' loads, but a class is lighter than some members.
     """
@@ -79,7 +80,7 @@ class Classes:
 
     @cached_property
     def chains(self) -> IntArray:
-        """1 at [j, k] if class j is class k, or has its rank and lengths and a higher rate; int64 (K, K).
+        """1 at [j, k] if class j is class k, or differs from it by a higher rate alone; int64 (K, K).
 
         `counts @ chains` counts, for each class, the adapters of a bin that are at least as heavy. If none of these
         numbers is smaller than that of another bin, the bin is at least as heavy, adapter by adapter.
@@ -162,10 +163,10 @@ class Classes:
 def aggregate(
     workload: Workload, *, max_classes: int = MAX_CLASSES, unmerged: int = 0, optimistic: bool = False
 ) -> Classes:
-    """Group a fleet into at most about `max_classes` classes (more if ranks alone need more).
+    """Group a fleet into at most about `max_classes` classes (more if `boxes` needs more).
 
-    Equal adapters share a class. If that makes more than `max_classes` and `unmerged` classes, adapters of equal rank
-    and similar rates and lengths share a class. Their mean represents it or, with `optimistic`, their lowest rate and
+    Equal adapters share a class. If that makes more than `max_classes` and `unmerged` classes, adapters of similar
+    rates and lengths share a class, see `boxes`. Their mean represents it or, with `optimistic`, their lowest rate and
     lengths, so that a lower bound for the classes also holds for the fleet.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
@@ -185,9 +186,17 @@ def aggregate(
 
 
 def _content(workload: Workload, adapter: Adapter) -> tuple[object, ...]:
-    """The attributes of an adapter that decide how much it takes of a server."""
+    """The attributes of an adapter that decide how much it takes of a server, and what it asks of it."""
     lengths = adapter.input_tokens or workload.input_tokens, adapter.output_tokens or workload.output_tokens
-    return adapter.rank, adapter.rate, *lengths, adapter.shared_prefix_tokens, adapter.sessions
+    own = adapter.shared_prefix_tokens, adapter.sessions, adapter.acceptance
+    return (*_unmerged(workload, adapter), adapter.rate, *lengths, *own)
+
+
+def _unmerged(workload: Workload, adapter: Adapter) -> tuple[object, ...]:
+    """The attributes in which the adapters of a class never differ: a mean of limits or of priorities means nothing."""
+    goal = workload.slo
+    limits = goal.limits_of(adapter.slo_class) if goal.classes else None
+    return adapter.rank, limits, adapter.priority
 
 
 def _alike(workload: Workload, members: IntArray) -> bool:
@@ -196,7 +205,8 @@ def _alike(workload: Workload, members: IntArray) -> bool:
 
 
 def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
-    """The adapter that represents a class: its first member, with the mean rate and lengths (optimistic: the lowest).
+    """The adapter that represents a class: its first member, with the mean rate and lengths (optimistic: the lowest)
+    and the mean acceptance of drafts (optimistic: the highest).
 
     Sessions of several kinds become independent requests. Prefix caching then saves nothing (optimistic: all but the
     last block of the prompt).
@@ -225,9 +235,13 @@ def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
     if workload.has_sessions:
         first = replace(first, sessions=Sessions(turns=1.0))
         prefix = MAX_TOKENS if optimistic else 0
+    given = [workload.adapters[i].acceptance for i in members.tolist()]
+    accepted = [share for share in given if share is not None]
+    kept = (max(accepted) if optimistic else float(np.mean(accepted))) if accepted else None
     return replace(
-        first, rate=rate, input_tokens=lengths[0], output_tokens=lengths[1], shared_prefix_tokens=prefix
-    )
+        first, rate=rate, input_tokens=lengths[0], output_tokens=lengths[1], shared_prefix_tokens=prefix,
+        acceptance=kept,
+    )  # fmt: skip
 
 
 def _one_shape(workload: Workload, members: IntArray) -> bool:
@@ -251,15 +265,22 @@ def zigzag(n: int) -> IntArray:
 
 
 def boxes(workload: Workload, limit: int) -> list[list[int]]:
-    """At most `limit` groups of adapters of equal rank (one for each rank if there are more ranks).
+    """At most `limit` groups of adapters of equal rank, limits and priority, and of similar acceptance of drafts (one
+    for each combination of these if there are more).
 
     The mean load represents a group. The group with the largest rounding error is split next, in the dimension (rate,
     input or output tokens) and at the place where the error falls most. Each group is sorted by falling rate.
     """
     points = np.stack([workload.rates, workload.mean_input_tokens, workload.mean_output_tokens], axis=1)
+    apart: dict[tuple[object, ...], list[int]] = {}
+    for i in np.argsort(workload.ranks, kind="stable").tolist():
+        adapter = workload.adapters[i]
+        share = adapter.acceptance
+        tenth = None if share is None else round(share, 1)
+        apart.setdefault((*_unmerged(workload, adapter), tenth), []).append(i)
     heap: list[tuple[float, int, IntArray]] = []
-    for k, rank in enumerate(np.unique(workload.ranks).tolist()):
-        group = np.flatnonzero(workload.ranks == rank)
+    for k, own in enumerate(apart.values()):
+        group = np.array(own, dtype=np.int64)
         heap.append((-_rounding(points[group]), k, group))
     heapq.heapify(heap)
     made = len(heap)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from monotone import MonotonePredictor
 
 from packer.adapter import Adapter
+from packer.bin import Bin
 from packer.errors import ValidationError
+from packer.evaluation import Evaluations
+from packer.goal import Goal
 from packer.lengths import Lengths
+from packer.plan import Status
+from packer.planning.solve import solve
 from packer.solvers.classes import aggregate
-from packer.testing.analytic import random_fleet
+from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload
 
 
@@ -138,3 +145,68 @@ def test_optimistic_classes_stand_for_their_lightest_member(cv: float) -> None:
         each.tolist() for each in aggregate(fleet, max_classes=8).members
     ]
     assert aggregate(fleet, max_classes=120, optimistic=True).exact
+
+
+GOAL = Goal().parsed(["gold:mean_itl_ms=16", "loose:mean_itl_ms=400"])
+
+
+@pytest.mark.parametrize(
+    "other", [{"slo_class": "loose"}, {"acceptance": 0.9}, {"acceptance": None}, {"priority": 1}]
+)
+@pytest.mark.parametrize("limit", [1, 48])
+def test_adapters_of_other_limits_or_drafts_are_not_interchangeable(
+    other: dict[str, object], limit: int
+) -> None:
+    """Adapters that differ in limits, acceptance or priority share no class, however few classes there may be, and
+    a higher rate does not make one of them the heavier."""
+    first = [Adapter(f"a{i}", 8, 0.1 + 0.01 * i, slo_class="gold", acceptance=0.2) for i in range(4)]
+    more = [replace(each, name=f"b{each.name}", rate=each.rate + 0.1, **other) for each in first]  # type: ignore[arg-type]
+    fleet = Workload([*first, *more], slo=GOAL)
+    classes = aggregate(fleet, max_classes=limit)
+    assert all(len({int(i) // 4 for i in each}) == 1 for each in classes.members)
+    assert len(classes) == (2 if limit == 1 else 8)
+    side = np.array([each[0] // 4 for each in classes.members])
+    assert not classes.chains[np.not_equal.outer(side, side)].any()
+    kept = {(kind.slo_class, kind.acceptance, kind.priority) for kind in classes.kinds}
+    assert kept == {(a.slo_class, a.acceptance, a.priority) for a in (first[0], more[0])}
+
+
+def test_classes_that_the_goal_does_not_name_are_one() -> None:
+    """Without limits of their own, adapters of two classes are interchangeable."""
+    fleet = Workload([Adapter(f"a{i}", 8, 0.1, slo_class=("x", "y")[i % 2]) for i in range(4)])
+    assert len(aggregate(fleet)) == 1
+
+
+def test_merged_acceptances_are_their_mean_or_the_highest() -> None:
+    """A class of similar acceptances is never exact; the optimistic one has the most drafts accepted."""
+    fleet = Workload(
+        [Adapter(f"a{i}", 8, 0.1, acceptance=share) for i, share in enumerate((0.58, 0.6, 0.62))]
+    )
+    assert len(aggregate(fleet)) == 3
+    merged, light = (aggregate(fleet, max_classes=1, optimistic=best) for best in (False, True))
+    assert [kind.acceptance for kind in (*merged.kinds, *light.kinds)] == pytest.approx([0.6, 0.62])
+    assert merged.loss > 0.0
+
+
+class Crowded(MonotonePredictor):
+    """An adapter of class gold keeps its limits among at most 4 adapters, any other among at most 20."""
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Evaluate each bin; one row per bin, in order."""
+        gold = [any(workload.adapters[i].slo_class == "gold" for i in item.adapters) for item in bins]
+        used = [len(item.adapters) / (4 if own else 20) for item, own in zip(bins, gold, strict=True)]
+        return replace(super().evaluate(workload, bins), slo_used=np.array(used))
+
+
+@pytest.mark.parametrize("solver", ["exact", "bounds", "auto", "mixed"])
+@pytest.mark.parametrize("golden", [slice(0, 4), slice(11, 15)])
+def test_a_plan_for_two_classes_of_limits_is_optimal_only_if_it_is(solver: str, golden: slice) -> None:
+    """Where 4 adapters with tight limits fit one server and 11 with loose ones another, two GPUs are the fewest."""
+    names = np.full(15, "loose", dtype=object)
+    names[golden] = "gold"
+    fleet = Workload([Adapter(f"a{i}", 8, 0.1, slo_class=name) for i, name in enumerate(names)], slo=GOAL)
+    plan = solve(
+        fleet, small_profile(), "slo", solver=solver, predictor=Crowded(), margin=0.0, verify=False,
+        with_headroom=False, time_limit_s=10.0,
+    )  # fmt: skip
+    assert (plan.n_gpus, plan.lower_bound, plan.status) == (2, 2.0, Status.OPTIMAL)
