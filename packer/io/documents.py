@@ -166,6 +166,26 @@ def parse_yaml(text: str) -> Any:
         raise FileFormatError(f"expected YAML: {first_line(error)}.") from None
 
 
+def yaml_text(data: Any) -> str:
+    """Data as YAML that `parse_yaml`, YAML 1.1 and YAML 1.2 read alike: text that one of them takes for another type,
+    such as 1e3 or 010, is quoted.
+    """
+    import yaml
+
+    text: str = yaml.dump(data, Dumper=_yaml_dumper(), sort_keys=False, allow_unicode=True)
+    return text
+
+
+@cache
+def _yaml_dumper() -> Any:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    return _resolving(Dumper)
+
+
 @cache
 def _yaml_loader() -> Any:
     import yaml
@@ -182,6 +202,11 @@ def _yaml_loader() -> Any:
                 raise yaml.constructor.ConstructorError(None, None, _twice(keys), node.start_mark)
             return data
 
+    return _resolving(Loader)
+
+
+def _resolving(reader: Any) -> Any:
+    """Add the types of plain values that `parse_yaml` knows to a loader or dumper, and return it."""
     for name, pattern, first in (
         ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
         ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -189,8 +214,8 @@ def _yaml_loader() -> Any:
         ("float", r"[-+]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|0|[1-9][0-9]*)(?:[eE][-+]?[0-9]+)?",
          list("-+.0123456789")),
     ):  # fmt: skip
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"(?:{pattern})$"), first)
-    return Loader
+        reader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"(?:{pattern})$"), first)
+    return reader
 
 
 def _row(mark: Any) -> int | None:

@@ -13,7 +13,7 @@ from packer.adapter import IDLE_RATE, MAX_PRIORITY, MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, reader, shown
 from packer.goal import Goal
-from packer.io.documents import parse_json, parse_yaml
+from packer.io.documents import parse_json, parse_yaml, yaml_text
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.frames import pl
 from packer.io.parquet import check_plain, parquet_bytes, read_parquet
@@ -165,9 +165,7 @@ def write_workload(
         if suffix == ".json":
             text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         else:
-            import yaml
-
-            text = _comment_lines(comments) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+            text = _comment_lines(comments) + yaml_text(content)
         data = text.encode()
     elif suffix == ".csv":
         quoted = any(name.startswith(COMMENT) or "\r" in name for name in workload.names)

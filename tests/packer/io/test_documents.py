@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from packer.errors import FileFormatError
-from packer.io.documents import parse_json, parse_toml, parse_yaml
+from packer.io.documents import parse_json, parse_toml, parse_yaml, yaml_text
 
 
 def test_a_key_given_twice_is_an_error() -> None:
@@ -34,6 +36,35 @@ def test_yaml_numbers_are_numbers() -> None:
     values = parse_yaml("[1e-3, 2, 3.5, .5, -1.0e+2, abc, 1e3x]")
     assert values == [0.001, 2, 3.5, 0.5, -100.0, "abc", "1e3x"]
     assert type(values[1]) is int
+
+
+WORDS = (
+    "1e3 1E5 2e10 12e03 1e+3 1.5e3 .5 5. 1_000 0x1f 010 yes No on null ~ true 1:30 2024-01-01 = << .nan -.inf"
+)
+ODD = (
+    *WORDS.split(),
+    " a",
+    "a ",
+    "",
+    "- a",
+    "a: b",
+    "a #b",
+    "\u00e9\U0001f600",
+    "\u2028",
+    "\ufeff",
+    "\x7f",
+    "'",
+    '"',
+)
+text = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(ODD)
+
+
+@given(st.lists(text | st.floats(-1e300, 1e300)))
+@example(ODD)
+def test_yaml_that_is_written_is_read_again(values: Sequence[str | float]) -> None:
+    """Text stays text and a number a number, whatever the text looks like to a version of YAML."""
+    data = {"values": list(values), "keys": {str(value): value for value in values}}
+    assert parse_yaml(yaml_text(data)) == data
 
 
 def test_yaml_aliases_are_refused() -> None:

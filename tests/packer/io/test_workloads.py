@@ -131,7 +131,7 @@ def test_tables_hold_rates_ranks_and_lengths(
 def test_every_format_round_trips(tmp_path: Path, ending: str) -> None:
     """Each ending writes a file that reads back the same, named after the file."""
     fleet = Workload(
-        [Adapter('#1, "x"\u2028y', 8, 0.1), Adapter("b", 16, 1 / 3, Lengths.gamma(10.0, 0.7))],
+        [Adapter('#1, "x"\u2028y', 8, 0.1), Adapter("1e3", 16, 1 / 3, Lengths.gamma(10.0, 0.7))],
         length_correlation=0.25,
         name="f",
     )
