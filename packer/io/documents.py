@@ -167,8 +167,8 @@ def parse_yaml(text: str) -> Any:
 
 
 def yaml_text(data: Any) -> str:
-    """Data as YAML that `parse_yaml`, YAML 1.1 and YAML 1.2 read alike: text that one of them takes for another type,
-    such as 1e3 or 010, is quoted.
+    """Data as YAML that `parse_yaml` gives back. Text without control characters that it or YAML 1.1 would take for
+    another type, such as 1e3 or 010, is quoted.
     """
     import yaml
 
