@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.moves import aligned, moved, moves_of
+from packer.objectives.base import Objective
 from packer.placement import check_placement
 from packer.plan import Plan
 from packer.profile import Profile
@@ -30,7 +32,8 @@ def objective_of(old: Plan) -> str:
 
 
 class Replan:
-    """The better of two plans: the old one repaired, or a fresh one matched to the running servers.
+    """The better of two plans: the old one repaired, or a fresh one matched to the running servers. The better one has
+    fewer GPUs, or a lower price if the objective minimises it; else fewer adapters move.
 
     For few adapters (`packer.solvers.repair.MOST_ADAPTERS`), every plan is considered. Adapters that moved go back to
     the server where they ran if it can hold them after all.
@@ -65,8 +68,19 @@ class Replan:
         options = [aligned(problem.old_bins, homeward(free, bins)) for bins in plans if bins]
         if not options:
             return _limited(problem, fresh)
-        best = min(options, key=lambda bins: (len(bins), len(moved(problem.old_bins, bins))))
-        return _limited(problem, Solution(tuple(best), moves=moves_of(problem.old_bins, best)))
+        found = [Solution(tuple(bins), moves=moves_of(problem.old_bins, bins)) for bins in options]
+        return _limited(problem, min(found, key=lambda plan: _rank(problem, plan)))
+
+
+def total(objective: Objective, bins: Sequence[Bin]) -> float:
+    """GPUs of the bins, or their price per hour if the objective minimises it; equal in any order of the bins."""
+    return round(sum(objective.weight(item.profile) for item in bins), 6)
+
+
+def _rank(problem: Problem, found: Solution) -> tuple[bool, float, int]:
+    """Sort key, smaller is better: whether there are too few GPUs, what the objective minimises, adapters moved."""
+    cut = within_limit(problem, found) is not found
+    return cut, total(problem.objective, found.bins), len(moved(problem.old_bins, found.bins))
 
 
 def _limited(problem: Problem, found: Solution) -> Solution:

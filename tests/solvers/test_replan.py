@@ -12,6 +12,8 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.goal import Goal
+from packer.objectives.cost import Cost
+from packer.objectives.gpus import Gpus
 from packer.objectives.moves import FewestMoves
 from packer.plan import Moves
 from packer.planning.verify import check
@@ -130,3 +132,35 @@ def test_a_fresh_plan_keeps_the_limits_of_the_objective() -> None:
     check(posed, found)
     assert goal.holds(posed.evaluator.evaluate(workload, found.bins)).all()
     assert len(found.bins) == 2
+
+
+class ByKind:
+    """The analytic predictor; servers of the profile "large/m" have four times the capacity of others."""
+
+    name = "by-kind"
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Figures of each bin; one row per bin, in order."""
+        peaks = [16000.0 if bin_.profile.name == "large/m" else 4000.0 for bin_ in bins]
+        pairs = zip(peaks, bins, strict=True)
+        return Evaluations.of([AnalyticPredictor(peak).evaluate(workload, [bin_])[0] for peak, bin_ in pairs])
+
+
+def test_the_cheapest_plan_that_the_gpus_allow_replaces_the_running_one() -> None:
+    """Where the price counts, more GPUs at a lower price are better, though all adapters move; within `max_gpus`."""
+    large, small = small_profile("large/m", 10.0), small_profile("small/m", 1.0)
+    fleet = random_fleet(60, seed=4, rates=(0.8, 0.4))
+    old = tuple(Bin(tuple(range(k, 60, 2)), Slots(30, 32), large) for k in range(2))
+    posed = problem(fleet, objective=Cost(), predictor=ByKind())
+    posed = replace(posed, profiles=(large, small), old_bins=old)
+    found = Replan().solve(posed)
+    check(posed, found)
+    assert {bin_.profile.name for bin_ in found.bins} == {"small/m"}
+    assert 2 < len(found.bins) < 20
+    few = replace(posed, max_gpus=2)
+    found = Replan().solve(few)
+    check(few, found)
+    assert found.unplaced == ()
+    assert {bin_.profile.name for bin_ in found.bins} == {"large/m"}
+    fewest = replace(posed, objective=Gpus())
+    assert {bin_.profile.name for bin_ in Replan().solve(fewest).bins} == {"large/m"}
