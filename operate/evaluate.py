@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,19 @@ RARE = 2
 """Number of these hours that may break the limits."""
 
 
+class Worst(NamedTuple):
+    """The adapter that uses most of its limits. `server`: its number in the plan. `slo_used`: the share of its limits,
+    infinite if no request completed."""
+
+    adapter: str
+    server: int
+    slo_used: float
+
+    def __str__(self) -> str:
+        used = f" ({self.slo_used:.0%} of its limits)" if math.isfinite(self.slo_used) else ""
+        return f"server {self.server} for adapter {self.adapter!r}{used}"
+
+
 @dataclass(frozen=True, eq=False)
 class PlanEvaluation:
     """The running servers of a plan, under the fleet with which they are evaluated.
@@ -52,17 +65,29 @@ class PlanEvaluation:
     `gpus`: the number of each server in the original plan; servers without an adapter are left out.
     `beyond`: how many adapters are beyond their limits in each hour that was simulated to tell whether breaks are rare;
     infinite if a server uses more than twice its limits; empty if one hour says it all.
+    `worst`: the adapter that breaks its limits most in these hours; None if none does.
     """
 
     plan: Plan
     before: Evaluations
     gpus: tuple[int, ...]
     beyond: tuple[float, ...] = ()
+    worst: Worst | None = None
 
     @property
     def rarely(self) -> str:
-        """In how many of these hours the limits break, and for how many adapters, in a sentence; "" if in none."""
-        return _said(self.plan, self.beyond) if any(self.beyond) else ""
+        """In how many of these hours the limits break, for how many adapters, and what breaks them most, in a sentence;
+        "" if they break in none."""
+        if not any(self.beyond):
+            return ""
+        over = len(self.beyond) * len(self.plan.workload)
+        count = sum(self.beyond)
+        of = f", for {count:,.0f} of {over:,} adapter-hours" if math.isfinite(count) else ""
+        text = (
+            f"The latency limits break in {_broken(self.beyond)} of {counted(len(self.beyond), 'hour')}{of}"
+        )
+        most = "" if self.worst is None else f", most on {self.worst}"
+        return f"{text}{most}: {self.plan.goal}"
 
     @property
     def holds(self) -> bool:
@@ -108,6 +133,7 @@ class PlanEvaluation:
             "over_limits_servers": self.over_limits,
             "hours": len(self.beyond) or 1,
             "hours_over_limits": _broken(self.beyond) if self.beyond else int(bool(self.over_limits)),
+            "worst": None if self.worst is None else self.worst._asdict(),
             "unplaced": [plan.workload.names[i] for i in plan.unplaced],
             "servers": [
                 {
@@ -184,7 +210,7 @@ def evaluate_plan(
     unplaced = [i for i, name in enumerate(names) if name in left]
     kept, reasons = _limits_kept(plan, changed, found, hours)
     if any(looked):
-        kept, reasons = _rare(looked, changed), (_said(plan, looked),)
+        kept, reasons = _rare(looked, changed), ()
     whole = not unplaced and bool(found.feasible.all()) and kept
     evaluated = Plan(
         changed.workload,
@@ -208,7 +234,9 @@ def evaluate_plan(
         progress("headroom", 1, 2)
         evaluated = with_room(evaluated, evaluator, hours=hours)
     before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])
-    return PlanEvaluation(evaluated, before, changed.gpus, tuple(looked))
+    worst = _worst(changed, hours, used, looked) if any(looked) else None
+    result = PlanEvaluation(evaluated, before, changed.gpus, tuple(looked), worst)
+    return replace(result, plan=replace(evaluated, reasons=(result.rarely,))) if result.rarely else result
 
 
 def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None) -> Plan:
@@ -269,11 +297,20 @@ def _rare(found: Sequence[float], changed: Changed) -> bool:
     return _broken(found) <= RARE or not more_than_chance(found, len(changed.workload))
 
 
-def _said(plan: Plan, found: Sequence[float]) -> str:
-    """A sentence that says in how many of these hours the limits break, and for how many adapters."""
-    over = len(found) * len(plan.workload)
-    of = f", for {sum(found):,.0f} of {over:,} adapter-hours" if math.isfinite(sum(found)) else ""
-    return f"The latency limits break in {_broken(found)} of {counted(len(found), 'hour')}{of}: {plan.goal}"
+def _worst(changed: Changed, hours: Hours, seed: int, looked: Sequence[float]) -> Worst | None:
+    """The adapter that breaks its limits most in the hours from `seed` on that break them; None if only servers do."""
+    fleet = changed.workload
+    kept, found = KeptHours(fleet, fleet, seed, hours), list[Worst]()
+    for place in np.flatnonzero(looked).tolist():
+        hour = Hour(fleet, seeds.fresh(seed, place), place > 0 and not looked[0])
+        for k, each in enumerate(kept.all(changed.bins, hour)):
+            used = np.nan_to_num(each.adapters.slo_used, nan=0.0, posinf=np.inf)
+            most = int(used.argmax())
+            found.append(
+                Worst(fleet.names[changed.bins[k].adapters[most]], changed.gpus[k], float(used[most]))
+            )
+    most_used = max(found, key=lambda each: each.slo_used)
+    return most_used if most_used.slo_used > 1.0 else None
 
 
 def _broken(found: Sequence[float]) -> int:

@@ -98,3 +98,27 @@ def test_one_hour_that_breaks_is_no_reason_for_another_plan(
         assert f"break in {data['hours_over_limits']} of {data['hours']} hours" in (
             found.rarely or "break in 0 of 4 hours"
         )
+
+
+def test_what_breaks_the_limits_most_is_named(fleet: Workload, server: Profile) -> None:
+    """The adapter, the server and the share of the limits that breaks them most are those of the worst hour looked at,
+    in text and in JSON."""
+    plan = packer.recommend(fleet.held_to("p95_ttft_ms=1000"), server)
+    found = evaluate_plan(plan, slo="p95_ttft_ms=120")
+    assert not found.holds
+    assert found.worst is not None
+    first = seeds.evaluating(plan.seed)
+    hours = [seeds.fresh(first, place) for place, beyond in enumerate(found.beyond) if beyond]
+    worst = 0.0
+    for seed in hours:
+        for item in plan.bins:
+            own = seed if seed == first or found.beyond[0] else seeds.of_server(seed, item.adapters[0])
+            slots = {"max_loras": item.max_loras, "max_lora_rank": item.max_lora_rank}
+            run = packer.simulate(
+                item.workload(plan.workload.held_to("p95_ttft_ms=120")), item.profile, seed=own, **slots
+            )
+            worst = max(worst, run.slo_used)
+    assert found.worst.slo_used == pytest.approx(worst)
+    assert found.to_dict()["worst"] == found.worst._asdict()
+    assert f"most on server {found.worst.server} for adapter '{found.worst.adapter}'" in found.rarely
+    assert found.rarely in found.plan.reasons
