@@ -18,7 +18,7 @@ from packer.plan import Plan, Status
 from packer.planning.assemble import assemble, simulated_once
 from packer.planning.follow import gpus_words, numbered, running
 from packer.planning.loop import planned
-from packer.planning.prove import bounded
+from packer.planning.prove import bounded, closed
 from packer.planning.rooms import with_room
 from packer.planning.spare import with_spare
 from packer.planning.verify import check, twin_failures
@@ -270,10 +270,11 @@ class SolverTask:
         bins = aligned(problem.old_bins, other.bins)
         found = problem.evaluator.report(self.workload, bins)
         key = goal.key(self.workload, bins, found)
-        return replace(
+        matched = replace(
             other, bins=tuple(bins), evaluations=found, objective=goal.name, solver=self.solver.name,
-            objective_value=key, moves=moves_of(problem.old_bins, bins),
+            objective_value=key, moves=moves_of(problem.old_bins, bins), status=Status.FEASIBLE,
         )  # fmt: skip
+        return closed(problem, matched)
 
     def look_around(self, plan: Plan) -> None:
         """Find how many GPUs keep the fleet's goal, if the plan has only the fewest GPUs on which nothing starves."""

@@ -12,6 +12,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, VerificationError
 from packer.evaluation import Evaluations
+from packer.moves import moves_of
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
 from packer.planning.solve import solve, verified
@@ -235,6 +236,30 @@ def test_optimal_means_every_entry_of_the_key() -> None:
     assert (stays.status, stays.objective_value) == (Status.OPTIMAL, (1.0, 0.0))
     assert moves.objective_value[1] > 0
     assert (moves.status, moves.gap) == (Status.FEASIBLE, 0.0)
+
+
+class Staying:
+    """Keeps the running servers as they are, under the name of the solver that plans from running servers."""
+
+    name = "replan"
+
+    def supports(self, problem: Problem) -> str | None:
+        """Everything."""
+        return None
+
+    def solve(self, problem: Problem) -> Solution:
+        """The running servers."""
+        return Solution(problem.old_bins, moves=moves_of(problem.old_bins, problem.old_bins))
+
+
+def test_a_plan_made_without_the_running_servers_is_not_optimal_if_adapters_move() -> None:
+    """A plan that is optimal for "gpus" replaces one on more GPUs, but for "moves" it is only feasible."""
+    fleet = random_fleet(6, seed=1, rates=(0.1,))
+    old = plan_of(fleet, solver="hrw", max_gpus=2)
+    plan = plan_of(fleet, objective="moves", old_plan=old, solver=Staying())
+    assert (plan.objective, plan.n_gpus, plan.lower_bound, plan.bound_proven) == ("moves", 1, 1.0, True)
+    assert plan.objective_value[1] > 0
+    assert plan.status is Status.FEASIBLE
 
 
 def test_a_running_plan_is_replanned_whatever_is_minimised() -> None:
