@@ -31,7 +31,7 @@ from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.confirm import solution_that_holds
 from packer.solvers.evaluator import Evaluator, rate_margin_for
 from packer.solvers.headroom import MOST_GPUS
-from packer.solvers.replan import Replan
+from packer.solvers.replan import Replan, total
 from packer.solvers.support import counts_gpus
 from packer.strategies import Predictor
 from packer.twin.hours import Hours
@@ -255,7 +255,8 @@ class SolverTask:
         )
 
     def near(self, plan: Plan | None) -> Plan | None:
-        """A plan made without the running servers, matched to them, if `plan` fails or has more GPUs; else `plan`."""
+        """A plan made without the running servers, matched to them, if `plan` fails or has more GPUs, or a higher price
+        if the objective minimises it; else `plan`."""
         problem, goal = self.problem, self.problem.objective
         if self.solver.name != "replan" or self.over():
             return plan
@@ -264,7 +265,7 @@ class SolverTask:
             self.workload, objective=free, solver=None, margin=self.margin, verify=self.verify,
             max_gpus=problem.max_gpus, time_limit_s=limit_of(problem.remaining_s()),
         )  # fmt: skip
-        worse = plan is None or plan.verified is False or other.n_gpus < plan.n_gpus
+        worse = plan is None or plan.verified is False or total(goal, other.bins) < total(goal, plan.bins)
         if other.status is Status.INFEASIBLE or other.verified is False or not worse:
             return plan
         bins = aligned(problem.old_bins, other.bins)

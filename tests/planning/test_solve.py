@@ -14,7 +14,7 @@ from packer.errors import IncompatibleError, UnknownNameError, ValidationError, 
 from packer.evaluation import Evaluations
 from packer.moves import moves_of
 from packer.objectives.base import Objective
-from packer.plan import Plan, Status
+from packer.plan import Moves, Plan, Status
 from packer.planning.solve import solve, verified
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
@@ -260,6 +260,19 @@ def test_a_plan_made_without_the_running_servers_is_not_optimal_if_adapters_move
     assert (plan.objective, plan.n_gpus, plan.lower_bound, plan.bound_proven) == ("moves", 1, 1.0, True)
     assert plan.objective_value[1] > 0
     assert plan.status is Status.FEASIBLE
+
+
+def test_a_cheaper_plan_on_as_many_gpus_replaces_the_running_one() -> None:
+    """If the price is minimised, what counts is the price of a plan made without the running servers."""
+    fleet = random_fleet(6, seed=1, rates=(0.1,))
+    dear, cheap = small_profile("dear/m", 3.0), small_profile("cheap/m", 1.0)
+    old = plan_of(fleet, profile=dear)
+    given = {"profile": (dear, cheap), "old_plan": old, "solver": Staying()}
+    plan = plan_of(fleet, objective="cost", **given)
+    assert (plan.n_gpus, plan.price_per_hour) == (old.n_gpus, 1.0)
+    assert plan.moves == Moves(tuple(range(6)), (None,))
+    fewest = plan_of(fleet, objective="gpus", **given)
+    assert (fewest.price_per_hour, fewest.moves) == (3.0, Moves((), (0,)))
 
 
 def test_a_running_plan_is_replanned_whatever_is_minimised() -> None:
