@@ -123,6 +123,8 @@ class Problem:
 class Solution:
     """What a solver found; `packer.planning.solve` verifies it and makes the `Plan`.
 
+    `lower_bound`: no plan has a smaller first entry of the objective's key: GPUs, of which a server may have several,
+    or price per hour. `bound_source`: the argument in words.
     `proven`: the lower bound is certain relative to the predictor; otherwise a search only failed to refute it. Only
     a plan that meets a proven bound can be called optimal.
     """

@@ -182,10 +182,7 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
                 continue
             each = replace(each, max_gpus=each.max_gpus // tensor)
         if search.supports(each) is None:
-            one = _checked(search, search.solve(each))
-            if one.lower_bound is not None and problem.objective.minimises == "gpus":
-                one = replace(one, lower_bound=one.lower_bound * tensor)
-            options.append(within_limit(each, one))
+            options.append(within_limit(each, _checked(search, search.solve(each))))
     if not options:
         raise IncompatibleError(
             f"The solver {solver.name!r} can't take {problem.max_gpus} GPUs for servers on more of them each."
