@@ -181,6 +181,8 @@ def cut_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...
     if workload.arrivals.trace is None and 20.0 * means.max() <= min(longest, default=0):
         return ()  # draws do not reach so far into the tail
     marks = draw_marks(replaying(workload, 10_000 / workload.rate, 0), None, 10_000, 0)
+    if not len(marks.adapter):
+        return ()
     shares = {most: np.mean(marks.input_tokens + marks.output_tokens > most) for most in longest}
     return tuple(
         f"{share:.1%} of the requests have more than {most:,} tokens, the max_model_len of {longest[most]}: they count "

@@ -293,6 +293,13 @@ def test_requests_that_are_cut_are_counted() -> None:
     assert not cut_words(Workload([Adapter("a", 8, 1.0)], *[Lengths.gamma(90.0, 1.0)] * 2), [profile])
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_request_of_an_empty_trace_is_cut() -> None:
+    """A trace without requests has none that exceed a server's context, and no mean of nothing is taken."""
+    fleet = Workload([Adapter("a", 8, 1.0)]).replaying(RequestTrace([], [], [], []))
+    assert not cut_words(fleet, [load_profile("h100-64gb/llama-3.1-8b-instruct")])
+
+
 def test_turns_of_a_trace_begin_with_all_that_was_said() -> None:
     """Requests share the blocks of the turns before them, unless they are shorter than what was said: by hand."""
     prompt = np.array([40, 100, 70, 64, 260, 50])
