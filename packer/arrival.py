@@ -52,8 +52,7 @@ class RequestTrace:
     start_s: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._keep_rows()
-        checks.real("step_s of a request trace", self.step_s, low=0.0)
+        self._keep_types()
         n = len(self.time_s)
         if any(len(column) != n for column in (self.adapter, self.input_tokens, self.output_tokens)):
             raise ValidationError("Expected the columns of a request trace to have the same length.")
@@ -63,11 +62,9 @@ class RequestTrace:
             raise ValidationError("Expected a request trace to have adapters >= 0 and lengths >= 1.")
         if n and max(self.input_tokens.max(), self.output_tokens.max()) > MAX_TOKENS:
             raise ValidationError(f"Expected the lengths of a request trace to be <= {MAX_TOKENS:,} tokens.")
-        if self.end_s is not None and n and not self.time_s[-1] < self.end_s < math.inf:
+        if self.end_s is not None and n and not self.time_s[-1] < self.end_s:
             rule = "Expected a request trace to end after its last request"
             raise ValidationError(f"{rule}, got {self.end_s}.")
-        if not math.isfinite(self.start_s):
-            raise ValidationError(f"Expected a request trace to start at a finite time, got {self.start_s}.")
         self._check_blocks()
         if self.sessions is not None and (len(self.sessions) != n or (n and int(self.sessions.min()) < 0)):
             raise ValidationError("Expected a session >= 0 for each request of a request trace.")
@@ -99,8 +96,11 @@ class RequestTrace:
             column.setflags(write=False)
         return made
 
-    def _keep_rows(self) -> None:
-        """Store the columns as arrays of their types."""
+    def _keep_types(self) -> None:
+        """Store the columns as arrays of their types, and the times as floats."""
+        for key, low in (("step_s", 0.0), ("end_s", 0.0), ("start_s", -1e15)):
+            if key != "end_s" or self.end_s is not None:
+                checks.keep_real(self, key, f"{key} of a request trace", low=low)
         for key in ("time_s", "adapter", "input_tokens", "output_tokens", "sessions", "priority"):
             given = getattr(self, key)
             if given is not None or key not in ("sessions", "priority"):
@@ -178,12 +178,17 @@ class Bursts:
     scales: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
-        checks.real("cv of bursts", self.cv, low=1e-3, high=100.0)
+        checks.keep_real(self, "cv", "cv of bursts", low=1e-3, high=100.0)
         if not self.scales:
             raise ValidationError("Expected bursts to have at least one time scale, got 0.")
-        for time_s, weight in self.scales:
-            checks.real("a time scale of bursts (s)", time_s, low=1e-3, high=1e7)
-            checks.real("a weight of bursts", weight, low=0.0, high=1.0, open_low=True)
+        scales = tuple(
+            (
+                checks.real("a time scale of bursts (s)", time_s, low=1e-3, high=1e7),
+                checks.real("a weight of bursts", weight, low=0.0, high=1.0, open_low=True),
+            )
+            for time_s, weight in self.scales
+        )
+        object.__setattr__(self, "scales", scales)
         total = math.fsum(weight for _, weight in self.scales)
         if abs(total - 1.0) > 0.01:
             raise ValidationError(f"Expected the weights of bursts to sum to 1, got {total:.6g}.")
@@ -224,11 +229,11 @@ class Arrivals:
 
     def __post_init__(self) -> None:
         checks.choice("arrivals", self.kind, KINDS)
-        checks.real("cv of gaps", self.cv, low=0.0, high=100.0)
-        checks.real("period_s", self.period_s, low=MIN_PERIOD_S, high=1e9)
-        checks.real("span", self.span, low=1.0, high=1e3)
-        for factor in self.factors:
-            checks.real("a rate factor", factor, low=0.0, high=1e3)
+        checks.keep_real(self, "cv", "cv of gaps", low=0.0, high=100.0)
+        checks.keep_real(self, "period_s", low=MIN_PERIOD_S, high=1e9)
+        checks.keep_real(self, "span", low=1.0, high=1e3)
+        factors = tuple(checks.real("a rate factor", factor, low=0.0, high=1e3) for factor in self.factors)
+        object.__setattr__(self, "factors", factors)
         if self.kind == "piecewise" and not any(self.factors):
             raise ValidationError("Expected piecewise arrivals to have at least one factor > 0.")
         if (self.kind == "bursty") != (self.common is not None or self.own is not None):

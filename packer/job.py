@@ -35,11 +35,11 @@ class FineTuning:
 
     def __post_init__(self) -> None:
         if self.samples is not None:
-            checks.integer("samples", self.samples, low=0, high=10**12)
-        checks.integer("rank", self.rank, low=1, high=checks.SLOT_RANKS[-1])
-        checks.integer("batch", self.batch, low=1, high=100_000)
-        checks.integer("layers", self.layers, low=1, high=10_000)
-        checks.real("backward_ratio", self.backward_ratio, low=0.0, high=100.0, open_low=True)
+            checks.keep_integer(self, "samples", low=0, high=10**12)
+        checks.keep_integer(self, "rank", low=1, high=checks.SLOT_RANKS[-1])
+        checks.keep_integer(self, "batch", low=1, high=100_000)
+        checks.keep_integer(self, "layers", low=1, high=10_000)
+        checks.keep_real(self, "backward_ratio", low=0.0, high=100.0, open_low=True)
         if self.weights_ms is not None:
-            checks.real("weights_ms", self.weights_ms, low=0.0, high=1e6)
+            checks.keep_real(self, "weights_ms", low=0.0, high=1e6)
         checks.name("policy", self.policy)

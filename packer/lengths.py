@@ -57,13 +57,13 @@ class Lengths:
 
     def __post_init__(self) -> None:
         checks.choice("kind", self.kind, KINDS)
-        checks.real("mean length", self.mean, low=0.0, high=MAX_TOKENS, open_low=True)
-        checks.real("cv of lengths", self.cv, low=0.0, high=100.0)
+        checks.keep_real(self, "mean", "mean length", low=0.0, high=MAX_TOKENS, open_low=True)
+        checks.keep_real(self, "cv", "cv of lengths", low=0.0, high=100.0)
         if self.kind in ("gamma", "lognormal") and 0.0 < self.cv < MIN_CV:
             raise ValidationError(f"Expected cv of lengths to be 0 or >= {MIN_CV:g}, got {self.cv:g}.")
-        checks.integer("low", self.low, low=1, high=MAX_TOKENS)
+        checks.keep_integer(self, "low", low=1, high=MAX_TOKENS)
         if self.high is not None:
-            checks.integer("high", self.high, low=self.low, high=MAX_TOKENS)
+            checks.keep_integer(self, "high", low=self.low, high=MAX_TOKENS)
         if self.kind == "empirical" and not self.values:
             raise ValidationError("Expected an empirical distribution of lengths to have values, got none.")
 

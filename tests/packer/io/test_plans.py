@@ -13,15 +13,20 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.bin import Bin
 from packer.errors import FileFormatError, OutputError
 from packer.evaluation import Evaluations
+from packer.goal import Goal
 from packer.io.files import write_text
 from packer.io.plans import load_plan, plan_to_dict, write_plan
+from packer.job import FineTuning
+from packer.lengths import Lengths
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Moves, Plan, Status
 from packer.planning.assemble import versions
 from packer.profile import Profile
+from packer.sessions import Sessions
 from packer.testing.analytic import AnalyticPredictor
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload
@@ -69,6 +74,30 @@ def test_a_plan_comes_back_as_it_was(plan: Plan, tmp_path: Path) -> None:
             assert getattr(back, item.name) == getattr(plan, item.name), item.name
     assert same(back.evaluations, plan.evaluations)
     assert plan_to_dict(back) == plan_to_dict(plan)
+
+
+LENGTHS = Lengths.lognormal(100, 2, high=np.int64(5000))  # type: ignore[arg-type]
+TRACE = RequestTrace([0, 1], [0, 1], [9, 9], [5, 5], end_s=3, step_s=1, start_s=7)  # type: ignore[arg-type]
+WHOLE: dict[str, dict[str, Any]] = {
+    "lengths": {"input_tokens": LENGTHS, "output_tokens": Lengths("constant", 50), "length_correlation": 0},
+    "piecewise": {"arrivals": Arrivals("piecewise", 2, period_s=60, span=3, factors=(1, 2))},
+    "bursty": {"arrivals": Arrivals("bursty", common=Bursts(2, ((8, 1),)))},
+    "trace": {"arrivals": Arrivals("trace", trace=TRACE)},
+    "others": {"sessions": Sessions(4, 30, 20), "slo": Goal.of(500, 50), "fine_tuning": FineTuning(
+        np.int64(9), Lengths.constant(300), np.int64(8), 1, 2, 28, 6)},  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_saving_a_loaded_plan_gives_the_same_bytes(plan: Plan, tmp_path: Path, kind: str) -> None:
+    """Whole numbers given where a field takes any number are kept as the file gives them back: 100 as 100.0."""
+    adapters = [replace(adapter, rate=1, acceptance=1) for adapter in plan.workload.adapters]
+    item = plan.bins[0]
+    bins = (replace(item, shares=(item.shares[0], *[1] * (len(item.adapters) - 1))), *plan.bins[1:])
+    given = replace(plan, workload=Workload(adapters, **WHOLE[kind]), bins=bins)
+    write_plan(given, tmp_path / "one.json")
+    write_plan(load_plan(tmp_path / "one.json"), tmp_path / "two.json")
+    assert (tmp_path / "two.json").read_text() == (tmp_path / "one.json").read_text()
 
 
 def test_unplaced_adapters_come_back_by_name(plan: Plan, tmp_path: Path) -> None:
