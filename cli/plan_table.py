@@ -35,7 +35,7 @@ def plan_lines(
     decision = plan.details.get("decision")
     first, *rest = str(decision or "").split("\n")
     said: list[Part] = [Judged(first, plan.status is not Status.INFEASIBLE), *rest] if first else []
-    if by_default:
+    if by_default and plan.bins:
         said.append(default_words(plan))
     frontier = [_frontier(plan)] if plan.details.get("frontier") else []
     frontier += [_kinds(plan)] if plan.details.get("kinds") else []

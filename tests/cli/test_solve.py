@@ -154,6 +154,15 @@ def test_a_hot_adapter_is_named_and_split_if_allowed(capsys: pytest.CaptureFixtu
     assert "(1×shared)" in capsys.readouterr().out
 
 
+def test_a_plan_without_servers_names_no_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line on the default profile names one, so a plan without servers has no such line."""
+    Path("hot.csv").write_text("adapter,rank,rate\nhot,8,1000\n")
+    assert run(["solve", "hot.csv", "--objective", "gpus", "--no-verify"]) == 3
+    out = capsys.readouterr().out
+    assert "'hot'" in out
+    assert "the default:" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
