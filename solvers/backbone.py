@@ -117,7 +117,8 @@ def engine_load(workload: Workload, profile: Profile) -> float:
 
     This is a sum over requests, so it does not depend on placement: each request pays what the `lightest` server of
     its rank takes. A request also pays its share of the fixed time of steps. The number of steps is at least decodes /
-    `max_num_seqs`, and at least (KV tokens held, summed over all steps) / KV capacity.
+    `max_num_seqs`, and at least (KV tokens held, summed over all steps) / KV capacity. With speculative decoding there
+    are fewer decodes, by the drafts that are accepted; neither the drafter nor the others cost anything.
     """
     return float(_busy(workload)(profile).sum(axis=1).max())
 
@@ -151,11 +152,27 @@ def _cut_moments(first: Lengths, second: Lengths, correlation: float, longest: i
     return tuple(float(weight @ each @ weight) for each in whole)
 
 
+def _drafts(workload: Workload, profile: Profile) -> tuple[int, FloatArray]:
+    """Drafts of a decode, and the most tokens that a decode of each adapter gives on average, float64 (n,)."""
+    spec = profile.engine.speculation
+    if spec is None:
+        return 0, np.ones(len(workload))
+    shares = [spec.acceptance if each.acceptance is None else each.acceptance for each in workload.adapters]
+    return spec.num_speculative_tokens, 1.0 + spec.num_speculative_tokens * np.array(shares)
+
+
 def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
-    """Engine time of each adapter, s per s, float64 (2, n); `max_num_seqs` bounds the steps in row 0, KV in row 1."""
+    """Engine time of each adapter, s per s, float64 (2, n); `max_num_seqs` bounds the steps in row 0, KV in row 1.
+
+    With k drafts, of which the share a is accepted, a decode gives 1 + k a tokens on average (by Wald's equation that
+    holds for requests of any length). It holds the KV of its first token; that of its x-th is x - 1 tokens more.
+    """
     rate, (prompt, output, output_2, product) = workload.rates, _requests(workload, profile)
-    decodes = rate * np.maximum(output - 1.0, 0.0)
+    tokens = rate * np.maximum(output - 1.0, 0.0)
     held = rate * np.maximum(product + 0.5 * output_2 - prompt - output, 0.0)
+    drafts, yielded = _drafts(workload, profile)
+    decodes = tokens / yielded
+    held = np.maximum(held - 0.5 * drafts * (tokens + drafts * rate), 0.0) / yielded
     kv_tokens = kv_cache_tokens(without_adapters(profile), profile.settings(1, 8))
     ms = np.zeros((2, len(rate)))
     for rank in np.unique(workload.ranks).tolist():
@@ -168,6 +185,7 @@ def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
             ms[:, own] += law.get("k1", 0.0) * decodes[own]
         else:
             ms[:, own] = law.get("base_ms", 0.0) * steps + law.get("per_decode_ms", 0.0) * decodes[own]
+            ms[:, own] += profile.latency.coefficients.get("per_decode_ms", 0.0) * (tokens - decodes)[own]
             ms[:, own] += law.get("per_prefill_token_ms", 0.0) * (rate * prompt)[own]
             ms[:, own] += law.get("per_kv_token_ms", 0.0) * held[own]
     return ms * 1e-3
@@ -212,15 +230,15 @@ def load_bound(
     """Number of servers that any plan needs, by load alone, relative to the twin.
 
     No server serves more than the `lightest` one, and a server that serves less than 0.9 of its load starves. The bound
-    comes from `engine_load` and, if `simulated` and all adapters have the same lengths, also from an overloaded twin;
-    both leave 5 % for chance. `stable`: every server must serve its whole load. 1 if arrivals do not have the fleet's
-    mean rate, or prompts share prefixes.
+    comes from `engine_load` and, if `simulated` and all adapters have the same lengths and acceptance, also from an
+    overloaded twin; both leave 5 % for chance. `stable`: every server must serve its whole load. 1 if arrivals do not
+    have the fleet's mean rate, or prompts share prefixes.
     """
     factor = _load_factor(workload, margin, stable)
     if factor is None:
         return 1
     busy = engine_load(workload, profile)
-    if simulated and len({(a.input_tokens, a.output_tokens) for a in workload.adapters}) == 1:
+    if simulated and len({(a.input_tokens, a.output_tokens, a.acceptance) for a in workload.adapters}) == 1:
         least = lightest(profile, int(workload.ranks.min()))
         tok_s = float(workload.rates @ _requests(workload, profile)[:2].sum(axis=0))
         busy = max(busy, tok_s / backbone_tok_s(workload, least))

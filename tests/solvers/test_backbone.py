@@ -9,8 +9,10 @@ from packer.adapter import Adapter
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.solvers.backbone import backbone_tok_s, engine_load, lightest, load_bound
+from packer.speculation import SpeculationSpec
 from packer.testing.analytic import small_profile
 from packer.twin.law.kernels import with_kernel
+from packer.twin.override import with_engine
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -61,3 +63,24 @@ def test_the_overload_is_one_of_requests_as_a_server_takes_them(lengths: tuple[i
     found = simulate(asked, profile, max_loras=2, max_lora_rank=8, duration_s=900.0)
     served = float(np.count_nonzero(found.raw.finished)) / found.duration_s
     assert load_bound(asked.scaled(served / asked.rate), profile, 0.0, stable=True) == 1
+
+
+@pytest.mark.parametrize(("drafts", "acceptance"), [(3, 1.0), (3, 0.5), (8, 0.9), (1, 0.0)])
+@pytest.mark.parametrize("lengths", [(3000, 1000), (200, 800)])
+@pytest.mark.parametrize("own", [(None,), (0.1, 1.0)])
+def test_a_decode_with_drafts_gives_several_tokens(
+    drafts: int, acceptance: float, lengths: tuple[int, int], own: tuple[float | None, ...]
+) -> None:
+    """What an overloaded server with speculative decoding serves takes one server, and no small part of it."""
+    speculation = SpeculationSpec("eagle3", drafts, acceptance)
+    profile = with_engine(load_profile(LLAMA), vllm_version="0.32.0", speculation=speculation)
+    fleet = Workload(
+        [Adapter(f"a{i}", 8, 1.0, acceptance=share) for i, share in enumerate(own)],
+        *map(Lengths.constant, lengths),
+    )
+    asked = fleet.scaled(1.3 / engine_load(fleet, profile))
+    found = simulate(asked, profile, max_loras=len(own), max_lora_rank=8, duration_s=900.0)
+    late = found.raw.finished & (found.raw.finish_s >= 450.0)
+    served = asked.scaled(np.count_nonzero(late) / 450.0 / asked.rate)
+    assert 0.3 < engine_load(served, profile) < 1.0
+    assert load_bound(served, profile, 0.0, stable=True) == 1
