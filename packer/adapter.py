@@ -11,6 +11,8 @@ from packer.sessions import Sessions
 MAX_RANK = checks.SLOT_RANKS[-1]
 MIN_RATE = 1e-12
 """Smallest request rate, req/s: below it, times between requests overflow."""
+MAX_RATE = 1e6
+"""Largest request rate that is accepted, req/s. Rates that are scaled may be outside of the two."""
 IDLE_RATE = 1e-6
 """Rate, req/s, that replaces a rate of 0 in files: the adapter is served but gets no requests."""
 MAX_PRIORITY = 10**6
@@ -52,7 +54,7 @@ class Adapter:
         checks.name("an adapter's name", self.name)
         who = f"of adapter {self.name!r}"
         checks.keep_integer(self, "rank", f"the rank {who}", low=0, high=MAX_RANK)
-        self._check_rate()
+        checks.keep_real(self, "rate", f"the rate {who}", low=MIN_RATE, high=MAX_RATE)
         shared = "shared_prefix_tokens"
         checks.keep_integer(self, shared, f"{shared} {who}", low=0, high=MAX_TOKENS)
         checks.keep_integer(self, "priority", f"the priority {who}", low=-MAX_PRIORITY, high=MAX_PRIORITY)
@@ -67,14 +69,16 @@ class Adapter:
         if self.sessions is not None:
             checks.instance(f"sessions {who}", self.sessions, Sessions, "packer.Sessions(turns=4)")
 
-    def _check_rate(self) -> None:
-        checks.keep_real(self, "rate", f"the rate of adapter {self.name!r}", low=MIN_RATE, high=1e6)
-
     def at_rate(self, rate: float) -> Adapter:
-        """The same adapter with another rate. Only the rate is checked, because searches make thousands of copies."""
-        made, write = object.__new__(Adapter), object.__setattr__
-        for name in Adapter.__slots__:
-            write(made, name, getattr(self, name))
-        write(made, "rate", rate)
-        made._check_rate()
-        return made
+        """The same adapter with another rate, any finite number above 0. Only the rate is checked, because searches
+        make thousands of copies."""
+        what = f"the rate of adapter {self.name!r}"
+        return changed(self, rate=checks.real(what, rate, low=0.0, open_low=True))
+
+
+def changed(adapter: Adapter, **values: object) -> Adapter:
+    """A copy with these values, which are not checked: computed rates may be out of the range of given ones."""
+    made, write = object.__new__(Adapter), object.__setattr__
+    for name in Adapter.__slots__:
+        write(made, name, values[name] if name in values else getattr(adapter, name))
+    return made

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.adapter import A_LENGTH, Adapter
+from packer.adapter import A_LENGTH, Adapter, changed
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
@@ -272,8 +272,8 @@ class Workload:
                     left += (own.turns - 1.0) * own.added_tokens(first.expected, prefix)
                     left /= own.turns
             if own is not None or (cached and prefix):
-                adapter = replace(adapter, input_tokens=first.scaled(left))
-            adapters.append(replace(adapter, shared_prefix_tokens=0, sessions=None))
+                adapter = changed(adapter, input_tokens=first.scaled(left))
+            adapters.append(changed(adapter, shared_prefix_tokens=0, sessions=None))
         return replace(self, adapters=tuple(adapters), sessions=None)
 
     def tuned_by(self, policy: str) -> Workload:

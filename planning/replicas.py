@@ -11,6 +11,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
+from packer.adapter import changed
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.checks import slot_rank_for
@@ -159,7 +160,7 @@ class Replicas:
                     numbered = (f"{adapter.name[:200]} {number}" for number in count(k))
                     name = next(other for other in numbered if other not in names)
                 names.add(name)
-                adapters.append(replace(adapter, name=name, rate=adapter.rate / parts))
+                adapters.append(changed(adapter, name=name, rate=adapter.rate / parts))
         # Parts are placed for random arrivals, because a trace has no requests for parts.
         self.fleet = self.workload if not self.parts else replace(self.workload, adapters=tuple(adapters))
 

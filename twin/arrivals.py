@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer.adapter import MIN_RATE
+from packer.adapter import changed
 from packer.arrays import FloatArray, IntArray, in_parts
 from packer.arrival import Arrivals, RequestTrace
 from packer.blocks import Blocks
@@ -324,7 +324,7 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     starts = replace(
         workload,
         adapters=tuple(
-            replace(each, rate=max(each.rate / mean, MIN_RATE), sessions=None)
+            changed(each, rate=each.rate / mean, sessions=None)
             for each, mean in zip(workload.adapters, turns.tolist(), strict=True)
         ),
         sessions=None,

@@ -15,7 +15,9 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.predictors.api import evaluate_server
+from packer.sessions import Sessions
 from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 rates = st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=12)
@@ -129,7 +131,7 @@ def test_a_trace_must_fit_its_fleet() -> None:
 
 
 def test_a_fleet_at_other_rates_is_the_fleet_made_anew() -> None:
-    """A scaled fleet is one made of adapters of these rates, with the same columns; rates out of range are refused."""
+    """A scaled fleet is one made of adapters of these rates, with the same columns."""
     whole = fleet([0.5, 2.0, 0.25])
     known = whole.names, whole.ranks, whole.mean_tokens
     scaled = whole.scaled(1.5)
@@ -138,8 +140,25 @@ def test_a_fleet_at_other_rates_is_the_fleet_made_anew() -> None:
     assert scaled.fingerprint == made.fingerprint
     np.testing.assert_array_equal(scaled.offered_tok_s_by_adapter, made.offered_tok_s_by_adapter)
     assert (whole.names, whole.ranks, whole.mean_tokens) == known
+
+
+@pytest.mark.parametrize(("rate", "factor"), [(1e6, 1.0404), (1e-12, 0.5), (1e6, 1e-300)])
+def test_a_scaled_rate_may_leave_the_range_of_given_rates(rate: float, factor: float) -> None:
+    """A rate that no user gave is any finite number above 0, also where sessions and prefixes are taken out."""
+    scaled = Workload([Adapter("a", 8, rate, shared_prefix_tokens=10, sessions=Sessions(turns=4))]).scaled(
+        factor
+    )
+    assert scaled.rate == scaled.as_independent(cached=True).rate == rate * factor
+    own = scaled.as_independent(cached=True)
+    assert simulate(own, small_profile(), max_loras=1, duration_s=1e-3).status == "ok"
+
+
+@pytest.mark.parametrize("factor", [1e308, 1e-323])
+def test_a_scaled_rate_is_finite_and_above_zero(factor: float) -> None:
+    """A factor that overflows a rate, or leaves nothing of it, is refused with the adapter's name."""
+    whole = fleet([4.0 if factor > 1.0 else 1e-3])
     with pytest.raises(ValidationError, match="the rate of adapter 'a0'"):
-        whole.scaled(1e7)
+        whole.scaled(factor)
 
 
 def test_a_trace_scaled_comes_faster() -> None:
