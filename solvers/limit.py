@@ -20,7 +20,7 @@ def within_limit(problem: Problem, found: Solution) -> Solution:
     unplaced.
 
     An adapter is served whole or not at all: an adapter that loses a share leaves every GPU, which may free GPUs for
-    other servers.
+    other servers. A solution that is cut has no `moves`: it does not continue the running plan.
     """
     bins, gone = found.bins, set[int]()
     while len(kept := _heaviest(problem, bins)) < len(bins):
@@ -33,7 +33,8 @@ def within_limit(problem: Problem, found: Solution) -> Solution:
     left = sorted(gone)
     needed = None if found.unplaced else sum(bin_.gpus for bin_ in found.bins)
     reasons = (*found.reasons, *out_of_gpus(problem, left, needed))
-    return replace(found, bins=bins, unplaced=tuple(sorted({*found.unplaced, *left})), reasons=reasons)
+    unplaced = tuple(sorted({*found.unplaced, *left}))
+    return replace(found, bins=bins, unplaced=unplaced, reasons=reasons, moves=None)
 
 
 def _heaviest(problem: Problem, bins: Sequence[Bin]) -> list[int]:

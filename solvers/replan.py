@@ -67,9 +67,9 @@ class Replan:
         plans = (*mended, fresh.bins if not fresh.unplaced else None)
         options = [aligned(problem.old_bins, homeward(free, bins)) for bins in plans if bins]
         if not options:
-            return _limited(problem, fresh)
+            return within_limit(problem, fresh)
         found = [Solution(tuple(bins), moves=moves_of(problem.old_bins, bins)) for bins in options]
-        return _limited(problem, min(found, key=lambda plan: _rank(problem, plan)))
+        return within_limit(problem, min(found, key=lambda plan: _rank(problem, plan)))
 
 
 def total(objective: Objective, bins: Sequence[Bin]) -> float:
@@ -81,12 +81,6 @@ def _rank(problem: Problem, found: Solution) -> tuple[bool, float, int]:
     """Sort key, smaller is better: whether there are too few GPUs, what the objective minimises, adapters moved."""
     cut = within_limit(problem, found) is not found
     return cut, total(problem.objective, found.bins), len(moved(problem.old_bins, found.bins))
-
-
-def _limited(problem: Problem, found: Solution) -> Solution:
-    """The plan on at most `max_gpus` GPUs; a plan that is cut down has no `moves`."""
-    limited = within_limit(problem, found)
-    return limited if limited is found else replace(limited, moves=None)
 
 
 def _unchanged(problem: Problem) -> list[Bin] | None:

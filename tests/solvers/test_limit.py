@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from monotone import problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.plan import Status
+from packer.gpu import GpuKind
+from packer.io.plans import load_plan
+from packer.plan import Moves, Status
 from packer.planning.solve import solve
 from packer.planning.verify import check
 from packer.settings import Slots
@@ -91,3 +94,37 @@ def test_what_is_left_of_a_gpu_has_slots_for_what_it_holds() -> None:
     assert without(workload, (full,), {1}) == (Bin((0, 2), Slots(2, 64), PROFILE, (0.5, 1.0)),)
     assert without(workload, (full,), {0, 1, 2}) == ()
     assert without(workload, (full,), {7}) == (full,)
+
+
+def test_a_plan_that_is_cut_down_continues_no_servers() -> None:
+    """What moves on running servers is not said of a plan that lost some of them, and kept of one that did not."""
+    bins = tuple(Bin((i,), Slots(1, 8), PROFILE) for i in range(2))
+    changes, posed = Moves((1,), (0, None)), problem(fleet(1.0, 2.0), max_gpus=1)
+    assert within_limit(posed, Solution(bins, moves=changes)).moves is None
+    assert within_limit(replace(posed, max_gpus=2), Solution(bins, moves=changes)).moves == changes
+
+
+@pytest.mark.parametrize("solver", ["replan", "cpsat"])
+@pytest.mark.parametrize(("tensor", "stock", "gpus"), [(2, None, 2), (1, 9, 1), (1, None, 1)])
+def test_a_replanned_fleet_that_is_cut_down_is_read_back(
+    solver: str, tensor: int, stock: int | None, gpus: int, tmp_path: Path
+) -> None:
+    """A plan for too few GPUs is a valid file, on servers of several GPUs and with a number of GPUs at hand, too."""
+    one = replace(PROFILE, engine=replace(PROFILE.engine, tensor_parallel_size=tensor))
+    settings = {"predictor": AnalyticPredictor(), "verify": False, "margin": 0.0, "with_headroom": False}
+    own = fleet(*[1.5] * 8)
+    old = solve(own, one, solver="greedy", **settings)
+    given = one if stock is None else GpuKind(one, available=stock)
+    plan = solve(
+        own.scaled(3.0),
+        given,
+        "moves",
+        solver=solver,
+        old_plan=old,
+        max_gpus=gpus,
+        time_limit_s=3.0,
+        **settings,
+    )
+    assert plan.status is Status.INFEASIBLE
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").moves is None
