@@ -348,19 +348,23 @@ def _engine(plan: Plan, *, briefly: bool) -> list[str]:
 
 
 def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:
-    """Line about the adapter that uses most of its latency limits; empty if none of its requests completed."""
+    """Line about the adapter that uses most of its latency limits, of several one that gets no answer; empty if no
+    adapter gets one."""
     import numpy as np
 
-    most = int(np.nan_to_num(found.slo_used, nan=-1.0).argmax())
-    if np.isnan(found.p95_ttft_ms[most]):
+    if np.isnan(found.mean_ttft_ms).all():
         return []
+    used = np.nan_to_num(found.slo_used, nan=-1.0, posinf=np.inf)
+    most = int(np.lexsort((np.isnan(found.p95_ttft_ms), used == used.max()))[-1])
     gpus = ", ".join(str(k) for k, item in enumerate(plan.bins) if most in item.adapters)
-    used = found.slo_used[most]
-    share = f"uses {used:.0%} of its limits" if np.isfinite(used) else "is on a server that starves or queues"
-    return [
-        f"Tightest    adapter {plan.workload.names[most]!r} on server {gpus} {share}: "
-        f"p95 TTFT {found.p95_ttft_ms[most]:,.0f} ms, ITL {found.mean_itl_ms[most]:.1f} ms"
-    ]
+    share = (
+        f"uses {used[most]:.0%} of its limits"
+        if used[most] < np.inf
+        else "is on a server that starves or queues"
+    )
+    ttft, itl = found.p95_ttft_ms[most], found.mean_itl_ms[most]
+    got = "no answer" if np.isnan(ttft) else f"p95 TTFT {ttft:,.0f} ms, ITL {itl:.1f} ms"
+    return [f"Tightest    adapter {plan.workload.names[most]!r} on server {gpus} {share}: {got}"]
 
 
 def assumed_lengths(fleet: Workload) -> str:

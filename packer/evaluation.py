@@ -88,9 +88,9 @@ class Evaluation(_Figures[float, bool]):
 
     Latencies are NaN if the server does not start. `starvation_probability` is 0 or 1 if the predictor does not
     estimate it. `tuning_tok_s`: throughput of fine-tuning on the server. The figures of `SIMULATED` are NaN if the
-    predictor does not simulate requests: the highest p95 TTFT of an adapter; the share of its latency limits
-    (`Workload.slo`) that the adapter nearest to them uses, infinite if the server starves or its queue grows; the
-    share of requests within the limits; the throughput of these requests.
+    predictor does not simulate requests: the highest p95 TTFT of an adapter, NaN if the server gives an adapter no
+    answer; the share of its latency limits (`Workload.slo`) that the adapter nearest to them uses, infinite if the
+    server starves or its queue grows; the share of requests within the limits; the throughput of these requests.
     `stable`: the queue does not grow (`Run.stable`); true if the predictor does not evaluate queues.
     """
 
@@ -146,8 +146,9 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
 class AdapterFigures(NamedTuple):
     """Figures of each adapter of a server or plan, float64 (n,) each; NaN if none of its requests completed.
 
-    Mean and p95 TTFT in ms (an adapter with few requests has the p95 of its server), mean ITL in ms, the share of
-    requests within the adapter's limits (`Workload.slo`), and the share of the limits used: above 1 they are broken.
+    Mean and p95 TTFT in ms (an adapter with few requests has the p95 of its server; 0 for one that sent nothing, or
+    only requests that the end of the hour cut off), mean ITL in ms, the share of requests within the adapter's limits
+    (`Workload.slo`), and the share of the limits used: above 1 they are broken.
     """
 
     mean_ttft_ms: npt.NDArray[np.float64]
@@ -157,7 +158,7 @@ class AdapterFigures(NamedTuple):
     slo_used: npt.NDArray[np.float64]
 
     def to_show(self) -> AdapterFigures:
-        """The figures with a p95 of NaN for adapters without completed requests; planners compare 0 instead."""
+        """The figures with a p95 of NaN for all adapters without completed requests, not only those without answer."""
         return self._replace(p95_ttft_ms=np.where(np.isnan(self.mean_ttft_ms), np.nan, self.p95_ttft_ms))
 
 

@@ -72,11 +72,12 @@ def _spans_and_gaps(sim: Run) -> tuple[FloatArray, FloatArray]:
 
 
 def pooled_p95_ttft_ms(sim: Run) -> FloatArray:
-    """The 95th percentile of each adapter's TTFT, ms, float64 (m,); 0 without a completed request.
+    """The 95th percentile of each adapter's TTFT, ms, float64 (m,).
 
     An adapter with fewer than `FEW_REQUESTS` has no 95th percentile of its own. It gets the percentile of all requests
     of its server, or its own mean if the mean is higher and counts at least `MEAN_FROM` requests. NaN where the server
-    does not start.
+    does not start or gives the adapter no answer (`unanswered`). 0 for adapters that sent nothing, or only requests
+    that the end of the run cut off.
     """
     if sim.status != "ok":
         return np.full(len(sim.workload), np.nan)
@@ -85,7 +86,16 @@ def pooled_p95_ttft_ms(sim: Run) -> FloatArray:
     mean = np.nan_to_num(sim.adapter_mean_ttft_ms, nan=0.0)
     own = np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0)
     pooled = np.maximum(np.where(number >= MEAN_FROM, mean, 0.0), np.where(number > 0, everyone, 0.0))
-    return np.where(number >= FEW_REQUESTS, own, pooled)
+    return np.where(unanswered(sim), np.nan, np.where(number >= FEW_REQUESTS, own, pooled))
+
+
+def unanswered(sim: Run) -> BoolArray:
+    """Return which adapters get no answer, bool (m,): none of their requests completed, and the server starves or one
+    of them waited for its first token for longer than every completed request."""
+    if sim.completed_of.all():
+        return np.zeros(len(sim.workload), dtype=np.bool_)
+    longest_ms = 0.0 if sim.starved else sim.ttft_ms.max(initial=0.0)
+    return _waited_ms(sim, "ttft") > longest_ms
 
 
 ENOUGH = {"mean": MEAN_FROM, "median": 10, "p90": 30, "p95": FEW_REQUESTS, "p99": 300}
@@ -142,7 +152,7 @@ def _completed_ms(sim: Run, key: str, statistic: str, what: str) -> FloatArray:
         number = sim.completed_of
         few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
         own_ms = np.where(few, np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0) / FEW_MAY_REACH, 0.0)
-        return np.maximum(sim.adapter_pooled_p95_ttft_ms, own_ms)
+        return np.maximum(np.nan_to_num(sim.adapter_pooled_p95_ttft_ms, nan=0.0), own_ms)
     if key == "mean_itl_ms":
         span_ms, gaps = (each.sum() for each in _spans_and_gaps(sim))  # per token, as those of adapters
         server_ms = span_ms / gaps if gaps else 0.0

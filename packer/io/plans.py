@@ -225,7 +225,7 @@ def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
         return Evaluation(**figures)
     figures = {name: math.nan if value is None else value for name, value in gpu.evaluation.items()}
     given = gpu.evaluation.get
-    simulated = given("worst_adapter_ttft_ms") is not None or (given("memory_error") and not given("stable"))
+    simulated = given("worst_adapter_ttft_ms") is not None or not given("stable", not given("memory_error"))
     if simulated and given("slo_used", 0.0) is None:
         figures["slo_used"] = math.inf
     return parse(Evaluation, figures, f"gpus.{k}.evaluation")

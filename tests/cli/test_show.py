@@ -122,6 +122,27 @@ def test_the_tightest_adapter_is_one_that_starves(
     assert said in "\n".join(map(str, plan_lines(plan)))
 
 
+def test_an_adapter_without_an_answer_is_named_and_has_no_figure(
+    server: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a server that starves, the tightest adapter is one that gets no answer, before those that wait; its p95 and
+    the worst adapter's are null in the plan's file, and its share of the limits stays infinite."""
+    fleet = Workload([Adapter("waits", 8, 150.0), Adapter("shut-out", 8, 50.0)])
+    item = Bin((0, 1), server.settings(1, 8), server)
+    hours = Hours().all((item,), fleet)
+    rows, figures = Evaluations.of([hour.figures for hour in hours]), merged(fleet, (item,), hours)
+    plan = Plan(fleet, (item,), rows, Status.INFEASIBLE, "gpus", "hand", "twin", adapters=figures)
+    path = str(tmp_path / "plan.json")
+    plan.save(path)
+    found = shown([path], capsys)
+    assert [value is None for value in found["adapters"]["p95_ttft_ms"]] == [False, True]
+    assert found["gpus"][0]["evaluation"]["worst_adapter_ttft_ms"] is None
+    assert load_plan(path).evaluations.slo_used.tolist() == rows.slo_used.tolist() == [float("inf")]
+    assert run(["show", path]) == 0
+    said = "Tightest    adapter 'shut-out' on server 0 is on a server that starves or queues: no answer"
+    assert said in capsys.readouterr().out
+
+
 def test_moves_from_another_plan_are_not_shown(
     plans: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -283,6 +283,20 @@ def test_a_recommended_plan_opens_with_its_decision(toy_plan: Callable[..., Plan
     assert "GPUs against latency" not in render_report(dataclasses.replace(plan, details=broken))
 
 
+def test_a_number_of_gpus_on_which_an_adapter_gets_no_answer_leaves_a_gap(
+    toy_plan: Callable[..., Plan],
+) -> None:
+    """The curve of the worst adapter has no point there; that of all requests has."""
+    row = {"p95_ttft_ms": 300.0, "worst_adapter_ttft_ms": None, "mean_itl_ms": 30.0}
+    frontier = [{**row, "n_gpus": 1}, {**row, "n_gpus": 2, "worst_adapter_ttft_ms": 250.0}]
+    goal = {"p95_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
+    details = {"decision": "2 GPUs.", "goal": goal, "frontier": frontier}
+    page = render_report(dataclasses.replace(toy_plan(["a", "b"]), details=details))
+    assert "all requests: 1, 300" in page
+    assert "worst adapter: 2, 250" in page
+    assert "worst adapter: 1, " not in page
+
+
 def test_each_server_has_a_command_to_copy(toy_plan: Callable[..., Plan]) -> None:
     """The page holds the start command of every server as a shell reads it, whatever the adapters are called."""
     hostile_plan = toy_plan([*HOSTILE, "it's", "$(id)"], gpus=3)

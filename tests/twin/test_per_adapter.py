@@ -298,3 +298,19 @@ def test_an_adapter_without_a_completed_request_is_judged_by_its_waits(make_prof
             found = judged_ms(replace(sim, workload=replace(sim.workload, slo=goal)), key)
             assert found[1] == (0.0 if kept else pytest.approx(ms, abs=20.0))
             assert found[2] == 0.0
+
+
+def test_an_adapter_that_gets_no_answer_has_no_figure_and_is_the_worst(make_profile: MakeProfile) -> None:
+    """Requests that wait in vain give no p95 of 0 but NaN, as the worst adapter's; with only requests that the end of
+    the run cut off earlier, or none, it is 0; the limits are broken as they were."""
+    # a0 holds the only slot until the end; a2 waits for it all the time, or hardly at all
+    for sent_s, answer in ((0.2, False), (1.995, True)):
+        sim = _one_slot(make_profile, *sorted([(0.0, 0, 80), (0.1, 0, 100), (0.9, 0, 400), (sent_s, 2, 5)]))
+        sim = replace(sim, workload=replace(sim.workload, slo=Slo.of(60.0)))
+        assert sim.completed_of.tolist() == [2.0, 0.0, 0.0]
+        own, nothing_sent, cut = sim.adapter_pooled_p95_ttft_ms
+        assert own > nothing_sent == 0.0
+        assert cut == 0.0 if answer else math.isnan(cut)
+        assert sim.worst_adapter_ttft_ms == pytest.approx(own if answer else math.nan, nan_ok=True)
+        assert sim.to_dict()["worst_adapter_ttft_ms"] == (own if answer else None)
+        assert judged_ms(sim, "p95_ttft_ms")[2] == (0.0 if answer else pytest.approx(1800.0))
