@@ -9,7 +9,8 @@ A third-party package registers a class in its own pyproject.toml, as this one d
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -18,6 +19,7 @@ from typing import Any
 from packer.errors import (
     IncompatibleError,
     MissingDependencyError,
+    PackerError,
     PluginError,
     UnknownNameError,
     ValidationError,
@@ -99,6 +101,23 @@ def plugin_behind(error: BaseException) -> str | None:
     return named(found) if found else None
 
 
+@contextmanager
+def blaming_plugins() -> Iterator[None]:
+    """Turn an error that the code of a plug-in raises in the block into a `PluginError` that names the plug-in.
+
+    Also a decorator. packer's own errors, and those of other code, pass unchanged.
+    """
+    try:
+        yield
+    except PackerError:
+        raise
+    except (Exception, SystemExit) as error:
+        plugin = plugin_behind(error)
+        if plugin is None:
+            raise
+        raise PluginError(f"{plugin[0].upper()}{plugin[1:]} {raised(error)}.") from error
+
+
 def named(plugins: Sequence[tuple[str, EntryPoint]]) -> str:
     """Strategies of other packages in words."""
     return " or ".join(f"the {kind} {entry.name!r} ({entry.value})" for kind, entry in plugins)
@@ -114,7 +133,7 @@ def make(kind: str, spec: str, classes: Mapping[str, Any] | None = None) -> Any:
     Parameters are the fields of its dataclass. `classes`: classes by name to use instead of the registered ones.
 
     Raises `UnknownNameError`: nothing of that kind has that name; `ValidationError`: the strategy has no such
-    parameter, or a value breaks a rule.
+    parameter, or a value breaks a rule; `PluginError`: the strategy is a plug-in that raised another error.
     """
     name, colon, text = spec.partition(":")
     if classes is not None and name not in classes:
@@ -130,7 +149,8 @@ def make(kind: str, spec: str, classes: Mapping[str, Any] | None = None) -> Any:
             listed = ", ".join(sorted(known)) or "none"
             raise ValidationError(f"The {kind} {name!r} has no parameter {shown(key)}; it has: {listed}.")
         given[key] = _value(value)
-    return made(**given)
+    with blaming_plugins():
+        return made(**given)
 
 
 def _value(text: str) -> int | float | str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from packer import checks, registry
 from packer.bin import Bin
-from packer.evaluation import Evaluation
+from packer.errors import PluginError, plugged
+from packer.evaluation import Evaluation, Evaluations
 from packer.profile import Profile
-from packer.strategies import Predictor
+from packer.strategies import Predictor, TwinBased
 from packer.workload import Workload
 
 
@@ -22,8 +24,9 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
     `seed`: seed of the predictor's random draws.
 
     Raises `UnknownNameError`: no predictor has this name; `FileFormatError`: there is no such file; `ModelError`: the
-    file is damaged, or belongs to another profile.
+    file is damaged, or belongs to another profile; `PluginError`: a predictor of another package raised an error.
     """
+    checks.integer("seed", seed, low=0)
     text = os.fspath(name)
     if text.endswith(".packer") or "/" in text or os.sep in text:  # a file
         from packer.predictors.learned import LearnedPredictor
@@ -31,8 +34,24 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
         return LearnedPredictor.read(Path(text), profile)
     kind = registry.load("predictor", text)
     has_factory = hasattr(kind, "for_profile")
-    predictor: Predictor = kind.for_profile(profile, seed=seed) if has_factory else kind()
+    with registry.blaming_plugins():
+        predictor: Predictor = kind.for_profile(profile, seed=seed) if has_factory else kind()
     return predictor
+
+
+def evaluated(predictor: Predictor, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+    """Figures of each bin by a predictor that may come from another package; one row per bin, in order.
+
+    Raises `PluginError`: the predictor is not one of packer's, and raised or returned another number of rows.
+    """
+    if isinstance(predictor, TwinBased):
+        return predictor.evaluate(workload, bins)
+    with plugged(f"The predictor {predictor.name!r}"):
+        found = predictor.evaluate(workload, bins)
+        got = len(found)
+    if got != len(bins):
+        raise PluginError(f"Expected {len(bins)} rows from the predictor {predictor.name!r}, got {got}.")
+    return found
 
 
 def evaluate_server(
@@ -49,12 +68,15 @@ def evaluate_server(
     `seed`: seed of the predictor's random draws.
 
     Raises `ValidationError`: an adapter's rank exceeds `max_lora_rank`, or another value is out of range;
-    `UnknownNameError`, `ModelError`: as from `load_predictor`.
+    `UnknownNameError`, `ModelError`: as from `load_predictor`; `PluginError`: the predictor raised another error,
+    or returned no row.
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the server", server, Profile, "packer.load_profile(NAME)")
+    checks.integer("seed", seed, low=0)
     if isinstance(predictor, str | os.PathLike):
         predictor = load_predictor(predictor, server, seed=seed)
+    checks.instance("the predictor", predictor, Predictor, "packer.load_predictor(NAME, PROFILE)")
     settings = server.settings(max_loras, workload.slot_rank(max_lora_rank))
     item = Bin(tuple(range(len(workload))), settings, server)
-    return predictor.evaluate(workload, [item])[0]
+    return evaluated(predictor, workload, [item])[0]

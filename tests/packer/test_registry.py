@@ -80,3 +80,24 @@ def test_a_plug_in_that_fails_to_load_is_named_with_its_fault(
     with pytest.raises(kind, match=f"'broken'.*{says}") as caught:
         registry.load("solver", "broken")
     assert caught.value.__cause__ is not None
+
+
+FAULTY = """
+class X:
+    def __init__(self):
+        raise KeyError("boom")
+"""
+
+
+def test_an_error_of_a_plug_in_s_own_code_names_it(entries, tmp_path: Path, monkeypatch) -> None:
+    """What a plug-in raises when it is made is reported with its name; an error of other code is not."""
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    entries(("broken", "faulty:X"))
+    with pytest.raises(
+        PluginError, match=r"the solver 'broken' \(faulty:X\) .*raised KeyError: 'boom'"
+    ) as caught:
+        registry.make("solver", "broken")
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(KeyError), registry.blaming_plugins():
+        raise KeyError("ours")
