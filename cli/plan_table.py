@@ -6,11 +6,12 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from packer.cli.changes import changes
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.errors import UnknownNameError
 from packer.io.frames import pl
 from packer.room import grouped, room_rows
-from packer.words import by_rank, counted, listed, money, number
+from packer.words import by_rank, counted, money, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -119,24 +120,6 @@ def _goal(plan: Plan) -> str:
     judged += ["in several hours"] if plan.workload.arrivals.trace is None else []
     how = f", judged {' and '.join(judged)}; figures at the rates as given" if judged else ""
     return f"The goal: {plan.goal}{how}."
-
-
-def changes(old: Plan, plan: Plan) -> list[Table | str]:
-    """Changes from the running plan `old` to `plan`: adapters that move; servers that stay, start or stop."""
-    before, now = set(old.workload.names), set(plan.workload.names)
-    moved = [plan.workload.names[i] for i in plan.moves.adapters] if plan.moves else []
-    numbers = plan.moves.servers if plan.moves else ()
-    kept = [number for number in numbers if number is not None]
-    lines: list[Table | str] = [
-        f"Changes     {counted(len(moved), 'adapter')} moved, {len(now - before)} new, {len(before - now)} gone; "
-        f"servers: {len(kept)} stay, {len(numbers) - len(kept)} start, {old.n_gpus - len(kept)} stop"
-    ]
-    if moved:
-        lines.append(f"Moving      {listed(moved, 10)}")
-    renumbered = [f"{number} → {k}" for k, number in enumerate(numbers) if number not in (None, k)]
-    if renumbered:
-        lines.append(f"Renumbered  {', '.join(renumbered)}")
-    return lines
 
 
 def _gpus(plan: Plan) -> Table:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from packer.cli.changes import changes
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Output, PlanArgument
 from packer.cli.output import Table
-from packer.cli.plan_table import adapter_rows, adapters_table, changes, places, plan_lines
+from packer.cli.plan_table import adapter_rows, adapters_table, places, plan_lines
 from packer.errors import IncompatibleError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
 
 def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]]:
     """Changes from `old` to `new`, as JSON data and as text."""
+    from packer.moves import restarted
     from packer.operate.changes import between
 
     moves = between(old, new)
@@ -74,11 +75,9 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
     def slots(item: Bin) -> list[int]:
         return [item.max_loras, item.max_lora_rank]
 
-    pairs = [(k, j, old.bins[j], new.bins[k]) for k, j in enumerate(moves.servers) if j is not None]
-    restarted: list[dict[str, Any]] = [
-        {"server": k, "continues": j, "was": slots(one), "is": slots(other)}
-        for k, j, one, other in pairs
-        if one.settings != other.settings
+    again = [
+        {"server": k, "continues": j, "was": slots(old.bins[j]), "is": slots(new.bins[k])}
+        for k, j in restarted(old, moves, new.bins)
     ]
     data: dict[str, Any] = {
         "gpus": [old.n_gpus, new.n_gpus],
@@ -86,16 +85,11 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         "moved": moved,
     }
     data |= {"new": sorted(set(names) - before), "gone": sorted(before - set(names))}
-    data |= {"restarted": restarted, "goals": [old.goal, new.goal]}
+    data |= {"restarted": again, "goals": [old.goal, new.goal]}
     lines: list[Table | str] = [
         f"GPUs        {old.n_gpus} → {new.n_gpus}",
         f"Made for    {old.goal}" + (f" → {new.goal}" if new.goal != old.goal else ""),
         *changes(old, replace(new, moves=moves)),
-    ]
-    lines += [
-        f"Restart     server {each['server']}{_was(each)}: max_loras × rank {' × '.join(map(str, each['was']))} → "
-        f"{' × '.join(map(str, each['is']))}"
-        for each in restarted
     ]
     if moved:
         shown = [([each["adapter"]], each["from"], each["to"]) for each in moved[:MOST_MOVES]]
@@ -103,8 +97,3 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         columns = ("adapter", "from old server", "to new server")
         lines.append(Table("Adapters that move", columns, rows, left=(0, 1, 2)))
     return data, lines
-
-
-def _was(restarted: Mapping[str, Any]) -> str:
-    """The server's number in the old plan, if it differs."""
-    return "" if restarted["continues"] == restarted["server"] else f" (was {restarted['continues']})"

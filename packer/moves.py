@@ -111,6 +111,15 @@ def moves_of(old: Sequence[Bin], bins: Sequence[Bin]) -> Moves:
     return Moves(tuple(moved(old, bins)), tuple(becomes.get(k) for k in range(len(bins))))
 
 
+def restarted(old: Plan, moves: Moves, bins: Sequence[Bin]) -> list[tuple[int, int]]:
+    """Pairs (server, server of `old` that it continues) whose settings differ: the server must be started again.
+
+    `moves`: from `old`, the running plan, to `bins`, with its numbers of servers.
+    """
+    pairs = ((k, j) for k, j in enumerate(moves.servers) if j is not None)
+    return [(k, j) for k, j in pairs if bins[k].settings != old.bins[j].settings]
+
+
 @dataclass(eq=False)
 class _Order:
     """State of the search for an order of moves.

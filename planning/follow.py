@@ -11,8 +11,10 @@ from packer import checks
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
-from packer.moves import going_on, moves_of
+from packer.moves import going_on, match, moves_of, restarted
 from packer.plan import Plan, Status
+from packer.planning.kept import KeptHours
+from packer.planning.settle import with_best_slots
 from packer.solvers.candidates import candidates_of
 from packer.solvers.nearest import Nearest, lightest
 from packer.words import counted
@@ -49,11 +51,42 @@ def numbered(plan: Plan, old: Plan | None) -> Plan:
     return replace(plan, moves=replace(moves, servers=servers))
 
 
-def gpus_words(plan: Plan) -> str:
-    """How many GPUs the plan has, and how many adapters it moves, in words."""
+def gpus_words(plan: Plan, old: Plan | None = None) -> str:
+    """How many GPUs the plan has, and how many adapters it moves, in words; and how many servers of `old`, the running
+    plan, start again with other settings, if any do."""
     holds = "" if plan.status is Status.INFEASIBLE else " holds" if plan.n_gpus == 1 else " hold"
     moved = 0 if plan.moves is None else len(plan.moves.adapters)
-    return f"{counted(plan.n_gpus, 'GPU')}{holds}, {moved} moved"
+    again = 0 if old is None or plan.moves is None else len(restarted(old, plan.moves, plan.bins))
+    return f"{counted(plan.n_gpus, 'GPU')}{holds}, {moved} moved" + (f", {again} restarted" if again else "")
+
+
+def as_running(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
+    """The servers, each with the settings of the running one that it continues if the ranks of all that it holds fit
+    these."""
+    becomes = match(old, bins)
+    return [
+        replace(item, settings=old[becomes[k]].settings)
+        if k in becomes and item.max_lora_rank <= old[becomes[k]].max_lora_rank
+        else item
+        for k, item in enumerate(bins)
+    ]
+
+
+def refitted(
+    kept: KeptHours, old: Sequence[Bin], bins: Sequence[Bin], over: Callable[[], bool]
+) -> Iterator[list[Bin]]:
+    """Yield the servers with the settings of the running ones wherever these keep the limits in the kept hours, and
+    with their best slots elsewhere; then all with their best slots."""
+    made, becomes = as_running(old, bins), match(old, bins)
+    used = kept.used(made, most=[1.0] * len(made)) if kept.all_count else [0.0] * len(made)
+    stay = [k in becomes and made[k].settings == old[becomes[k]].settings for k in range(len(made))]
+    again = [k for k, share in enumerate(used) if share > 1.0 or not stay[k]]
+    if again:
+        best = with_best_slots(kept, [bins[k] for k in again], kept.hours, over)
+        made = [best[again.index(k)] if k in again else item for k, item in enumerate(made)]
+    yield made
+    if len(again) < len(made):
+        yield with_best_slots(kept, bins, kept.hours, over)
 
 
 def nearby(

@@ -19,12 +19,11 @@ from packer.plan import Plan
 from packer.planning.behind import fewer_behind_router
 from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle, of_log
 from packer.planning.explore import Frontier
-from packer.planning.follow import gpus_words, nearby, numbered, running
+from packer.planning.follow import as_running, gpus_words, nearby, numbered, refitted, running
 from packer.planning.frontier import Conditions, FrontierPoint
 from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
 from packer.planning.prove import bounded, told
-from packer.planning.settle import with_best_slots
 from packer.predictors.twin import TwinPredictor
 from packer.progress import Progress, silent
 from packer.room import Room
@@ -131,7 +130,7 @@ def recommend(
     job = Frontier(fleet, kinds[0].profile, **vars(asked))
     task = Deployment(job, min(at_hand, default=None), old_bins)
     plan = numbered(planned(task), old_plan)
-    lead = plan.hardware if plan.moves is None else f"{gpus_words(plan)}: {plan.hardware}"
+    lead = plan.hardware if plan.moves is None else f"{gpus_words(plan, old_plan)}: {plan.hardware}"
     return replace(plan, details={"decision": f"{lead}: {task.told}", **plan.details})
 
 
@@ -245,7 +244,10 @@ class Deployment:
         self.job.extend(self.first or self.low, self.job.most(self.max_gpus), self.beyond)
 
     def near(self, plan: Plan | None) -> Plan | None:
-        """The running servers with few changes, on no more GPUs, if they hold in kept and fresh hours; else `plan`."""
+        """The running servers with few changes, on no more GPUs, if they hold in kept and fresh hours; else `plan`.
+
+        Servers that go on keep their settings if they hold with these.
+        """
         job, kept = self.job, self.job.kept
         if not self.running or (plan is not None and self.over()):
             return plan
@@ -253,12 +255,27 @@ class Deployment:
         for bins in nearby(
             self.workload, self.running, most, lambda item: kept.used([item], most=[1.0])[0] <= 1.0
         ):
-            made = with_best_slots(kept, bins, kept.hours, self.over)
-            if kept.holds(made, job.spare) and not (self.rounds and kept.broken_later(made, job.number)):
-                return replace(self._put(made), verified=True if self.rounds else None)
+            for made in refitted(kept, self.running, bins, self.over):
+                if self._lasts(made):
+                    return self._close(made, True if self.rounds else None)
         if plan is None:
             return None
-        return replace(self._put(aligned(self.running, plan.bins)), verified=plan.verified)
+        bins = aligned(self.running, plan.bins)
+        made = as_running(self.running, bins)
+        if made != bins and plan.verified is not False and self._lasts(made):
+            return self._close(made, plan.verified)
+        return replace(self._put(bins), verified=plan.verified)
+
+    def _lasts(self, bins: Sequence[Bin]) -> bool:
+        """Whether the servers keep the goal in all kept hours and, if plans are verified, in the last fresh ones."""
+        job = self.job
+        held = job.kept.holds(bins, job.spare)
+        return held and not (self.rounds and job.kept.broken_later(bins, job.number))
+
+    def _close(self, bins: Sequence[Bin], verified: bool | None) -> Plan:
+        """The plan with these servers, whose settings are not changed any more."""
+        self.widens = False
+        return replace(self._put(bins), verified=verified)
 
     def _put(self, bins: Sequence[Bin]) -> Plan:
         self.first = len(bins)

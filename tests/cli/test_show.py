@@ -101,6 +101,7 @@ def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.Cap
     assert run(["show", plans[0], "--diff", plans[1]]) == 0
     text = capsys.readouterr().out
     assert "Changes     2 adapters moved, 2 new, 1 gone; servers: 1 stay, 1 start, 0 stop" in text
+    assert "Restart     server 0: max_loras × rank 6 × 8 → 3 × 8" in text
     assert "Adapters that move" in text
     same = shown([plans[0], "--diff", plans[0]], capsys)
     assert (same["moved"], same["new"], same["gone"], same["restarted"]) == ([], [], [], [])

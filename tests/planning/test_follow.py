@@ -12,8 +12,10 @@ from packer import Adapter, Bin, Workload
 from packer.errors import IncompatibleError
 from packer.moves import aligned
 from packer.plan import Plan, Status
-from packer.planning.follow import REPAIRS, nearby, running
+from packer.planning.follow import REPAIRS, nearby, refitted, running
+from packer.planning.kept import KeptHours
 from packer.profile import Profile
+from packer.twin.hours import Hours
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +163,34 @@ def test_servers_without_room_exchange_adapters(server: Profile) -> None:
     wider = [replace(old[0], settings=server.settings(2, 64)), *old[1:]]
     kept = [bins for bins in nearby(large, wider, 3, holds) if all(map(holds, bins))]
     assert all(0 in bins[0].adapters for bins in kept)
+
+
+def test_a_server_that_goes_on_keeps_its_settings_if_they_suffice(
+    busy: Workload, old: Plan, server: Profile
+) -> None:
+    """Where adapters leave, or come to slots that suffice for all, no running server starts again; one whose slots
+    would break the goal with those that come does, and the decision counts it."""
+    few = busy.subset(sorted(np.argsort(busy.rates)[6:].tolist()))
+    more = replace(busy, adapters=(*busy.adapters, *(Adapter(f"new-{k}", 8, 0.001) for k in range(6))))
+    for fleet in (few, more):
+        plan = packer.recommend(fleet, server, old_plan=old)
+        assert plan.n_gpus == old.n_gpus
+        assert [item.settings for item in plan.bins] == [item.settings for item in old.bins]
+        assert str(plan.details["decision"]).startswith(f"{plan.n_gpus} GPUs hold, 0 moved: ")
+    tight = tuple(item.with_slots(1) for item in old.bins)
+    plan = packer.recommend(busy, server, old_plan=replace(old, bins=tight))
+    assert min(item.max_loras for item in plan.bins) > 1
+    assert f" 0 moved, {old.n_gpus} restarted: " in str(plan.details["decision"])
+
+
+def test_only_servers_that_break_the_goal_get_other_settings(server: Profile) -> None:
+    """Of the servers that go on, the first proposal changes those that break the limits with their own settings."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.2) for k in range(40)])
+    kept = KeptHours(fleet, fleet, 0, Hours())
+    old = [Bin(tuple(range(20)), server.settings(16, 16), server), Bin((20,), server.settings(1, 16), server)]
+    bins = [old[0].with_slots(20), Bin(tuple(range(20, 40)), server.settings(20, 16), server)]
+    first, second = refitted(kept, old, bins, lambda: False)
+    assert first[0].settings == old[0].settings
+    assert first[1].max_loras > 1
+    assert [item.adapters for item in first] == [item.adapters for item in second]
+    assert second[0].max_loras == 20

@@ -1,0 +1,35 @@
+"""Text of what changes on running servers from one plan to another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packer.words import counted, listed
+
+if TYPE_CHECKING:
+    from packer.plan import Plan
+
+
+def changes(old: Plan, plan: Plan) -> list[str]:
+    """Changes from the running plan `old` to `plan`: adapters that move; servers that stay, start, stop, have another
+    number or start again with other settings."""
+    from packer.moves import restarted
+
+    before, now = set(old.workload.names), set(plan.workload.names)
+    moved = [plan.workload.names[i] for i in plan.moves.adapters] if plan.moves else []
+    numbers = plan.moves.servers if plan.moves else ()
+    kept = [number for number in numbers if number is not None]
+    lines = [
+        f"Changes     {counted(len(moved), 'adapter')} moved, {len(now - before)} new, {len(before - now)} gone; "
+        f"servers: {len(kept)} stay, {len(numbers) - len(kept)} start, {len(old.bins) - len(kept)} stop"
+    ]
+    if moved:
+        lines.append(f"Moving      {listed(moved, 10)}")
+    renumbered = [f"{number} → {k}" for k, number in enumerate(numbers) if number not in (None, k)]
+    if renumbered:
+        lines.append(f"Renumbered  {', '.join(renumbered)}")
+    for k, j in restarted(old, plan.moves, plan.bins) if plan.moves else ():
+        slots = [f"{item.max_loras} × {item.max_lora_rank}" for item in (old.bins[j], plan.bins[k])]
+        server = f"server {k}" if j == k else f"server {k} (was {j})"
+        lines.append(f"Restart     {server}: max_loras × rank {' → '.join(slots)}")
+    return lines
