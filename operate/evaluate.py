@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packer import seeds
+from packer import checks, seeds
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
@@ -177,6 +177,8 @@ def evaluate_plan(
     `UnknownNameError`, `ValidationError`: an adapter to remove is not in the plan, or one to add is.
     """
     plan = held_to(plan, slo)
+    for adapter in add:
+        checks.instance("an adapter to add", adapter, Adapter, "packer.Adapter(name, rank, rate)")
     changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove, lose=lose)
     if not changed.bins:
         raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")

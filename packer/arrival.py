@@ -111,6 +111,9 @@ class RequestTrace:
         """Check that each request has ids for all full blocks of its prompt, and at most one id per block."""
         if self.blocks is None:
             return
+        checks.instance(
+            "blocks of a request trace", self.blocks, Blocks, "packer.Blocks(starts, ids, tokens)"
+        )
         n, size, counts = len(self), self.blocks.tokens, self.blocks.counts
         if len(counts) != n:
             raise ValidationError(f"Expected blocks of {n:,} requests, got blocks of {len(counts):,}.")

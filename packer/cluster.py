@@ -38,6 +38,7 @@ class ServerKind:
     engine: Engine = VLLM
 
     def __post_init__(self) -> None:
+        checks.instance("a server", self.profile, Profile, "packer.load_profile(NAME)")
         checks.integer("max_loras", self.max_loras, low=0, high=MAX_LORAS)
         if self.max_lora_rank is not None:
             checks.slot_rank("max_lora_rank", self.max_lora_rank)
@@ -130,6 +131,7 @@ class Cluster:
     @classmethod
     def of(cls, profile: Profile, n: int, *, max_loras: int, max_lora_rank: int | None = None) -> Cluster:
         """A cluster of `n` equal servers; each may serve every adapter."""
+        checks.instance("a server", profile, Profile, "packer.load_profile(NAME)")
         checks.integer("the number of servers", n, low=1, high=MOST_SERVERS)
         return cls((ServerKind(profile.name, profile, max_loras, max_lora_rank),), (profile.name,) * n)
 

@@ -174,6 +174,13 @@ def raised(error: BaseException) -> str:
     return f"{'ended the program by sys.exit' if isinstance(error, SystemExit) else what}{place}"
 
 
+def path_of(path: object, what: str = "a path") -> str:
+    """The text of a path; raises `ValidationError` unless `path` is text or an object that stands for a path."""
+    if isinstance(path, str | os.PathLike):
+        return os.fspath(path)
+    raise ValidationError(f"Expected {what} to be text or a path, got {shown(path)}.")
+
+
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Add `path` to each `FileFormatError` of the block that names no file."""
@@ -185,10 +192,14 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], T]:
-    """Decorate a function that reads the file `path`: its errors name the file, and say what else the file may be."""
+    """Decorate a function that reads the file `path`: its errors name the file, and say what else the file may be.
+
+    The function also raises `ValidationError`: `path` is neither text nor a path.
+    """
 
     @wraps(read)
     def named(path: A, *args: P.args, **kwargs: P.kwargs) -> T:
+        path_of(path, "the name of a file")
         try:
             with reading(path):
                 return read(path, *args, **kwargs)

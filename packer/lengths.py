@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.arrays import FloatArray, IntArray
-from packer.errors import ValidationError
+from packer.errors import ValidationError, shown
 from packer.gamma import normal_tail, unit_gamma
 
 Kind = Literal["constant", "lognormal", "gamma", "empirical"]
@@ -85,9 +85,13 @@ class Lengths:
     @classmethod
     def empirical(cls, sample: npt.ArrayLike, *, low: int = 1, high: int | None = None) -> Lengths:
         """An empirical distribution: each value of a measured sample is equally likely, and no other is drawn."""
-        values = np.sort(np.asarray(sample, dtype=np.float64).ravel())
+        try:
+            values = np.sort(np.asarray(sample, dtype=np.float64).ravel())
+        except (TypeError, ValueError, OverflowError):
+            values = np.zeros(0)
         if values.size == 0 or not np.all((values > 0) & (values <= MAX_TOKENS)):
-            raise ValidationError(f"Expected a sample of lengths > 0 and <= {MAX_TOKENS:,} tokens.")
+            rule = f"Expected a sample of lengths > 0 and <= {MAX_TOKENS:,} tokens"
+            raise ValidationError(f"{rule}, got {shown(sample)}.")
         mean = float(values.mean())
         return cls("empirical", mean, float(values.std() / mean), low, high, tuple(values.tolist()))
 

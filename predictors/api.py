@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packer import checks, registry
 from packer.bin import Bin
-from packer.errors import PluginError, plugged
+from packer.errors import PluginError, path_of, plugged
 from packer.evaluation import Evaluation, Evaluations
 from packer.profile import Profile
 from packer.strategies import Predictor, TwinBased
@@ -27,7 +27,7 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
     file is damaged, or belongs to another profile; `PluginError`: a predictor of another package raised an error.
     """
     checks.integer("seed", seed, low=0)
-    text = os.fspath(name)
+    text = path_of(name, "the name of a predictor")
     if text.endswith(".packer") or "/" in text or os.sep in text:  # a file
         from packer.predictors.learned import LearnedPredictor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,6 +97,12 @@ def test_names_in_all_of_each_module_exist(modules: list[Any]) -> None:
 
 FLEET = packer.Workload([packer.Adapter(f"adapter-{k}", 8, 0.1) for k in range(1000)])
 SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+CLUSTER = packer.Cluster.of(SERVER, 2, max_loras=8)
+
+
+def small_plan() -> packer.Plan:
+    """A plan of a few adapters."""
+    return packer.solve(FLEET.subset(range(40)), SERVER, verify=False, with_headroom=False)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +119,10 @@ SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
         lambda: packer.frontier("fleet.csv", SERVER),  # type: ignore[arg-type]
         lambda: packer.simulate_cluster(FLEET, "cluster.toml"),  # type: ignore[arg-type]
         lambda: packer.evaluate_plan("plan.json"),  # type: ignore[arg-type]
+        lambda: packer.evaluate_plan(small_plan(), add=["x"]),  # type: ignore[list-item]
+        lambda: packer.simulate_cluster(FLEET, CLUSTER, router=3),  # type: ignore[arg-type]
+        lambda: packer.Cluster.of(SERVER.name, 2, max_loras=8),  # type: ignore[arg-type]
+        lambda: packer.RequestTrace([0.0], [0], [1], [1], blocks=3),  # type: ignore[arg-type]
         lambda: packer.Workload(["a", "b"]),  # type: ignore[list-item]
     ],
 )
@@ -121,9 +132,20 @@ def test_a_name_in_place_of_an_object_is_refused_with_what_gives_one(call: Any) 
         call()
 
 
+@pytest.mark.parametrize("wrong", [None, 3, b"name"])
+def test_a_name_or_path_is_text(wrong: Any) -> None:
+    """What names a file, a profile, a model or a GPU is refused with the rule unless it is text or a path."""
+    calls: list[Any] = [packer.read_workload, packer.load_plan, packer.read_cluster, packer.load_profile]
+    calls += [partial(packer.load_predictor, profile=SERVER), partial(packer.estimate_profile, gpu="h200")]
+    calls += [partial(packer.estimate_profile, "Qwen/Qwen3-8B")]
+    for call in calls:
+        with pytest.raises(packer.PackerError, match=r"^Expected .* to be .*, got "):
+            call(wrong)
+
+
 def test_large_objects_print_in_a_line() -> None:
     """A fleet, a profile and a plan at a prompt are one line, however many adapters there are."""
-    plan = packer.solve(FLEET.subset(range(40)), SERVER, verify=False, with_headroom=False)
+    plan = small_plan()
     assert repr(FLEET) == "<Workload 'workload': 1,000 adapters, 100 req/s, poisson>"
     assert repr(SERVER) == f"<Profile {SERVER.name}>"
     assert repr(plan) == "<Plan of 'workload' for gpus, optimal: GPUs: 1, solver: greedy>"

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from packer.errors import FileFormatError, reader, reading
+from packer.errors import FileFormatError, path_of, reader, reading
 from packer.io.documents import parse_toml, toml_table
 from packer.io.files import read_text, write_text
 from packer.io.schema import check_version, parse
@@ -30,7 +30,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     Raises `UnknownNameError`: no shipped profile has that name; `FileFormatError`: the file can't be read, or a value
     in it breaks a rule; names the key.
     """
-    text = os.fspath(name_or_path)
+    text = path_of(name_or_path, "the name of a profile")
     return _read_profile(text) if text.endswith(".toml") or os.path.isfile(text) else _load_shipped(text)
 
 

@@ -128,6 +128,7 @@ def test_same_seed_same_sample() -> None:
         lambda: Lengths.gamma(10.0, 1.0, low=0),
         lambda: Lengths.gamma(10.0, 1.0, low=10, high=9),
         lambda: Lengths.empirical([]),
+        lambda: Lengths.empirical(["a"]),
         lambda: Lengths.empirical([1.0, math.inf]),
         lambda: Lengths.empirical([0.0]),
         lambda: Lengths("empirical", 10.0),

@@ -204,6 +204,7 @@ def _cache(cache: str | CachePolicy) -> CachePolicy:
 def _router(router: str | Router, cluster: Cluster, workload: Workload) -> Router:
     """Return the router, created if `router` is a name; raises `IncompatibleError` if it can't serve the cluster."""
     chosen: Router = registry.make("router", router) if isinstance(router, str) else router
+    checks.instance("the router", chosen, Router, 'packer.registry.make("router", NAME)')
     reason = chosen.supports(cluster, workload)
     if reason is not None:
         raise IncompatibleError(f"Router {chosen.name!r}: {reason}.")
