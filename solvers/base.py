@@ -43,7 +43,8 @@ class Problem:
     `profiles`: kinds of server to choose from, the first one is the default.
     `objective`: what is minimised, and what a plan may contain.
     `evaluator`: evaluates bins, at the objective's loads and with the margin.
-    `max_gpus`: limit on the GPUs, None for no limit; with a `fixed_gpus` objective, the number of servers.
+    `max_gpus`: limit on the GPUs, None for no limit; with a `fixed_gpus` objective, and for solvers that spread, the
+    number of servers.
     `stock`: number of GPUs available by name (`profile.gpu.name`); GPUs that it does not name are unlimited.
     `max_replicas`: largest number of GPUs over which one adapter may be split.
     `most_adapters`: largest number of adapters that searches put on a GPU.

@@ -1,9 +1,9 @@
 """Split a search by base model, and by kind of GPU for solvers that support one kind only.
 
 Adapters of different models never share a server, so each model is a problem of its own, except that models share the
-available GPUs. If the number of GPUs is free, the models take what they need one after the other. If it is fixed, the
-GPUs are divided among the models so that the objective gains most. A solver for one kind of GPU plans with each kind
-alone, and the best plan is taken.
+available GPUs. If the number of GPUs is free, the models take what they need one after the other. If it is fixed, or
+the solver spreads over all that are given, the GPUs are divided among the models so that the objective gains most. A
+solver for one kind of GPU plans with each kind alone, and the best plan is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packer.errors import IncompatibleError, PluginError, shown
 from packer.gpu import base_model, serving
 from packer.objectives.gpus import Gpus
 from packer.plan import Moves
-from packer.solvers.base import Joint, Problem, Solution, Solver, used_gpus
+from packer.solvers.base import Joint, Problem, Solution, Solver, Spreading, used_gpus
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
 
@@ -99,7 +99,7 @@ def solved(problem: Problem, solver: Solver) -> Solution:
     if is_whole(problem) or (isinstance(solver, Joint) and solver.joint):
         return _checked(solver, solver.solve(problem))
     found = parts(problem)
-    if problem.objective.fixed_gpus:
+    if _spreads(problem, solver):
         return _divided(problem, found, solver)
     stock = dict(problem.stock)
     solutions = []
@@ -110,6 +110,12 @@ def solved(problem: Problem, solver: Solver) -> Solution:
                 stock[name] -= count
         solutions.append(one)
     return within_limit(problem, merged(problem, found, solutions))
+
+
+def _spreads(problem: Problem, solver: Solver) -> bool:
+    """Whether the number of servers is given: the objective fixes it, or the solver uses all GPUs of the limit."""
+    limited = problem.max_gpus is not None
+    return limited and (problem.objective.fixed_gpus or (isinstance(solver, Spreading) and solver.spreads))
 
 
 def merged(problem: Problem, found: Sequence[Part], solutions: Sequence[Solution]) -> Solution:
@@ -177,12 +183,15 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
     options = []
     for each in _kinds(problem, solver):
         tensor = 1 if len(each.profiles) > 1 else each.profile.engine.gpus
-        if problem.objective.fixed_gpus and each.max_gpus is not None:
+        servers = _spreads(each, search)
+        if servers and each.max_gpus is not None:
             if each.max_gpus < tensor:
                 continue
-            each = replace(each, max_gpus=each.max_gpus // tensor)
+            at_hand = max(tensor, each.stock.get(each.profile.gpu.name, each.max_gpus))
+            given = each.max_gpus if len(each.profiles) > 1 else min(each.max_gpus, at_hand)
+            each = replace(each, max_gpus=given // tensor)
         if search.supports(each) is None:
-            options.append(within_limit(each, _checked(search, search.solve(each))))
+            options.append(within_limit(each, _checked(search, search.solve(each)), servers=servers))
     if not options:
         raise IncompatibleError(
             f"The solver {solver.name!r} can't take {problem.max_gpus} GPUs for servers on more of them each."
@@ -204,18 +213,36 @@ def rank(problem: Problem, found: Solution) -> Rank:
     return (left, refused, *problem.objective.key(problem.workload, found.bins, evaluations))
 
 
+def _division_rank(problem: Problem, found: Solution) -> Rank:
+    """As `rank`, of a division of the GPUs given: an objective that does not fix their number would take few of them,
+    so that more used GPUs come first, and last the time of a request, ms: first token and 100 more."""
+    order = rank(problem, found)
+    if problem.objective.fixed_gpus or not found.bins:
+        return order
+    rows = problem.evaluator.evaluate(problem.workload, found.bins)
+    rates = [float(item.rates(problem.workload).sum()) for item in found.bins]
+    time_ms = np.nan_to_num(rows.mean_ttft_ms + 100.0 * rows.mean_itl_ms, nan=np.inf)
+    used = sum(item.gpus for item in found.bins)
+    return (*order[:2], -float(used), *order[2:], float(np.average(time_ms, weights=rates)))
+
+
 def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solution:
     """Divide the given GPUs among the models. Evaluate every division if there are few; else give one GPU after the
-    other to the model that gains most."""
-    total = problem.max_gpus or len(found)
+    other to the model that gains most. Servers beyond the GPUs at hand, which models share, are cut."""
+    total, cards = problem.max_gpus or len(found), {profile.gpu.name for profile in problem.profiles}
+    if cards <= problem.stock.keys():
+        total = min(total, sum(problem.stock[card] for card in cards))
     plans: dict[tuple[int, int], Solution] = {}
 
     def at(counts: Sequence[int]) -> Solution:
         for m, n in enumerate(counts):
             if (m, n) not in plans:
                 plans[m, n] = _of_kinds(problem, replace(found[m].problem, max_gpus=n), solver)
-        return merged(problem, found, [plans[m, n] for m, n in enumerate(counts)])
+        whole = merged(problem, found, [plans[m, n] for m, n in enumerate(counts)])
+        return within_limit(problem, whole, servers=False)
 
+    if len(found) == 1:
+        return at([total])
     free = (replace(part.problem, objective=Gpus(), max_gpus=None, old_bins=()) for part in found)
     fewest = [max(1, sum(item.gpus for item in Greedy().solve(each).bins)) for each in free]
     if sum(fewest) > total:
@@ -230,13 +257,13 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
     spare = total - sum(fewest)
     if spare * len(found) <= MOST_DIVISIONS:
         options = [[n + k for n, k in zip(fewest, more, strict=True)] for more in _shares(spare, len(found))]
-        return min((at(counts) for counts in options), key=lambda one: rank(problem, one))
+        return min((at(counts) for counts in options), key=lambda one: _division_rank(problem, one))
     counts = fewest
     for _ in range(spare):
         if problem.out_of_time():
             break
         options = [[n + (k == m) for k, n in enumerate(counts)] for m in range(len(found))]
-        counts = min(options, key=lambda each: rank(problem, at(each)))
+        counts = min(options, key=lambda each: _division_rank(problem, at(each)))
     return at(counts)
 
 

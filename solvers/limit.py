@@ -15,15 +15,18 @@ from packer.solvers.reasons import out_of_gpus
 from packer.workload import Workload
 
 
-def within_limit(problem: Problem, found: Solution) -> Solution:
+def within_limit(problem: Problem, found: Solution, *, servers: bool | None = None) -> Solution:
     """Keep the servers with the most load within `max_gpus` and the stock; adapters of the other servers become
     unplaced.
 
     An adapter is served whole or not at all: an adapter that loses a share leaves every GPU, which may free GPUs for
     other servers. A solution that is cut has no `moves`: it does not continue the running plan.
+
+    `servers`: whether `max_gpus` counts servers, of one or several GPUs each; None: with a `fixed_gpus` objective.
     """
+    each = problem.objective.fixed_gpus if servers is None else servers
     bins, gone = found.bins, set[int]()
-    while len(kept := _heaviest(problem, bins)) < len(bins):
+    while len(kept := _heaviest(problem, bins, each)) < len(bins):
         lost = {i for k, bin_ in enumerate(bins) if k not in kept for i in bin_.adapters}
         torn = {i for k in kept for i in bins[k].adapters} & lost
         gone |= torn or lost
@@ -37,15 +40,15 @@ def within_limit(problem: Problem, found: Solution) -> Solution:
     return replace(found, bins=bins, unplaced=unplaced, reasons=reasons, moves=None)
 
 
-def _heaviest(problem: Problem, bins: Sequence[Bin]) -> list[int]:
-    """Indices of the servers with the most load for which the GPUs suffice, ascending."""
-    fixed = problem.objective.fixed_gpus
+def _heaviest(problem: Problem, bins: Sequence[Bin], servers: bool) -> list[int]:
+    """Indices of the servers with the most load for which the GPUs suffice, ascending; `servers`: `max_gpus` counts
+    these."""
     total = math.inf if problem.max_gpus is None else problem.max_gpus
     at_hand = dict(problem.stock)
     loads = np.array([bin_.offered_tok_s(problem.workload) for bin_ in bins])
     kept = []
     for k in np.argsort(-loads, kind="stable").tolist():
-        gpu, size = bins[k].profile.gpu.name, 1 if fixed else bins[k].gpus
+        gpu, size = bins[k].profile.gpu.name, 1 if servers else bins[k].gpus
         if size <= total and bins[k].gpus <= at_hand.get(gpu, math.inf):
             kept.append(k)
             total -= size

@@ -250,3 +250,47 @@ def test_the_best_of_several_kinds_proves_nothing_about_their_mixes(
     posed = Problem(own, tuple(kinds), Gpus(), Evaluator(AnalyticPredictor()))
     found = _of_kinds(posed, posed, OneKind())
     assert (found.lower_bound is not None, found.proven) == (bounded, bounded)
+
+
+@pytest.mark.parametrize("solver", ["spread", "dlora", "spread-refined"])
+@pytest.mark.parametrize("objective", ["gpus", "latency"])
+@pytest.mark.parametrize(
+    ("given", "models", "gpus"),
+    [
+        ([kind("big", "llama", 3.0, tensor=2)], ("llama",), 8),
+        ([GpuKind(kind("big", "llama", 3.0), available=6)], ("llama",), 4),
+        ([GpuKind(kind("big", "llama", 3.0, tensor=2), available=6)], ("llama",), 4),
+        (KINDS[1:], ("llama", "qwen"), 6),
+        ([kind("big", "llama", 3.0, tensor=2), KINDS[2]], ("llama", "qwen"), 5),
+        ([GpuKind(KINDS[0], available=6), GpuKind(KINDS[2], available=6)], ("llama", "qwen"), 6),
+    ],
+)
+def test_solvers_that_spread_use_all_gpus_whatever_is_minimised(
+    solver: str, objective: str, given: list[Profile], models: tuple[str, ...], gpus: int
+) -> None:
+    """Several GPUs a server, GPUs at hand and several models change nothing: each GPU of the limit is used."""
+    plan = plan_of(
+        fleet(16, models), given, solver=solver, objective=objective, max_gpus=gpus, time_limit_s=5.0
+    )
+    check(plan)
+    assert not plan.unplaced
+    assert plan.n_gpus == gpus
+
+
+def test_models_that_spread_share_the_gpus_by_what_is_gained() -> None:
+    """Where an objective counts GPUs, the model with more load still gets more of those given."""
+    uneven = [replace(a, rate=a.rate * (3.0 if a.model == "llama" else 1.0)) for a in fleet(24).adapters]
+    plan = plan_of(Workload(uneven), KINDS[1:], solver="spread", max_gpus=9)
+    models = [item.profile.model.name for item in plan.bins]
+    assert len(models) == 9
+    assert models.count("llama") > models.count("qwen")
+
+
+@pytest.mark.parametrize("objective", ["gpus", "latency"])
+def test_solvers_that_spread_use_the_gpus_at_hand_if_these_are_fewer(objective: str) -> None:
+    """Of one kind of GPU no more are used than there are, by one model or two, and every adapter has a place."""
+    for kinds, models in ((KINDS[:1], ("llama",)), ([KINDS[0], KINDS[2]], ("llama", "qwen"))):
+        given = [GpuKind(each, available=4) for each in kinds]
+        plan = plan_of(fleet(16, models), given, solver="spread", objective=objective, max_gpus=6)
+        assert not plan.unplaced
+        assert used_gpus(plan.bins) == {"big": 4}
