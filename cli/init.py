@@ -47,11 +47,11 @@ class ProjectOptions(ServerSettings):
     slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 
-    def profile(self) -> Profile:
-        """The profile of the model on the GPU."""
+    def profile(self, rank: int = 0) -> Profile:
+        """The profile of the model on the GPU; `rank`: largest rank of the fleet's adapters, 0: not known."""
         from packer.operate.project import profile_for
 
-        return profile_for(self.model, self.gpu, self.engine)
+        return profile_for(self.model, self.gpu, self.engine, rank)
 
 
 @command
@@ -94,6 +94,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     fleet, observed = fleet_for(
         given.traffic_path, ranks.read(), view=view, fields=fields, named=named, base=tuple(own)
     )
+    profile = given.profile(int(fleet.ranks.max()))
     slo = fleet.held_to(given.slo).slo
     make_folder(given.folder)
     for text in () if observed is None else observed.notes:

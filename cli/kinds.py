@@ -41,13 +41,16 @@ class KindArguments(ServerSettings):
     prices: tuple[str, ...] = option("--price", multiple=True, metavar="PROFILE=PRICE")
     available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
-    def kinds(self) -> list[GpuKind]:
-        """The kinds of server, with the prices and numbers of GPUs that were given."""
+    def kinds(self, rank: int = 0) -> list[GpuKind]:
+        """The kinds of server, with the prices and numbers of GPUs that were given.
+
+        `rank`: largest rank of the fleet's adapters, for servers given by their GPU; 0: not known.
+        """
         from packer.gpu import GpuKind
 
         by_gpu = bool(self.gpu_names) or self.model is not None
         names = self.gpu_names if by_gpu else self.profile_names or (DEFAULT_PROFILE,)
-        found = self._of_gpus() if by_gpu else self._of_profiles(names)
+        found = self._of_gpus(rank) if by_gpu else self._of_profiles(names)
         prices = _by_profile("--price", "PRICE", self.prices, names)
         counts = _by_profile("--available", "N", self.available, names)
         priced = all(profile.gpu.price_per_hour is not None for _, profile in found)
@@ -68,7 +71,7 @@ class KindArguments(ServerSettings):
             raise click.UsageError(f"--{min(alone).replace('_', '-')} goes with --gpu and --model.")
         return [(name, each) for name in names for each in variants(load_profile(name), **self.settings)]
 
-    def _of_gpus(self) -> list[tuple[str, Profile]]:
+    def _of_gpus(self, rank: int) -> list[tuple[str, Profile]]:
         """As `_of_profiles`, by GPU and model: calibrated profiles if packer has them, otherwise estimates."""
         from packer.operate.project import profiles_for
         from packer.twin.override import variants
@@ -84,7 +87,7 @@ class KindArguments(ServerSettings):
         return [
             (gpu, each)
             for gpu in dict.fromkeys(self.gpu_names)
-            for profile in profiles_for(self.model, gpu, sizes, own)
+            for profile in profiles_for(self.model, gpu, sizes, own, rank)
             for each in variants(profile, **several)
         ]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from packer import checks
 from packer.errors import IncompatibleError
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import MODELS, model_named
@@ -34,19 +35,28 @@ RULES = (
 """Settings that an estimate does not depend on."""
 
 
-def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
+USUAL_RANK = 8
+"""Rank of the slot with which a server must start if the fleet is not known, or has no adapters."""
+
+
+def profile_for(model: str, gpu: str, settings: Mapping[str, Any], rank: int = 0) -> Profile:
     """The calibrated profile of a model on a GPU if one is shipped, else an estimate.
 
     `model`, `gpu`: as `packer.estimate_profile` takes them.
     `settings`: settings of `with_engine` that differ from the defaults; also `quantization`, `data_parallel_size` and
     `tensor_parallel_size`. Without the last, the smallest one with which the server starts is used, and the provenance
     says with which settings fewer GPUs would start.
+    `rank`: largest rank of the fleet's adapters: the server starts with a slot of it. 0: of `USUAL_RANK`.
     Raises `UnknownNameError`: the model or the GPU is not known; `IncompatibleError`: the model does not fit the GPU,
     or not with its whole context.
     """
+    slot_rank = checks.slot_rank_for(rank or USUAL_RANK)
     if settings.get("tensor_parallel_size") is not None:
         given = _profile(model, gpu, settings)
-        check_starts(given, 8)
+        try:
+            check_starts(given, slot_rank)
+        except IncompatibleError as error:
+            raise IncompatibleError(f"{error}"[:-1] + f"{_more_gpus(model, gpu, settings, rank)}.") from None
         return given
     refused: IncompatibleError | None = None
     fewer = ""
@@ -54,10 +64,10 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
         found = None
         try:
             found = _profile(model, gpu, {**settings, "tensor_parallel_size": size})
-            check_starts(found, 8)
+            check_starts(found, slot_rank)
         except IncompatibleError as error:
             refused = error if refused is None or found is not None else refused
-            ways = None if found is None else what_starts(found, found.settings(1, 8))
+            ways = None if found is None else what_starts(found, found.settings(1, slot_rank))
             if ways is not None and ways.startswith("--"):
                 fewer = fewer or f"with {counted(size, 'GPU')} it starts at {ways}"
         else:
@@ -66,18 +76,27 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     raise refused
 
 
+def _more_gpus(model: str, gpu: str, settings: Mapping[str, Any], rank: int) -> str:
+    """Return " or " and the smallest tensor-parallel size with which the server starts; "" if none does."""
+    try:
+        found = profile_for(model, gpu, {**settings, "tensor_parallel_size": None}, rank)
+    except IncompatibleError:
+        return ""
+    return f" or --tensor-parallel-size {found.engine.tensor_parallel_size}"
+
+
 def profiles_for(
-    model: str, gpu: str, sizes: Mapping[str, Sequence[int]], settings: Mapping[str, Any]
+    model: str, gpu: str, sizes: Mapping[str, Sequence[int]], settings: Mapping[str, Any], rank: int = 0
 ) -> list[Profile]:
     """Profiles of servers of several sizes, for a plan to choose from. Servers that do not start are left out.
 
-    `sizes`: values of `tensor_parallel_size` and `data_parallel_size`; all combinations are made. Raises the errors of
-    `profile_for` if no server starts.
+    `sizes`: values of `tensor_parallel_size` and `data_parallel_size`; all combinations are made. `rank`: as
+    for `profile_for`, whose errors are raised if no server starts.
     """
     found, refused = [], []
     for values in product(*(dict.fromkeys(each) for each in sizes.values())):
         try:
-            found.append(profile_for(model, gpu, {**settings, **dict(zip(sizes, values, strict=True))}))
+            found.append(profile_for(model, gpu, {**settings, **dict(zip(sizes, values, strict=True))}, rank))
         except IncompatibleError as error:
             refused.append(error)
     if not found:
