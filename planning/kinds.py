@@ -4,26 +4,29 @@ model on which every adapter keeps its limits."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from packer import checks
+from packer import checks, registry
 from packer.arrival import Arrivals
+from packer.bin import Bin
 from packer.evaluation import AdapterFigures, Evaluations
 from packer.gpu import serving
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.explore import Frontier
 from packer.planning.frontier import Conditions
+from packer.planning.kept import KeptHours
 from packer.planning.loop import completed, judged, planned
 from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
-from packer.solvers.base import limit_of
+from packer.solvers.base import Problem, Solution, Solver, limit_of
+from packer.solvers.evaluator import rate_margin_for
 from packer.twin.margin import MIXED
 from packer.twin.memory.starts import starting
 from packer.words import counted, listed, money
@@ -113,7 +116,10 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
             plan = planned(task)
             found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, task.told))
         if len(offered) > 1:
-            mix = Mix(begun(own, offered[0], max_replicas=1), profiles=offered)
+            kinds = sorted(offered, key=lambda each: (each.name, each.fingerprint))
+            margins = {each: rate_margin_for((each,), margin=asked.margin) for each in kinds}
+            job = begun(own, kinds[0], max_replicas=1, margin=min(margins.values()))
+            mix = Mix(job, profiles=kinds, margins=margins)
             mixed = judged(mix)
             if mixed is not None and mixed.verified:
                 names = " + ".join(sorted({item.profile.name for item in mixed.bins}))
@@ -125,11 +131,40 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
     return replace(plan, interrupted=asked.stop(), time_limit_reached=late and not asked.stop())
 
 
+@dataclass(frozen=True)
+class Raising:
+    """The solver mixed, with rates on servers of a kind raised by `beyond` in addition to the margin of the problem."""
+
+    beyond: Mapping[Profile, float]
+    name = "mixed"
+    joint = True
+
+    def supports(self, problem: Problem) -> str | None:
+        """As the solver mixed."""
+        return _mixed().supports(problem)
+
+    def solve(self, problem: Problem) -> Solution:
+        """The solution of the solver mixed at the raised rates."""
+        raised = dict(problem.evaluator.raised)
+        for kind, more in self.beyond.items():
+            raised[kind] = (1.0 + more) * (1.0 + raised.get(kind, 0.0)) - 1.0
+        return _mixed().solve(replace(problem, evaluator=problem.evaluator.changed(raised=raised)))
+
+
+def _mixed() -> Solver:
+    made: Solver = registry.load("solver", "mixed")()
+    return made
+
+
 @dataclass(eq=False)
 class Mix(Deployment):
-    """The cheapest mix of kinds whose servers keep the limits in a simulated hour and in fresh ones."""
+    """The cheapest mix of kinds whose servers keep the limits in a simulated hour and in fresh ones.
+
+    `margins`: the margin of each kind, if they may differ; that of the job is the least of them.
+    """
 
     profiles: Sequence[Profile] = ()
+    margins: Mapping[Profile, float] = field(default_factory=dict)
     banded = False
 
     def __post_init__(self) -> None:
@@ -150,15 +185,29 @@ class Mix(Deployment):
             return None
         priced = all(profile.gpu.price_per_hour is not None for profile in self.profiles)
         fleet = job.workload if within else job.workload.with_arrivals(Arrivals())
+        margin = (job.margin or 0.0) + tighter
+        beyond = {k: (1.0 + own + tighter) / (1.0 + margin) - 1.0 for k, own in self.margins.items()}
+        objective, slo = "cost" if priced else "gpus", fleet.slo if within else None
         plan = solve(
-            fleet, self.profiles, "cost" if priced else "gpus", solver="mixed", slo=fleet.slo if within else None,
-            margin=(job.margin or 0.0) + tighter, seed=job.seed, stop=job.stop, verify=False, with_headroom=False,
+            fleet, self.profiles, objective, solver=Raising(beyond), slo=slo, margin=margin,
+            seed=job.seed, stop=job.stop, verify=False, with_headroom=False,
             time_limit_s=limit_of(min(_MIXED_S, job.remaining_s())),
         )  # fmt: skip
         if plan.status is Status.INFEASIBLE or len({item.profile for item in plan.bins}) < 2:
             return None
         self.first = len(plan.bins)
+        self._raise_rates(plan.bins)
         return self.job.put(plan.bins).plan
+
+    def _raise_rates(self, bins: Sequence[Bin]) -> None:
+        """Let the job judge plans at the rates raised by the margin of the kind on which each adapter is in `bins`."""
+        job = self.job
+        if job.replayed or len(set(self.margins.values())) < 2:
+            return
+        factors = {i: 1.0 + self.margins[item.profile] for item in bins for i in item.adapters}
+        adapters = (each.at_rate(each.rate * factors[i]) for i, each in enumerate(job.workload.adapters))
+        job.raised = replace(job.workload, adapters=tuple(adapters))
+        job.kept = KeptHours(job.workload, job.raised, job.seed, job.hours, job.kept.others)
 
     def judge(self, plan: Plan, number: int) -> Plan:
         """Verify the mix in the hours in which plans must keep the limits, and in fresh hours."""

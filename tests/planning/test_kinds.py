@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals
+from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
@@ -21,11 +22,14 @@ from packer.plan import Plan, Status
 from packer.planning import kinds
 from packer.planning.explore import Frontier
 from packer.planning.frontier import frontier
-from packer.planning.kinds import Option
+from packer.planning.kinds import Option, Raising
 from packer.planning.loop import judged
 from packer.planning.recommend import recommend
+from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.room import Room
+from packer.solvers.evaluator import rate_margin_for
+from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.margin import MIXED
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -227,3 +231,46 @@ def test_mixes_are_searched_for_throughput_then_within_the_goal(
     assert asked == [
         (k == 1, margin, "unpredictable" if k == 1 else "poisson") for k, margin in enumerate(margins)
     ]
+
+
+def test_each_kind_of_a_mix_has_its_own_margin_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of a mix are planned and judged at rates raised by the margin of their kind, whichever is named first."""
+    exact, rough = priced(LLAMA, 3.0), replace(priced(LLAMA, 2.0, "other"), name="rough", errors={})
+    own = {each.name: 1.0 + rate_margin_for((each,)) for each in (exact, rough)}
+    assert own["rough"] > own[LLAMA.name]
+    planned, judged_at = list[dict[str, float]](), list[list[float]]()
+
+    def solved(_fleet: Workload, offered: Sequence[Profile], *_: Any, **more: Any) -> Any:
+        beyond = getattr(more["solver"], "beyond", {})
+        planned.append({k.name: (1.0 + more["margin"]) * (1.0 + beyond.get(k, 0.0)) for k in offered})
+        parts = zip(((0, 1, 2), (3, 4, 5)), sorted(offered, key=lambda each: each.name), strict=True)
+        bins = tuple(Bin(part, each.settings(3, 8), each) for part, each in parts)
+        return SimpleNamespace(status=Status.FEASIBLE, bins=bins)
+
+    def judge(mix: kinds.Mix, plan: Plan, _number: int) -> Plan:
+        judged_at.append((mix.job.kept.planned.fleet.rates / mix.job.workload.rates).tolist())
+        return replace(plan, verified=True)
+
+    monkeypatch.setattr(kinds, "solve", solved)
+    monkeypatch.setattr(kinds.Mix, "judge", judge)
+    for offered in ([exact, rough], [rough, exact]):
+        recommend(fleet(6, (None,)), offered)
+    first, second = sorted(own)
+    assert planned == [pytest.approx(own)] * 2
+    assert judged_at == [pytest.approx([own[first]] * 3 + [own[second]] * 3)] * 2
+
+
+def test_the_search_for_mixes_raises_the_rates_of_a_kind() -> None:
+    """Servers of a kind with rates raised beyond the margin hold at those rates; without, they are fuller."""
+    dear, cheap = small_profile("dear/m", 3.0), small_profile("cheap/m", 1.0)
+    busy, predictor = random_fleet(60, seed=4, rates=(0.8, 0.4)), AnalyticPredictor()
+    held = []
+    for beyond in ({cheap: 0.5}, {dear: 0.5}):
+        plan = solve(
+            busy, [dear, cheap], "cost", solver=Raising(beyond), predictor=predictor, margin=0.0, verify=False,
+            with_headroom=False, time_limit_s=20.0,
+        )  # fmt: skip
+        assert plan.status is not Status.INFEASIBLE
+        assert {item.profile for item in plan.bins} == {cheap}
+        held.append(predictor.evaluate(busy.scaled(1.5), plan.bins).feasible.all())
+    assert held == [True, False]
