@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 METRICS = table("packer.cli", "metrics.toml")
-"""Metric → name, digits, in tables: "server" rows, "others" (rows only if a result has them), "systems" columns."""
+"""Metric → name, digits, in tables: "server" rows, "others" (beside them), "paced" (names in place of theirs), all
+only if a result has them; "systems" columns."""
 
 
 @bundle
@@ -100,7 +101,8 @@ def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
         reason = f"memory error: the server does not start: {first.status_reason}."
         return [title_of(first), reason, f"What would start: {what_starts(first.profile, first.settings)}."]
     rows, cluster = [], "hit_rate" in result
-    for metric, (name, digits) in (METRICS["server"] | METRICS["others"]).items():
+    shown = METRICS["server"] | METRICS["others"] | (METRICS["paced"] if first.paced else {})
+    for metric, (name, digits) in shown.items():
         if metric not in result:
             continue
         cells = [name, number(result[metric], digits)]

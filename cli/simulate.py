@@ -46,7 +46,8 @@ class RunOptions:
     max_outstanding: Requests that the client keeps open at most; it refuses those beyond. [default: no limit]
     concurrency: Closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`; in
         the whole cluster, if there is one. The rates only say how often each adapter is chosen.
-    paced: With --concurrency: requests come at the fleet's rates, and wait at the client for a place.
+    paced: With --concurrency: requests come at the fleet's rates, and wait at the client for a place, before their
+        TTFT begins; those that still wait at the end are held back.
     scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or
         none]
     tuning: Train beside the requests by this policy, as in llmstation:slo_decode_ms=45: the workload's job
@@ -258,8 +259,9 @@ def result_of(simulations: Sequence[Run]) -> dict[str, Any]:
     result = {**simulations[0].to_dict(), "verdict": verdict_of_all(simulations).to_dict()}
     if len(simulations) == 1 or simulations[0].status != "ok":
         return result
-    metrics = [*SUMMARY, *(name for name in METRICS["others"] if name in result)]
-    rows = {row.pop("metric"): row for row in intervals(simulations, metrics=metrics).to_dicts()}
+    shown = METRICS["server"] | METRICS["others"]
+    metrics = dict.fromkeys((*SUMMARY, *(name for name in shown if name in result)))
+    rows = {row.pop("metric"): row for row in intervals(simulations, metrics=list(metrics)).to_dicts()}
     result |= {metric: row["mean"] for metric, row in rows.items()}
     result["starved_share"] = sum(sim.starved for sim in simulations) / len(simulations)
     result["starved"] = result["starved_share"] > 0.5

@@ -80,12 +80,13 @@ def client_limit(sim: Run) -> Limit | None:
     servers = len(sim.servers)
     if most is None or (queue is not None and queue * servers < most):
         return None
-    if not sim.refused or sim.stable:
+    kept = sim.held_back if sim.paced else sim.refused
+    if not kept or sim.stable:
         return None
     if sim.mean_waiting > FEW * servers or sim.mean_itl_ms > sim.workload.slo.columns(sim.workload)[1].min():
         return None
     name, verb = ("concurrency", "holds back") if sim.paced else ("max_outstanding", "refuses")
-    usage = f"it keeps at most {counted(most, 'request')} open and {verb} {sim.refused:,} of {sim.sent:,}"
+    usage = f"it keeps at most {counted(most, 'request')} open and {verb} {kept:,} of {sim.sent:,}"
     return Limit("client", 1.0, usage, f"a higher {name}")
 
 

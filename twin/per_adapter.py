@@ -284,7 +284,7 @@ def late(sim: Run) -> FloatArray:
 def slo_counts(sim: Run) -> tuple[FloatArray, FloatArray]:
     """Return the requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them.
 
-    A refused request breaks its limits.
+    A request that was refused or held back breaks its limits.
     """
     m = len(sim.workload)
     kept, broke = sim.kept_requests

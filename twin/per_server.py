@@ -92,8 +92,19 @@ def mean_kv_usage(run: Run) -> float:
 def refused(run: Run) -> int:
     """See `Run.refused`. In a cluster, requests that are on their way at the end are sent but not taken."""
     if run.raw.turned_away is None:
-        return run.sent - int(run.raw.server["taken"])
-    return int(run.raw.turned_away.sum())
+        return run.sent - int(run.raw.server["taken"]) - run.held_back
+    return int(run.raw.turned_away.sum()) - run.held_back
+
+
+def held_back(run: Run) -> int:
+    """See `Run.held_back`. Servers of a cluster never see what its client holds back."""
+    if not run.paced:
+        return 0
+    if run.state is not None:
+        from packer.twin.cluster.state import REFUSED
+
+        return int(np.count_nonzero(run.state.server == REFUSED))
+    return run.sent - int(run.raw.server["taken"]) if run.raw.turned_away is None else 0
 
 
 def hit_rate(run: Run) -> float:

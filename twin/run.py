@@ -91,13 +91,16 @@ class Run:
         return np.flatnonzero(self.raw.finished)
 
     sent = _field("sent")
-    """Requests sent, including those refused by the client's ceiling."""
+    """Requests offered, also those refused or held back: completed + refused + held back + unfinished, those open or
+    on their way at the end."""
 
     sent_tokens = cached_property(lambda self: float(self.raw.sent_tokens))
-    """Input + output tokens of all requests sent, including refused ones."""
+    """Input + output tokens of all requests sent, including those refused or held back."""
 
     refused = cached_property(by_server.refused)
-    """Requests that the client could not send because too many were outstanding, or that a full server refused."""
+    """Requests that the client did not send because `max_outstanding` were open, or that a full server refused."""
+    held_back = cached_property(by_server.held_back)
+    """Requests that wait at a `paced` client for a place at the end of the run; 0 for other clients."""
     completed = cached_property(lambda self: len(self._completed))
     """Requests that got all their tokens."""
     request_throughput = cached_property(lambda self: float(self.completed / self.duration_s))
@@ -317,8 +320,8 @@ class Run:
 
     requests = cached_property(requests_frame)
     """One row per request in order of arrival: request, adapter, server, sent_s, first_s, finish_s, input_tokens,
-    output_tokens; null if a request has no server, or did not get that far. For one server, requests that the client's
-    ceiling refused have no row.
+    output_tokens; null if a request has no server, or did not get that far. For one server, requests that the client
+    refused or holds back have no row.
     """
 
     owners = cached_property(lambda self: np.asarray(self.raw.requests.adapter[self.raw.finished]))

@@ -45,13 +45,13 @@ class Raw:
     """What the kernel returned.
 
     `requests`: accepted requests in order of arrival, with `first_s`, `finish_s` as the client sees them (NaN if it did
-    not happen) and `finished`. `refused` (m,): number of requests of each adapter that the client could not send; they
-    have no row. `sent_tokens`: input + output tokens of all requests sent, including refused ones. `server`, `timeline`
-    (bins,), `rows` (n,): the kernel's records of the server, of time and of these requests
+    not happen) and `finished`. `refused` (m,): number of requests of each adapter that the client could not send, or
+    holds back; they have no row. `sent_tokens`: input + output tokens of all requests sent, including these. `server`,
+    `timeline` (bins,), `rows` (n,): the kernel's records of the server, of time and of these requests
     (`packer.twin.engine.state`). `tuning`: the record of `packer.twin.tuning.state`, if the server trained. `found`
     (n,): tokens of each request that were in the KV cache at its first admission, -1 before that; None without prefix
-    caching. `drafts`: None without speculative decoding. `turned_away` (n,): requests with a row that were refused, in
-    a cluster; None: no refused request has a row.
+    caching. `drafts`: None without speculative decoding. `turned_away` (n,): requests with a row that were refused or
+    held back, in a cluster; None: no such request has a row.
     """
 
     requests: RequestTrace

@@ -51,7 +51,8 @@ def simulate(
     `concurrency`: closed loop with this number of requests always outstanding, as with
     `vllm bench serve --max-concurrency`. The rates then only say how often each adapter is chosen; a replayed trace is
     sent in its order.
-    `paced`: requests come at their own times, and wait at the client while `concurrency` requests are outstanding.
+    `paced`: requests come at their own times, and wait at the client while `concurrency` requests are outstanding. This
+    wait is not part of latencies; those that wait at the end are `Run.held_back`.
     `timeline_bin_s`: resolution of the timeline.
     `mean_state`: also sum up the state that tokens see, `raw.means`, for calibration (`engine.charge.add_means`).
     `scrape_interval_s`: time between scrapes of /metrics, which stop the front end; None takes the profile's

@@ -166,13 +166,13 @@ def queue_growth(sim: Run) -> QueueGrowth:
 def is_stable(sim: Run) -> bool:
     """Whether the queue of one run does not grow, as far as this run shows; False if the server does not start.
 
-    Refused requests are a queue that outgrew its client. If the rate of requests changes with time (traces, piecewise
-    rates, bursts), thirds differ because of the load. Such a server is stable if its queue gets as short in the last
-    third as in the middle one, and nearly empty: a queue that stays long after a burst only stops growing because the
-    burst is over.
+    Requests refused or held back are a queue that outgrew its client. If the rate of requests changes with time
+    (traces, piecewise rates, bursts), thirds differ because of the load. Such a server is stable if its queue gets as
+    short in the last third as in the middle one, and nearly empty: a queue that stays long after a burst only stops
+    growing because the burst is over.
     """
-    held_back = FEW + SLOW * sim.sent if sim.paced else 0.0
-    if sim.status != "ok" or sim.refused > held_back:
+    at_most = FEW + SLOW * sim.sent if sim.paced else 0.0
+    if sim.status != "ok" or sim.refused + sim.held_back > at_most:
         return False
     if sim.closed_loop:
         return True
@@ -224,7 +224,7 @@ def stability(
     first = simulate(workload, profile, duration_s=duration_s, seed=seed, **server)
     span_s, growth = first.duration_s, queue_growth(first)
     slope = 3.0 * (growth.last - growth.middle) / span_s
-    no_queue = first.refused > 0 or growth.last <= FEW
+    no_queue = first.refused + first.held_back > 0 or growth.last <= FEW
     obvious = growth.material and growth.statistic > 2 * T_GROWS
     if no_queue or obvious or workload.arrivals.kind not in ("poisson", "lognormal"):
         return Stability(is_stable(first), True, slope)
@@ -239,7 +239,7 @@ def stability(
         middle = float(np.mean([each.middle for each in growths]))
         error = float(rises.std(ddof=1)) / math.sqrt(SEEDS)
         rise, slow = float(rises.mean()), SLOW * first.sent * span_s / first.duration_s / 3.0
-        refused = any(run.refused for run in runs)
+        refused = any(run.refused + run.held_back for run in runs)
         if refused or (rise > T_CLEAR * error and rise > max(slow, MATERIAL * middle)):
             return Stability(False, True, 3.0 * rise / span_s)
         if rise + T_CLEAR * error < max(slow, STEADY * middle, FEW):

@@ -48,6 +48,8 @@ def summary(run: Run) -> dict[str, Any]:
     if run.concurrency is not None:
         values["max_concurrency"] = run.concurrency
     values |= _figures(run, SUMMARY)
+    if run.paced:
+        values["held_back"] = run.held_back
     if run.raw.found is not None:
         values |= _figures(run, ("prefix_hit_rate",))
     if run.raw.drafts is not None:

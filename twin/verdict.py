@@ -15,6 +15,9 @@ from packer.twin.per_adapter import judged_ms, requests_used
 from packer.twin.run import Run
 from packer.words import counted
 
+OF_PACED = " Times count from when the client sends a request, without its wait there for a place."
+"""What the figures of a client that holds requests back leave out."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLimit:
@@ -76,7 +79,8 @@ def verdict_of(sim: Run) -> RunVerdict:
     elif limits and steady:  # figures of a server that starves do not count
         parts.append(f"keeps {' and '.join(each.words for each in limits if each.words)}")
     cause, why = (None, "") if holds else _cause(sim)
-    text = f"{', '.join(parts)}{why}.{_drafts(sim)}"
+    since = OF_PACED if holds and limits and sim.paced else ""
+    text = f"{', '.join(parts)}{why}.{since}{_drafts(sim)}"
     return RunVerdict(holds, text[:1].upper() + text[1:], limits, cause)
 
 

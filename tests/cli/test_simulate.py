@@ -52,6 +52,21 @@ def test_table_shows_metrics_and_verdict(fleet: str, capsys: pytest.CaptureFixtu
     assert "\nStarves: serves " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("seeds", ["1", "2"])
+def test_what_a_paced_client_holds_back_is_not_refused(
+    fleet: str, capsys: pytest.CaptureFixture[str], seeds: str
+) -> None:
+    """Requests that wait at the client for a place have a row and a field of their own, besides those refused."""
+    how = ["simulate", fleet, *SERVER, "--concurrency", "1", "--paced", "--seeds", seeds]
+    found = _json(how, capsys)
+    assert found["refused"] == 0
+    assert found["held_back"] > 100  # type: ignore[operator]
+    assert 0 <= found["sent"] - found["held_back"] - found["completed"] <= 1  # type: ignore[operator]
+    assert run(how) == 0
+    rows = {line.strip().rsplit("  ", 1)[0].split("  ")[0] for line in capsys.readouterr().out.splitlines()}
+    assert {"requests sent or held back", "refused by the client", "held back by the client"} <= rows
+
+
 def test_hit_rates_are_printed_where_prefixes_are_cached(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +122,22 @@ def test_closed_loop_keeps_its_requests_open(make_profile: MakeProfile) -> None:
     at_once = _trace(*[(0.0, k % 2, 10, 5) for k in range(9)])
     late = simulate(at_once, make_profile(), **one, paced=True)
     assert late.raw.requests.time_s.tolist() == sim.raw.requests.time_s.tolist()
-    assert (late.sent, late.refused, late.starved) == (9, 1, True)
+    assert (late.sent, late.refused, late.held_back, late.starved) == (9, 0, 1, True)
+
+
+@pytest.mark.parametrize(("client", "refused", "held_back"), [
+    ({"concurrency": 2, "paced": True}, 0, 3), ({"concurrency": 2}, 0, 0), ({"max_outstanding": 2}, 7, 0),
+])  # fmt: skip
+def test_requests_are_completed_refused_held_back_or_open(
+    make_profile: MakeProfile, client: dict[str, Any], refused: int, held_back: int
+) -> None:
+    """What a paced client still holds back is nothing that anybody refused; both count as sent, once each."""
+    workload = _trace(*[(0.0, k % 2, 10, 5) for k in range(9)])
+    sim = simulate(workload, make_profile(), max_loras=2, duration_s=0.12, **client)
+    assert (sim.refused, sim.held_back) == (refused, held_back)
+    left = sim.raw.server.running + sim.raw.server.waiting
+    assert sim.per_adapter["sent"].sum() == sim.sent == sim.completed + refused + held_back + left
+    assert ("held_back" in sim.to_dict()) == bool(client.get("paced"))
 
 
 def test_base_model_alone_has_lora_off(make_profile: MakeProfile) -> None:

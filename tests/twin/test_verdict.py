@@ -119,6 +119,17 @@ def test_a_client_that_keeps_requests_from_an_idle_server_is_named(
         assert found.cause.advice == f"a higher {next(iter(client))}"
 
 
+@pytest.mark.parametrize("paced", [True, False])
+def test_kept_times_of_a_paced_client_say_where_they_begin(toy_profile: Profile, paced: bool) -> None:
+    """Requests that waited at the client have their TTFT from when they were sent: the verdict that it is kept says so,
+    and so does the JSON."""
+    client: dict[str, Any] = {"concurrency": 8, "paced": True} if paced else {}
+    found = verdict_of(simulate(fleet(2, 0.2), toy_profile, max_loras=2, duration_s=300, **client))
+    assert found.holds
+    said = "Times count from when the client sends a request, without its wait there for a place."
+    assert (said in found.text, said in found.to_dict()["text"]) == (paced, paced)
+
+
 def test_a_full_server_is_named_whatever_its_client_refuses(toy_profile: Profile) -> None:
     """Where requests wait in the server, its resources are the cause, though the client refuses more."""
     run = simulate(fleet(12, 2.0), toy_profile, max_loras=1, duration_s=300, max_outstanding=200)

@@ -88,7 +88,9 @@ def test_a_paced_cluster_of_one_is_the_server(version: str, concurrency: int) ->
     n = len(one.raw.requests)
     assert run.raw.requests.time_s[:n].tolist() == one.raw.requests.time_s.tolist()
     np.testing.assert_array_equal(run.raw.finish_s[:n], one.raw.finish_s)
-    assert (run.sent, run.refused, run.completed) == (one.sent, one.refused, one.completed)
+    counts = [(each.sent, each.refused, each.held_back, each.completed) for each in (run, one)]
+    assert counts[0] == counts[1]
+    assert (run.servers[0].refused, run.servers[0].held_back) == (0, 0)
     assert run.served_share == pytest.approx(one.served_share)
     assert (run.slo_attainment, run.per_adapter["slo_attainment"].to_list()) == (
         one.slo_attainment, one.per_adapter["slo_attainment"].to_list(),
@@ -110,7 +112,8 @@ def test_paced_requests_wait_for_a_place_and_no_longer(
         concurrency=concurrency, paced=True,
     )  # fmt: skip
     sent, ends = run.raw.requests.time_s, np.sort(run.raw.finish_s[~np.isnan(run.raw.finish_s)])
-    left = len(sent) - int(run.refused)
+    assert run.refused == 0
+    left = len(sent) - int(run.held_back)
     for i, (own, at) in enumerate(zip(trace.time_s[:left].tolist(), sent[:left].tolist(), strict=True)):
         place = 0.0 if i < concurrency else float(ends[i - concurrency])
         assert at == max(own, place)
