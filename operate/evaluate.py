@@ -302,16 +302,18 @@ def _rare(found: Sequence[float], changed: Changed) -> bool:
 def _worst(changed: Changed, hours: Hours, seed: int, looked: Sequence[float]) -> Worst | None:
     """The adapter that breaks its limits most in the hours from `seed` on that break them; None if only servers do."""
     fleet = changed.workload
-    kept, found = KeptHours(fleet, fleet, seed, hours), list[Worst]()
+    kept, found = KeptHours(fleet, fleet, seed, hours), list[tuple[Worst, bool]]()
     for place in np.flatnonzero(looked).tolist():
         hour = Hour(fleet, seeds.fresh(seed, place), place > 0 and not looked[0])
         for k, each in enumerate(kept.all(changed.bins, hour)):
             used = np.nan_to_num(each.adapters.slo_used, nan=0.0, posinf=np.inf)
-            most = int(used.argmax())
-            found.append(
-                Worst(fleet.names[changed.bins[k].adapters[most]], changed.gpus[k], float(used[most]))
-            )
-    most_used = max(found, key=lambda each: each.slo_used)
+            silent = np.isnan(
+                each.adapters.p95_ttft_ms
+            )  # without an answer: the worst of those with infinite use
+            most = int(np.lexsort((silent, used))[-1])
+            name = fleet.names[changed.bins[k].adapters[most]]
+            found.append((Worst(name, changed.gpus[k], float(used[most])), bool(silent[most])))
+    most_used, _ = max(found, key=lambda each: (each[0].slo_used, each[1]))
     return most_used if most_used.slo_used > 1.0 else None
 
 
