@@ -92,6 +92,29 @@ def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None,
     for model in workload.models:
         found[model] = tuple(each for each in profiles if serves(each.model, model))
         if not found[model]:
-            rule = f"Expected a profile that serves the base model {model!r}, got profiles of {', '.join(offered)}."
-            raise IncompatibleError(rule)
+            raise _unserved(model, *offered)
     return found
+
+
+def _unserved(model: str, *offered: str) -> IncompatibleError:
+    rule = f"Expected a profile that serves the base model {model!r}"
+    return IncompatibleError(f"{rule}, got profiles of {', '.join(offered)}.")
+
+
+def check_serves(profile: Profile, models: Iterable[str]) -> None:
+    """Raise `IncompatibleError` unless the profile serves adapters of each of these base models."""
+    for model in models:
+        if not serves(profile.model, model):
+            raise _unserved(model, profile.model.name)
+
+
+def check_one_server(workload: Workload, profile: Profile) -> None:
+    """Check that one server can serve the whole fleet, by the base models that the adapters name.
+
+    Raises `ValidationError`: they name several; `IncompatibleError`: the profile does not serve theirs.
+    """
+    if len(workload.models) > 1:
+        raise ValidationError(
+            f"Expected adapters of one base model for one server, got {', '.join(workload.models)}: take those of one."
+        )
+    check_serves(profile, workload.models)

@@ -10,6 +10,7 @@ from packer import checks, registry
 from packer.bin import Bin
 from packer.errors import PluginError, path_of, plugged
 from packer.evaluation import Evaluation, Evaluations
+from packer.gpu import check_one_server
 from packer.profile import Profile
 from packer.strategies import Predictor, TwinBased
 from packer.workload import Workload
@@ -67,12 +68,14 @@ def evaluate_server(
     `predictor`: a registered name, the path of a trained predictor, or an object.
     `seed`: seed of the predictor's random draws.
 
-    Raises `ValidationError`: an adapter's rank exceeds `max_lora_rank`, or another value is out of range;
+    Raises `ValidationError`: an adapter's rank exceeds `max_lora_rank`, the adapters name several base models, or
+    another value is out of range; `IncompatibleError`: the server has another base model;
     `UnknownNameError`, `ModelError`: as from `load_predictor`; `PluginError`: the predictor raised another error,
     or returned no row.
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the server", server, Profile, "packer.load_profile(NAME)")
+    check_one_server(workload, server)
     checks.integer("seed", seed, low=0)
     if isinstance(predictor, str | os.PathLike):
         predictor = load_predictor(predictor, server, seed=seed)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from packer import checks
-from packer.errors import IncompatibleError, ValidationError
+from packer.errors import IncompatibleError
 from packer.goal import GoalLike
+from packer.gpu import check_one_server
 from packer.profile import Profile
 from packer.times import HOUR_S
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
@@ -64,15 +65,12 @@ def simulate(
     `watch`: ends the run with a `packer.twin.watch.BrokenError` once limits are certainly broken.
 
     Raises `ValidationError`: a value is out of range, or no slot of this rank holds an adapter; `IncompatibleError`: no
-    client behaves in this way.
+    client behaves in this way, or the server has another base model than the adapters.
     """
     checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the server", profile, Profile, "packer.load_profile(NAME)")
     duration_s = simulated_s(workload, duration_s, timeline_bin_s, seed)
-    if len(workload.models) > 1:
-        raise ValidationError(
-            f"Expected adapters of one base model for one server, got {', '.join(workload.models)}: take those of one."
-        )
+    check_one_server(workload, profile)
     if workload.n_loras:
         checks.integer("max_loras of a server with adapters", max_loras, low=1)
     settings = profile.settings(max_loras if workload.n_loras else 0, workload.slot_rank(max_lora_rank))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.cluster import Cluster
+from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError, ValidationError
 from packer.failover import placed
 from packer.gpu import GpuKind, base_model, kinds_of, serving, stock_of
 from packer.io.profiles import load_profile
 from packer.placement import check_placement
-from packer.testing.analytic import small_profile
+from packer.predictors.api import evaluate_server
+from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -82,6 +84,33 @@ def test_an_adapter_that_comes_goes_to_its_model() -> None:
     found, unplaced = placed(more, bins, [2, 3])
     assert [item.adapters for item in found] == [(0,), (1, 2)]
     assert unplaced == (3,)
+
+
+def test_every_entry_point_refuses_the_adapters_of_another_model() -> None:
+    """A server, or a cluster's server that may get the requests, has the base model of its adapters, by either name."""
+    others = FLEET.subset([1])
+    cluster = Cluster.of(LLAMA, 2, max_loras=2)
+    calls: list[Callable[[Workload], object]] = [
+        lambda fleet: simulate(fleet, LLAMA, max_loras=2, duration_s=10.0),
+        lambda fleet: evaluate_server(fleet, LLAMA, max_loras=2, predictor=AnalyticPredictor()),
+        lambda fleet: simulate_cluster(fleet, cluster, router="round-robin", duration_s=10.0),
+        lambda fleet: simulate_cluster(
+            fleet, replace(cluster, placement=({}, {fleet.names[0]: 1.0})), router="plan", duration_s=10.0
+        ),
+    ]
+    for call in calls:
+        call(FLEET.subset([0]))
+        with pytest.raises(
+            IncompatibleError, match="serves the base model 'qwen', got profiles of test-model"
+        ):
+            call(others)
+    with pytest.raises(ValidationError, match="one base model for one server, got org/Test-Model, qwen"):
+        evaluate_server(FLEET, LLAMA, max_loras=2, predictor=AnalyticPredictor())
+    kinds = (ServerKind("llama", LLAMA, 2), ServerKind("qwen", QWEN, 2))
+    mixed = Cluster(kinds, ("qwen", "llama"), ({"b": 1.0}, {"a": 1.0}))
+    assert simulate_cluster(FLEET, mixed, router="plan", duration_s=10.0).status == "ok"
+    with pytest.raises(IncompatibleError, match="serves the base model"):
+        simulate_cluster(FLEET, replace(mixed, servers=("llama", "qwen")), router="plan", duration_s=10.0)
 
 
 def test_a_server_has_one_base_model() -> None:

@@ -15,9 +15,10 @@ from packer.change import Change, Controller
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
+from packer.gpu import check_serves
 from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times, replaying
 from packer.twin.cluster.caching import CachePolicy
-from packer.twin.cluster.candidates import candidates_of
+from packer.twin.cluster.candidates import Candidates, candidates_of
 from packer.twin.cluster.client import LIKELY_REQ_S
 from packer.twin.cluster.dispatch import Dispatch
 from packer.twin.cluster.loop import runner_of
@@ -89,7 +90,7 @@ def simulate_cluster(
     UnknownNameError, ValidationError
         A name or value is unknown or out of range, or no server may serve an adapter.
     IncompatibleError
-        The router can't serve this cluster, or an engine can't do what the system says.
+        The router can't serve this cluster, an engine can't do what the system says, or a base model has no server.
     PluginError
         A router raised, or returned a server that may not serve the adapter.
     """
@@ -111,7 +112,7 @@ def simulate_cluster(
     loads = controller is not None and cluster.placement is not None  # of any adapter, on any server
     anywhere = loads or getattr(chosen, "relocates", False)
     held = replace(cluster, placement=None) if anywhere else ever_placed(cluster, changes)
-    candidates = candidates_of(held, workload, slot_ranks)
+    candidates = _candidates(held, workload, slot_ranks)
     own = server_setups(workload, cluster, kinds, candidates)
     failed = next(filter(None, (setup.error() for setup in {id(each): each for each in own}.values())), None)
     servers, way = None, None
@@ -134,6 +135,17 @@ def simulate_cluster(
         setups=[setup.server for setup in own], state=servers, transit=way, max_outstanding=max_outstanding,
         spans=None if serving is None or servers is None else serving.finished(servers, duration_s),
     )  # fmt: skip
+
+
+def _candidates(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int]) -> Candidates:
+    """Return the candidates; raises `IncompatibleError` if a server may serve an adapter of another base model."""
+    found = candidates_of(cluster, workload, slot_ranks)
+    model_of = {each.name: each.model for each in workload.adapters if each.model is not None}
+    placement = cluster.placement or [model_of] * len(cluster)
+    for kind in cluster.kinds if model_of else ():
+        own = [each for name, each in zip(cluster.servers, placement, strict=True) if name == kind.name]
+        check_serves(kind.profile, sorted({model_of[name] for each in own for name in each}))
+    return found
 
 
 def _with_job(workload: Workload, cluster: Cluster, system: System) -> Workload:
