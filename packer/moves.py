@@ -42,13 +42,16 @@ def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
     Maximum-weight bipartite matching over bins of equal profile; pairs that keep no adapter are left out. Among
     matchings that keep the most adapters, one that keeps the order of the servers is preferred (`aligned`).
     """
-    home = {i: j for j, item in enumerate(old) for i in item.adapters}
+    homes: dict[int, list[int]] = {}
+    for j, item in enumerate(old):
+        for i in item.adapters:
+            homes.setdefault(i, []).append(j)
     kept: dict[tuple[int, int], int] = {}
     for k, item in enumerate(new):
         for i in item.adapters:
-            j = home.get(i)
-            if j is not None and old[j].profile == item.profile:
-                kept[k, j] = kept.get((k, j), 0) + 1
+            for j in homes.get(i, ()):
+                if old[j].profile == item.profile:
+                    kept[k, j] = kept.get((k, j), 0) + 1
     found = _obvious(kept)
     taken = {*found}, {*found.values()}
     rest = {(k, j): n for (k, j), n in kept.items() if k not in taken[0] and j not in taken[1]}
@@ -68,7 +71,7 @@ def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
 
 
 def _obvious(kept: Mapping[tuple[int, int], int]) -> dict[int, int]:
-    """Pairs that keep at least as many adapters as the two servers could keep in total if matched to other servers."""
+    """Pairs that keep more adapters than the two servers could keep in total if matched to other servers."""
     best: dict[tuple[str, int], list[int]] = {}
     for (k, j), n in kept.items():
         for node in (("new", k), ("old", j)):
@@ -78,7 +81,7 @@ def _obvious(kept: Mapping[tuple[int, int], int]) -> dict[int, int]:
         ours, theirs = best["new", k], best["old", j]
         if n == ours[0] == theirs[0] and k not in found and j not in found.values():
             other = (ours[1] if len(ours) > 1 else 0) + (theirs[1] if len(theirs) > 1 else 0)
-            found |= {k: j} if n >= other else {}
+            found |= {k: j} if n > other else {}
     return found
 
 

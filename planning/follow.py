@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 from itertools import product
+from types import MappingProxyType
+from typing import TypeAlias
 
 from packer import checks
 from packer.bin import Bin
@@ -14,7 +19,9 @@ from packer.errors import IncompatibleError
 from packer.moves import going_on, match, moves_of, restarted
 from packer.plan import Plan, Status
 from packer.planning.kept import KeptHours
+from packer.planning.replicas import MOST_REPLICAS
 from packer.planning.settle import with_best_slots
+from packer.search import fewest
 from packer.solvers.candidates import candidates_of
 from packer.solvers.nearest import Nearest, lightest
 from packer.words import counted
@@ -26,6 +33,8 @@ EXCHANGES = 24
 """Number of exchanges of two adapters that are tried for a server that does not hold."""
 COARSE = 40
 """With more adapters per server than this, no adapters are exchanged: servers give light ones away instead."""
+Held: TypeAlias = Mapping[int, float]
+"""Adapters of a server, with the share of their requests that it gets."""
 
 
 def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
@@ -90,25 +99,47 @@ def refitted(
 
 
 def nearby(
-    fleet: Workload, old: Sequence[Bin], servers: int, holds: Callable[[Bin], bool]
+    fleet: Workload,
+    old: Sequence[Bin],
+    servers: int,
+    holds: Callable[[Bin], bool],
+    parts: Mapping[int, int] = MappingProxyType({}),
+    most: int = MOST_REPLICAS,
 ) -> Iterator[list[Bin]]:
     """Yield plans on at most `servers` servers: the running ones with new adapters placed; then with the fewest
     adapters moved off servers that do not hold; then with one adapter of each such server exchanged for a lighter one;
     then, `REPAIRS` times, with adapters moved from servers that still do not hold to servers that do.
 
     Running servers with the least load are closed if there are too many; new ones are opened for adapters without a
-    place. A closed server's share of an adapter goes to the servers that have the rest of it.
+    place. A closed server's share of an adapter goes to the servers that have the rest of it. Adapters on fewer servers
+    than they have `parts` are spread anew, over up to `most` servers; then all that have parts are.
     """
     falling = sorted(old, key=lambda item: -item.offered_tok_s(fleet))
     kept = [item for item in old if any(item is each for each in falling[:servers])]
-    yield (full := _placed(fleet, kept, len(kept)))
-    own = full if len(kept) == servers else [_with_ranks(fleet, item) for item in kept]
+    copies = Counter(i for item in kept for i in item.adapters)
+    short = {i: n for i, n in parts.items() if copies[i] < n}
+    for split in [short] if short == parts else [short, parts]:
+        yield from _repaired(fleet, kept, servers, holds, split, most)
+
+
+def _repaired(
+    fleet: Workload,
+    kept: Sequence[Bin],
+    servers: int,
+    holds: Callable[[Bin], bool],
+    split: Mapping[int, int],
+    most: int,
+) -> Iterator[list[Bin]]:
+    """Yield the plans of `nearby` on servers of which none is closed, with the adapters of `split` spread anew."""
+    spread = partial(_spread, fleet, holds, split, most)
+    yield (full := _placed(fleet, kept, len(kept), spread=spread))
+    own = full if len(kept) == servers and not split else [_with_ranks(fleet, item) for item in kept]
     lighter = [_lighter(fleet, item, holds) for item in own]
-    yield (tried := _placed(fleet, lighter, servers))
+    yield (tried := _placed(fleet, lighter, servers, spread=spread))
     if (exchanged := _exchanged(fleet, full, holds)) is not None:
         yield exchanged
     for _ in range(REPAIRS):
-        lighter = [_lighter(fleet, item, holds) for item in tried]
+        lighter = [_lighter(fleet, item, holds, split) for item in tried]
         given = {k for k, item in enumerate(lighter) if len(item.adapters) < len(tried[k].adapters)}
         if not 0 < len(given) < len(tried):
             return
@@ -122,9 +153,13 @@ def _with_ranks(fleet: Workload, item: Bin) -> Bin:
     return item if rank <= item.max_lora_rank else _with(fleet, item, held, new=False)
 
 
-def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool]) -> Bin:
-    """The server with the fewest adapters removed, heaviest first, so that it holds; unchanged if nothing helps."""
+def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool], last: Collection[int] = ()) -> Bin:
+    """The server with the fewest adapters removed, heaviest first, so that it holds; unchanged if nothing helps.
+
+    `last`: adapters that are removed only after all others.
+    """
     here = dict(zip(item.adapters, item.rates(fleet) * fleet.mean_tokens[list(item.adapters)], strict=True))
+    here |= dict.fromkeys(last, -1.0)
 
     def made(kept: list[int]) -> Bin | None:
         lighter = item.renumbered(dict(zip(kept, kept, strict=True)))
@@ -175,22 +210,74 @@ def _exchanges(fleet: Workload, full: Bin, other: Bin, number: int) -> Iterator[
             yield abs(heavy - light - slack / 2.0), number, a, b
 
 
-def _placed(fleet: Workload, bins: Sequence[Bin], servers: int, full: Collection[int] = ()) -> list[Bin]:
+def _placed(
+    fleet: Workload,
+    bins: Sequence[Bin],
+    servers: int,
+    full: Collection[int] = (),
+    spread: Callable[[list[dict[int, float]], Callable[[int, Held], Bin]], None] = lambda _held, _made: None,
+) -> list[Bin]:
     """The servers, and new ones up to `servers`, with all missing adapters: the heaviest first, each on the server with
-    the least load that is not `full`."""
+    the least load that is not `full`.
+
+    `spread`: first changes what servers hold, given that and how a server is made from its number and what it holds.
+    """
+
+    def made(s: int, own: Held) -> Bin:
+        return _with(fleet, bins[min(s, len(bins) - 1)], own, new=s >= len(bins))
+
     held = [dict(zip(item.adapters, item.shares, strict=True)) for item in bins]
+    held += [{} for _ in range(servers - len(bins))]
+    spread(held, made)
     near = Nearest(
-        fleet.offered_tok_s_by_adapter,
-        held + [{} for _ in range(servers - len(bins))],
-        range(servers),
-        fits=lambda server, _adapter: server not in full,
+        fleet.offered_tok_s_by_adapter, held, range(servers), fits=lambda server, _adapter: server not in full
     )
     near.place_rest()
-    return [
-        _with(fleet, bins[min(s, len(bins) - 1)], own, new=s >= len(bins))
-        for s, own in enumerate(near.held)
-        if own
-    ]
+    return [made(s, own) for s, own in enumerate(near.held) if own]
+
+
+def _spread(
+    fleet: Workload,
+    holds: Callable[[Bin], bool],
+    parts: Mapping[int, int],
+    most: int,
+    held: list[dict[int, float]],
+    made: Callable[[int, Held], Bin],
+) -> None:
+    """Spread each adapter of `parts`, hottest first, over the fewest servers that hold with it, at least as many as it
+    has parts; over `most` if none hold. Those that have it come first, then those with the least load."""
+    tok_s, high = fleet.offered_tok_s_by_adapter, min(most, len(held))
+    before = [{*own} for own in held]
+    for own in held:
+        for i in {*own} & {*parts}:
+            del own[i]
+
+    def shared(i: int, n: int) -> dict[int, float]:
+        loads = [float(sum(tok_s[a] * share for a, share in own.items())) for own in held]
+        order = sorted(range(len(held)), key=lambda s: (i not in before[s], loads[s]))
+        return _levelled({s: loads[s] for s in order[:n]}, tok_s[i])
+
+    def enough(i: int, n: int) -> bool:
+        return all(holds(made(s, held[s] | {i: share})) for s, share in shared(i, n).items())
+
+    for i in sorted(parts, key=lambda i: -tok_s[i]):
+        n = fewest(partial(enough, i), min(parts[i], high), high)
+        for s, share in shared(i, n or high).items():
+            held[s][i] = share
+
+
+def _levelled(loads: Mapping[int, float], more: float) -> dict[int, float]:
+    """Shares, by server, of a load of `more` tok/s that fill servers with `loads` up to one level; servers above it get
+    none."""
+    rising = sorted(loads, key=lambda s: loads[s])
+    total, level, used = more, math.inf, 0
+    for s in rising:
+        if loads[s] >= level:
+            break
+        used += 1
+        total += loads[s]
+        level = total / used
+    return {s: (level - loads[s]) / more for s in rising[:used]}
 
 
 def _with(fleet: Workload, item: Bin, held: Mapping[int, float], *, new: bool) -> Bin:

@@ -24,6 +24,7 @@ from packer.planning.frontier import Conditions, FrontierPoint
 from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
 from packer.planning.prove import bounded, told
+from packer.planning.replicas import MOST_REPLICAS
 from packer.predictors.twin import TwinPredictor
 from packer.progress import Progress, silent
 from packer.room import Room
@@ -252,10 +253,10 @@ class Deployment:
         if not self.running or (plan is not None and self.over()):
             return plan
         most = min(len(self.running), job.most(self.max_gpus)) if plan is None else len(plan.bins)
-        for bins in nearby(
-            self.workload, self.running, most, lambda item: kept.used([item], most=[1.0])[0] <= 1.0
-        ):
-            for made in refitted(kept, self.running, bins, self.over):
+        parts = {i: n for i, n in job.parts.parts.items() if n is not None}
+        allowed = job.max_replicas or MOST_REPLICAS
+        for bins in nearby(self.workload, self.running, most, self._carries, parts, allowed):
+            for made in refitted(kept, self.running, aligned(self.running, bins), self.over):
                 if self._lasts(made):
                     return self._close(made, True if self.rounds else None)
         if plan is None:
@@ -265,6 +266,9 @@ class Deployment:
         if made != bins and plan.verified is not False and self._lasts(made):
             return self._close(made, plan.verified)
         return replace(self._put(bins), verified=plan.verified)
+
+    def _carries(self, item: Bin) -> bool:
+        return self.job.kept.used([item], most=[1.0])[0] <= 1.0
 
     def _lasts(self, bins: Sequence[Bin]) -> bool:
         """Whether the servers keep the goal in all kept hours and, if plans are verified, in the last fresh ones."""

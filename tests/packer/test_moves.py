@@ -50,6 +50,19 @@ def test_running_servers_keep_their_order(data: st.DataObject) -> None:
     assert numbers == sorted(numbers)
 
 
+def test_a_server_with_a_part_of_an_adapter_goes_on_as_itself() -> None:
+    """An adapter on several servers stays on each of them, and servers that keep equally many keep their order."""
+
+    def part(share: float, *whole: int) -> Bin:
+        return Bin((0, *whole), PROFILE.settings(1, 8), PROFILE, (share, *(1.0 for _ in whole)))
+
+    old = [part(0.25, 1, 2), part(0.25, 3, 4), part(0.5)]
+    new = [part(0.25, 1, 2), part(0.25, 3), part(0.25, 4), part(0.25)]
+    assert match(old, old) == {0: 0, 1: 1, 2: 2}
+    assert match(old, new) == {0: 0, 1: 1, 2: 2}
+    assert moves_of(old, new).adapters == (0, 4)
+
+
 def followed(
     now: Placement, goal: Placement, changes: list[Change], room: list[int | None]
 ) -> tuple[list[set[str]], dict[str, dict[int, float]]]:

@@ -194,3 +194,52 @@ def test_only_servers_that_break_the_goal_get_other_settings(server: Profile) ->
     assert first[1].max_loras > 1
     assert [item.adapters for item in first] == [item.adapters for item in second]
     assert second[0].max_loras == 20
+
+
+def test_an_adapter_too_hot_for_one_server_is_spread_and_others_stay(server: Profile) -> None:
+    """An adapter whose rate grows beyond what a server carries gets parts on running and new servers: it alone moves;
+    when it grows further, its shares follow without a move while its servers hold."""
+    rates = (8.0 / np.arange(1, 41)).tolist()
+    fleet = Workload([Adapter(f"a{k}", (16, 8)[k % 2], rate) for k, rate in enumerate(rates)])
+    old = packer.recommend(fleet, server)
+    hot = replace(fleet, adapters=(replace(fleet.adapters[0], rate=62.0), *fleet.adapters[1:]))
+    plan, free = packer.recommend(hot, server, old_plan=old), packer.recommend(hot, server)
+    assert (plan.status, plan.verified) == (Status.FEASIBLE, True)
+    assert plan.n_gpus <= free.n_gpus
+    assert plan.moves is not None
+    assert plan.moves.adapters == (0,)
+    assert plan.moves.servers[: old.n_gpus] == tuple(range(old.n_gpus))
+    assert sum(0 in item.adapters for item in plan.bins) > 1
+    hotter = replace(fleet, adapters=(replace(fleet.adapters[0], rate=65.0), *fleet.adapters[1:]))
+    again = packer.recommend(hotter, server, old_plan=plan)
+    assert again.n_gpus == plan.n_gpus
+    assert again.moves is not None
+    assert again.moves.adapters == ()
+
+
+@pytest.mark.parametrize(("servers", "most"), [(2, 64), (3, 64), (5, 64), (5, 2)])
+def test_spread_adapters_get_all_of_their_requests(
+    servers: int, most: int, busy: Workload, server: Profile
+) -> None:
+    """Every candidate has every adapter, with shares that sum to 1; a hot one is on at most as many servers as are
+    allowed, also where it was alone on its server, and with parts before on a server that closes."""
+    shares = (0.5, *(1.0,) * 20)
+    old = [
+        Bin((0,), server.settings(1, 8), server),
+        Bin((1, *range(2, 22)), server.settings(4, 16), server, shares),
+        Bin((1, *range(22, 42)), server.settings(4, 16), server, shares),
+    ]
+    hot = replace(busy, adapters=(*(replace(a, rate=40.0) for a in busy.adapters[:2]), *busy.adapters[2:]))
+    most_tok_s = hot.offered_tok_s / servers * 1.05
+    found = list(
+        nearby(hot, old, servers, lambda item: item.offered_tok_s(hot) < most_tok_s, {0: 2, 1: 2}, most)
+    )
+    for bins in found:
+        assert len(bins) <= servers
+        total = np.zeros(len(hot))
+        for item in bins:
+            total[list(item.adapters)] += item.shares
+        assert total == pytest.approx(np.ones(len(hot)))
+        assert max(sum(i in item.adapters for item in bins) for i in (0, 1)) <= most
+    full = [max(item.offered_tok_s(hot) for item in bins) for bins in found]
+    assert most < servers or min(full) < most_tok_s
