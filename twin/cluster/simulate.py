@@ -90,7 +90,7 @@ def simulate_cluster(
     UnknownNameError, ValidationError
         A name or value is unknown or out of range, or no server may serve an adapter.
     IncompatibleError
-        The router can't serve this cluster, an engine can't do what the system says, or a base model has no server.
+        The router can't serve this cluster, an engine can't do what the system says, or base models don't match.
     PluginError
         A router raised, or returned a server that may not serve the adapter.
     """
