@@ -9,6 +9,10 @@ from packer.words import counted, listed
 if TYPE_CHECKING:
     from packer.plan import Plan
 
+RENUMBERED = (
+    "exported files name servers by the new numbers; packer live apply goes by the adapters that they hold"
+)
+
 
 def changes(old: Plan, plan: Plan) -> list[str]:
     """Changes from the running plan `old` to `plan`: adapters that move; servers that stay, start, stop, have another
@@ -27,9 +31,14 @@ def changes(old: Plan, plan: Plan) -> list[str]:
         lines.append(f"Moving      {listed(moved, 10)}")
     renumbered = [f"{number} → {k}" for k, number in enumerate(numbers) if number not in (None, k)]
     if renumbered:
-        lines.append(f"Renumbered  {', '.join(renumbered)}")
+        lines.append(f"Renumbered  {', '.join(renumbered)}: {RENUMBERED}")
     for k, j in restarted(old, plan.moves, plan.bins) if plan.moves else ():
         slots = [f"{item.max_loras} × {item.max_lora_rank}" for item in (old.bins[j], plan.bins[k])]
-        server = f"server {k}" if j == k else f"server {k} (was {j})"
-        lines.append(f"Restart     {server}: max_loras × rank {' → '.join(slots)}")
+        lines.append(f"Restart     server {named(k, j)}: max_loras × rank {' → '.join(slots)}")
     return lines
+
+
+def named(k: int, was: int | None) -> str:
+    """A server's number in a plan, with that of the running server which it continues if it differs; None: it is
+    new."""
+    return f"{k} (new)" if was is None else str(k) if was == k else f"{k} (was {was})"

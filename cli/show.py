@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from packer.cli.changes import changes
+from packer.cli.changes import changes, named
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Output, PlanArgument
 from packer.cli.output import Table
@@ -92,7 +92,10 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         *changes(old, replace(new, moves=moves)),
     ]
     if moved:
-        shown = [([each["adapter"]], each["from"], each["to"]) for each in moved[:MOST_MOVES]]
+        shown = [
+            ([each["adapter"]], each["from"], [named(k, moves.servers[k]) for k in each["to"]])
+            for each in moved[:MOST_MOVES]
+        ]
         rows = [[", ".join(map(str, cell)) or "none" for cell in row] for row in shown]
         columns = ("adapter", "from old server", "to new server")
         lines.append(Table("Adapters that move", columns, rows, left=(0, 1, 2)))

@@ -197,7 +197,8 @@ def solve(
 
     WORKLOAD is a CSV, JSON, YAML or Parquet file of adapters with rank and rate. Objectives take parameters
     as in slo:mean_ttft_ms=500,p99_itl_ms=60. --from PLAN matches adapters by name with the
-    running plan; servers keep their numbers, new ones come at the end.
+    running plan; servers keep their order, and new ones come at the end. Where a server stops, later ones move up:
+    the output says so.
 
     Without an objective, the plan is the one to deploy: fewest GPUs on which every adapter keeps the latency goal
     at rates raised by the margin. The output says what fewer and more GPUs would give.

@@ -103,8 +103,29 @@ def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.Cap
     assert "Changes     2 adapters moved, 2 new, 1 gone; servers: 1 stay, 1 start, 0 stop" in text
     assert "Restart     server 0: max_loras × rank 6 × 8 → 3 × 8" in text
     assert "Adapters that move" in text
+    assert "1 (new)" in text
     same = shown([plans[0], "--diff", plans[0]], capsys)
     assert (same["moved"], same["new"], same["gone"], same["restarted"]) == ([], [], [], [])
+
+
+def test_a_server_with_another_number_is_shown_with_both(
+    plans: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the first server stops, a move to the second one, now the first, has its new number and its old one, and a
+    line says that exported files use the new one; JSON has the new number alone."""
+    old, path = load_plan(plans[1]), str(tmp_path / "less.json")
+    fleet, item = old.workload.subset((0, 3, 4, 5, 6)), old.bins[1]
+    bins = (Bin((0, 1, 2, 3, 4), item.settings, item.profile),)
+    figures = TwinPredictor(seed=0).evaluate(fleet, bins)
+    less = replace(old, workload=fleet, bins=bins, evaluations=figures, rooms=(), adapters=None, headroom=())
+    verified(less).save(path)
+    found = shown([plans[1], "--diff", path], capsys)
+    assert (found["continues"], found["moved"]) == ([1], [{"adapter": "a1", "from": [0], "to": [0]}])
+    assert run(["show", plans[1], "--diff", path]) == 0
+    text = capsys.readouterr().out
+    assert "servers: 1 stay, 0 start, 1 stop" in text
+    assert "Renumbered  1 → 0: exported files name servers by the new numbers" in text
+    assert "0 (was 1)" in text
 
 
 def test_the_tightest_adapter_is_one_that_starves(
