@@ -39,6 +39,7 @@ def classes(fleet: Any) -> None:
     assert all(np.isfinite(column).all() for column in fleet.slo.columns(fleet))
     if fleet.rate < 1e4:
         only = fleet.subset([k for k, a in enumerate(fleet.adapters) if a.model == fleet.adapters[0].model])
+        only = replace(only, adapters=[replace(each, model=None) for each in only.adapters])
         found = simulate(only, load_profile(PROFILE), max_loras=8, duration_s=5.0)
         assert np.isfinite(found.total_token_throughput)
 
