@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 
 import numpy as np
@@ -20,11 +20,16 @@ from packer.planning.kept import KeptHours
 from packer.planning.lone import unreachable
 from packer.profile import Profile
 from packer.search import fewest
+from packer.solvers.backbone import load_bound
 from packer.solvers.candidates import most_slots_of, slot_ranks
 from packer.workload import Workload
 
 MOST_REPLICAS = 64
-"""Default maximum number of parts of an adapter."""
+"""Default maximum number of parts of an adapter whose load takes fewer."""
+MOST_SPLIT = 1_024
+"""Default maximum number of parts of any adapter."""
+SPARE_PARTS = 8
+"""Default maximum number of parts, as a multiple of those that the load takes (`least_parts`)."""
 
 
 def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:
@@ -32,21 +37,37 @@ def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:
     return Bin((i,), profile.settings(1, slot_rank_for(fleet.adapters[i].rank)), profile, (1.0 / parts,))
 
 
+def least_parts(fleet: Workload, profile: Profile, i: int) -> int:
+    """The fewest equal parts of an adapter with which servers may keep up, by load alone (`load_bound`)."""
+    if fleet.arrivals.trace is not None:
+        return 1
+    return load_bound(fleet.subset([i]), profile, 0.0, simulated=False)
+
+
+def most_parts(least: int, allowed: int | None) -> int:
+    """The maximum number of parts: `allowed`, or by default up to `SPARE_PARTS` times the `least` by load."""
+    return min(max(MOST_REPLICAS, SPARE_PARTS * least), MOST_SPLIT) if allowed is None else allowed
+
+
 def fewest_parts(
     loads: npt.NDArray[np.float64],
     ranks: npt.NDArray[np.int64],
     groups: Sequence[str | None],
     holds: Callable[[int, int], bool],
-    most: int,
+    most: Callable[[int], int],
     enough: Callable[[Mapping[int, int | None]], bool] = lambda _found: False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[int, int | None]:
-    """The fewest equal parts of each adapter that must be split; None: even `most` parts do not suffice.
+    """The fewest equal parts of each adapter that must be split; None: even the most parts do not suffice.
 
     In each group, adapters are tried by decreasing load. Once one holds whole, adapters of no larger rank do, too.
 
     `loads`, `ranks`, `groups`: of each adapter, in order.
     `holds(i, parts)`: whether adapter i holds if each of `parts` equal parts has a GPU of its own.
+    `most(i)`: the maximum number of parts of adapter i.
     `enough`: whether to stop, given the parts found so far.
+    `stop`: once it is true, an adapter gets the fewest parts that were found to hold. If there are none, the fewest
+    that then hold by `holds`, which no longer simulates.
     """
     found: dict[int, int | None] = {}
     done: dict[str | None, int] = {}
@@ -55,7 +76,9 @@ def fewest_parts(
             continue
         if enough(found):
             break
-        parts = fewest(partial(holds, i), 1, most)
+        parts = fewest(partial(holds, i), 1, most(i), stop)
+        if parts is None and stop():
+            parts = fewest(partial(holds, i), 1, most(i))
         if parts == 1:
             done[groups[i]] = int(ranks[i])
         else:
@@ -68,35 +91,43 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     suffice, or its requests break the limits even one at a time.
 
     In each class of limits, the hottest adapters are tried first, and colder ones if their ranks are larger. Requests
-    one at a time are simulated for the adapters with the longest prompts.
+    one at a time are simulated for the adapters with the longest prompts. Once the time is over nothing is simulated,
+    and adapters get at least the parts that their load takes.
 
     `kept`: the hours in which the limits must be kept. The search ends once too many adapters have no number of
     parts.
-    `allowed`: maximum number of parts; None for `MOST_REPLICAS`.
+    `allowed`: maximum number of parts; None: see `most_parts`.
     """
-    fleet = kept.workload
+    fleet, stop = kept.workload, kept.simulated.stop
+
+    @cache
+    def least(i: int) -> int:
+        return least_parts(kept.raised, profile, i)
 
     def alone(i: int, parts: int = 1) -> bool:
-        used = kept.used([part(fleet, profile, i, parts)], most=[1.0])[0]
-        return used <= 1.0 or (parts == 1 and kept.simulated.stop())
+        if parts < least(i):
+            return False
+        return stop() or kept.used([part(fleet, profile, i, parts)], most=[1.0])[0] <= 1.0
 
     def reachable(i: int, _parts: int = 1) -> bool:
-        return alone(i) or not any(unreachable(kept.lone(part(fleet, profile, i, 1))))
+        return alone(i) or stop() or not any(unreachable(kept.lone(part(fleet, profile, i, 1))))
 
     def holds(i: int, parts: int) -> bool:
-        return alone(i, parts) if parts == 1 else reachable(i) and alone(i, parts)
+        return parts >= least(i) and (parts == 1 or reachable(i)) and alone(i, parts)
 
     found: dict[int, int | None] = {}
 
     def enough(more: Mapping[int, int | None]) -> bool:
         return sum(parts is None for parts in {**found, **more}.values()) > len(fleet) - kept.required
 
+    def most(i: int) -> int:
+        return most_parts(least(i), allowed)
+
     classes = [adapter.slo_class for adapter in fleet.adapters]
-    most = MOST_REPLICAS if allowed is None else allowed
     slots = slot_ranks(fleet.ranks)
-    found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough)
+    found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough, stop)
     if not (fleet.slo.keys("server") or fleet.slo.keys("request")):  # which an adapter may break alone
-        found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, 1, enough)
+        found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, lambda _i: 1, enough)
     return found
 
 
@@ -183,10 +214,13 @@ class Replicas:
 
     def _parts_on(self, n_gpus: int, allowed: int | None) -> dict[int, int | None]:
         loads = self.workload.offered_tok_s_by_adapter
-        most = MOST_REPLICAS if allowed is None else allowed
         fair = float(loads.sum()) / n_gpus
+
+        def most(count: int) -> int:
+            return min(max(MOST_REPLICAS, 2 * count), MOST_SPLIT) if allowed is None else allowed
+
         return {
-            i: None if count is None else max(count, min(most, math.ceil(loads[i] / fair - 1e-9)))
+            i: None if count is None else max(count, min(most(count), math.ceil(loads[i] / fair - 1e-9)))
             for i, count in self.parts.items()
         }
 

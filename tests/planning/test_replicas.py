@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 import packer
@@ -9,9 +12,11 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
 from packer.cluster import Cluster
-from packer.planning.replicas import Replicas
+from packer.planning.kept import KeptHours
+from packer.planning.replicas import MOST_REPLICAS, Replicas, least_parts, needed
 from packer.profile import Profile
 from packer.twin.hours import MOST_PARTS, Hours, parts_s
+from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -89,3 +94,56 @@ def test_a_hot_adapter_near_its_limit_takes_the_gpus_that_its_requests_need() ->
 def cluster(server: Profile, n: int) -> Cluster:
     """So many equal servers."""
     return Cluster.of(server, n, max_loras=1, max_lora_rank=8)
+
+
+def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[Workload]:
+    """The traffic of every hour of a server that is simulated from here on."""
+    seen: list[Workload] = []
+
+    def counted(own: Workload, *given: Any, **more: Any) -> Run:
+        seen.append(own)
+        return simulate(own, *given, **more)
+
+    monkeypatch.setattr("packer.twin.hours.simulate", counted)
+    return seen
+
+
+def kept_of(fleet: Workload, stop: Callable[[], bool] = lambda: False) -> KeptHours:
+    """The first hour, of servers at the rates as given."""
+    return KeptHours(fleet, fleet, 0, Hours(0, stop))
+
+
+def test_a_hot_adapter_has_as_many_parts_as_it_needs(
+    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a limit of the user's, an adapter gets more than 64 parts where its load takes more."""
+    monkeypatch.setattr("packer.twin.hours.HOUR_S", 10.0)
+    fleet = Workload([Adapter("hot", 8, 11_000.0)])
+    (parts,) = needed(kept_of(fleet), toy_profile, None).values()
+    assert parts is not None
+    assert parts > MOST_REPLICAS
+    assert Replicas(fleet, {0: parts}).most_gpus(None) > parts
+    assert needed(kept_of(fleet), toy_profile, parts - 2) == {0: None}
+
+
+def test_parts_that_are_far_too_large_are_not_simulated(
+    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number of parts with more load than any server can serve is refused without a simulated hour."""
+    fleet, seen = Workload([Adapter("hot", 8, 1e6)]), count_runs(monkeypatch)
+    assert needed(kept_of(fleet), toy_profile, None) == {0: None}
+    assert needed(kept_of(fleet), toy_profile, 2) == {0: None}
+    assert not seen
+
+
+@pytest.mark.parametrize("hours", [0, 1, 2])
+def test_the_search_for_parts_ends_with_its_time(
+    hours: int, toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the time is over no hour is simulated, and an adapter has the parts that its load takes or more."""
+    monkeypatch.setattr("packer.twin.hours.HOUR_S", 10.0)
+    fleet, seen = Workload([Adapter("hot", 8, 1000.0)]), count_runs(monkeypatch)
+    found = needed(kept_of(fleet, lambda: len(seen) >= hours), toy_profile, None)
+    assert len(seen) == hours
+    assert found.keys() == {0}
+    assert (found[0] or 0) >= least_parts(fleet, toy_profile, 0) > 1
