@@ -137,9 +137,9 @@ def schedule(
         out.check(*(os.path.join(routes_path, name) for name in there))
     prefix, timezone = results.names.get("prefix", "gpu"), results.names.get("timezone", "UTC")
     where = Options(prefix=prefix, address=results.names.get("address"))
-    kinds = servers.kinds()
-    out.note_profiles(*(kind.profile for kind in kinds))
     fleet = file.fleet().held_to(hours.slo)
+    kinds = servers.kinds(int(fleet.ranks.max()))
+    out.note_profiles(*(kind.profile for kind in kinds))
     rates = hours.rates(fleet)
     period_s = hours.length_s(list(rates), out)
     if keda_path is not None:

@@ -235,14 +235,15 @@ def solve(
         raise IncompatibleError(
             "--spare goes without an objective and a solver, of a running plan too: gpus:spare=1 is one."
         )
-    kinds = servers.kinds() if old is None else list(kinds_of([item.profile for item in old.bins]))
-    profiles = [kind.profile for kind in kinds]
-    out.note_profiles(*profiles)
     fleet = file.fleet()
     slo = fleet.slo if old is None or fleet.slo != Goal() else old.workload.slo
     fleet, hour = planning.at_load(replace(fleet, slo=slo), file.workload_path, out)
     fleet = planning.changed(fleet.held_to(planning.slo))
     hour = hour if planning.rate_factor == 1.0 else None
+    rank = int(fleet.ranks.max())
+    kinds = servers.kinds(rank) if old is None else list(kinds_of([item.profile for item in old.bins]))
+    profiles = [kind.profile for kind in kinds]
+    out.note_profiles(*profiles)
     with interruptible() as stop, out.progress() as progress:
         later = ("packer.io.plans", *(() if out.as_json or out.quiet else TO_PRINT))
         plan = planning.planned(fleet, kinds, old, later, hour, progress=progress, stop=stop)

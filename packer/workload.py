@@ -73,6 +73,8 @@ class Workload:
         fine_tuning: FineTuning | None = None, sessions: Sessions | None = None,
     ) -> None:  # fmt: skip
         correlation = checks.real("length_correlation", length_correlation, low=-1.0, high=1.0)
+        if not isinstance(adapters, Iterable):
+            raise ValidationError(f"Expected a list of packer.Adapter for a workload, got {shown(adapters)}.")
         arrivals, slo = arrivals if arrivals is not None else Arrivals(), slo if slo is not None else Goal()
         given = (
             tuple(adapters), input_tokens, output_tokens, correlation, arrivals, name, slo, fine_tuning, sessions,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from packer import registry
+from packer import checks, registry
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
@@ -50,6 +50,7 @@ SEARCHED = 0.7
 UNVERIFIED = "The search ended before a fresh hour was simulated: a longer --time-limit."
 
 
+@registry.blaming_plugins()
 def solve(
     workload: Workload,
     profile: Kinds,
@@ -140,6 +141,7 @@ def solve(
     )  # fmt: skip
     solver, notes = (solver, ()) if solver else _usual(problem)
     search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
+    checks.instance("the solver", search, Solver, "packer.registry.load")
     _check_fit(problem, search)
     again = partial(
         solve, profile=profile, solver="greedy", predictor=predictor,

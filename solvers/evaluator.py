@@ -13,11 +13,11 @@ import numpy as np
 from packer import checks
 from packer.arrays import BoolArray, FloatArray
 from packer.bin import Bin
-from packer.errors import PluginError, ValidationError, plugged
+from packer.errors import ValidationError
 from packer.evaluation import SIMULATED, Evaluation, Evaluations
 from packer.memo import Memo
 from packer.objectives.base import Objective
-from packer.predictors.api import load_predictor
+from packer.predictors.api import evaluated, load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.content import ContentCache, Factors
 from packer.predictors.learned import LearnedPredictor
@@ -104,6 +104,7 @@ class Evaluator:
     ) -> Evaluator:
         """An evaluator with the predictor of that name, one for each profile; an object is taken as it is."""
         if not isinstance(predictor, str):
+            checks.instance("the predictor", predictor, Predictor, "packer.load_predictor(NAME, PROFILE)")
             return cls(predictor, objective, margin)
         loaded = {profile: load_predictor(predictor, profile, seed=seed) for profile in profiles}
         return cls(loaded if len(loaded) > 1 else next(iter(loaded.values())), objective, margin)
@@ -252,13 +253,7 @@ def _scaling(predictor: Predictor) -> _Scaling:
         for factor in np.unique(factors).tolist():
             mine = np.flatnonzero(factors == factor).tolist()
             fleet = workload if factor == 1.0 else workload.scaled(factor)
-            with plugged(f"The predictor {predictor.name!r}"):
-                found = predictor.evaluate(fleet, [bins[k] for k in mine])
-                got = len(found)
-            if got != len(mine):
-                raise PluginError(
-                    f"Expected {len(mine)} rows from the predictor {predictor.name!r}, got {got}."
-                )
+            found = evaluated(predictor, fleet, [bins[k] for k in mine])
             rows |= zip(mine, found, strict=True)
         return Evaluations.of([rows[k] for k in range(len(bins))])
 

@@ -113,6 +113,8 @@ def small_plan() -> packer.Plan:
         lambda: packer.evaluate_server(FLEET, SERVER.name, max_loras=8),  # type: ignore[arg-type]
         lambda: packer.solve("fleet.csv", SERVER),  # type: ignore[arg-type]
         lambda: packer.solve(FLEET, SERVER.name),  # type: ignore[arg-type]
+        lambda: packer.solve(FLEET, SERVER, solver=3),  # type: ignore[arg-type]
+        lambda: packer.solve(FLEET, SERVER, predictor=3),  # type: ignore[arg-type]
         lambda: packer.recommend(FLEET.adapters, SERVER),  # type: ignore[arg-type]
         lambda: packer.recommend(FLEET, None),  # type: ignore[arg-type]
         lambda: packer.recommend(FLEET, SERVER, slo=100),  # type: ignore[arg-type]

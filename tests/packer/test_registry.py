@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from packer import registry
+from packer import Adapter, Workload, load_profile, registry, solve
 from packer.errors import IncompatibleError, MissingDependencyError, PluginError, UnknownNameError
+from packer.objectives.gpus import Gpus
+from packer.testing.analytic import AnalyticPredictor
 
 
 @pytest.fixture
@@ -101,3 +103,25 @@ def test_an_error_of_a_plug_in_s_own_code_names_it(entries, tmp_path: Path, monk
     assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(KeyError), registry.blaming_plugins():
         raise KeyError("ours")
+
+
+RAISES = """
+class X:
+    name = "broken"
+
+    def supports(self, problem):
+        return None
+
+    def solve(self, problem):
+        raise RuntimeError("bad day")
+"""
+
+
+def test_an_error_of_a_solver_of_a_plug_in_names_it(entries, tmp_path: Path, monkeypatch) -> None:
+    """`packer.solve` reports what the solver of another package raises with its name, as the command does."""
+    (tmp_path / "raises.py").write_text(RAISES)
+    monkeypatch.syspath_prepend(tmp_path)
+    entries(("broken", "raises:X"))
+    fleet, server = Workload([Adapter("a", 8, 0.1)]), load_profile("h100-64gb/llama-3.1-8b-instruct")
+    with pytest.raises(PluginError, match=r"'broken' \(raises:X\) raised RuntimeError: bad day"):
+        solve(fleet, server, Gpus(), solver="broken", predictor=AnalyticPredictor())

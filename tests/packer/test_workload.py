@@ -210,3 +210,10 @@ def test_slots_hold_every_adapter() -> None:
         two.slot_rank(48)
     with pytest.raises(ValidationError, match="the largest rank, 24"):
         evaluate_server(two, small_profile(), max_loras=2, max_lora_rank=16, predictor=AnalyticPredictor())
+
+
+@pytest.mark.parametrize("wrong", [None, 3, Adapter("a", 8, 1.0)])
+def test_adapters_come_in_a_list(wrong: object) -> None:
+    """What is no list of adapters is refused with the rule, an adapter by itself, too."""
+    with pytest.raises(ValidationError, match=r"Expected a list of packer\.Adapter for a workload, got"):
+        Workload(wrong)  # type: ignore[arg-type]
