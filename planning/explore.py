@@ -20,7 +20,7 @@ from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, Hour, KeptHours
 from packer.planning.overload import Overload
 from packer.planning.redeal import dealt_anew
-from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
+from packer.planning.replicas import MOST_REPLICAS, PlannedHours, Replicas, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
 from packer.planning.solve import solve
 from packer.planning.splits import EVENER, SLOTS, even_splits, most_even
@@ -31,7 +31,6 @@ from packer.search import fewest
 from packer.solvers.base import limit_of
 from packer.solvers.evaluator import rate_margin_for
 from packer.twin.engine_rules import caches_prefixes
-from packer.twin.hours import Hours
 from packer.words import counted
 from packer.workload import Workload
 
@@ -86,7 +85,7 @@ class Frontier(Conditions):
         self.margin = rate_margin_for((self.profile,), margin=self.margin)
         self.replayed = self.workload.arrivals.trace is not None
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
-        self.hours = Hours(self.seed, self.over)
+        self.hours = PlannedHours(self.seed, self.over)
         try:  # the fastest one; a profile without a shipped tree is searched with another profile's
             self.predictor = TreePredictor.for_profile(self.profile)
         except ModelError:
