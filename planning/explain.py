@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from packer.bin import Bin
 from packer.goal import Goal
 from packer.plan import Plan, Status
 from packer.planning.chance import chance_words
@@ -16,7 +17,7 @@ from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
 from packer.planning.kept import Hour
 from packer.planning.lone import needs, unreachable
-from packer.planning.replicas import MOST_REPLICAS, part
+from packer.planning.replicas import least_parts, most_parts, part
 from packer.planning.shortfall import (
     late_words,
     latency,
@@ -27,6 +28,7 @@ from packer.planning.shortfall import (
 )
 from packer.room import LEVELS, Room
 from packer.solvers.candidates import beyond_measured
+from packer.twin.hours import ServerHour
 from packer.words import counted, listed, money
 
 REPLAYED = (
@@ -40,6 +42,9 @@ HARDLY_MORE = 0.05
 """Share of the adapters that may break a goal in addition to those that break it in every plan."""
 BEYOND = 64
 """How many GPUs more than those at hand are tried, to say how many would suffice."""
+
+MOST_ASKED = 10_000
+"""Largest number that --max-replicas takes."""
 
 
 def breaks_later(job: Frontier, plan: Plan) -> str:
@@ -135,21 +140,48 @@ def _enough(job: Frontier, servers: int) -> str:
 
 def _unreachable(job: Frontier) -> str:
     """What the first adapter that breaks the goal even on GPUs of its own gets there, and what would help."""
-    help_ = f"What would help: {'' if job.max_replicas is None else '--max-replicas, '}a faster GPU, or a wider --slo."
     i = job.parts.too_hot[0]
     adapter = job.workload.adapters[i]
-    if cannot := list(unreachable(job.kept.lone(part(job.workload, job.profile, i, 1)))):
-        return f"{'; '.join(cannot)} for adapter {adapter.name!r}, one request at a time. {help_}"
-    allowed = MOST_REPLICAS if job.max_replicas is None else job.max_replicas
+    if cannot := _cannot(job):
+        return (
+            f"{'; '.join(cannot)} for adapter {adapter.name!r}, one request at a time. What would help: a faster GPU, "
+            "or a wider --slo."
+        )
+    least = least_parts(job.raised, job.profile, i)
+    allowed = most_parts(least, job.max_replicas)
     alone = part(job.workload, job.profile, i, allowed)
-    figures = job.kept.adapters([alone], job.kept.planned)
-    ttft_ms, itl_ms = float(figures.p95_ttft_ms[i]), float(figures.mean_itl_ms[i])
-    where = "on a GPU of its own" if allowed == 1 else f"even in {allowed} equal parts on GPUs of their own"
-    itl = "" if math.isnan(itl_ms) else f", ITL {itl_ms:.0f} ms"
+    # A part is judged in as many hours as there are parts, in which a queue grows further than in one.
+    (hour,) = job.hours.all([Bin((0,), alone.settings, job.profile)], alone.workload(job.raised))
+    if all(hour.holds[1:]):
+        (hour,) = job.kept.all([alone], job.kept.planned)
+    where = "on a GPU of its own" if allowed == 1 else f"even in {allowed:,} equal parts on GPUs of their own"
+    more = "--max-replicas" if least <= allowed else f"--max-replicas {least} or more"
+    if least > MOST_ASKED:
+        more = "a lower rate"
     return (
-        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: p95 TTFT {latency(ttft_ms)}"
-        f"{itl} there. {help_}"
+        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: {_given(hour, allowed)}. "
+        f"What would help: {more}, a faster GPU, or a wider --slo."
     )
+
+
+def _cannot(job: Frontier) -> list[str]:
+    """The limits that the first adapter that breaks the goal breaks even one request at a time, in words."""
+    return list(unreachable(job.kept.lone(part(job.workload, job.profile, job.parts.too_hot[0], 1))))
+
+
+def _given(hour: ServerHour, parts: int) -> str:
+    """What a server with one of the parts of an adapter gives in an hour, in words.
+
+    If its queue grows, latencies only depend on how long it is simulated, and the load that it serves is given.
+    """
+    figures, (_, stable, served) = hour.figures, hour.holds
+    share = figures.served_share
+    if not (stable and served):
+        some = f"{share:.0%}" if share >= 0.01 else "less than 1%"
+        queues = "queues ever longer" if served else "starves"
+        return f"{'it' if parts == 1 else 'each'} {queues} and serves {some} of its load"
+    itl = "" if math.isnan(figures.mean_itl_ms) else f", ITL {figures.mean_itl_ms:.0f} ms"
+    return f"p95 TTFT {latency(float(hour.adapters.p95_ttft_ms[0]))}{itl} there"
 
 
 def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -> tuple[Plan, str]:
@@ -169,6 +201,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         job.workload.slo,
         breaking=None if holds else job.kept.breaking(point.plan.bins, later),
         reachable=not job.hopeless,
+        limited=job.hopeless and not _cannot(job),
         spare=job.spare,
         needed=(plan.lower_bound or 0.0) if plan.bound_proven else 0.0,
         why=lambda fewer: "" if job.over() else late_words(job.kept, fewer),
@@ -202,6 +235,7 @@ def outcome(
     *,
     breaking: int | None,
     reachable: bool = True,
+    limited: bool = False,
     spare: int = 0,
     needed: float = 0.0,
     why: Callable[[FrontierPoint], str] = lambda _point: "",
@@ -210,7 +244,8 @@ def outcome(
     servers give.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
-    it; `spare`: GPUs that may be lost; `needed`: proven lower bound on GPUs; `why`: says what breaks a point's goal.
+    it; `limited`: whether it would with more parts of an adapter; `spare`: GPUs that may be lost; `needed`: proven
+    lower bound on GPUs; `why`: says what breaks a point's goal.
     """
     price = "" if best.price_per_hour is None else f", {money(best.price_per_hour)} per hour"
     raised = _raised(best, slo)
@@ -226,7 +261,8 @@ def outcome(
             f"worst adapter {worst}, ITL {best.mean_itl_ms:.0f} ms."
         )
     if breaking is not None:
-        lines.append(f"The goal: {slo}.{'' if reachable else ' No number of GPUs keeps it.'}")
+        parts = " with so few parts of an adapter" if limited else ""
+        lines.append(f"The goal: {slo}.{'' if reachable else f' No number of GPUs keeps it{parts}.'}")
     elif spare:
         lines.append("The goal is kept when any GPU is lost.")
     fewer = [point for point in points if point.n_gpus < best.n_gpus]
@@ -276,7 +312,9 @@ def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[Fro
     gpus, one = counted(point.n_gpus, "GPU"), point.n_gpus == 1
     breaks = f"{gpus} break{'s' if one else ''} the goal"
     ttft = f"p95 TTFT {latency(point.worst_adapter_ttft_ms)}"
-    if not point.worst_adapter_ttft_ms <= max(slo.limits.p95_ttft_ms, ttft_ms[worst]):  # NaN without an answer
+    if not point.worst_adapter_ttft_ms <= max(
+        slo.limits.p95_ttft_ms, ttft_ms[worst]
+    ):  # NaN without an answer
         return f"{breaks}: {ttft}"
     if point.holds or adapters is None:
         return f"{gpus} serve{'s' if one else ''} it with {ttft}"

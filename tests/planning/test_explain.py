@@ -1,0 +1,60 @@
+"""The explanation of a plan says what its servers give, and what would help."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import packer
+from packer.adapter import Adapter
+from packer.plan import Plan, Status
+from packer.profile import Profile
+from packer.workload import Workload
+
+
+def too_hot(server: Profile, rate: float, max_replicas: int | None = None, slo: str | None = None) -> Plan:
+    """The plan of a fleet of one adapter that breaks the goal."""
+    fleet = Workload([Adapter("hot", 8, rate)])
+    plan = packer.recommend(fleet, server, max_replicas=max_replicas, verify=False, slo=slo)
+    assert plan.status is Status.INFEASIBLE
+    return plan
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_server_that_starves_has_no_latency_but_the_load_that_it_serves(
+    server: Profile, parts: int
+) -> None:
+    """How long requests wait for a server that starves depends on how long it is simulated: the share that it serves in
+    an hour is given, and the number of parts that the load takes."""
+    plan = too_hot(server, 200.0, parts)
+    told = plan.reasons[0]
+    assert "TTFT" not in told
+    found = re.search(r"starves and serves (\d+)% of its load", told)
+    assert found is not None
+    own = Workload([Adapter("hot", 8, 200.0 * 1.04 / parts)])
+    assert int(found[1]) == pytest.approx(100 * packer.simulate(own, server, max_loras=1).served_share, abs=3)
+    assert "--max-replicas 4 or more" in told
+    assert str(plan.details["decision"]).endswith(
+        "No number of GPUs keeps it with so few parts of an adapter."
+    )
+
+
+def test_a_server_that_keeps_up_has_its_latencies(server: Profile) -> None:
+    """A part that is served, but too late, is explained by its latencies."""
+    told = too_hot(server, 38.0, 1, "p95_ttft_ms=200").reasons[0]
+    assert re.search(
+        r"p95 TTFT \d+ ms, ITL \d+ ms there\. What would help: --max-replicas, a faster GPU", told
+    )
+
+
+@pytest.mark.parametrize(("rate", "help_"), [(1e5, "--max-replicas 1973 or more"), (1e6, "a lower rate")])
+def test_a_rate_that_no_servers_serve_makes_a_plan_infeasible(
+    server: Profile, rate: float, help_: str
+) -> None:
+    """More requests than can be simulated starve the server; the plan says so, and what would help."""
+    plan = too_hot(server, rate)
+    assert help_ in plan.reasons[0]
+    assert plan.evaluations.starved.all()
+    assert plan.evaluations.offered_tok_s.sum() == pytest.approx(plan.workload.offered_tok_s)
+    assert all(point.starving for point in packer.frontier(plan.workload, server))
