@@ -150,10 +150,13 @@ def _unreachable(job: Frontier) -> str:
     least = least_parts(job.raised, job.profile, i)
     allowed = most_parts(least, job.max_replicas)
     alone = part(job.workload, job.profile, i, allowed)
+    hours = job.kept.hours
+    worst = max(hours, key=lambda each: job.kept.used([alone], [each])[0]) if hours[1:] else hours[0]
     # A part is judged in as many hours as there are parts, in which a queue grows further than in one.
-    (hour,) = job.hours.all([Bin((0,), alone.settings, job.profile)], alone.workload(job.raised))
+    whole, own = Bin((0,), alone.settings, job.profile), alone.workload(worst.fleet)
+    (hour,) = job.hours.all([whole], own, seed=job.kept.job(alone, worst)[2])
     if all(hour.holds[1:]):
-        (hour,) = job.kept.all([alone], job.kept.planned)
+        (hour,) = job.kept.all([alone], worst)
     where = "on a GPU of its own" if allowed == 1 else f"even in {allowed:,} equal parts on GPUs of their own"
     more = "--max-replicas" if least <= allowed else f"--max-replicas {least} or more"
     if least > MOST_ASKED:
