@@ -53,7 +53,7 @@ def test_a_server_that_keeps_up_has_its_latencies(server: Profile) -> None:
 def test_the_hour_that_breaks_a_part_explains_it(server: Profile) -> None:
     """Where hours differ, a part is explained by the one that breaks its goal most, not by one that keeps it."""
     fleet = Workload([Adapter("hot", 8, 40.0), Adapter("b", 8, 2.0)], arrivals=Arrivals("unpredictable"))
-    plan = packer.recommend(fleet, server, max_replicas=3, verify=False)
+    plan = packer.recommend(fleet, server, max_replicas=3)
     assert plan.status is Status.INFEASIBLE
     found = re.search(r"p95 TTFT ([\d.]+) s,", plan.reasons[0])
     assert "of its load" in plan.reasons[0] or (found is not None and float(found[1]) > 2.0)
