@@ -36,8 +36,8 @@ MOST_SPLIT = 1_024
 """Default maximum number of parts of any adapter."""
 SPARE_PARTS = 8
 """Default maximum number of parts, as a multiple of those that the load takes (`least_parts`)."""
-BEYOND = 10
-"""A server certainly starves with this multiple of the load that any server can serve (`load_bound`)."""
+BEYOND = 4
+"""A server certainly starves with this multiple of the load that any server can serve."""
 
 MANY_REQUESTS = 300_000
 """Number of requests from which longer runs of a small part hardly change its 95th percentile."""
@@ -49,10 +49,22 @@ def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:
 
 
 def least_parts(fleet: Workload, profile: Profile, i: int) -> int:
-    """The fewest equal parts of an adapter with which servers may keep up, by load alone (`load_bound`)."""
-    if fleet.arrivals.trace is not None:
-        return 1
-    return load_bound(fleet.subset([i]), profile, 0.0, simulated=False)
+    """The fewest equal parts of an adapter with which servers may keep up, by load alone."""
+    return 1 if fleet.arrivals.trace is not None else _servers(fleet.subset([i]), profile)
+
+
+def _servers(fleet: Workload, profile: Profile) -> int:
+    """The fewest servers that the load takes (`load_bound`), also of rates and prompts for which that has no bound.
+
+    Unpredictable rates count at their lowest. Of prompts that share prefixes, the tokens count that an unlimited cache
+    leaves, and then half of the load.
+    """
+    part, arrivals = 1.0, fleet.arrivals
+    if arrivals.kind == "unpredictable":
+        fleet, part = fleet.with_arrivals(Arrivals()), 1.0 / arrivals.span
+    if fleet.shares_prefixes:
+        fleet, part = fleet.as_independent(cached=True), part / 2.0
+    return max(1, math.ceil(part * load_bound(fleet, profile, 0.0, simulated=False)))
 
 
 def most_parts(least: int, allowed: int | None) -> int:
@@ -192,16 +204,17 @@ def starving_share(item: Bin, own: Workload) -> float | None:
     """The share of a server's requests that are simulated for an hour if it certainly starves and its usual run has
     more than `HARD_LIMIT` requests; None for other servers.
 
-    It gets `BEYOND` times the load that any server can serve, or more requests than can be drawn (`MAX_REQUESTS`).
+    It gets at least `BEYOND` times the load that any server can serve, of which so much is simulated, or more requests
+    than can be drawn (`MAX_REQUESTS`).
     """
     hour_s = own.arrivals.whole_s(HOUR_S)
     sent = own.rate * (parts_s(item, own) or hour_s)
     if sent <= HARD_LIMIT or own.arrivals.trace is not None:
         return None
-    load, most = load_bound(own, item.profile, 0.0, simulated=False), HARD_LIMIT / (own.rate * hour_s)
+    load = _servers(own, item.profile)
     if load >= BEYOND:
-        return min(1.0, max(most, BEYOND / load))
-    return None if sent <= MAX_REQUESTS else min(1.0, most)
+        return BEYOND / load
+    return None if sent <= MAX_REQUESTS else min(1.0, HARD_LIMIT / (own.rate * hour_s))
 
 
 def on_all(
