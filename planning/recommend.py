@@ -87,7 +87,7 @@ def recommend(
         servers. If one breaks the goal by more than chance (`packer.planning.chance`), plan again with that hour
         included.
     max_replicas
-        Maximum number of GPUs over which one adapter may be split; None: as many as the hottest one needs.
+        Maximum number of GPUs over which one adapter may be split; None: as many as the hottest one needs, up to 1,024.
     spare
         GPUs that may be lost, 0 or 1: with 1, the limits are kept at the rates as given on the GPUs that are left.
     old_plan

@@ -60,9 +60,10 @@ def too_hot(slots: SlotSearch, adapter: int, share: float) -> str:
             f"does not fit an empty GPU: a slot of rank {slot_rank_for(item.rank)} leaves too little "
             "KV cache. What would help: a GPU with more memory, or a lower rank"
         )
+    limited = bool(problem.objective.limits)
     return (
-        "the limits break even alone at a hundredth of the rate. "
-        "What would help: looser limits, or a faster GPU"
+        f"{'the limits break' if limited else 'it starves'} even alone at a hundredth of the rate. "
+        f"What would help: {'looser limits' if limited else 'more --max-replicas, a lower rate'}, or a faster GPU"
     )
 
 
