@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 
@@ -18,16 +18,10 @@ from packer.checks import slot_rank_for
 from packer.memo import cached_property
 from packer.planning.kept import KeptHours
 from packer.planning.lone import unreachable
+from packer.planning.starving import servers_by_load
 from packer.profile import Profile
 from packer.search import fewest
-from packer.solvers.backbone import load_bound
 from packer.solvers.candidates import most_slots_of, slot_ranks
-from packer.times import HOUR_S
-from packer.twin.arrivals import MAX_REQUESTS
-from packer.twin.hours import MOST_PARTS, Hours, Job, ServerHour, parts_s
-from packer.twin.simulate import simulate
-from packer.twin.until_clear import HARD_LIMIT
-from packer.twin.watch import BrokenError, Watch
 from packer.workload import Workload
 
 MOST_REPLICAS = 64
@@ -36,11 +30,6 @@ MOST_SPLIT = 1_024
 """Default maximum number of parts of any adapter."""
 SPARE_PARTS = 8
 """Default maximum number of parts, as a multiple of those that the load takes (`least_parts`)."""
-BEYOND = 4
-"""A server certainly starves with this multiple of the load that any server can serve."""
-
-MANY_REQUESTS = 300_000
-"""Number of requests from which longer runs of a small part hardly change its 95th percentile."""
 
 
 def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:
@@ -50,21 +39,7 @@ def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:
 
 def least_parts(fleet: Workload, profile: Profile, i: int) -> int:
     """The fewest equal parts of an adapter with which servers may keep up, by load alone."""
-    return 1 if fleet.arrivals.trace is not None else _servers(fleet.subset([i]), profile)
-
-
-def _servers(fleet: Workload, profile: Profile) -> int:
-    """The fewest servers that the load takes (`load_bound`), also of rates and prompts for which that has no bound.
-
-    Unpredictable rates count at their lowest. Of prompts that share prefixes, the tokens count that an unlimited cache
-    leaves, and then half of the load.
-    """
-    part, arrivals = 1.0, fleet.arrivals
-    if arrivals.kind == "unpredictable":
-        fleet, part = fleet.with_arrivals(Arrivals()), 1.0 / arrivals.span
-    if fleet.shares_prefixes:
-        fleet, part = fleet.as_independent(cached=True), part / 2.0
-    return max(1, math.ceil(part * load_bound(fleet, profile, 0.0, simulated=False)))
+    return 1 if fleet.arrivals.trace is not None else servers_by_load(fleet.subset([i]), profile)
 
 
 def most_parts(least: int, allowed: int | None) -> int:
@@ -152,69 +127,6 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     if not (fleet.slo.keys("server") or fleet.slo.keys("request")):  # which an adapter may break alone
         found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, lambda _i: 1, enough)
     return found
-
-
-@dataclass(eq=False)
-class PlannedHours(Hours):
-    """Hours of servers of plans. Servers with far too many requests, or with small parts, take less simulation.
-
-    A server that certainly starves is simulated for an hour, also with parts of adapters, and with fewer requests, but
-    still far more than it can serve; its figures are those with all requests. Parts of an adapter with more than
-    `MOST_PARTS` are simulated until `MANY_REQUESTS` came, for at least an hour.
-    """
-
-    def _hour_of(self, job: Job, most: float | None) -> ServerHour | BrokenError:
-        item, fleet, seed = job
-        own = self._workload(item, fleet)
-
-        def run(traffic: Workload, long_s: float | None, watch: Watch | None) -> ServerHour:
-            sim = simulate(
-                traffic, item.profile, **asdict(item.settings), duration_s=long_s, seed=seed, watch=watch
-            )
-            return self._hour(sim)
-
-        if (share := starving_share(item, own)) is not None:
-            return _with_all(run(own.scaled(share), None, None), share)
-        long_s = parts_s(item, own)
-        if long_s is None or MOST_PARTS * max(item.shares) >= 1.0:
-            return super()._hour_of(job, most)
-        long_s = min(long_s, max(HOUR_S, MANY_REQUESTS / own.rate))
-        try:
-            return run(own, long_s, None if most is None else Watch(most))
-        except BrokenError as broken:
-            return broken.with_traceback(None)
-
-
-def _with_all(hour: ServerHour, share: float) -> ServerHour:
-    """The hour of a server that starves, simulated with this share of its requests, with the figures of all of them."""
-    known, each = hour.figures, hour.adapters
-    figures = replace(
-        known, offered_tok_s=known.offered_tok_s / share, starved=True, starvation_probability=1.0, slo_used=math.inf,
-        slo_attainment=known.slo_attainment * share, stable=False,
-    )  # fmt: skip
-    adapters = each._replace(
-        slo_attainment=each.slo_attainment * share, slo_used=np.full_like(each.slo_used, math.inf)
-    )
-    return replace(
-        hour, figures=figures, used=math.inf, adapters=adapters, late=hour.late[:, :0], holds=(False,) * 3
-    )
-
-
-def starving_share(item: Bin, own: Workload) -> float | None:
-    """The share of a server's requests that are simulated for an hour if it certainly starves and its usual run has
-    more than `HARD_LIMIT` requests; None for other servers.
-
-    It gets at least `BEYOND` times the load that any server can serve, of which so much is simulated, or more requests
-    than can be drawn (`MAX_REQUESTS`).
-    """
-    hour_s = own.arrivals.whole_s(HOUR_S)
-    sent = own.rate * (parts_s(item, own) or hour_s)
-    if sent <= HARD_LIMIT or own.arrivals.trace is not None:
-        return None
-    load = _servers(own, item.profile)
-    if load >= BEYOND:
-        return BEYOND / load
-    return None if sent <= MAX_REQUESTS else min(1.0, HARD_LIMIT / (own.rate * hour_s))
 
 
 def on_all(

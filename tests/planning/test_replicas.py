@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,8 @@ from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
 from packer.cluster import Cluster
 from packer.planning.kept import KeptHours
-from packer.planning.replicas import MOST_REPLICAS, PlannedHours, Replicas, least_parts, needed
+from packer.planning.replicas import MOST_REPLICAS, Replicas, least_parts, needed
+from packer.planning.starving import PlannedHours
 from packer.profile import Profile
 from packer.sessions import Sessions
 from packer.twin.hours import MOST_PARTS, Hours, parts_s
@@ -106,7 +106,7 @@ def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[Workload]:
         seen.append(own)
         return simulate(own, *given, **more)
 
-    for place in ("packer.twin.hours", "packer.planning.replicas"):
+    for place in ("packer.twin.hours", "packer.planning.starving"):
         monkeypatch.setattr(f"{place}.simulate", counted)
     return seen
 
@@ -153,22 +153,3 @@ def test_the_search_for_parts_ends_with_its_time(
     assert len(seen) == hours
     assert found.keys() == {0}
     assert (found[0] or 0) >= least_parts(fleet, toy_profile, 0) > 1
-
-
-@pytest.mark.parametrize("kind", ["poisson", "unpredictable"])
-def test_a_server_that_certainly_starves_is_simulated_with_fewer_requests(
-    kind: str, toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of far more requests than a server can serve a part is simulated; its figures are those of all requests."""
-    fleet, seen = Workload([Adapter("hot", 8, 1e6)], arrivals=Arrivals(kind)), count_runs(monkeypatch)
-    item = Bin((0,), toy_profile.settings(1, 8), toy_profile)
-    (hour,) = PlannedHours().all([item], fleet)
-    assert [own.rate < 1e4 for own in seen] == [True]
-    assert (hour.used, hour.holds, hour.figures.starved) == (math.inf, (False, False, False), True)
-    assert 0.0 < hour.figures.served_share < 0.01
-    assert hour.adapters.slo_attainment[0] < 0.01
-    calm = fleet.scaled(5e-7)
-    (plain,) = Hours().all([item], calm)
-    assert PlannedHours().all([item], calm)[0].figures == plain.figures
-    if kind == "poisson":  # the rates of the other are drawn
-        assert hour.figures.offered_tok_s == pytest.approx(fleet.offered_tok_s)
