@@ -6,6 +6,7 @@ import pytest
 
 import packer
 from packer import Adapter, Profile, Workload
+from packer.testing.analytic import AnalyticPredictor
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,12 @@ def test_limits_are_named_only_where_there_are_any(
     looser ones."""
     rate = 1e5 if objective == "gpus" else 0.1
     plan = packer.solve(
-        Workload([Adapter("hot", 8, rate)]), server, objective, verify=False, with_headroom=False
+        Workload([Adapter("hot", 8, rate)]),
+        server,
+        objective,
+        predictor=AnalyticPredictor(),
+        verify=False,
+        with_headroom=False,
     )
     assert plan.unplaced == (0,)
     assert f"adapter 'hot' (rank 8, {rate:g} req/s): {said} at a hundredth of the rate" in plan.reasons[0]
