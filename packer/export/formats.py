@@ -165,12 +165,13 @@ def _check_engine(plan: Plan, format_name: str) -> None:
     """Raise `IncompatibleError` if the format can't start the engine, or the data-parallel ranks, of a profile."""
     wanted = FORMATS[format_name].engine
     for item in plan.bins:
+        engine = item.profile.engine.name.lower()
         if FORMATS[format_name].ranks_apart and item.profile.engine.data_parallel_size > 1:
+            remedy = "Use --format kserve or aibrix" if engine == "vllm" else "Only routing can be exported"
             raise IncompatibleError(
                 f"--format {format_name} does not start servers of several data-parallel ranks, as "
-                f"{shown(item.profile.name)} is: each rank is a replica there. Use --format kserve or aibrix."
+                f"{shown(item.profile.name)} is: each rank is a replica there. {remedy}."
             )
-        engine = item.profile.engine.name.lower()
         if engine != wanted:
             fitting = [name for name, kind in FORMATS.items() if kind.engine == engine]
             remedy = f"Use --format {' or '.join(fitting)}" if fitting else "Only routing can be exported"
