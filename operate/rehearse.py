@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from packer import checks
 from packer.adapter import Adapter
 from packer.arrays import FloatArray
 from packer.arrival import Arrivals
@@ -217,17 +218,18 @@ def rehearse(
 
     `plan`: the servers that run at the start. Further servers are of its kind with the largest rank and most slots.
     `fleet`: the plan's adapters with the trace as its arrivals, and the goal by which requests are counted.
-    `servers`: maximum number of servers at once; None: twice as many as the plan has.
+    `servers`: maximum number of servers at once, at least those of the plan; None: twice as many.
     `failures_per_day`: servers lost per day, at random times. If their number for the whole trace is not an integer,
     chance decides on the last one. The controller, or what restarts servers, notices up to `period_s` later.
     `beside`: also run fixed servers, a schedule and rules. `seed`: seed of failures and routers.
-    Raises `IncompatibleError`: the fleet replays no trace, or lacks an adapter of the plan.
+    Raises `IncompatibleError`: the fleet replays no trace, or lacks an adapter of the plan; `ValidationError`: fewer
+    servers than the plan has.
     """
-    trace = fleet.arrivals.trace
+    trace, running = fleet.arrivals.trace, len(plan.bins)
     if trace is None:
         raise IncompatibleError("Expected a trace of requests to rehearse with, got a fleet without one.")
     startup_s = max(item.profile.startup_s for item in plan.bins)
-    count = servers or 2 * len(plan.bins)
+    count = 2 * running if servers is None else checks.integer("servers at once", servers, low=running)
     hours = max(1, math.ceil(trace.span_s / HOUR_S - LAST))
     length_s = hours * HOUR_S
     rng = np.random.default_rng((seed, 34))

@@ -104,7 +104,7 @@ class Followed:
     fleet: str | None = option(metavar="FILE")
     dry_run: bool = flag()
     gpus: int | None = common(
-        "gpus", help="With --simulate: most servers at once.  [default: twice the plan's]"
+        "gpus", help="With --simulate: most GPUs at once.  [default: twice the plan's]"
     )
     failures: float = option(type=click.FloatRange(min=0.0, max=1e4), default=1.0, metavar="N")
     slo: tuple[str, ...] = common("slo")
@@ -169,10 +169,12 @@ def _rehearsed(plan: Plan, fleet: Workload, given: Followed, looks: Looks, out: 
             f"Expected {given.simulate} to replay requests of the plan's adapters"
             + (f", got {sorted(unknown)[0]!r}." if unknown else ", got a fleet without a trace.")
         )
-    traced = replace(replayed, slo=fleet.slo)
+    traced, size = replace(replayed, slo=fleet.slo), max(item.gpus for item in plan.bins)
+    if given.gpus is not None and given.gpus < size * len(plan.bins):
+        raise IncompatibleError(f"Expected --gpus to be at least the plan's {plan.n_gpus}, got {given.gpus}.")
     with out.progress() as progress:
         found = rehearse(
-            plan, traced, servers=given.gpus, failures_per_day=given.failures,
+            plan, traced, servers=given.gpus and given.gpus // size, failures_per_day=given.failures,
             period_s=looks.every_s or 60.0, seed=given.seed, progress=progress,
         )  # fmt: skip
     write_json(found.to_dict(), given.output)
