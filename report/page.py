@@ -12,18 +12,19 @@ from markupsafe import Markup
 
 from packer import words
 from packer.errors import FileFormatError, reader, shown
+from packer.evaluation import Evaluations
 from packer.io.documents import parse_json
 from packer.io.files import read_text, write_text
 from packer.plan import Plan
 from packer.progress import Progress, silent
 from packer.report import context
 from packer.report.figures_svg import Chart
-from packer.report.growth import GrowthCurves, growth_of
+from packer.report.growth import Evaluate, GrowthCurves, growth_of
 from packer.report.pictures import COLUMNS, frontier_charts
 from packer.report.templates import read, render
 from packer.room import room_rows
 from packer.solvers.evaluator import Evaluator
-from packer.twin.hours import with_adapters
+from packer.twin.hours import Hours, with_adapters
 from packer.twin.per_adapter import quiet_adapters
 
 _WORDS = (words.visible, words.plural, words.counted, words.number, words.by_rank)
@@ -109,19 +110,33 @@ def write_report(
 
     Latencies of adapters come from a simulated hour.
 
-    `predictor`, `seed`: the predictor of the growing rates, and its seed; None: the plan's predictor.
+    `predictor`, `seed`: the predictor of the growing rates, and its seed; None and 0: those of the plan. Then growth is
+    simulated in the hours that gave the plan its figures, if they did.
     `curves`: number of servers for which growth is drawn (`packer.report.growth.choose_gpus`); 0 for none.
     `comparison`: rows of `packer compare --json` (`read_comparison`).
     """
     growth = None
     if curves and plan.bins:
         name = predictor or plan.predictor
-        evaluator = Evaluator.load(name, list(dict.fromkeys(item.profile for item in plan.bins)), seed=seed)
-        growth = growth_of(plan, evaluator.evaluate, predictor=name, limit=curves, progress=progress)
+        evaluate = _growing(plan, name, seed or plan.seed)
+        growth = growth_of(plan, evaluate, predictor=name, limit=curves, progress=progress)
     progress("latencies of adapters", 0, 0)
     shown = with_adapters(plan) if plan.n_gpus <= MOST_GPUS else plan
     write_text(path, render_report(shown, growth=growth, comparison=comparison), force=force)
     return growth
+
+
+def _growing(plan: Plan, predictor: str, seed: int) -> Evaluate:
+    """Evaluates servers at growing rates, by what gave the plan its figures if `predictor` is the plan's predictor."""
+    profiles = list(dict.fromkeys(item.profile for item in plan.bins))
+    evaluator = Evaluator.load(predictor, profiles, seed=seed)
+    twins = all(evaluator.twin_of(profile) is not None for profile in profiles)
+    if predictor != plan.predictor or not twins:
+        return evaluator.report
+    if plan.rooms:
+        hours = Hours(seed, limits=plan.limits)
+        return lambda fleet, bins: Evaluations.of([hour.figures for hour in hours.all(bins, fleet)])
+    return Evaluator.load("twin", profiles, seed=seed).report if plan.limits else evaluator.report
 
 
 @reader
