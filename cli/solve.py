@@ -143,25 +143,19 @@ class Planning:
         begin()  # compile kernels during the imports
         from packer.planning.recommend import recommend
         from packer.planning.solve import solve as run
-        from packer.solvers.evaluator import rate_margin_for
         from packer.solvers.replan import objective_of
 
         import_meanwhile(*later)
         given |= {"max_gpus": self.gpus, "seed": self.seed, "verify": self.verify}
         given |= {"time_limit_s": self.remaining_s(), "old_plan": old}
+        given |= {"confidence": self.confidence, "margin": self.margin}
         if self.recommends(old):
-            profiles = [kind.profile for kind in kinds]
-            margin = rate_margin_for(profiles, confidence=self.confidence, margin=self.margin)
-            given |= {"margin": margin, "max_replicas": self.max_replicas, "spare": self.spare}
+            given |= {"max_replicas": self.max_replicas, "spare": self.spare}
             return recommend(fleet, kinds, log_hour=hour, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
         objective = self.objective or ("gpus" if old is None else objective_of(old))
         solver = self.solver or (None if old is None else "replan")
-        given |= {
-            "max_replicas": self.max_replicas or 1,
-            "confidence": self.confidence,
-            "margin": self.margin,
-        }
+        given["max_replicas"] = self.max_replicas or 1
         slo = fleet.slo if self.slo or follows else None
         return run(fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given)
 

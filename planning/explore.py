@@ -30,7 +30,6 @@ from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.search import fewest
 from packer.solvers.base import limit_of
-from packer.solvers.evaluator import rate_margin_for
 from packer.twin.engine_rules import caches_prefixes
 from packer.words import counted
 from packer.workload import Workload
@@ -83,7 +82,7 @@ class Frontier(Conditions):
         checks.integer("spare", self.spare, low=0, high=1)
         checks.integer("seed", self.seed, low=0)
         checks.time_limit(self.time_limit_s)
-        self.margin = rate_margin_for((self.profile,), margin=self.margin)
+        self.margin, self.confidence = self.margin_of(self.profile), None
         self.replayed = self.workload.arrivals.trace is not None
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = PlannedHours(self.seed, self.over)

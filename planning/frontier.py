@@ -18,7 +18,9 @@ from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
+from packer.profile import Profile
 from packer.progress import Progress, silent
+from packer.solvers.evaluator import rate_margin_for
 from packer.twin.hours import merged
 from packer.workload import Workload
 
@@ -30,10 +32,12 @@ if TYPE_CHECKING:
 class Conditions:
     """The parameters of `packer.recommend` and `packer.frontier` besides the fleet, its servers and its goal.
 
+    `margin`, `confidence`: at most one of them; both None: the default margin of each profile.
     `log_hour`: the requests of an hour of a log, in which a plan must keep the limits, too.
     """
 
     margin: float | None = None
+    confidence: float | None = None
     max_replicas: int | None = None
     spare: int = 0
     seed: int = 0
@@ -42,6 +46,14 @@ class Conditions:
     stop: Callable[[], bool] = lambda: False
     time_limit_s: float | None = None
     log_hour: RequestTrace | None = None
+
+    def margin_of(self, profile: Profile) -> float:
+        """Share by which rates on servers of this profile are raised.
+
+        Raises `ValidationError`: out of range, or both are given; `IncompatibleError`: no margin follows from the
+        confidence, because the profile has no held-out errors.
+        """
+        return rate_margin_for((profile,), confidence=self.confidence, margin=self.margin)
 
 
 @dataclass(frozen=True, eq=False)

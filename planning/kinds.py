@@ -26,7 +26,6 @@ from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, Solver, limit_of
-from packer.solvers.evaluator import rate_margin_for
 from packer.twin.margin import MIXED
 from packer.twin.memory.starts import starting
 from packer.words import counted, listed, money
@@ -88,12 +87,13 @@ def unpriced(options: Sequence[Option]) -> tuple[str, ...]:
 def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Conditions) -> Plan:
     """As `packer.recommend`, for each base model with each kind of server alone and with all of them mixed.
 
-    Each search gets an equal part of the time that is left.
+    Each search gets an equal part of the time that is left. Each kind has its own margin.
     `details` has the "kinds" (rows of `Option.to_dict`) and the "decision": the totals, then a decision for each model.
     """
     started = time.monotonic()
     end_s = started + checks.time_limit(asked.time_limit_s)
     by_model = serving(workload, profiles)
+    margins = {each: asked.margin_of(each) for offered in by_model.values() for each in offered}
     left = count(sum(len(offered) + (len(offered) > 1) for offered in by_model.values()), -1)
 
     def begun(own: Workload, profile: Profile, **changed: Any) -> Frontier:
@@ -117,9 +117,9 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
             found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, task.told))
         if len(offered) > 1:
             kinds = sorted(offered, key=lambda each: (each.name, each.fingerprint))
-            margins = {each: rate_margin_for((each,), margin=asked.margin) for each in kinds}
-            job = begun(own, kinds[0], max_replicas=1, margin=min(margins.values()))
-            mix = Mix(job, profiles=kinds, margins=margins)
+            mine = {each: margins[each] for each in kinds}
+            job = begun(own, kinds[0], max_replicas=1, margin=min(mine.values()), confidence=None)
+            mix = Mix(job, profiles=kinds, margins=mine)
             mixed = judged(mix)
             if mixed is not None and mixed.verified:
                 names = " + ".join(sorted({item.profile.name for item in mixed.bins}))

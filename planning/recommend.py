@@ -49,6 +49,7 @@ def recommend(
     *,
     slo: GoalLike | None = None,
     margin: float | None = None,
+    confidence: float | None = None,
     max_gpus: int | None = None,
     max_replicas: int | None = None,
     spare: int = 0,
@@ -79,7 +80,10 @@ def recommend(
         limits. None: the workload's goal, which is p95 TTFT <= 2 s and mean ITL <= 100 ms for every adapter unless the
         workload says otherwise.
     margin
-        Share by which every rate is raised; None takes the profile's default.
+        Share by which every rate is raised; None takes the default of each server's profile.
+    confidence
+        Confidence with which the plan holds, instead of a margin: rates are raised by what it requires of each server's
+        profile (`packer.twin.margin.rate_margin`).
     max_gpus
         GPUs at hand. If they do not suffice, the plan on them is infeasible and says how many would.
     verify
@@ -101,17 +105,17 @@ def recommend(
     Raises
     ------
     IncompatibleError
-        A base model has no profile or no server that starts for each of its adapters, or GPUs are limited with several
-        kinds of server or models.
+        A base model has no profile or no server that starts for each of its adapters, GPUs are limited with several
+        kinds of server or models, or a profile has no errors from which a margin follows for the confidence.
     ValidationError
-        A parameter is out of range.
+        A parameter is out of range, or both a confidence and a margin are given.
     """
     kinds = kinds_of(profile)
     serving(workload, [kind.profile for kind in kinds])
     fleet = workload.held_to(slo)
     asked = Conditions(
-        margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, verify=verify, progress=progress, stop=stop,
-        time_limit_s=time_limit_s, log_hour=log_hour,
+        margin=margin, confidence=confidence, max_replicas=max_replicas, spare=spare, seed=seed, verify=verify,
+        progress=progress, stop=stop, time_limit_s=time_limit_s, log_hour=log_hour,
     )  # fmt: skip
     if max_gpus is not None:
         checks.integer("max_gpus", max_gpus, low=1)

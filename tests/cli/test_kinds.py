@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from packer.cli import run
+from packer.io.plans import load_plan
+from packer.io.profiles import load_profile, write_profile
+from packer.solvers.evaluator import rate_margin_for
 
 
 @pytest.mark.parametrize(
@@ -26,3 +30,36 @@ def test_a_server_starts_with_the_largest_rank_of_the_fleet(
     command, *others = words
     assert run([command, "fleet.csv", "--gpu", "l4", "--model", "Qwen/Qwen3-32B", *others]) == 0
     assert capsys.readouterr().out.startswith("8 × L4 as 1 server of 8 ")
+
+
+@pytest.mark.parametrize("confidence", [None, 0.8])
+def test_each_kind_is_planned_with_its_own_margin(
+    confidence: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind with a larger margin that is offered, too, in any order, does not raise the rates of the kind taken."""
+    monkeypatch.chdir(tmp_path)
+    taken = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    taken = replace(taken, gpu=replace(taken.gpu, price_per_hour=1.0))
+    rough = replace(
+        taken,
+        name="rough/llama",
+        gpu=replace(taken.gpu, name="other GPU", price_per_hour=2.0),
+        errors={name: error + 0.5 for name, error in taken.errors.items()},
+    )
+    write_profile(taken, "taken.toml")
+    write_profile(rough, "rough.toml")
+    Path("fleet.csv").write_text("adapter,rank,rate\na,8,5\nb,16,5\n")
+    words = [
+        "solve",
+        "fleet.csv",
+        "--no-verify",
+        *([] if confidence is None else ["--confidence", str(confidence)]),
+    ]
+    margins = []
+    for names in (["taken"], ["taken", "rough"], ["rough", "taken"]):
+        offered = [word for name in names for word in ("--profile", f"{name}.toml")]
+        assert run([*words, *offered, "-o", "plan.json", "--force"]) == 0
+        plan = load_plan("plan.json")
+        assert {item.profile.name for item in plan.bins} == {taken.name}
+        margins.append(plan.margin)
+    assert margins == [rate_margin_for((taken,), confidence=confidence)] * 3

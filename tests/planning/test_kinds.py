@@ -30,7 +30,7 @@ from packer.profile import Profile
 from packer.room import Room
 from packer.solvers.evaluator import rate_margin_for
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
-from packer.twin.margin import MIXED
+from packer.twin.margin import MIXED, rate_margin
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
@@ -258,6 +258,37 @@ def test_each_kind_of_a_mix_has_its_own_margin_in_any_order(monkeypatch: pytest.
     first, second = sorted(own)
     assert planned == [pytest.approx(own)] * 2
     assert judged_at == [pytest.approx([own[first]] * 3 + [own[second]] * 3)] * 2
+
+
+def test_a_confidence_gives_each_model_and_kind_its_own_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates on servers of each model and kind are raised by what the confidence requires of their profile alone."""
+    offered = [LLAMA, replace(priced(LLAMA, 9.0, "other"), name="rough/llama"), QWEN]
+    offered[1] = replace(offered[1], errors={key: error + 0.5 for key, error in LLAMA.errors.items()})
+    seen = dict[str, float | None]()
+
+    def begun(own: Workload, profile: Profile, **options: Any) -> Frontier:
+        job = Frontier(own, profile, **options)
+        seen.setdefault(profile.name, job.margin)
+        return job
+
+    monkeypatch.setattr(kinds, "Frontier", begun)
+    two = fleet(4, ("llama-3.1-8b-instruct", "qwen-2.5-7b-instruct"))
+    recommend(two, offered, confidence=0.8, verify=False)
+    assert seen == {each.name: rate_margin(each, 0.8) for each in offered}
+    assert len(set(seen.values())) == 3
+
+
+@pytest.mark.parametrize("offered", [[LLAMA], [LLAMA, replace(LLAMA, name="rough", errors={})]])
+def test_a_confidence_that_gives_no_margin_is_refused_before_the_search(
+    offered: list[Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kind is planned with if another has no errors, or if a margin is given, too."""
+    monkeypatch.setattr(kinds, "planned", lambda _task: pytest.fail("a search began"))
+    if len(offered) > 1:
+        with pytest.raises(IncompatibleError, match="no held-out capacity errors"):
+            recommend(fleet(2, (None,)), offered, confidence=0.8)
+    with pytest.raises(ValidationError, match="got both"):
+        recommend(fleet(2, (None,)), offered, confidence=0.8, margin=0.1)
 
 
 def test_the_search_for_mixes_raises_the_rates_of_a_kind() -> None:
