@@ -31,6 +31,9 @@ FEW_CHANCE = 0.05
 """Expected number of adapters with few requests that may be beyond `FEW_MAY_REACH` times their limit in an hour of a
 server: which adapter has a request while the server is slow is chance."""
 
+IN_VAIN = 0.05
+"""With a larger share of its requests waiting in vain, an adapter's 95th percentile is not known."""
+
 
 def quiet_adapters(fleet: Workload) -> str:
     """Return in words how many adapters send too few requests an hour for their own 95th percentile; "" for none."""
@@ -76,26 +79,44 @@ def pooled_p95_ttft_ms(sim: Run) -> FloatArray:
 
     An adapter with fewer than `FEW_REQUESTS` has no 95th percentile of its own. It gets the percentile of all requests
     of its server, or its own mean if the mean is higher and counts at least `MEAN_FROM` requests. NaN where the server
-    does not start or gives the adapter no answer (`unanswered`). 0 for adapters that sent nothing, or only requests
-    that the end of the run cut off.
+    does not start, or gives the adapter no answer or too few (`unanswered`). 0 for adapters that sent nothing, or only
+    requests that the end of the run cut off.
     """
     if sim.status != "ok":
         return np.full(len(sim.workload), np.nan)
+    p95_ms = _completed_p95_ms(sim)
+    return np.where(unanswered(sim, p95_ms), np.nan, p95_ms)
+
+
+def _completed_p95_ms(sim: Run) -> FloatArray:
+    """Return `pooled_p95_ttft_ms` by completed requests alone, ms, float64 (m,); 0 without any."""
     number = sim.completed_of
     everyone = sim.ttft_quantiles_ms[1] if number.any() else 0.0
     mean = np.nan_to_num(sim.adapter_mean_ttft_ms, nan=0.0)
     own = np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0)
     pooled = np.maximum(np.where(number >= MEAN_FROM, mean, 0.0), np.where(number > 0, everyone, 0.0))
-    return np.where(unanswered(sim), np.nan, np.where(number >= FEW_REQUESTS, own, pooled))
+    return np.where(number >= FEW_REQUESTS, own, pooled)
 
 
-def unanswered(sim: Run) -> BoolArray:
-    """Return which adapters get no answer, bool (m,): none of their requests completed, and the server starves or one
-    of them waited for its first token for longer than every completed request."""
-    if sim.completed_of.all():
-        return np.zeros(len(sim.workload), dtype=np.bool_)
-    longest_ms = 0.0 if sim.starved else sim.ttft_ms.max(initial=0.0)
-    return _waited_ms(sim, "ttft") > longest_ms
+def unanswered(sim: Run, p95_ms: FloatArray) -> BoolArray:
+    """Return which adapters get no answer, or too few, bool (m,): more than `IN_VAIN` of all that they sent (without a
+    completed request: one) wait for their first token, refused ones apart, for longer than every completed request.
+
+    If the server starves, an adapter's waits are compared with its own completed requests, with fewer than `MEAN_FROM`
+    of them with `p95_ms` (`_completed_p95_ms`): those of others may be long.
+    """
+    raw, m = sim.raw, len(sim.workload)
+    longest_ms = np.full(m, sim.ttft_ms.max(initial=0.0))
+    if sim.starved:
+        own_ms = np.zeros(m)
+        np.maximum.at(own_ms, sim.owners, sim.ttft_ms)
+        longest_ms = np.where(sim.completed_of >= MEAN_FROM, own_ms, p95_ms)
+    waits = np.isnan(raw.first_s) if raw.turned_away is None else np.isnan(raw.first_s) & ~raw.turned_away
+    owner = raw.requests.adapter[waits]
+    in_vain = (sim.duration_s - raw.requests.time_s[waits]) * 1e3 > longest_ms[owner]
+    sent = np.bincount(raw.requests.adapter, minlength=m) + raw.refused if in_vain.any() else 0
+    found: BoolArray = np.bincount(owner[in_vain], minlength=m) > IN_VAIN * sent
+    return found if sim.completed_of.all() else found | (_waited_ms(sim, "ttft") > longest_ms)
 
 
 ENOUGH = {"mean": MEAN_FROM, "median": 10, "p90": 30, "p95": FEW_REQUESTS, "p99": 300}
@@ -152,7 +173,7 @@ def _completed_ms(sim: Run, key: str, statistic: str, what: str) -> FloatArray:
         number = sim.completed_of
         few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
         own_ms = np.where(few, np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0) / FEW_MAY_REACH, 0.0)
-        return np.maximum(np.nan_to_num(sim.adapter_pooled_p95_ttft_ms, nan=0.0), own_ms)
+        return np.maximum(_completed_p95_ms(sim), own_ms)
     if key == "mean_itl_ms":
         span_ms, gaps = (each.sum() for each in _spans_and_gaps(sim))  # per token, as those of adapters
         server_ms = span_ms / gaps if gaps else 0.0

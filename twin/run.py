@@ -361,7 +361,7 @@ class Run:
     """The limits of the goal."""
 
     worst_adapter_ttft_ms = cached_property(lambda self: float(self.adapter_pooled_p95_ttft_ms.max()))
-    """The highest of `adapter_pooled_p95_ttft_ms`; NaN where an adapter gets no answer."""
+    """The highest of `adapter_pooled_p95_ttft_ms`; NaN where an adapter gets no answer, or too few."""
 
     @property
     def slo_attainment(self) -> float:

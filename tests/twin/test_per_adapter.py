@@ -314,3 +314,46 @@ def test_an_adapter_that_gets_no_answer_has_no_figure_and_is_the_worst(make_prof
         assert sim.worst_adapter_ttft_ms == pytest.approx(own if answer else math.nan, nan_ok=True)
         assert sim.to_dict()["worst_adapter_ttft_ms"] == (own if answer else None)
         assert judged_ms(sim, "p95_ttft_ms")[2] == (0.0 if answer else pytest.approx(1800.0))
+
+
+@pytest.mark.parametrize(("tokens", "starved"), [(5, True), (400, False)])
+def test_an_adapter_whose_95th_percentile_is_not_known_is_the_worst(
+    make_profile: MakeProfile, tokens: int, starved: bool
+) -> None:
+    """More than 5 % of an adapter's requests without a first token, after longer waits than those of all answers, leave
+    it without a p95, whether or not the server starves; requests that the end cuts off do not, nor do goals change."""
+
+    def run(sent_s: list[float]) -> Run:
+        """One slot: a1 has an answer before a0 holds the slot; a1's other requests wait until the end."""
+        requests = [(0.1 * k, 0, 30) for k in range(1, 20)] + [
+            (0.0, 1, 5),
+            *((at_s, 1, tokens) for at_s in sent_s),
+        ]
+        time_s, owner, output = (np.array(column) for column in zip(*sorted(requests), strict=True))
+        trace = RequestTrace(time_s, owner, np.full(len(owner), 10), output)
+        fleet = Workload(
+            [Adapter("a0", 8, 1.0), Adapter("a1", 8, 1.0)], arrivals=Arrivals("trace", trace=trace)
+        )
+        return simulate(replace(fleet, slo=Slo.of(1.0)), make_profile(), max_loras=1, duration_s=2.0)
+
+    in_vain = run([0.2, 0.3, 0.4, 0.5])
+    assert in_vain.starved == starved  # 400 tokens would not be due
+    assert in_vain.completed_of[1] == 1.0
+    own, unknown = in_vain.adapter_pooled_p95_ttft_ms
+    assert own > 0.0
+    assert math.isnan(unknown)
+    assert math.isnan(in_vain.worst_adapter_ttft_ms)
+    assert judged_ms(in_vain, "p95_ttft_ms").tolist() == [own, own]
+    cut = run([1.995, 1.996, 1.997, 1.998])
+    assert not cut.starved
+    assert cut.adapter_pooled_p95_ttft_ms.tolist() == [cut.worst_adapter_ttft_ms] * 2
+
+
+def test_late_answers_are_a_95th_percentile_of_their_own(make_profile: MakeProfile) -> None:
+    """On a server that starves and answers in order, as many requests of each adapter wait at the end, none for longer
+    than its answers took: each has its p95, as the worst adapter has."""
+    fleet = Workload([Adapter(f"a{k}", 8, 4.0) for k in range(3)])
+    sim = simulate(fleet, make_profile(max_num_seqs=4), max_loras=3, duration_s=100.0)
+    assert sim.starved
+    assert np.isnan(sim.raw.first_s).mean() > 0.2
+    assert sim.worst_adapter_ttft_ms == sim.adapter_p95_ttft_ms.max() > 1000.0
