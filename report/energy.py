@@ -3,7 +3,8 @@
 A GPU of 700 W that decodes one request at a time draws 300 W, and 600 W with a batch of 128 (H100 SXM; ML.ENERGY
 Benchmark 3.0, as read by arXiv:2603.17280). The lowest decodes measured on an H200 draw 137 W (arXiv:2605.11999). In
 between, the share grows with the logarithm of the batch. Other GPUs are assumed to draw the same shares of their board
-power, which is accurate to about a fifth (arXiv:2603.17280). Host, network and cooling are not included.
+power, which is accurate to about a fifth (arXiv:2603.17280). Host, network, cooling and fine-tuning jobs are not
+included.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from packer.io.plans import plan_to_dict
 from packer.plan import Plan
 from packer.twin.datasheets import GPUS
+from packer.twin.tuning.policy import trains
 from packer.words import number
 
 SHARES = ((0.0, 137 / 700), (1.0, 300 / 700), (128.0, 600 / 700))
@@ -36,10 +38,13 @@ def share_of(running: float) -> float:
 
 @dataclass(frozen=True)
 class Energy:
-    """`watts`: power of all GPUs under their load. `tok_s`: input and output tokens that they serve per second."""
+    """`watts`: power of all GPUs under the load of requests. `tok_s`: input and output tokens served per second.
+    `without_training`: whether the GPUs also train, which draws more.
+    """
 
     watts: float
     tok_s: float
+    without_training: bool = False
 
     @property
     def kwh_per_day(self) -> float:
@@ -53,27 +58,32 @@ class Energy:
 
     def __str__(self) -> str:
         low, usual, high = (f"{(1.0 + side * SPREAD) * self.watts / 1e3:.2g}" for side in (-1, 0, 1))
+        left_out = "; training not included" if self.without_training else ""
         return (
             f"about {usual} kW ({low} to {high}), {number(self.kwh_per_day, 0)} kWh a day, "
-            f"{self.joules_per_token:.2g} J per token, GPUs alone, by their load"
+            f"{self.joules_per_token:.2g} J per token, GPUs alone, by their load{left_out}"
         )
 
 
 def energy_of(plan: Plan) -> Energy | None:
     """Energy of a plan's servers; None without servers, without a GPU's data sheet, or without a predicted latency.
 
-    The mean number of running requests is output tokens per second times mean ITL (Little's law).
+    The mean number of running requests is output tokens per second times mean ITL (Little's law). With speculation, ITL
+    is the time between chunks of tokens, so it is mean TPOT there, if the predictor gives it.
     """
     board = {sheet.title: sheet.watts for sheet in GPUS.values()}
     watts = 0.0
     for item, found in zip(plan.bins, plan.evaluations, strict=True):
         profile, fleet = item.profile, item.workload(plan.workload)
         generated = float(fleet.rates @ fleet.mean_output_tokens) / max(fleet.offered_tok_s, 1e-12)
-        running = found.total_token_throughput * generated * found.mean_itl_ms / 1e3
+        chunked = profile.engine.speculation is not None and np.isfinite(found.mean_tpot_ms)
+        per_token_ms = found.mean_tpot_ms if chunked else found.mean_itl_ms
+        running = found.total_token_throughput * generated * per_token_ms / 1e3
         if profile.gpu.name not in board or not np.isfinite(running):
             return None
         watts += share_of(running) * board[profile.gpu.name] * profile.engine.gpus
-    return Energy(watts, float(plan.evaluations.total_token_throughput.sum())) if plan.bins else None
+    served = float(plan.evaluations.total_token_throughput.sum())
+    return Energy(watts, served, trains(plan.workload.fine_tuning)) if plan.bins else None
 
 
 def with_energy(plan: Plan) -> dict[str, Any]:
@@ -81,6 +91,6 @@ def with_energy(plan: Plan) -> dict[str, Any]:
     energy = energy_of(plan)
     known = None if energy is None else {
         "watts": energy.watts, "kwh_per_day": energy.kwh_per_day, "joules_per_token": energy.joules_per_token,
-        "source": SOURCE,
+        "without_training": energy.without_training, "source": SOURCE,
     }  # fmt: skip
     return {**plan_to_dict(plan), "energy": known}
