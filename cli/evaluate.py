@@ -40,7 +40,7 @@ class Changes:
 
     add_path: A workload file of adapters to add.
     remove: An adapter to take away; repeatable.
-    lose: A GPU to take away: its adapters go to the others; repeatable.
+    lose: A server to take away, by number, as when one of its GPUs fails: its adapters go to the others; repeatable.
     duration_s: Simulated time of each server (twin only). [default: an hour, and until starvation is clear]
     router: Simulate the plan's servers behind a live router instead of the plan's own routing.
     rewrite: PLAN was changed by hand: evaluate it and write it over the file (or to -o).
@@ -148,7 +148,7 @@ def evaluate(
 ) -> int:
     """Whether a plan holds: with another seed or predictor, a changed fleet, or the traffic measured.
 
-    Servers keep their settings; an adapter that comes, or whose GPU is lost, goes to the least loaded server with
+    Servers keep their settings; an adapter that comes, or whose server is lost, goes to the least loaded one with
     large enough slots. Rates are taken without the margin that the plan was made with. Exit code 3 means that a
     server starves or does not start, that an adapter has no server, or that a plan which was made to keep latency
     limits breaks them, also behind --router: packer solve --from makes the next plan.

@@ -101,14 +101,14 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
     """The bins that are left, their numbers in the plan, and the adapters that none of them can hold."""
     bins, numbers = plan.bins, list(range(len(plan.bins)))
     unplaced: list[int] = []
-    if wrong := sorted(gpu for gpu in lose if not 0 <= gpu < len(bins)):
-        raise ValidationError(f"Expected lost GPUs among 0 to {len(bins) - 1}, got GPU {wrong[0]}.")
+    if wrong := sorted(server for server in lose if not 0 <= server < len(bins)):
+        raise ValidationError(f"Expected lost servers among 0 to {len(bins) - 1}, got server {wrong[0]}.")
     if lose and len(set(lose)) == len(bins):
         every = "the only one" if len(bins) == 1 else f"all {len(bins)}"
         raise ValidationError(f"Expected a server of the plan to be left, got the loss of {every}.")
-    for gpu in sorted(set(lose), reverse=True):
-        bins, more = without_server(plan.workload, bins, gpu)
-        numbers.remove(gpu)
+    for server in sorted(set(lose), reverse=True):
+        bins, more = without_server(plan.workload, bins, server)
+        numbers.remove(server)
         unplaced += more
     return bins, numbers, unplaced
 

@@ -117,6 +117,21 @@ def test_evaluate_says_which_base_model_has_no_server(
     )
 
 
+def test_a_lost_gpu_takes_its_server(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture) -> None:
+    """--lose-gpu counts servers, however many GPUs each has: the help and the message for a wrong number say so."""
+    plan, path = toy_plan(["a", "b", "c"], gpus=3), str(tmp_path / "groups.json")
+    (profile,) = {item.profile for item in plan.bins}
+    group = replace(profile, engine=replace(profile.engine, tensor_parallel_size=4))
+    groups = replace(plan, bins=tuple(replace(item, profile=group) for item in plan.bins))
+    assert groups.n_gpus == 12
+    groups.save(path)
+    assert run(["evaluate", path, "--lose-gpu", "5"]) == 2
+    assert "Expected lost servers among 0 to 2, got server 5." in capsys.readouterr().err
+    assert run(["evaluate", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--lose-gpu K A server to take away" in text
+
+
 def test_evaluate_needs_a_server_that_is_used(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
     """Where every adapter goes and none finds a server, nothing is left to evaluate: that is said."""
     add = tmp_path / "add.csv"

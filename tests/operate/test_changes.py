@@ -102,7 +102,7 @@ def test_adapters_of_a_lost_server_move(toy_plan: Make) -> None:
     assert changed.gpus == (1,)
     assert sorted(changed.bins[0].adapters) == [0, 1, 2]
     assert changed.workload == plan.workload
-    with pytest.raises(ValidationError, match="Expected lost GPUs among 0 to 1, got GPU 2"):
+    with pytest.raises(ValidationError, match=r"Expected lost servers among 0 to 1, got server 2\."):
         changed_plan(plan, lose=[2])
     with pytest.raises(ValidationError, match="to be left, got the loss of all 2"):
         changed_plan(plan, lose=[0, 1])
