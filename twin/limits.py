@@ -44,8 +44,9 @@ def limit_of(sim: Run) -> Limit:
     """Return the resource of a server that is used most while requests wait.
 
     Compared are the slots (if there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of a step,
-    the share of the time that loads take, the ITL relative to its limit (for the time of a step), and the share of the
-    TTFT that passes outside the engine. If less than `USED_UP` of each is in use, requests wait because they come
+    the share of the time that loads take, the ITL relative to its limit (for the time of a step), the share of the TTFT
+    that passes outside the engine, and, if the server refuses requests, the places of `max_num_queued_reqs` that run:
+    all of them if hardly any request waits. If less than `USED_UP` of each is in use, requests wait because they come
     together. If requests wait longer than their limit only in the first `START_S`, or only because of the first uses of
     adapters, the start or these first uses limit the server.
     """
@@ -80,7 +81,7 @@ def client_limit(sim: Run) -> Limit | None:
     servers = len(sim.servers)
     if most is None or (queue is not None and queue * servers < most):
         return None
-    kept = sim.held_back if sim.paced else sim.refused
+    kept = sim.held_back if sim.paced else sim.refused_by_client
     if not kept or sim.stable:
         return None
     if sim.mean_waiting > FEW * servers or sim.mean_itl_ms > sim.workload.slo.columns(sim.workload)[1].min():
@@ -158,6 +159,13 @@ def _limits(sim: Run) -> list[Limit]:
         slots = active / sim.max_loras
         used = f"{active:.0f} of {sim.max_loras} in use"
         found.append(Limit("slots", slots, used, _more_slots(sim)))
+    queue, refused = engine.max_num_queued_reqs, sim.refused_by_server
+    if queue is not None and refused:
+        waits = float(crowded["waiting"].mean()) / sim.timeline_bin_s
+        room = waits <= min(FEW, running) and itl <= float(itl_limits_ms.min())
+        usage = f"at most {counted(queue, 'request')} wait or run, {refused:,} of {sim.sent:,} are refused"
+        share = 1.0 if room else running / queue
+        found.append(Limit("queue limit", share, usage, f"max_num_queued_reqs {2 * queue}"))
     return found
 
 

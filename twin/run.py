@@ -93,12 +93,21 @@ class Run:
     sent = _field("sent")
     """Requests offered, also those refused or held back: completed + refused + held back + unfinished, those open or
     on their way at the end."""
-
     sent_tokens = cached_property(lambda self: float(self.raw.sent_tokens))
     """Input + output tokens of all requests sent, including those refused or held back."""
-
     refused = cached_property(by_server.refused)
     """Requests that the client did not send because `max_outstanding` were open, or that a full server refused."""
+
+    @cached_property
+    def refused_by_server(self) -> int:
+        """Those of `refused` that found `max_num_queued_reqs` requests at their server, before its client's limit."""
+        queue, turned_away = self.profile.engine.max_num_queued_reqs, self.raw.turned_away
+        if turned_away is None:
+            return self.refused if queue is not None and queue < (self.max_outstanding or math.inf) else 0
+        return self.refused if self.state is None else int((turned_away & (self.state.server >= 0)).sum())
+
+    refused_by_client = cached_property(lambda self: int(self.refused - self.refused_by_server))
+    """The others of `refused`, also those for which a router knows no server."""
     held_back = cached_property(by_server.held_back)
     """Requests that wait at a `paced` client for a place at the end of the run; 0 for other clients."""
     completed = cached_property(lambda self: len(self._completed))
@@ -156,10 +165,8 @@ class Run:
     """Adapters named in the labels of these series."""
     engine_mean_ttft_ms = cached_property(lambda self: by_server.mean(by_server.engine_ms(self, 0, 1)))
     """Mean TTFT within the engine, ms: without the front end, over completed requests."""
-
     engine_mean_tpot_ms = cached_property(by_server.engine_mean_tpot_ms)
     """Mean TPOT within the engine, ms, over completed requests with at least two tokens."""
-
     engine_steps = cached_property(lambda self: int(self.raw.server["step"] + self.raw.server["in_flight"]))
     """Engine steps."""
     busy_share = cached_property(lambda self: float(min(1.0, self.raw.server["busy_s"] / self.duration_s)))
@@ -248,7 +255,6 @@ class Run:
     """Time-weighted mean of running requests."""
     mean_waiting = cached_property(lambda self: by_server.mean_state(self, "waiting"))
     """Time-weighted mean of waiting requests."""
-
     mean_kv_usage = cached_property(by_server.mean_kv_usage)
     """Time-weighted mean share of the KV blocks in use."""
     max_running = _field("peak_running")
@@ -383,7 +389,10 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able summary with the keys of `vllm bench serve` where it has them; NaN becomes None."""
-        return summary(self)
+        found = summary(self) | {"refused_by_client": self.refused_by_client}
+        if any(each.profile.engine.max_num_queued_reqs is not None for each in self.setups or (self,)):
+            found["refused_by_server"] = self.refused_by_server
+        return found
 
 
 Simulation = Run

@@ -67,6 +67,25 @@ def test_what_a_paced_client_holds_back_is_not_refused(
     assert {"requests sent or held back", "refused by the client", "held back by the client"} <= rows
 
 
+@pytest.mark.parametrize("seeds", ["1", "2"])
+def test_what_a_full_server_refuses_is_not_the_clients(
+    fleet: str, capsys: pytest.CaptureFixture[str], seeds: str
+) -> None:
+    """Requests that a server refuses by its queue limit have a row and a field of their own; the limit is the cause."""
+    how = ["simulate", fleet, *SERVER, "--vllm-version", "0.32.0", "--rate-factor", "10", "--seeds", seeds]
+    how += ["--set", "max-num-queued-reqs=4"]
+    found = _json(how, capsys)
+    assert found["refused_by_client"] == 0
+    assert found["refused_by_server"] == found["refused"] > 100  # type: ignore[operator]
+    assert found["verdict"]["cause"]["name"] == "queue limit"  # type: ignore[index]
+    assert run(how) == 0
+    out = capsys.readouterr().out
+    rows = [line.strip().split("  ")[0] for line in out.splitlines()]
+    place = rows.index("refused by the client")
+    assert rows[place + 1] == "refused by the server, queue limit"
+    assert "What would help: max_num_queued_reqs 8." in out
+
+
 def test_hit_rates_are_printed_where_prefixes_are_cached(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import packer
 from packer import Adapter, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
-from packer.twin.limits import BEFORE_TRAFFIC, limit_of
+from packer.twin.limits import BEFORE_TRAFFIC, Limit, limit_of
 from packer.twin.run import Run
 
 
@@ -88,3 +88,28 @@ def test_a_server_of_the_base_model_alone_has_a_limit() -> None:
         duration_s=300.0,
     )
     assert limit_of(run).name != "slots"
+
+
+def test_a_queue_limit_that_refuses_requests_is_named() -> None:
+    """A server that refuses requests by its `max_num_queued_reqs`, while it has room for more, is limited by it, and
+    serves more with the advice; where requests wait for something else, or none is refused, that is the limit."""
+    server = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+    def found(queue: int, max_loras: int, factor: float = 1.0) -> tuple[Run, Limit]:
+        engine = replace(server.engine, version="0.32.0", max_num_queued_reqs=queue)
+        fleet = Workload([Adapter(f"a{k}", 8, 0.5 * factor) for k in range(40)])
+        profile = replace(server, engine=engine)
+        hour = packer.simulate(fleet, profile, max_loras=max_loras, duration_s=900.0)
+        return hour, limit_of(hour)
+
+    tight, limit = found(20, 40)
+    assert (limit.name, limit.advice) == ("queue limit", "max_num_queued_reqs 40")
+    assert limit.usage == f"at most 20 requests wait or run, {tight.refused:,} of {tight.sent:,} are refused"
+    assert found(40, 40)[0].served_share > tight.served_share
+    assert limit_of(replace(tight, max_outstanding=20)).name != "queue limit"  # the client refuses them
+    few, slots = found(200, 2)
+    assert few.refused > 0
+    assert slots.name == "slots"
+    wide, other = found(2000, 40, 0.1)
+    assert wide.refused == 0
+    assert other.name != "queue limit"

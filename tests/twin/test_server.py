@@ -95,3 +95,33 @@ def test_refusals_are_those_of_a_cluster_of_one(
     assert one.slo_attainment == cluster.slo_attainment
     assert one.per_adapter.equals(cluster.per_adapter)
     assert runs(10**6)[0].raw.finish_s.tobytes() == runs(None)[0].raw.finish_s.tobytes()
+
+
+def test_refusals_are_counted_by_who_refuses(make_profile: Callable[..., Profile]) -> None:
+    """A request is refused by the client, or by a server whose queue limit is reached first; of a cluster either may
+    refuse some, and its servers' views know their own. The summary counts the servers' where one has a limit."""
+    workload = Workload([Adapter(f"a{i}", 8, 4.0) for i in range(3)])
+    plain = make_profile(version="0.32.0")
+    full = make_profile(version="0.32.0", max_num_queued_reqs=3)
+    for profile, most, by_server in (
+        (plain, 3, False),
+        (full, None, True),
+        (full, 9, True),
+        (full, 2, False),
+    ):
+        run = simulate(workload, profile, max_loras=3, duration_s=30.0, max_outstanding=most)
+        assert run.refused > 5
+        assert (run.refused_by_server, run.refused_by_client) == (
+            (run.refused, 0) if by_server else (0, run.refused)
+        )
+        said = run.to_dict()
+        assert (said["refused"], said["refused_by_client"]) == (run.refused, run.refused_by_client)
+        assert said.get("refused_by_server") == (run.refused_by_server if profile is full else None)
+    cluster = Cluster.of(full, 2, max_loras=3)
+    run = simulate_cluster(workload, cluster, router="random", duration_s=30.0, max_outstanding=5)
+    assert min(run.refused_by_client, run.refused_by_server) > 5
+    assert run.refused_by_client + run.refused_by_server == run.refused
+    assert sum(server.refused_by_server for server in run.servers) == run.refused_by_server
+    assert run.to_dict()["refused_by_server"] == run.refused_by_server
+    paced = simulate_cluster(workload, cluster, router="random", duration_s=30.0, concurrency=5, paced=True)
+    assert (paced.refused_by_client, paced.refused_by_server) == (0, paced.refused)
