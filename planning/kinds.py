@@ -89,6 +89,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
 
     Each search gets an equal part of the time that is left. Each kind has its own margin.
     `details` has the "kinds" (rows of `Option.to_dict`) and the "decision": the totals, then a decision for each model.
+    `Plan.margin` is the largest margin of the servers in the plan; the decision has all if they differ.
     """
     started = time.monotonic()
     end_s = started + checks.time_limit(asked.time_limit_s)
@@ -126,7 +127,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
                 found.append(Option(model, names, completed(mix, mixed), holds=True, told=mix.told))
         options += found
         chosen.append((index, cheapest(found)))
-    plan = _merged(workload, chosen, options, time.monotonic() - started)
+    plan = _merged(workload, chosen, options, margins, time.monotonic() - started)
     late = time.monotonic() >= end_s or any(option.plan.time_limit_reached for option in options)
     return replace(plan, interrupted=asked.stop(), time_limit_reached=late and not asked.stop())
 
@@ -222,11 +223,18 @@ class Mix(Deployment):
         """The plan unchanged: a bound for one kind of server does not hold for a mix."""
         return plan
 
+    def explain(self, plan: Plan) -> Plan:
+        """The plan with its decision, and the largest margin of its servers instead of the least of all kinds."""
+        plan = super().explain(plan)
+        own = [self.margins[item.profile] for item in plan.bins if item.profile in self.margins]
+        return plan if plan.margin is None else replace(plan, margin=max(own, default=plan.margin))
+
 
 def _merged(
     workload: Workload,
     chosen: Sequence[tuple[tuple[int, ...], Option]],
     options: Sequence[Option],
+    margins: Mapping[Profile, float],
     runtime_s: float,
 ) -> Plan:
     """One plan of the best option of each model."""
@@ -255,7 +263,11 @@ def _merged(
         | versions([item.profile for item in bins]),
         details={
             "decision": "\n".join(
-                [*_total([option for _, option in chosen]), *(_said(option, options) for _, option in chosen)]
+                [
+                    *_total([option for _, option in chosen]),
+                    *(_said(option, options) for _, option in chosen),
+                    *_raised([option.plan for _, option in chosen], margins),
+                ]
             ),
             "kinds": [option.to_dict() for option in options],
             **({"estimate_band": band} if band is not None else {}),
@@ -279,6 +291,15 @@ def _total(chosen: Sequence[Option]) -> list[str]:
     prices = [option.plan.price_per_hour for option in chosen]
     price = "" if None in prices else f", {money(sum(each or 0.0 for each in prices))} per hour"
     return [f"{gpus} GPUs{price}."] if len(chosen) > 1 else []
+
+
+def _raised(plans: Sequence[Plan], margins: Mapping[Profile, float]) -> list[str]:
+    """A line with the margin of each kind of server in the plans; [] if no two differ."""
+    used = {
+        item.profile: margins[item.profile] for plan in plans if plan.margin is not None for item in plan.bins
+    }
+    each = (f"{100 * margin:.3g} % on {profile.name}" for profile, margin in used.items())
+    return [f"Rates are raised by {listed(each)}."] if len(set(used.values())) > 1 else []
 
 
 def _said(best: Option, options: Sequence[Option]) -> str:

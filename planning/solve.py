@@ -29,7 +29,7 @@ from packer.seeds import fresh
 from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.confirm import solution_that_holds
-from packer.solvers.evaluator import Evaluator, rate_margin_for
+from packer.solvers.evaluator import Evaluator, larger_margin_words, rate_margin_for
 from packer.solvers.headroom import MOST_GPUS
 from packer.solvers.replan import Replan, total
 from packer.solvers.support import counts_gpus
@@ -99,9 +99,9 @@ def solve(
     time_limit_s
         Wall-clock limit of the search; the best plan so far is returned.
     confidence
-        Confidence with which the plan holds, given the profile's held-out errors: bins must hold with every rate
-        raised by `packer.twin.margin.rate_margin`. Figures are reported at the rates as given. Without a confidence
-        and a margin it is 95 %, and the margin grows if the twin does not confirm the plan.
+        Confidence with which the plan holds, given the profile's held-out errors: bins must hold with every rate raised
+        by `packer.twin.margin.rate_margin`, the largest of all kinds. Figures are reported at the rates as given.
+        Without a confidence and a margin it is 95 %, and the margin grows if the twin does not confirm the plan.
     margin
         Share by which every rate is raised, instead of a confidence: 0.05 means 5 %, 0 disables it.
     old_plan
@@ -149,6 +149,7 @@ def solve(
     )  # fmt: skip
     given = margin if confidence is None else raised
     plan = planned(SolverTask(problem, search, again, verify, given, with_headroom))
+    notes += larger_margin_words(raised, plan.bins, confidence=confidence, margin=margin)
     return numbered(replace(plan, reasons=(*plan.reasons, *notes)), old_plan)
 
 

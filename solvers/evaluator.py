@@ -32,6 +32,7 @@ from packer.twin.margin import (
     error_key,
     rate_margin,
 )
+from packer.words import listed
 from packer.workload import Workload
 
 
@@ -278,7 +279,7 @@ def rate_margin_for(
     """Share by which rates are raised when bins are evaluated: given, or from the profiles' held-out errors.
 
     With neither a margin nor a confidence, a calibrated profile's margin at 95 % confidence is taken, and
-    10 % for a profile that carries no errors.
+    10 % for a profile that carries no errors. Of several profiles' margins it is the largest.
     """
     if margin is not None:
         if confidence is not None:
@@ -287,6 +288,21 @@ def rate_margin_for(
     if confidence is not None:
         return max(rate_margin(profile, confidence) for profile in profiles)
     return max(_default_margin(profile) for profile in profiles)
+
+
+def larger_margin_words(
+    raised: float, bins: Sequence[Bin], *, confidence: float | None = None, margin: float | None = None
+) -> tuple[str, ...]:
+    """A sentence if rates were raised by more than `rate_margin_for` the profiles of these bins, because others were
+    offered, too; else ()."""
+    used = tuple(dict.fromkeys(item.profile for item in bins))
+    own = rate_margin_for(used, confidence=confidence, margin=margin) if used else raised
+    if own >= raised:
+        return ()
+    return (
+        f"Every rate was raised by the largest margin of the kinds of server offered, {100 * raised:.3g} %; "
+        f"that of {listed(each.name for each in used)} is {100 * own:.3g} %.",
+    )
 
 
 def _default_margin(profile: Profile) -> float:

@@ -291,6 +291,39 @@ def test_a_confidence_that_gives_no_margin_is_refused_before_the_search(
         recommend(fleet(2, (None,)), offered, confidence=0.8, margin=0.1)
 
 
+@pytest.mark.parametrize("errors", [{}, LLAMA.errors])
+def test_the_margin_of_a_mix_is_the_largest_of_its_servers(
+    errors: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind that is offered but not used does not count; where margins differ, the decision says them."""
+    used = [priced(LLAMA, 3.0), replace(priced(LLAMA, 2.0, "other"), name="rough", errors=errors)]
+    unused = replace(LLAMA, name="unused", errors={key: error + 0.5 for key, error in LLAMA.errors.items()})
+
+    def solved(*_: Any, **_more: Any) -> Any:
+        parts = zip(((0, 1, 2), (3, 4, 5)), used, strict=True)
+        bins = tuple(Bin(part, each.settings(3, 8), each) for part, each in parts)
+        return SimpleNamespace(status=Status.FEASIBLE, bins=bins)
+
+    monkeypatch.setattr(kinds, "solve", solved)
+    monkeypatch.setattr(kinds.Mix, "judge", lambda _mix, plan, _number: replace(plan, verified=True))
+    monkeypatch.setattr(kinds, "cheapest", lambda found: found[-1])
+    plan = recommend(fleet(6, (None,)), [*used, priced(unused, 1.0)])
+    own = [rate_margin_for((each,)) for each in used]
+    assert plan.margin == max(own)
+    words = f"\nRates are raised by {100 * own[0]:.3g} % on {LLAMA.name}, {100 * own[1]:.3g} % on rough."
+    assert (words in str(plan.details["decision"])) == (own[0] != own[1])
+    assert "Rates are raised" in str(plan.details["decision"]) or own[0] == own[1]
+
+
+def test_the_margin_for_several_models_is_the_largest_and_each_is_said() -> None:
+    """A plan of two models, whose profiles have other errors, says by how much rates are raised on each."""
+    plan = recommend(fleet(4, ("llama-3.1-8b-instruct", "qwen-2.5-7b-instruct")), [LLAMA, QWEN], verify=False)
+    first, second = (rate_margin_for((each,)) for each in (LLAMA, QWEN))
+    assert plan.margin == max(first, second)
+    words = f"Rates are raised by {100 * first:.3g} % on {LLAMA.name}, {100 * second:.3g} % on {QWEN.name}."
+    assert str(plan.details["decision"]).endswith(words)
+
+
 def test_the_search_for_mixes_raises_the_rates_of_a_kind() -> None:
     """Servers of a kind with rates raised beyond the margin hold at those rates; without, they are fuller."""
     dear, cheap = small_profile("dear/m", 3.0), small_profile("cheap/m", 1.0)

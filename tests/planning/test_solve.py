@@ -67,6 +67,21 @@ def test_a_margin_leaves_room_and_reports_nominal_figures() -> None:
     assert careful.margin == 0.8
 
 
+def test_a_margin_that_another_kind_makes_larger_is_said() -> None:
+    """With an objective the largest margin of all kinds raises every rate, and a reason says the one of those used."""
+    exact = replace(small_profile("exact/m", 1.0), errors={error_key(0.5): 0.0, error_key(0.95): 0.04})
+    rough = replace(small_profile("rough/m", 9.0), errors={error_key(0.5): 0.0, error_key(0.95): 0.3})
+    plan = plan_of(objective="cost", profile=[exact, rough], solver="greedy", margin=None)
+    assert {item.profile for item in plan.bins} == {exact}
+    assert AnalyticPredictor().evaluate(FLEET.scaled(1.3), plan.bins).feasible.all()
+    assert plan.margin == 0.3
+    assert plan.reasons == (
+        "Every rate was raised by the largest margin of the kinds of server offered, 30 %; that of exact/m is 4 %.",
+    )
+    assert plan_of(objective="cost", profile=[exact, rough], solver="greedy", margin=0.3).reasons == ()
+    assert plan_of(profile=exact, margin=None).reasons == ()
+
+
 def test_the_margin_comes_from_the_profile_unless_given() -> None:
     """A profile's errors set the margin, one without gets the fixed one, and a given one wins."""
     errors = {error_key(0.5): 0.0, error_key(0.95): 0.04, error_key(0.99): 0.08}
