@@ -140,8 +140,8 @@ def test_exact_equals_brute_force_on_twelve_adapters_of_three_kinds() -> None:
 def test_bound_is_at_most_exact_is_at_most_greedy(
     n: int, seed: int, rates: tuple[float, ...], ranks: tuple[int, ...]
 ) -> None:
-    """Lower bound ≤ exact ≤ greedy, and the plan passes the independent check."""
-    task = problem(random_fleet(n, seed, rates, ranks), time_limit_s=300.0)
+    """Lower bound ≤ exact ≤ greedy, wherever the search ends, and the plan passes the independent check."""
+    task = problem(random_fleet(n, seed, rates, ranks), time_limit_s=3.0)
     greedy, exact, quick = Greedy().solve(task), Exact().solve(task), Bounds().solve(task)
     assert exact.lower_bound is not None
     assert quick.lower_bound is not None
