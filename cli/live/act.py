@@ -103,9 +103,7 @@ class Followed:
     simulate: str | None = option(metavar="TRACE")
     fleet: str | None = option(metavar="FILE")
     dry_run: bool = flag()
-    gpus: int | None = common(
-        "gpus", help="With --simulate: most GPUs at once.  [default: twice the plan's]"
-    )
+    gpus: int | None = common("gpus", help="With --simulate: most GPUs at once.  [default: twice the plan's]")
     failures: float = option(type=click.FloatRange(min=0.0, max=1e4), default=1.0, metavar="N")
     slo: tuple[str, ...] = common("slo")
     html: str | None = option(metavar="FILE.html")
