@@ -315,9 +315,8 @@ def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[Fro
     gpus, one = counted(point.n_gpus, "GPU"), point.n_gpus == 1
     breaks = f"{gpus} break{'s' if one else ''} the goal"
     ttft = f"p95 TTFT {latency(point.worst_adapter_ttft_ms)}"
-    if not point.worst_adapter_ttft_ms <= max(
-        slo.limits.p95_ttft_ms, ttft_ms[worst]
-    ):  # NaN without an answer
+    most_ms = max(slo.limits.p95_ttft_ms, ttft_ms[worst])
+    if not point.worst_adapter_ttft_ms <= most_ms:  # NaN without an answer
         return f"{breaks}: {ttft}"
     if point.holds or adapters is None:
         return f"{gpus} serve{'s' if one else ''} it with {ttft}"

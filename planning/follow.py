@@ -69,10 +69,12 @@ def gpus_words(plan: Plan, old: Plan | None = None) -> str:
     return f"{counted(plan.n_gpus, 'GPU')}{holds}, {moved} moved" + (f", {again} restarted" if again else "")
 
 
-def as_running(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
+def as_running(
+    old: Sequence[Bin], bins: Sequence[Bin], becomes: Mapping[int, int] | None = None
+) -> list[Bin]:
     """The servers, each with the settings of the running one that it continues if the ranks of all that it holds fit
-    these."""
-    becomes = match(old, bins)
+    these. `becomes`: their `match`, if it is known."""
+    becomes = match(old, bins) if becomes is None else becomes
     return [
         replace(item, settings=old[becomes[k]].settings)
         if k in becomes and item.max_lora_rank <= old[becomes[k]].max_lora_rank
@@ -86,7 +88,8 @@ def refitted(
 ) -> Iterator[list[Bin]]:
     """Yield the servers with the settings of the running ones wherever these keep the limits in the kept hours, and
     with their best slots elsewhere; then all with their best slots."""
-    made, becomes = as_running(old, bins), match(old, bins)
+    becomes = match(old, bins)
+    made = as_running(old, bins, becomes)
     used = kept.used(made, most=[1.0] * len(made)) if kept.all_count else [0.0] * len(made)
     stay = [k in becomes and made[k].settings == old[becomes[k]].settings for k in range(len(made))]
     again = [k for k, share in enumerate(used) if share > 1.0 or not stay[k]]

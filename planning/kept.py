@@ -17,8 +17,9 @@ from packer.failover import without_server
 from packer.planning.chance import HOURS, MOST, at_most, beyond, by_chance, looked_at
 from packer.planning.lone import lone_run
 from packer.solvers.candidates import gains_cache
-from packer.twin.hours import FRESH_HOURS, Hours, Job, ServerHour, merged, parts_s
+from packer.twin.hours import FRESH_HOURS, Hours, Job, ServerHour, merged
 from packer.twin.limits import USED_UP
+from packer.twin.parts import parts_s
 from packer.twin.run import Run
 from packer.twin.watch import BrokenError
 from packer.workload import Workload

@@ -13,16 +13,15 @@ from packer.profile import Profile
 from packer.solvers.backbone import load_bound
 from packer.times import HOUR_S
 from packer.twin.arrivals import MAX_REQUESTS
-from packer.twin.hours import MOST_PARTS, Hours, Job, ServerHour, parts_s
+from packer.twin.hours import Hours, Job, ServerHour
+from packer.twin.parts import parts_s
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import HARD_LIMIT
-from packer.twin.watch import BrokenError, Watch
+from packer.twin.watch import BrokenError
 from packer.workload import Workload
 
 BEYOND = 4
 """A server certainly starves with this multiple of the load that any server can serve."""
-MANY_REQUESTS = 300_000
-"""Number of requests from which longer runs of a small part hardly change its 95th percentile."""
 
 
 def servers_by_load(fleet: Workload, profile: Profile) -> int:
@@ -41,33 +40,16 @@ def servers_by_load(fleet: Workload, profile: Profile) -> int:
 
 @dataclass(eq=False)
 class PlannedHours(Hours):
-    """Hours of servers of plans. Servers with far too many requests, or with small parts, take less simulation.
-
-    A server that certainly starves is simulated for an hour, also with parts of adapters, and with fewer requests, but
-    still far more than it can serve; its figures are those with all requests. Parts of an adapter with more than
-    `MOST_PARTS` are simulated until `MANY_REQUESTS` came, for at least an hour.
-    """
+    """Hours of servers of plans. A server that certainly starves is simulated for an hour, also with parts of adapters,
+    and with fewer requests, but still far more than it can serve; its figures are those with all requests."""
 
     def _hour_of(self, job: Job, most: float | None) -> ServerHour | BrokenError:
         item, fleet, seed = job
         own = self._workload(item, fleet)
-
-        def run(traffic: Workload, long_s: float | None, watch: Watch | None) -> ServerHour:
-            sim = simulate(
-                traffic, item.profile, **asdict(item.settings), duration_s=long_s, seed=seed, watch=watch
-            )
-            return self._hour(sim)
-
-        if (share := starving_share(item, own)) is not None:
-            return _with_all(run(own.scaled(share), None, None), share)
-        long_s = parts_s(item, own)
-        if long_s is None or MOST_PARTS * max(item.shares) >= 1.0:
+        if (share := starving_share(item, own)) is None:
             return super()._hour_of(job, most)
-        long_s = min(long_s, max(HOUR_S, MANY_REQUESTS / own.rate))
-        try:
-            return run(own, long_s, None if most is None else Watch(most))
-        except BrokenError as broken:
-            return broken.with_traceback(None)
+        run = simulate(own.scaled(share), item.profile, **asdict(item.settings), seed=seed)
+        return _with_all(self._hour(run), share)
 
 
 def _with_all(hour: ServerHour, share: float) -> ServerHour:

@@ -19,8 +19,8 @@ from packer.evaluation import SIMULATED, AdapterFigures, Evaluation, Evaluations
 from packer.plan import Plan
 from packer.room import LEVELS, Room
 from packer.search import reach
-from packer.times import HOUR_S
 from packer.twin.limits import USED_UP, limit_of
+from packer.twin.parts import parts_s
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.threads import Workers, in_threads
@@ -37,8 +37,6 @@ MOST_AHEAD = 32
 """Most hours that are begun, or kept, before they are asked for."""
 FRESH_HOURS = 3
 """Number of further hours in which servers are simulated that may break their limits by chance (`Hours.by_chance`)."""
-MOST_PARTS = 64
-"""Most hours for which a server with parts of adapters is simulated."""
 MOST_SERVED = 512
 """Number of servers whose part of a fleet is kept."""
 SLO = {"slo_used": 1.0}
@@ -341,19 +339,6 @@ def _run(item: Bin, workload: Workload, seed: int, watch: Watch | None = None) -
     return simulate(
         workload, item.profile, **asdict(item.settings), seed=seed, watch=watch, duration_s=long_s
     )
-
-
-def parts_s(item: Bin, workload: Workload) -> float | None:
-    """Return the simulated time of a server that only has parts of adapters, s; None: as any other.
-
-    The 95th percentile of an adapter is that of its requests to all its servers. If hours are alike, a server that has
-    a k-th of an adapter gets as many requests in k hours.
-    """
-    arrivals = workload.arrivals
-    alike = arrivals.kind == "poisson" and arrivals.own is None and not workload.has_sessions
-    if not (alike and item.is_split and max(item.shares) < 1.0):
-        return None
-    return HOUR_S * min(round(1.0 / max(item.shares)), MOST_PARTS)
 
 
 def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:

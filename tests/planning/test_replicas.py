@@ -17,7 +17,8 @@ from packer.planning.replicas import MOST_REPLICAS, Replicas, least_parts, neede
 from packer.planning.starving import PlannedHours
 from packer.profile import Profile
 from packer.sessions import Sessions
-from packer.twin.hours import MOST_PARTS, Hours, parts_s
+from packer.twin.hours import Hours
+from packer.twin.parts import MOST_PARTS, parts_s
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -120,7 +121,7 @@ def test_a_hot_adapter_has_as_many_parts_as_it_needs(
     toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a limit of the user's, an adapter gets more than 64 parts where its load takes more."""
-    monkeypatch.setattr("packer.twin.hours.HOUR_S", 10.0)
+    monkeypatch.setattr("packer.twin.parts.HOUR_S", 10.0)
     fleet = Workload([Adapter("hot", 8, 11_000.0)])
     (parts,) = needed(kept_of(fleet), toy_profile, None).values()
     assert parts is not None
@@ -147,7 +148,7 @@ def test_the_search_for_parts_ends_with_its_time(
     hours: int, toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the time is over no hour is simulated, and an adapter has the parts that its load takes or more."""
-    monkeypatch.setattr("packer.twin.hours.HOUR_S", 10.0)
+    monkeypatch.setattr("packer.twin.parts.HOUR_S", 10.0)
     fleet, seen = Workload([Adapter("hot", 8, 1000.0)]), count_runs(monkeypatch)
     found = needed(kept_of(fleet, lambda: len(seen) >= hours), toy_profile, None)
     assert len(seen) == hours
