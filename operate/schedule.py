@@ -27,7 +27,6 @@ from packer.planning.periods import Periods
 from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.progress import Progress, silent
-from packer.solvers.evaluator import rate_margin_for
 from packer.times import DAY_S, HOUR_S
 from packer.traces.pattern import clock, rates_of
 from packer.traces.trace import Trace
@@ -265,7 +264,7 @@ class _Day:
 
     def _plan(self, names: Collection[str], bins: Sequence[Bin]) -> Plan:
         """Servers at the rates of the busiest of these periods, without their figures."""
-        margin = rate_margin_for([group.profile for group in self.groups], margin=self.asked.margin)
+        margin = max(self.asked.margin_of(group.profile) for group in self.groups)
         return Plan(
             self.busiest(names), tuple(bins), Evaluations.of([]), Status.FEASIBLE, "recommend", "schedule", "twin",
             objective_value=(float(sum(item.gpus for item in bins)),), margin=margin, seed=self.asked.seed,

@@ -55,7 +55,7 @@ def assemble(
             lower_bound=bound,
             bound_proven=solution.proven and bound is not None,
             bound_source=solution.bound_source,
-            margin=evaluator.margin,
+            margin=evaluator.largest_margin(solution.bins),
             moves=solution.moves,
             interrupted=problem.stop(),
             time_limit_reached=problem.remaining_s() <= 0,

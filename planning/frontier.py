@@ -53,7 +53,7 @@ class Conditions:
         Raises `ValidationError`: out of range, or both are given; `IncompatibleError`: no margin follows from the
         confidence, because the profile has no held-out errors.
         """
-        return rate_margin_for((profile,), confidence=self.confidence, margin=self.margin)
+        return rate_margin_for(profile, confidence=self.confidence, margin=self.margin)
 
 
 @dataclass(frozen=True, eq=False)

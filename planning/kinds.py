@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from packer import checks, registry
+from packer import checks
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures, Evaluations
@@ -25,7 +25,8 @@ from packer.planning.loop import completed, judged, planned
 from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
-from packer.solvers.base import Problem, Solution, Solver, limit_of
+from packer.solvers.base import limit_of
+from packer.solvers.evaluator import raised_words
 from packer.twin.margin import MIXED
 from packer.twin.memory.starts import starting
 from packer.words import counted, listed, money
@@ -119,7 +120,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
         if len(offered) > 1:
             kinds = sorted(offered, key=lambda each: (each.name, each.fingerprint))
             mine = {each: margins[each] for each in kinds}
-            job = begun(own, kinds[0], max_replicas=1, margin=min(mine.values()), confidence=None)
+            job = begun(own, kinds[0], max_replicas=1, margin=max(mine.values()), confidence=None)
             mix = Mix(job, profiles=kinds, margins=mine)
             mixed = judged(mix)
             if mixed is not None and mixed.verified:
@@ -132,36 +133,11 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
     return replace(plan, interrupted=asked.stop(), time_limit_reached=late and not asked.stop())
 
 
-@dataclass(frozen=True)
-class Raising:
-    """The solver mixed, with rates on servers of a kind raised by `beyond` in addition to the margin of the problem."""
-
-    beyond: Mapping[Profile, float]
-    name = "mixed"
-    joint = True
-
-    def supports(self, problem: Problem) -> str | None:
-        """As the solver mixed."""
-        return _mixed().supports(problem)
-
-    def solve(self, problem: Problem) -> Solution:
-        """The solution of the solver mixed at the raised rates."""
-        raised = dict(problem.evaluator.raised)
-        for kind, more in self.beyond.items():
-            raised[kind] = (1.0 + more) * (1.0 + raised.get(kind, 0.0)) - 1.0
-        return _mixed().solve(replace(problem, evaluator=problem.evaluator.changed(raised=raised)))
-
-
-def _mixed() -> Solver:
-    made: Solver = registry.load("solver", "mixed")()
-    return made
-
-
 @dataclass(eq=False)
 class Mix(Deployment):
     """The cheapest mix of kinds whose servers keep the limits in a simulated hour and in fresh ones.
 
-    `margins`: the margin of each kind, if they may differ; that of the job is the least of them.
+    `margins`: the margin of each kind; that of the job is the largest.
     """
 
     profiles: Sequence[Profile] = ()
@@ -186,11 +162,10 @@ class Mix(Deployment):
             return None
         priced = all(profile.gpu.price_per_hour is not None for profile in self.profiles)
         fleet = job.workload if within else job.workload.with_arrivals(Arrivals())
-        margin = (job.margin or 0.0) + tighter
-        beyond = {k: (1.0 + own + tighter) / (1.0 + margin) - 1.0 for k, own in self.margins.items()}
+        margins = {profile: own + tighter for profile, own in self.margins.items()}
         objective, slo = "cost" if priced else "gpus", fleet.slo if within else None
         plan = solve(
-            fleet, self.profiles, objective, solver=Raising(beyond), slo=slo, margin=margin,
+            fleet, self.profiles, objective, solver="mixed", slo=slo, margin=margins,
             seed=job.seed, stop=job.stop, verify=False, with_headroom=False,
             time_limit_s=limit_of(min(_MIXED_S, job.remaining_s())),
         )  # fmt: skip
@@ -224,7 +199,7 @@ class Mix(Deployment):
         return plan
 
     def explain(self, plan: Plan) -> Plan:
-        """The plan with its decision, and the largest margin of its servers instead of the least of all kinds."""
+        """The plan with its decision, and the largest margin of its servers instead of all kinds."""
         plan = super().explain(plan)
         own = [self.margins[item.profile] for item in plan.bins if item.profile in self.margins]
         return plan if plan.margin is None else replace(plan, margin=max(own, default=plan.margin))
@@ -243,6 +218,7 @@ def _merged(
     bins = tuple(item.under(index) for index, option in chosen for item in option.plan.bins)
     holds = all(option.holds for _, option in chosen)
     band = first.details.get("estimate_band") if len(plans) == 1 else None
+    raised = [item for plan in plans if plan.margin is not None for item in plan.bins]
     verified = [plan.verified for plan in plans]
     return first.without_bound(  # a bound holds for one model on one kind of server only
         workload=workload,
@@ -266,7 +242,7 @@ def _merged(
                 [
                     *_total([option for _, option in chosen]),
                     *(_said(option, options) for _, option in chosen),
-                    *_raised([option.plan for _, option in chosen], margins),
+                    *raised_words(margins, raised),
                 ]
             ),
             "kinds": [option.to_dict() for option in options],
@@ -291,15 +267,6 @@ def _total(chosen: Sequence[Option]) -> list[str]:
     prices = [option.plan.price_per_hour for option in chosen]
     price = "" if None in prices else f", {money(sum(each or 0.0 for each in prices))} per hour"
     return [f"{gpus} GPUs{price}."] if len(chosen) > 1 else []
-
-
-def _raised(plans: Sequence[Plan], margins: Mapping[Profile, float]) -> list[str]:
-    """A line with the margin of each kind of server in the plans; [] if no two differ."""
-    used = {
-        item.profile: margins[item.profile] for plan in plans if plan.margin is not None for item in plan.bins
-    }
-    each = (f"{100 * margin:.3g} % on {profile.name}" for profile, margin in used.items())
-    return [f"Rates are raised by {listed(each)}."] if len(set(used.values())) > 1 else []
 
 
 def _said(best: Option, options: Sequence[Option]) -> str:

@@ -46,7 +46,7 @@ class Periods:
 
     def _raised(self, fleet: Workload) -> Workload:
         """The fleet with its rates raised by the margin."""
-        return fleet.scaled(1.0 + rate_margin_for((self.profile,), margin=self.asked.margin))
+        return fleet.scaled(1.0 + rate_margin_for(self.profile, margin=self.asked.margin))
 
     def plan(self, max_gpus: int | None = None, running: Sequence[Bin] = ()) -> Plan | None:
         """The fewest servers that keep the goal in all periods, found as `packer.recommend` finds them.

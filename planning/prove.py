@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from packer.plan import Plan, Status
+from packer.profile import Profile
 from packer.solvers.backbone import load_bound, mixed_bound
 from packer.solvers.base import Problem
 from packer.solvers.bound import Bound
@@ -77,23 +79,25 @@ def _by_load(problem: Problem, most: float, verified: bool | None, simulated: bo
     trivial = Bound(min(map(problem.objective.weight, problem.profiles)), ONE_GPU, proven=True)
     if not evaluator.twin_based or most <= trivial.value:
         return trivial
-    value = _load_bound(problem, evaluator.margin, simulated=simulated and (verified is not None or proven))
+    margins = {profile: evaluator.margin_of(profile) for profile in problem.profiles}
+    value = _load_bound(problem, margins, simulated=simulated and (verified is not None or proven))
     if value <= trivial.value:
         return trivial
     if verified and not proven:  # without the margin, which the twin did not simulate
-        proven = _load_bound(problem, 0.0) >= value
+        proven = _load_bound(problem, dict.fromkeys(margins, 0.0)) >= value
     source = "load alone, by the twin"
     return Bound(value, source if proven else f"estimate: {source}", proven)
 
 
-def _load_bound(problem: Problem, margin: float, *, simulated: bool = True) -> float:
+def _load_bound(problem: Problem, margins: Mapping[Profile, float], *, simulated: bool = True) -> float:
     """The bound by load, in GPUs or price. `simulated`: also simulate an overloaded server."""
     weights = {profile: problem.objective.weight(profile) for profile in problem.profiles}
     if len(weights) == 1:
         stable = problem.objective.stable
+        margin = margins[problem.profile]
         servers = load_bound(problem.workload, problem.profile, margin, simulated=simulated, stable=stable)
         return servers * weights[problem.profile]
-    return rounded(problem, mixed_bound(problem.workload, weights, margin))
+    return rounded(problem, mixed_bound(problem.workload, weights, margins))
 
 
 def rounded(problem: Problem, bound: float) -> float:

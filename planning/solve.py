@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from packer.seeds import fresh
 from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.confirm import solution_that_holds
-from packer.solvers.evaluator import Evaluator, larger_margin_words, rate_margin_for
+from packer.solvers.evaluator import Evaluator, Margin, raised_words, rate_margin_for
 from packer.solvers.headroom import MOST_GPUS
 from packer.solvers.replan import Replan, total
 from packer.solvers.support import counts_gpus
@@ -64,7 +64,7 @@ def solve(
     seed: int = 0,
     time_limit_s: float | None = None,
     confidence: float | None = None,
-    margin: float | None = None,
+    margin: Margin | None = None,
     old_plan: Plan | None = None,
     verify: bool = True,
     with_headroom: bool = True,
@@ -100,10 +100,11 @@ def solve(
         Wall-clock limit of the search; the best plan so far is returned.
     confidence
         Confidence with which the plan holds, given the profile's held-out errors: bins must hold with every rate raised
-        by `packer.twin.margin.rate_margin`, the largest of all kinds. Figures are reported at the rates as given.
+        by `packer.twin.margin.rate_margin` for each kind of server. Figures are reported at the rates as given.
         Without a confidence and a margin it is 95 %, and the margin grows if the twin does not confirm the plan.
     margin
-        Share by which every rate is raised, instead of a confidence: 0.05 means 5 %, 0 disables it.
+        Share by which every rate is raised, instead of a confidence: 0.05 means 5 %, 0 disables it. Or the share of
+        each kind of server, by its profile.
     old_plan
         A running plan to stay close to. The default solver is then replan; a reason of the plan says so if that can't
         be used, because the plan runs on GPUs of another type.
@@ -133,8 +134,9 @@ def solve(
     old_bins = () if old_plan is None else running(old_plan, workload)
     goal = within(load_objective(objective), workload, slo, old_bins)
     workload = goal.fleet(workload)
-    raised = rate_margin_for(profiles, confidence=confidence, margin=margin)
-    evaluator = Evaluator.load(predictor, profiles, seed=seed, objective=goal, margin=raised)
+    own = margin if isinstance(margin, Mapping) else dict.fromkeys(profiles, margin)
+    margins = {each: rate_margin_for(each, confidence=confidence, margin=own[each]) for each in profiles}
+    evaluator = Evaluator.load(predictor, profiles, seed=seed, objective=goal, margin=margins)
     problem = Problem(
         workload, profiles, goal, evaluator, max_gpus=max_gpus, stock=stock_of(kinds), max_replicas=max_replicas,
         seed=seed, time_limit_s=time_limit_s, old_bins=old_bins, progress=progress, stop=stop,
@@ -144,12 +146,11 @@ def solve(
     checks.instance("the solver", search, Solver, "packer.registry.load")
     _check_fit(problem, search)
     again = partial(
-        solve, profile=profile, solver="greedy", predictor=predictor,
-        max_replicas=max_replicas, seed=seed, margin=raised, verify=False, with_headroom=False, stop=stop,
+        solve, profile=profile, solver="greedy", predictor=predictor, confidence=confidence, margin=margin,
+        max_replicas=max_replicas, seed=seed, verify=False, with_headroom=False, stop=stop,
     )  # fmt: skip
-    given = margin if confidence is None else raised
-    plan = planned(SolverTask(problem, search, again, verify, given, with_headroom))
-    notes += larger_margin_words(raised, plan.bins, confidence=confidence, margin=margin)
+    plan = planned(SolverTask(problem, search, again, verify, margin is confidence is None, with_headroom))
+    notes += raised_words(margins, plan.bins)
     return numbered(replace(plan, reasons=(*plan.reasons, *notes)), old_plan)
 
 
@@ -185,15 +186,15 @@ def _usual(problem: Problem) -> tuple[str, tuple[str, ...]]:
 class SolverTask:
     """A plan for an objective by one solver.
 
-    `again`: `solve` for other rates or objectives with the solver greedy. `verify`: simulate fresh hours. `margin`: as
-    given; None: repairs may raise it. `with_headroom`: also compute headroom and estimates.
+    `again`: `solve` for other rates or objectives with the solver greedy. `verify`: simulate fresh hours. `hardens`:
+    repairs may raise the margin. `with_headroom`: also compute headroom and estimates.
     """
 
     problem: Problem
     solver: Solver
     again: Callable[..., Plan]
     verify: bool
-    margin: float | None
+    hardens: bool
     with_headroom: bool
     within: dict[str, Any] = field(init=False, default_factory=dict)
     """An objective that keeps the fleet's goal, and the GPUs that it takes, if `look_around` found one."""
@@ -203,7 +204,7 @@ class SolverTask:
     def __post_init__(self) -> None:
         problem, goal = self.problem, self.problem.objective
         self.workload, self.over, self.hours = problem.workload, problem.out_of_time, Hours()
-        self.rounds = (1 + HARDENING_STEPS * (self.margin is None)) * self.verify
+        self.rounds = (1 + HARDENING_STEPS * self.hardens) * self.verify
         counts = self.with_headroom and goal.minimises in ("gpus", "price")
         self.counts = counts and not problem.old_bins
         self.widens = self.counts and not goal.spare  # slots chosen for the loss of a server stay
@@ -237,10 +238,10 @@ class SolverTask:
     def repair(self, plan: Plan, number: int) -> Plan:
         """The plan that the solver finds with a larger margin, with the first plan's bound, which is the weaker claim;
         the first plan if the search fails or the time is over."""
-        margin, first = self.problem.evaluator.margin, self.first
+        evaluator, first = self.problem.evaluator, self.first
         if self.over():
             return first
-        raised = self.problem.evaluator.changed(margin=margin + number * HARDENING_STEP)
+        raised = evaluator.with_more_margin(number * HARDENING_STEP)
         plan = self._found(replace(self.problem, evaluator=raised))
         if plan.status is Status.INFEASIBLE:
             return first
@@ -254,7 +255,7 @@ class SolverTask:
             bound_proven=proven,
             bound_source=first.bound_source,
             status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-            details={**plan.details, "margin_at_first": margin},
+            details={**plan.details, "margin_at_first": evaluator.largest_margin(plan.bins)},
         )
 
     def near(self, plan: Plan | None) -> Plan | None:
@@ -265,8 +266,8 @@ class SolverTask:
             return plan
         free = load_objective("gpus").within(goal.goal) if goal.name == "moves" else goal
         other = self.again(
-            self.workload, objective=free, solver=None, margin=self.margin, verify=self.verify,
-            max_gpus=problem.max_gpus, time_limit_s=limit_of(problem.remaining_s()),
+            self.workload, objective=free, solver=None, verify=self.verify, max_gpus=problem.max_gpus,
+            time_limit_s=limit_of(problem.remaining_s()),
         )  # fmt: skip
         worse = plan is None or plan.verified is False or total(goal, other.bins) < total(goal, plan.bins)
         if other.status is Status.INFEASIBLE or other.verified is False or not worse:

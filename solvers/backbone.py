@@ -195,17 +195,22 @@ _saturated = Memo[Workload, Callable[[Profile], float]](lambda fleet: cache(part
 _busy = Memo[Workload, Callable[[Profile], FloatArray]](lambda fleet: cache(partial(_busy_s, fleet)))
 
 
-def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margin: float) -> float:
+def mixed_bound(
+    workload: Workload, weights: Mapping[Profile, float], margins: Mapping[Profile, float]
+) -> float:
     """Lower bound, by `engine_load`, on the total weight of servers of several kinds; `weights`: of one server.
+    `margins`: share by which rates on each kind are raised.
 
     A set of adapters on kind k weighs at least w_k max(Σ a, Σ b), with the rows a, b of `_busy_s`, hence at least
     w_k Σ ((1 − t) a + t b) for every t in [0, 1]. Each adapter weighs at least as much as on its best kind.
     """
     least = min(weights.values())
-    factor = _load_factor(workload, margin)
+    factor = _load_factor(workload, 0.0)
     if factor is None:
         return least
-    busy = [weight * _busy(workload)(profile) for profile, weight in weights.items()]
+    busy = [
+        weight * (1.0 + margins[profile]) * _busy(workload)(profile) for profile, weight in weights.items()
+    ]
     total = max(
         float(np.min([(1.0 - t) * first + t * second for first, second in busy], axis=0).sum())
         for t in np.linspace(0.0, 1.0, 11).tolist()

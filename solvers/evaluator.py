@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class _Scaling(Protocol):
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations: ...
 
 
+Margin: TypeAlias = float | Mapping[Profile, float]
 _ByProfile = Mapping[Profile | None, _Scaling]
 
 
@@ -57,14 +58,14 @@ class Evaluator:
 
     `predictors`: one for all bins, or one for each profile.
     `objective`: gives the scenarios; None: the fleet as it is.
-    `margin`: share by which rates are raised, >= 0.
+    `margin`: share by which rates are raised, >= 0: one for all servers, or one for each profile.
     """
 
     def __init__(
         self,
         predictors: Predictor | Mapping[Profile, Predictor],
         objective: Objective | None = None,
-        margin: float = 0.0,
+        margin: Margin = 0.0,
     ) -> None:
         given: dict[Profile | None, Predictor] = (
             dict(predictors.items()) if isinstance(predictors, Mapping) else {None: predictors}
@@ -81,7 +82,8 @@ class Evaluator:
         self.twin_based, self.imitates_twin = based is not None, based is not None and based.imitates_twin
         self.monotone = all(vars(type(each)).get("monotone") is True for each in given.values())
         """Whether every bin at least as heavy as a refused one is refused too (`packer.strategies.Predictor`)."""
-        self.objective, self.margin = objective, margin
+        self.objective = objective
+        self.margin = margin if len(set(_each(margin))) > 1 else next(iter(_each(margin)))
         self.raised: Mapping[Profile, float] = {}
         """Share by which `evaluate` raises the rates of servers of a profile beyond the margin."""
         self._given = given
@@ -101,7 +103,7 @@ class Evaluator:
         *,
         seed: int = 0,
         objective: Objective | None = None,
-        margin: float = 0.0,
+        margin: Margin = 0.0,
     ) -> Evaluator:
         """An evaluator with the predictor of that name, one for each profile; an object is taken as it is."""
         if not isinstance(predictor, str):
@@ -126,6 +128,20 @@ class Evaluator:
             if isinstance(each, AutoPredictor) and 20 * each.left_to_twin > each.requested:
                 return True
         return False
+
+    def margin_of(self, profile: Profile) -> float:
+        """Share by which rates on servers of this profile are raised."""
+        return self.margin[profile] if isinstance(self.margin, Mapping) else self.margin
+
+    def largest_margin(self, bins: Sequence[Bin] = ()) -> float:
+        """The largest margin of these servers; without any, of all profiles."""
+        return max((self.margin_of(item.profile) for item in bins), default=max(_each(self.margin)))
+
+    def with_more_margin(self, more: float) -> Evaluator:
+        """A copy that shares the stored results, with every margin larger by `more`."""
+        if isinstance(self.margin, Mapping):
+            return self.changed(margin={profile: own + more for profile, own in self.margin.items()})
+        return self.changed(margin=self.margin + more)
 
     def of(self, objective: Objective) -> Evaluator:
         """A copy that shares the stored results, at the loads of another objective."""
@@ -165,7 +181,7 @@ class Evaluator:
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures for a search, at the rates raised by the margin; one row per bin, in order."""
-        factor: Factors = 1.0 + self.margin
+        factor = self._factors(bins)
         if self.raised:
             factor = factor * (1.0 + np.array([self.raised.get(item.profile, 0.0) for item in bins]))
         return self._worst(self.searching, workload, bins, factor)
@@ -174,12 +190,18 @@ class Evaluator:
         """As `evaluate`, but with the whole predictor and without `raised`."""
         if not self.confirms:
             return self.evaluate(workload, bins)
-        return self._worst(self._whole, workload, bins, 1.0 + self.margin)
+        return self._worst(self._whole, workload, bins, self._factors(bins))
+
+    def _factors(self, bins: Sequence[Bin]) -> Factors:
+        """Factors on the rates by the margin: one for all bins, or one for each, float64 (n,)."""
+        if isinstance(self.margin, Mapping):
+            return 1.0 + np.array([self.margin[item.profile] for item in bins])
+        return 1.0 + self.margin
 
     def report(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures at the rates as given; a bin that starves there or in `judged` counts as starved."""
         nominal = _of_profiles(self._whole, workload, bins)
-        plain = not self.margin and self.objective is None
+        plain = not any(_each(self.margin)) and self.objective is None
         return nominal if plain else _worse(nominal, self.judged(workload, bins))
 
     def scaled(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
@@ -208,7 +230,7 @@ class Evaluator:
         Simulated hours at other rates differ by chance: a bin may keep its limits with the margin and break them in
         `report`. The values at the rates as given may exceed the limits by `LATENCY_SLACK`.
         """
-        if self.objective is None or not self.objective.limits or not self.margin:
+        if self.objective is None or not self.objective.limits or not any(_each(self.margin)):
             return found
         kept = np.flatnonzero(self.objective.holds(found)).tolist()
         if not kept:
@@ -273,36 +295,32 @@ def _worse(figures: Evaluations, other: Evaluations, highest: Iterable[str] = ()
     )
 
 
+def _each(margin: Margin) -> Collection[float]:
+    return margin.values() if isinstance(margin, Mapping) else (margin,)
+
+
 def rate_margin_for(
-    profiles: Sequence[Profile], *, confidence: float | None = None, margin: float | None = None
+    profile: Profile, *, confidence: float | None = None, margin: float | None = None
 ) -> float:
-    """Share by which rates are raised when bins are evaluated: given, or from the profiles' held-out errors.
+    """Share by which rates are raised when servers are evaluated: given, or from the profile's held-out errors.
 
     With neither a margin nor a confidence, a calibrated profile's margin at 95 % confidence is taken, and
-    10 % for a profile that carries no errors. Of several profiles' margins it is the largest.
+    10 % for a profile that carries no errors.
     """
     if margin is not None:
         if confidence is not None:
             raise ValidationError("Expected a confidence or a margin, got both.")
         return checks.real("the margin", margin, low=0.0, high=10.0)
-    if confidence is not None:
-        return max(rate_margin(profile, confidence) for profile in profiles)
-    return max(_default_margin(profile) for profile in profiles)
+    return _default_margin(profile) if confidence is None else rate_margin(profile, confidence)
 
 
-def larger_margin_words(
-    raised: float, bins: Sequence[Bin], *, confidence: float | None = None, margin: float | None = None
-) -> tuple[str, ...]:
-    """A sentence if rates were raised by more than `rate_margin_for` the profiles of these bins, because others were
-    offered, too; else ()."""
-    used = tuple(dict.fromkeys(item.profile for item in bins))
-    own = rate_margin_for(used, confidence=confidence, margin=margin) if used else raised
-    if own >= raised:
+def raised_words(margins: Mapping[Profile, float], bins: Sequence[Bin]) -> tuple[str, ...]:
+    """A sentence with the margin of each kind of server in `bins`; () if no two differ."""
+    used = {item.profile: margins[item.profile] for item in bins}
+    if len(set(used.values())) < 2:
         return ()
-    return (
-        f"Every rate was raised by the largest margin of the kinds of server offered, {100 * raised:.3g} %; "
-        f"that of {listed(each.name for each in used)} is {100 * own:.3g} %.",
-    )
+    each = (f"{100 * margin:.3g} % on {profile.name}" for profile, margin in used.items())
+    return (f"Rates are raised by {listed(each)}.",)
 
 
 def _default_margin(profile: Profile) -> float:

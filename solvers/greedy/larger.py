@@ -42,7 +42,8 @@ def larger(problem: Problem, bins: Sequence[Bin], limit: int) -> list[Bin] | Non
     like = dict.fromkeys(packing.starts, by_size[-1]) | {item.max_lora_rank: item for item in by_size}
     rooms = headroom(fleet, list(like.values()), problem.evaluator, problem.out_of_time, _FACTORS)
     guess = {
-        rank: item.offered_tok_s(fleet) * max(1.0, (room or 1.0) / (1.0 + problem.evaluator.margin))
+        rank: item.offered_tok_s(fleet)
+        * max(1.0, (room or 1.0) / (1.0 + problem.evaluator.margin_of(item.profile)))
         for (rank, item), room in zip(like.items(), rooms, strict=True)
     }
     if len(packing.cut(guess)) >= limit - limit // _WORTH:

@@ -62,4 +62,4 @@ def test_each_kind_is_planned_with_its_own_margin(
         plan = load_plan("plan.json")
         assert {item.profile.name for item in plan.bins} == {taken.name}
         margins.append(plan.margin)
-    assert margins == [rate_margin_for((taken,), confidence=confidence)] * 3
+    assert margins == [rate_margin_for(taken, confidence=confidence)] * 3

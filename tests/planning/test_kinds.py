@@ -22,7 +22,7 @@ from packer.plan import Plan, Status
 from packer.planning import kinds
 from packer.planning.explore import Frontier
 from packer.planning.frontier import frontier
-from packer.planning.kinds import Option, Raising
+from packer.planning.kinds import Option
 from packer.planning.loop import judged
 from packer.planning.recommend import recommend
 from packer.planning.solve import solve
@@ -215,7 +215,7 @@ def test_mixes_are_searched_for_throughput_then_within_the_goal(
     asked = list[tuple[bool, float, str]]()
 
     def solved(fleet: Workload, *_args: Any, **more: Any) -> Plan:
-        asked.append((more["slo"] is not None, more["margin"], fleet.arrivals.kind))
+        asked.append((more["slo"] is not None, more["margin"][other.profile], fleet.arrivals.kind))
         return replace(plan, bins=(first, other))
 
     monkeypatch.setattr(kinds, "solve", solved)
@@ -226,7 +226,8 @@ def test_mixes_are_searched_for_throughput_then_within_the_goal(
         put=lambda _bins: point, hours=None, replayed=False, spare=0, verify=True,
         kept=SimpleNamespace(holds=lambda *_: True, broken_later=lambda *_: True),
     )  # fmt: skip
-    judged(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
+    offered = [first.profile, other.profile]
+    judged(kinds.Mix(cast("Any", job), profiles=offered, margins=dict.fromkeys(offered, 0.1)))
     margins = [0.1, 0.1, *(pytest.approx(0.1 + more) for more in MIXED[1:])]
     assert asked == [
         (k == 1, margin, "unpredictable" if k == 1 else "poisson") for k, margin in enumerate(margins)
@@ -236,13 +237,12 @@ def test_mixes_are_searched_for_throughput_then_within_the_goal(
 def test_each_kind_of_a_mix_has_its_own_margin_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of a mix are planned and judged at rates raised by the margin of their kind, whichever is named first."""
     exact, rough = priced(LLAMA, 3.0), replace(priced(LLAMA, 2.0, "other"), name="rough", errors={})
-    own = {each.name: 1.0 + rate_margin_for((each,)) for each in (exact, rough)}
+    own = {each.name: 1.0 + rate_margin_for(each) for each in (exact, rough)}
     assert own["rough"] > own[LLAMA.name]
     planned, judged_at = list[dict[str, float]](), list[list[float]]()
 
     def solved(_fleet: Workload, offered: Sequence[Profile], *_: Any, **more: Any) -> Any:
-        beyond = getattr(more["solver"], "beyond", {})
-        planned.append({k.name: (1.0 + more["margin"]) * (1.0 + beyond.get(k, 0.0)) for k in offered})
+        planned.append({kind.name: 1.0 + more["margin"][kind] for kind in offered})
         parts = zip(((0, 1, 2), (3, 4, 5)), sorted(offered, key=lambda each: each.name), strict=True)
         bins = tuple(Bin(part, each.settings(3, 8), each) for part, each in parts)
         return SimpleNamespace(status=Status.FEASIBLE, bins=bins)
@@ -308,7 +308,7 @@ def test_the_margin_of_a_mix_is_the_largest_of_its_servers(
     monkeypatch.setattr(kinds.Mix, "judge", lambda _mix, plan, _number: replace(plan, verified=True))
     monkeypatch.setattr(kinds, "cheapest", lambda found: found[-1])
     plan = recommend(fleet(6, (None,)), [*used, priced(unused, 1.0)])
-    own = [rate_margin_for((each,)) for each in used]
+    own = [rate_margin_for(each) for each in used]
     assert plan.margin == max(own)
     words = f"\nRates are raised by {100 * own[0]:.3g} % on {LLAMA.name}, {100 * own[1]:.3g} % on rough."
     assert (words in str(plan.details["decision"])) == (own[0] != own[1])
@@ -318,7 +318,7 @@ def test_the_margin_of_a_mix_is_the_largest_of_its_servers(
 def test_the_margin_for_several_models_is_the_largest_and_each_is_said() -> None:
     """A plan of two models, whose profiles have other errors, says by how much rates are raised on each."""
     plan = recommend(fleet(4, ("llama-3.1-8b-instruct", "qwen-2.5-7b-instruct")), [LLAMA, QWEN], verify=False)
-    first, second = (rate_margin_for((each,)) for each in (LLAMA, QWEN))
+    first, second = (rate_margin_for(each) for each in (LLAMA, QWEN))
     assert plan.margin == max(first, second)
     words = f"Rates are raised by {100 * first:.3g} % on {LLAMA.name}, {100 * second:.3g} % on {QWEN.name}."
     assert str(plan.details["decision"]).endswith(words)
@@ -329,9 +329,9 @@ def test_the_search_for_mixes_raises_the_rates_of_a_kind() -> None:
     dear, cheap = small_profile("dear/m", 3.0), small_profile("cheap/m", 1.0)
     busy, predictor = random_fleet(60, seed=4, rates=(0.8, 0.4)), AnalyticPredictor()
     held = []
-    for beyond in ({cheap: 0.5}, {dear: 0.5}):
+    for margin in ({cheap: 0.5, dear: 0.0}, {cheap: 0.0, dear: 0.5}):
         plan = solve(
-            busy, [dear, cheap], "cost", solver=Raising(beyond), predictor=predictor, margin=0.0, verify=False,
+            busy, [dear, cheap], "cost", solver="mixed", predictor=predictor, margin=margin, verify=False,
             with_headroom=False, time_limit_s=20.0,
         )  # fmt: skip
         assert plan.status is not Status.INFEASIBLE

@@ -140,12 +140,11 @@ def test_exact_equals_brute_force_on_twelve_adapters_of_three_kinds() -> None:
 def test_bound_is_at_most_exact_is_at_most_greedy(
     n: int, seed: int, rates: tuple[float, ...], ranks: tuple[int, ...]
 ) -> None:
-    """Lower bound ≤ exact ≤ greedy, wherever the search ends, and the plan passes the independent check."""
+    """Lower bound ≤ exact ≤ greedy, wherever the search ends (early, it may have no bound), and the plan is valid."""
     task = problem(random_fleet(n, seed, rates, ranks), time_limit_s=3.0)
     greedy, exact, quick = Greedy().solve(task), Exact().solve(task), Bounds().solve(task)
-    assert exact.lower_bound is not None
-    assert quick.lower_bound is not None
-    assert max(exact.lower_bound, quick.lower_bound) <= len(exact.bins) <= len(greedy.bins)
+    bounds = [each.lower_bound or 0.0 for each in (exact, quick)]
+    assert max(bounds) <= len(exact.bins) <= len(greedy.bins)
     check(task, exact)
 
 
