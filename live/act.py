@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from packer.errors import IncompatibleError, LiveError, OutputError, PackerError
 from packer.gpu import base_model
 from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet, LiveState
-from packer.live.host import Models, RunningServer, ShellCommand
+from packer.live.host import Models, RunningServer, ShellCommand, each_of
 from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
 from packer.moves import Placement, ordered
@@ -27,8 +26,6 @@ from packer.words import counted, listed
 
 POLL_S = 0.25
 """Seconds between checks whether an adapter's requests have ended, and before the second look at a server."""
-AT_ONCE = 16
-"""Maximum number of servers that are queried at the same time."""
 
 
 class Acting:
@@ -64,18 +61,14 @@ class Acting:
     def look(self) -> list[Models | str]:
         """Return what each server serves, or why it does not answer; a server that fails is queried once more."""
 
-        def one(server: RunningServer) -> Models | str:
+        def models(server: RunningServer) -> Models:
             try:
                 return server.models()
             except LiveError:
                 time.sleep(POLL_S)
-            try:
-                return server.models()
-            except LiveError as error:
-                return str(error)
+            return server.models()
 
-        with ThreadPoolExecutor(min(AT_ONCE, len(self.servers))) as pool:
-            return list(pool.map(one, self.servers))
+        return each_of(self.servers, models)
 
     def placement(self, seen: Sequence[Models | str], *, whole: bool = True) -> list[dict[str, float]]:
         """Return the adapters that each server reports, with the state's shares; none for servers that don't answer.

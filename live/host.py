@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from packer.errors import LiveError, shown
 from packer.io.documents import parse_json
-from packer.io.web import Address, ask, masked
+from packer.io.web import Address, masked
 from packer.live.fleet_file import Host, StepLimits
 from packer.live.launch import filled
-from packer.live.server import MAX_PAGE_BYTES, get, healthy
+from packer.live.server import get, healthy
 
 PROBE_TOKENS = (10, 11, 12)
 """A prompt of token ids that every vocabulary has."""
 ERROR_TEXT = 200
+AT_ONCE = 16
+"""Maximum number of servers that are queried at the same time."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class RunningServer:
 
     def models(self) -> Models:
         """Return the base model and the adapters that the server serves now."""
-        found = self._json("/v1/models", None, self.limits.answer_s)
+        found = self._json("/v1/models", self.limits.answer_s)
         try:
             cards = [(str(card["id"]), card) for card in found["data"]]
             base = [(name, card) for name, card in cards if not card.get("parent")]
@@ -66,18 +69,16 @@ class RunningServer:
         return Models(tuple(name for name, _ in base), longest if isinstance(longest, int) else None, own)
 
     def load(self, name: str, path: str) -> None:
-        """Load an adapter and check that the server serves it; one loaded already from the same path stays."""
-        body = {"lora_name": name, "lora_path": path}
+        """Load an adapter; one that is loaded already from the same path stays.
+
+        Raises also unless the server then lists it with this path and answers a request of one token for it.
+        """
         try:
-            self._json("/v1/load_lora_adapter", body, self.limits.load_s)
+            self._json("/v1/load_lora_adapter", self.limits.load_s, {"lora_name": name, "lora_path": path})
         except LiveError:
             held = self.models().adapters
             if held.get(name) != path:
                 raise
-        self.check(name, path)
-
-    def check(self, name: str, path: str) -> None:
-        """Raise unless the server lists the adapter with this path, and answers a request of one token for it."""
         held = self.models().adapters
         if name not in held:
             raise LiveError(f"{self.name}: /v1/models does not list {shown(name)} after its load.")
@@ -85,29 +86,22 @@ class RunningServer:
             raise LiveError(
                 f"{self.name}: {shown(name)} was loaded from {shown(held[name])}, expected {shown(path)}."
             )
-        self.answers(name)
-
-    def answers(self, name: str) -> None:
-        """Raise unless a request of one token for this model is answered."""
-        body = {"model": name, "prompt": list(PROBE_TOKENS), "max_tokens": 1, "temperature": 0.0}
-        found = self._json("/v1/completions", body, self.limits.load_s)
+        probe = {"model": name, "prompt": list(PROBE_TOKENS), "max_tokens": 1, "temperature": 0.0}
+        found = self._json("/v1/completions", self.limits.load_s, probe)
         if not (isinstance(found, dict) and found.get("choices")):
             raise LiveError(f"{self.name}: a request for {shown(name)} was answered without a token.")
 
     def unload(self, name: str) -> None:
         """Unload an adapter; raises only if the server still serves it."""
         try:
-            self._json("/v1/unload_lora_adapter", {"lora_name": name}, self.limits.answer_s)
+            self._json("/v1/unload_lora_adapter", self.limits.answer_s, {"lora_name": name})
         except LiveError:
             if name in self.models().adapters:
                 raise
 
     def metrics(self) -> str:
         """Return the server's /metrics page."""
-        status, text = get(self.where, "/metrics", self.limits.answer_s)
-        if status != 200:
-            raise LiveError(f"{self.name}: /metrics: {_status(status, text)}.")
-        return text
+        return self._text("/metrics", self.limits.answer_s)
 
     def command(self, text: str) -> None:
         """Run a user's command for this server. Raises `LiveError`: the command fails or takes too long."""
@@ -117,27 +111,32 @@ class RunningServer:
         """Start a user's command for this server, without waiting for its end."""
         return ShellCommand(filled("a command", text, name=self.name, url=self.where.url))
 
-    def _json(self, path: str, body: Any, total_s: float) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            status, answer = ask(
-                self.where, path, body=data, limit_bytes=MAX_PAGE_BYTES, total_s=total_s,
-                content_type="application/json",
-            )  # fmt: skip
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise LiveError(
-                f"{self.name}: {path}: {self._said(str(error) or type(error).__name__)}."
-            ) from None
-        text = answer.decode(errors="replace")
-        if status != 200:
-            raise LiveError(f"{self.name}: {path}: {self._said(_status(status, text))}.")
+    def _json(self, path: str, total_s: float, body: Any = None) -> Any:
+        text = self._text(path, total_s, None if body is None else json.dumps(body).encode())
         try:
             return parse_json(text)
         except ValueError:
             return text
 
-    def _said(self, text: str) -> str:
-        return masked(self.where.masked(text))[:ERROR_TEXT].strip().rstrip(".")
+    def _text(self, path: str, total_s: float, body: bytes | None = None) -> str:
+        status, text = get(self.where, path, total_s, body)
+        if status != 200:
+            said = masked(self.where.masked(_status(status, text)))[:ERROR_TEXT].strip().rstrip(".")
+            raise LiveError(f"{self.name}: {path}: {said}.")
+        return text
+
+
+def each_of(servers: Iterable[RunningServer], ask: Callable[[RunningServer], T]) -> list[T | str]:
+    """Return what `ask` returns for each server, or the text of the `LiveError` that it raises; many at a time."""
+
+    def one(server: RunningServer) -> T | str:
+        try:
+            return ask(server)
+        except LiveError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(one, servers))
 
 
 class ShellCommand:

@@ -95,12 +95,11 @@ def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch("[0-9]{1,15}", text) else None
 
 
-def grown(before: Page, now: Page, key: str) -> float:
-    """Return the growth of a counter, which begins at 0 after a restart; 0 if a page lacks the counter."""
-    if key not in before.figures or key not in now.figures:
-        return 0.0
-    a, b = before.figures[key], now.figures[key]
-    return b - a if b >= a else b
+def grown(pages: Iterable[Page], *keys: str) -> float:
+    """Return the growth of counters, which begin at 0 after a restart; between pages that lack one it counts as 0."""
+    pairs = ((a.figures, b.figures, key) for a, b in pairwise(pages) for key in keys)
+    known = ((a[key], b[key]) for a, b, key in pairs if key in a and key in b)
+    return float(sum(b - a if b >= a else b for a, b in known))
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
 
     def growth(key: str) -> float | None:
         known = [page for page in seen if key in page.figures]
-        return sum(grown(a, b, key) for a, b in pairwise(known)) if known else None
+        return grown(known, key) if known else None
 
     counts = [page.figures["preemptions"] for page in seen if "preemptions" in page.figures]
     queries, hits = growth("prefix_queries"), growth("prefix_hits")

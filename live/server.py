@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from packer.errors import LiveError
 from packer.export.quoting import words
@@ -231,13 +231,19 @@ def healthy(where: Address | str, timeout_s: float = 2.0) -> bool:
     return get(where, "/health", timeout_s)[0] == 200
 
 
-def get(where: Address | str, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
-    """GET a page: status and text; status 0 and the reason if no answer of up to `MAX_PAGE_BYTES` comes in time."""
+def get(
+    where: Address | str, path: str, timeout_s: float = 5.0, body: bytes | None = None
+) -> tuple[int, str]:
+    """GET a page, or POST a JSON `body`; return status and text of the answer.
+
+    Status 0 and the reason: no answer of up to `MAX_PAGE_BYTES` came in time.
+    """
     address = Address(where.rstrip("/")) if isinstance(where, str) else where
+    about: dict[str, Any] = {"limit_bytes": MAX_PAGE_BYTES, "content_type": "application/json"}
     try:
-        status, data = ask(address, path, limit_bytes=MAX_PAGE_BYTES, total_s=timeout_s)
+        status, data = ask(address, path, body=body, total_s=timeout_s, **about)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return 0, str(error)
+        return 0, str(error) or type(error).__name__
     return status, data.decode(errors="replace")
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
-from packer.errors import LiveError
-from packer.live.act import AT_ONCE
-from packer.live.host import RunningServer
+from packer.live.host import RunningServer, each_of
 from packer.live.metrics import Page, grown, page_of
 
 PRIOR = 10.0
@@ -53,16 +49,9 @@ class Traffic:
 
     def scrape(self, now_s: float, which: Iterable[int]) -> list[str]:
         """Read the pages of these servers; return why some could not be read."""
-
-        def one(server: RunningServer) -> Page | str:
-            try:
-                return page_of(server.metrics(), now_s)
-            except LiveError as error:
-                return str(error)
-
         asked = list(which)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            answers = list(pool.map(one, [self.servers[s] for s in asked]))
+        servers = [self.servers[s] for s in asked]
+        answers = each_of(servers, lambda server: page_of(server.metrics(), now_s))
         for s, found in zip(asked, answers, strict=True):
             if not isinstance(found, str):
                 self.looks[s].append(found)
@@ -86,16 +75,13 @@ class Traffic:
         if len(times_s) < 2:
             return self.tok_s(s) if skip_s or span_s < float("inf") else 0.0
         part = [each for each in self.looks[s] if times_s[0] <= each.time_s <= times_s[-1]]
-        total = sum(grown(a, b, key) for a, b in pairwise(part) for key in ("prompt", "generated"))
-        return total / (times_s[-1] - times_s[0])
+        return grown(part, "prompt", "generated") / (times_s[-1] - times_s[0])
 
     def sampled(self, s: int, since_s: float) -> Sampled:
         """Return a server's requests since `since_s`; none if its pages do not count tokens and first tokens."""
         own = [each for each in self.looks[s] if each.time_s >= since_s]
         keys = ("ttfts", "prompt", "generated", "prefix_queries", "prefix_hits")
-        count, prompt, output, queries, hits = (
-            sum(grown(a, b, key) for a, b in pairwise(own)) for key in keys
-        )
+        count, prompt, output, queries, hits = (grown(own, key) for key in keys)
         if not count or not prompt or not output:
             return Sampled(0.0, 0.0, 0.0)
         looks = PRIOR + sum(1.0 for each in own if each.adapters)
@@ -108,7 +94,7 @@ class Traffic:
 
     def requests(self) -> float:
         """Return the number of first tokens of all servers on their pages."""
-        return sum(grown(a, b, "ttfts") for own in self.looks for a, b in pairwise(own))
+        return sum(grown(own, "ttfts") for own in self.looks)
 
     def shares(self, s: int, planned: Mapping[str, float]) -> dict[str, float]:
         """Return each adapter's share of a server's tokens; shares sum to 1. `planned`: its planned load there."""
@@ -123,8 +109,5 @@ class Traffic:
     def mean_ms(self, s: int, what: str) -> float | None:
         """Return the mean "ttft" or "itl" of a server over its pages, ms; None with fewer than 50 values."""
         own = self.looks[s]
-        if len(own) < 2:
-            return None
-        count = sum(grown(a, b, f"{what}s") for a, b in pairwise(own))
-        total = sum(grown(a, b, f"{what}_s") for a, b in pairwise(own))
-        return 1e3 * total / count if count >= 50 else None
+        count = grown(own, f"{what}s")
+        return 1e3 * grown(own, f"{what}_s") / count if count >= 50 else None

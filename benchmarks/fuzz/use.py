@@ -167,7 +167,7 @@ def page(text: str) -> None:
     from packer.live.metrics import NAMES, grown, page_of, summarise
 
     before, now = page_of("vllm:prompt_tokens_total 5\nvllm:num_preemptions_total 3"), page_of(text, 1.0)
-    assert all(np.isfinite(grown(before, now, key)) for key in NAMES)
+    assert all(np.isfinite(grown((before, now), key)) for key in NAMES)
     assert now.in_flight is None or all(now.in_flight)
     found = asdict(summarise([(0.0, text), (1.0, text), (2.0, "")]))
     assert all(value is None or np.isfinite(value) for value in found.values())
