@@ -44,15 +44,21 @@ def adapters_of_sweep(text: str) -> tuple[float, ...]:
     return found
 
 
+REAL: Readers = {"launch": str, "launch-duration": click.FloatRange(min=1.0), "folder": str}
+
+
 @bundle
 class Compared:
-    """What is compared.
+    """What is compared, and where that is written.
 
     solvers: How plans are searched: names with commas between them.
     objectives: What good plans are, with parameters as in slo:mean_ttft_ms=500.
     predictors: What evaluates servers in the search.
     sizes: Compare at several numbers of adapters, as 32,64,128 or START:STOP:STEP; beyond the workload's own, its
         mix is drawn again.
+    real: Measure the plans on real vLLM servers instead of by the twin with a fresh seed: launch (the file that says
+        how they start), launch-duration (time of each run, 120 s), folder (keeps the results, compare-results);
+        --launch FILE.toml is the same; repeatable.
     """
 
     solvers: str = option(default="greedy,greedy-paper,maxbase,random", metavar="NAMES")
@@ -66,21 +72,9 @@ class Compared:
     margin: float | None = common("margin")
     time_limit_s: float | None = common("time-limit")
     seed: int = common("seed")
-
-
-REAL: Readers = {"launch": str, "launch-duration": click.FloatRange(min=1.0), "folder": str}
-
-
-@bundle
-class RealServers:
-    """Measurements of the finished plans on real servers.
-
-    real: Measure the plans on real vLLM servers instead of by the twin with a fresh seed: launch (the file that says
-        how they start), launch-duration (time of each run, 120 s), folder (keeps the results, compare-results);
-        --launch FILE.toml is the same; repeatable.
-    """
-
     real: dict[str, Any] = pairs("--real", names=REAL)
+    output: str | None = common("output", help="Write the rows to this file (.csv or .json).")
+    plot: str | None = common("plot", help="Draw the comparison (.html, .png or .svg).")
 
     def start(self) -> Launch | None:
         """Read how servers are started; None if the twin measures."""
@@ -108,19 +102,8 @@ class Systems(Behind):
     share: float | None = option(type=click.FloatRange(min=0.0, max=1.0, min_open=True), metavar="X")
 
 
-@bundle
-class ComparisonFiles:
-    """What is written."""
-
-    output: str | None = common("output", help="Write the rows to this file (.csv or .json).")
-    plot: str | None = common("plot", help="Draw the comparison (.html, .png or .svg).")
-
-
 @command
-def compare(
-    file: FleetFile, kind: OneProfile, compared: Compared, real: RealServers, systems: Systems,
-    files: ComparisonFiles, out: Writing,
-) -> None:  # fmt: skip
+def compare(file: FleetFile, kind: OneProfile, compared: Compared, systems: Systems, out: Writing) -> None:
     """Which solver or predictor to use: every combination planned, and measured by the twin or real vLLM.
 
     Outcomes that fail are shown with what is wrong: starved, memory error, unplaced adapters, refused.
@@ -136,13 +119,13 @@ def compare(
     from packer.planning.compare import Comparison
 
     if systems.cluster is not None:
-        _compare_systems(file.fleet(), compared.seed, kind.engine, systems, files, out)
+        _compare_systems(file.fleet(), compared, kind.engine, systems, out)
         return
     of_clusters = ("router", "stats_age_s", "slo", "systems", "seeds", "duration_s", "size", "share")
     refuse_without_cluster(of_clusters)
-    out.check_tables(files.output, endings=(".csv", ".json"))
-    out.check_picture(files.plot)
-    start = real.start()
+    out.check_tables(compared.output, endings=(".csv", ".json"))
+    out.check_picture(compared.plot)
+    start = compared.start()
     profile = kind.profile(out)
     named = (compared.solvers, compared.objectives, compared.predictors)
     solvers, objectives, predictors = map(split_names, named)
@@ -154,13 +137,13 @@ def compare(
         from packer.live.validate import ValidationSpec
         from packer.operate.real import measured
 
-        spec = ValidationSpec(real.real.get("launch_duration", 120.0), seed=seed)
-        folder = Path(real.real.get("folder", "compare-results"))
+        spec = ValidationSpec(compared.real.get("launch_duration", 120.0), seed=seed)
+        folder = Path(compared.real.get("folder", "compare-results"))
         with out.progress() as progress:
             results = measured(results, list(job.fleets()), start, folder, spec, progress)
     rows = [result.to_dict() for result in results]
     title = f"{job.workload.name} on {profile.label}"
-    _write(rows, files, title, out)
+    _write(rows, compared, title, out)
     data = {"workload": job.workload.name, "profile": profile.name, "complete": whole, "rows": rows}
     out.result(data, lambda: [_table(results, title)])
     if not whole:
@@ -168,12 +151,7 @@ def compare(
 
 
 def _compare_systems(
-    workload: Workload,
-    seed: int,
-    engine: dict[str, Any],
-    systems: Systems,
-    files: ComparisonFiles,
-    out: Writing,
+    workload: Workload, compared: Compared, engine: dict[str, Any], systems: Systems, out: Writing
 ) -> None:
     from packer.operate.systems import Trials, compare_systems, servers_needed, serves_plans
     from packer.operate.verdict import verdict
@@ -181,7 +159,7 @@ def _compare_systems(
 
     of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "real", "plot", "profile_name")
     refuse_unused("--cluster", of_plans)
-    out.check_tables(files.output, endings=(".json",))
+    out.check_tables(compared.output, endings=(".json",))
     cluster = systems.read(engine)
     out.note_profiles(*(each.profile for each in cluster.kinds))
     names = split_names(systems.systems)
@@ -192,7 +170,7 @@ def _compare_systems(
             "adapter on every server, with the slots that the server has there"
         )
     given = values(systems, "cluster", "systems", "size", "share")
-    given |= {"slo": systems.goal(workload), "seed": seed}
+    given |= {"slo": systems.goal(workload), "seed": compared.seed}
     title = f"{workload.name}: {counted(len(workload), 'adapter')} on {counted(len(cluster), 'server')}"
     with out.progress() as progress:
         if systems.size:
@@ -209,7 +187,7 @@ def _compare_systems(
     limits = judged(workload, cluster, given["slo"]).slo.limits.to_dict()
     data = {"workload": workload.name, "slo": limits, "systems": [each.to_dict() for each in results]}
     data["verdict"] = said
-    write_json(data, files.output)
+    write_json(data, compared.output)
     out.result(data, lambda: [compared_table(results, title, sizes=systems.size), *([said] if said else [])])
 
 
@@ -225,7 +203,7 @@ def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
     return results, True
 
 
-def _write(rows: list[dict[str, Any]], files: ComparisonFiles, title: str, out: Writing) -> None:
+def _write(rows: list[dict[str, Any]], files: Compared, title: str, out: Writing) -> None:
     from packer.io.documents import jsonable
     from packer.io.tables import csv_text
     from packer.report.figures import write_figure

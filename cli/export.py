@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from packer.export.servers import Options
 
 
-@bundle
-class ExportTarget:
-    """What is written, and where.
-
-    format_name: What to write: start commands, manifests, chart values, routing tables, or a dashboard.
-    output: Where to write: a folder for every file of the format, or a path that ends as one of them does.
-        [default: the main file to standard output]
-    """
-
-    format_name: str = option("--format", type=click.Choice(tuple(FORMATS)), default="vllm")
-    output: str | None = option("-o", "--output", metavar="FOLDER|FILE")
-
-
 SETTINGS: Readers = {
     **dict.fromkeys(("adapters-dir", "image", "prefix", "address"), str),
     "port": click.IntRange(1, 65_535),
@@ -40,9 +27,12 @@ SETTINGS: Readers = {
 
 
 @bundle
-class DeploymentOptions:
-    """Settings that depend on the machines and are not in a plan.
+class Exported:
+    """What is written, where, and settings that depend on the machines and are not in a plan.
 
+    format_name: What to write: start commands, manifests, chart values, routing tables, or a dashboard.
+    output: Where to write: a folder for every file of the format, or a path that ends as one of them does.
+        [default: the main file to standard output]
     sources_path: Table adapter → path, Hugging Face repository or, for aibrix and helm, address: CSV with the
         columns adapter,source, or JSON or YAML.
     model: Base model. [default: the repository in the profile]
@@ -56,6 +46,8 @@ class DeploymentOptions:
         the product that NVIDIA's or AMD's node labels name]
     """
 
+    format_name: str = option("--format", type=click.Choice(tuple(FORMATS)), default="vllm")
+    output: str | None = option("-o", "--output", metavar="FOLDER|FILE")
     sources_path: str | None = option("--sources", metavar="FILE")
     model: str | None = option(metavar="NAME|PATH")
     settings: dict[str, Any] = pairs("--set", names=SETTINGS)
@@ -74,7 +66,7 @@ class DeploymentOptions:
 
 
 @command
-def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptions, out: Writing) -> int:
+def export(file: PlanArgument, target: Exported, out: Writing) -> int:
     """Write what starts a plan: vLLM and SGLang commands, Compose, Kubernetes and its stacks, routing tables.
 
     Stacks: the vLLM production stack (helm), AIBrix, llm-d, KServe, Ray Serve LLM, NVIDIA Dynamo; each format
@@ -96,8 +88,8 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
         without = counted(len(plan.unplaced), "adapter")
         note(f"the plan is infeasible ({without} without a server): nothing to run")
         return 3
-    version = deployment.settings.get("stack_version")
-    files = export_plan(plan, target.format_name, deployment.options(), stack_version=version)
+    version = target.settings.get("stack_version")
+    files = export_plan(plan, target.format_name, target.options(), stack_version=version)
     paths = {} if target.output is None else output_paths(list(files), target.output, force=out.force)
     for path in paths:
         check_distinct(path)
@@ -112,7 +104,7 @@ def export(file: PlanArgument, target: ExportTarget, deployment: DeploymentOptio
             f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers "
             "by load, not by the planned shares: packer evaluate PLAN --router most-idle simulates that"
         )
-    if deployment.model is None and FORMATS[target.format_name].engine is not None:
+    if target.model is None and FORMATS[target.format_name].engine is not None:
         names = sorted({item.profile.model.repository or item.profile.model.name for item in plan.bins})
         if any("/" not in name for name in names):
             called = ", ".join(names)

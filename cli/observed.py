@@ -71,19 +71,13 @@ UNRECORDED = ("output", "tables", "force", "as_json", "quiet")
 
 
 @bundle
-class LogArgument:
-    """The log."""
-
-    log_path: str = argument("LOG")
-
-
-@bundle
-class FromLogOptions:
-    """How the log becomes a workload.
+class Log:
+    """The log, and how it becomes a workload.
 
     replay: Keep every request as it was (needs .json or .yaml).
     """
 
+    log_path: str = argument("LOG")
     replay: bool = flag()
     rate_factor: float = common("rate-factor")
     seed: int = common("seed")
@@ -91,10 +85,9 @@ class FromLogOptions:
 
 @command
 def from_log(
-    log: LogArgument,
+    log: Log,
     reading: LogOptions,
     ranks: RankOptions,
-    given: FromLogOptions,
     view: ViewOptions,
     files: ObservedFiles,
     out: Writing,
@@ -117,13 +110,13 @@ def from_log(
     from packer.traces.read import read_trace
 
     out.check(files.output, *files.tables.values())
-    if given.replay:
+    if log.replay:
         refuse_unused("--replay", ("at",))
     known = ranks.read()
     read = read_trace(log.log_path, reading.fields())
-    how = {**values(given, "seed"), "window_s": view.window_s}
-    seen = replace(view.view(), at="mean") if given.replay else view.view()
-    found = observe_log(read, known, seen, named=reading.named(given.seed), **how)
+    how = {**values(log, "log_path", "seed"), "window_s": view.window_s}
+    seen = replace(view.view(), at="mean") if log.replay else view.view()
+    found = observe_log(read, known, seen, named=reading.named(log.seed), **how)
     facts = {**summary_of(found.fleet), "requests": len(read), "dropped": read.dropped, "other": read.other}
     files.write(found, out, source=_command(log.log_path, files.output), facts=facts)
 

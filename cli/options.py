@@ -26,6 +26,7 @@ LENGTH = click.FloatRange(min=1.0, max=1e7)
 """A simulated or measured time, s."""
 LONGEST_RANGE = 10_000
 REGISTERED = ("objective", "router", "solver")
+REGISTRY = "packer.registry:names"
 
 
 def numbers(
@@ -76,11 +77,6 @@ def complete(place: str, *arguments: str) -> Callable[[click.Context, click.Para
     return names
 
 
-def complete_registered(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Completion of the names registered for a kind of strategy."""
-    return complete("packer.registry:names", kind)
-
-
 def complete_models(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Complete repositories of known models, and their names without owner (in lower case if the typed text is)."""
     from packer.fit.models import MODELS
@@ -108,12 +104,12 @@ COMMON: dict[str, dict[str, Any]] = {
     "max-lora-rank": {"type": int, "metavar": "RANK"},
     "max-replicas": {"type": click.IntRange(min=1, max=10_000), "metavar": "N"},
     "model": {"metavar": "NAME|PATH", "shell_complete": complete_models},
-    **{name: {"metavar": "NAME", "shell_complete": complete_registered(name)} for name in REGISTERED},
+    **{name: {"metavar": "NAME", "shell_complete": complete(REGISTRY, name)} for name in REGISTERED},
     "output": {"flags": ("-o", "--output"), "metavar": "FILE"},
     "plot": {"metavar": "FILE"},
     "predictor": {
         "metavar": "NAME|PATH",
-        "shell_complete": complete_registered("predictor"),
+        "shell_complete": complete(REGISTRY, "predictor"),
         "default": "twin",
     },
     "profile": {"metavar": "NAME|FILE.toml", "shell_complete": complete("packer.io.profiles:profile_names")},
@@ -121,7 +117,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "seed": {"type": click.IntRange(min=0, max=2**32 - 1), "default": 0},
     "slo": {"multiple": True, "metavar": "[CLASS:]KEY=MS,…"},
     "time-limit": {"type": click.FloatRange(min=0.0, min_open=True), "metavar": "SECONDS"},
-    "tuning": {"metavar": "POLICY", "shell_complete": complete_registered("tuning policy")},
+    "tuning": {"metavar": "POLICY", "shell_complete": complete(REGISTRY, "tuning policy")},
     "window": {"type": HOURS, "default": 3600.0, "metavar": "SECONDS"},
 }
 """Options of several commands: the arguments of `option` for each, except its help (in `options.toml`)."""

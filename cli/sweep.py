@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, option, values
+from packer.cli.declare import bundle, command, option
 from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import Table, note, write_frame
 from packer.cli.settings import OneProfile, label_of
@@ -25,13 +25,15 @@ MAX_LORAS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 
 @bundle
 class Axes:
-    """The grid.
+    """The grid, or the search that takes its place, and what is written.
 
     adapters: Numbers of adapters; beyond the workload's own, its mix is drawn again. [default: 12 up to all]
     rate_factors: Multiply every request rate by each of these.
     max_loras: Adapter slots (vLLM's --max-loras). [default: 8 … 384, up to the largest number of adapters]
     duration_s: Simulated time.
     jobs: Threads. [default: all cores]
+    tuning: Largest training throughput beside the requests within --slo, by this policy with its best parameter;
+        repeatable.
     """
 
     adapters: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
@@ -42,31 +44,13 @@ class Axes:
     duration_s: float = common("duration", default=3600.0)
     seed: int = common("seed")
     jobs: int | None = option(type=click.IntRange(min=1, max=1024), metavar="N")
-
-
-@bundle
-class TrainingSweep:
-    """Search for the largest training throughput of a server, instead of the grid.
-
-    tuning: Largest training throughput beside the requests within --slo, by this policy with its best parameter;
-        repeatable.
-    """
-
     tuning: tuple[str, ...] = common("tuning", multiple=True)
-
-
-@bundle
-class SweepFiles:
-    """What is written."""
-
     output: str | None = common("output", help="Write the rows here: .csv or .parquet.")
     plot: str | None = common("plot", help="Draw the curves (.html, .png or .svg).")
 
 
 @command
-def sweep(
-    file: FleetFile, kind: OneProfile, axes: Axes, training: TrainingSweep, files: SweepFiles, out: Writing
-) -> None:
+def sweep(file: FleetFile, kind: OneProfile, axes: Axes, out: Writing) -> None:
     """How far one server goes until it breaks: throughput, TTFT and ITL over a grid.
 
     LIST is numbers separated by commas, or START:STOP:STEP.
@@ -79,21 +63,21 @@ def sweep(
 
     from packer.twin.sweep import Grid, Sweep, max_packs
 
-    out.check_tables(files.output)
-    out.check_picture(files.plot)
+    out.check_tables(axes.output)
+    out.check_picture(axes.plot)
     profile, workload = kind.profile(out), file.fleet().held_to(axes.slo)
-    if training.tuning:
-        _tune(workload, profile, axes, training, files, out)
+    if axes.tuning:
+        _tune(workload, profile, axes, out)
         return
     last = range(1, CURVE_POINTS + 1)
     counts = axes.adapters or tuple(sorted({max(1, len(workload) * k // CURVE_POINTS) for k in last}))
     slots = axes.max_loras or tuple(n for n in MAX_LORAS if n <= max(counts)) or MAX_LORAS[:1]
     grid = Grid(counts, axes.rate_factors, slots)
     plan = Sweep(workload, profile, grid, axes.max_lora_rank, axes.duration_s, axes.seed)
-    frame = _simulate(plan, files.output, axes.jobs or -1, out)
+    frame = _simulate(plan, axes.output, axes.jobs or -1, out)
     packs, within = max_packs(frame), max_packs(frame, within_goal=True)
-    if files.plot is not None:
-        _draw(plan, frame, packs, files.plot)
+    if axes.plot is not None:
+        _draw(plan, frame, packs, axes.plot)
     head = {"workload": workload.name, "profile": profile.name, "calibrated": profile.calibrated}
     head |= {"slo": workload.slo.limits.to_dict(), "seed": axes.seed}
     frames = {"rows": frame, "max_pack": packs, "max_pack_within_goal": within}
@@ -104,9 +88,7 @@ def sweep(
     )
 
 
-def _tune(
-    workload: Workload, profile: Profile, axes: Axes, training: TrainingSweep, files: SweepFiles, out: Writing
-) -> None:
+def _tune(workload: Workload, profile: Profile, axes: Axes, out: Writing) -> None:
     """Compare policies: each with its best parameter and the training throughput with that parameter."""
     from packer.twin.tuning.search import tuning_rows
 
@@ -114,11 +96,12 @@ def _tune(
     slots = axes.max_loras or (min(len(workload), MAX_LORAS[2]),)
     with out.progress() as progress:
         rows = tuning_rows(
-            workload, profile, training.tuning, **values(axes, "adapters", "max_loras", "slo", "jobs"),
-            max_loras=slots, workers=axes.jobs or 1, progress=progress,
+            workload, profile, axes.tuning, rate_factors=axes.rate_factors, max_loras=slots,
+            max_lora_rank=axes.max_lora_rank, duration_s=axes.duration_s, seed=axes.seed,
+            workers=axes.jobs or 1, progress=progress,
         )  # fmt: skip
     plain = [{name: value for name, value in row.items() if name != "tried"} for row in rows]
-    write_frame(pl.DataFrame(plain, infer_schema_length=None) if files.output else None, files.output)
+    write_frame(pl.DataFrame(plain, infer_schema_length=None) if axes.output else None, axes.output)
     data = {
         "workload": workload.name,
         "profile": profile.name,

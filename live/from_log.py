@@ -116,9 +116,7 @@ def fit_step_law(observations: Sequence[Observations]) -> tuple[LatencySpec, dic
         raise LiveError(
             f"Expected at least {MIN_EQUATIONS} different batch states to fit a step law, got {total}."
         )
-    equations = parts[0]
-    for part in parts[1:]:
-        equations = equations + part
+    equations = sum(parts[1:], parts[0])
     terms = _terms(observations)
     coefficients = {k: v for k, v in solve_unbiased(equations, terms).items() if v > 0.0}
     errors = {"step_time_cross_validated_percent": cross_validated(equations, terms)}

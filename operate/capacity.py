@@ -71,7 +71,18 @@ class Capacity:
 
     def of(self, server: int, load: Mapping[int, float]) -> float:
         """The largest load at which the server keeps the goal, tok/s. `load`: of its adapters; only the mix counts."""
-        return self.of_kind(self.kinds[server], load)
+        kind = self.kinds[server]
+        k = self._last.get(kind.name, round(math.log(sum(load.values())) / math.log(STEP)))
+        step = 1 if kind.name in self._last else 8
+        low, high = k - MOST_STEPS * step, k + MOST_STEPS * step
+        even = 2 * MOST_STEPS  # steps outwards never grow
+        held, _ = reach(lambda n: self._holds(kind, load, n), low, high, start=k, step=step, same=even)
+        if low <= held < high:
+            self._last[kind.name] = held
+        return STEP ** max(low, held)
+
+    def _holds(self, kind: ServerKind, load: Mapping[int, float], k: int) -> bool:
+        return self.run(kind, load, STEP**k / sum(load.values())).slo_used <= 1.0
 
     def served(self, workload: Workload) -> None:
         """Adopt the requests of this workload from now on."""
@@ -87,20 +98,6 @@ class Capacity:
             before = load.keys(), total, Expected(run.mean_ttft_ms, run.mean_itl_ms, run.prefix_hit_rate)
             self._expected[server] = before
         return before[2]
-
-    def of_kind(self, kind: ServerKind, load: Mapping[int, float]) -> float:
-        """As `of`, for a kind of server."""
-        k = self._last.get(kind.name, round(math.log(sum(load.values())) / math.log(STEP)))
-        step = 1 if kind.name in self._last else 8
-        low, high = k - MOST_STEPS * step, k + MOST_STEPS * step
-        even = 2 * MOST_STEPS  # steps outwards never grow
-        held, _ = reach(lambda n: self._holds(kind, load, n), low, high, start=k, step=step, same=even)
-        if low <= held < high:
-            self._last[kind.name] = held
-        return STEP ** max(low, held)
-
-    def _holds(self, kind: ServerKind, load: Mapping[int, float], k: int) -> bool:
-        return self.run(kind, load, STEP**k / sum(load.values())).slo_used <= 1.0
 
     def run(self, kind: ServerKind, load: Mapping[int, float], factor: float = 1.0) -> Run:
         """Simulate a server with this load times a factor."""

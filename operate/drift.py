@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -129,7 +129,7 @@ def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | No
     `window_s`: minimum simulated time. It is longer than a short log, so that all of its requests end.
     Requests of adapters without a server are left out; None if there are no other requests.
     """
-    placed = set(_placed(plan))
+    placed = {i for item in plan.bins for i in item.adapters}
     served = [name if i in placed else "" for i, name in enumerate(plan.workload.names)]
     trace = requests_to(served, requests, window_s)
     if trace is None:
@@ -140,10 +140,6 @@ def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | No
     if "slo_used" in plan.limits or run.status != "ok":
         return found
     return replace(found, holds=not run.starved and holds_routed(plan, run))
-
-
-def _placed(plan: Plan) -> Iterator[int]:
-    return (i for item in plan.bins for i in item.adapters)
 
 
 def with_base(plan: Plan, seen: Workload, names: Collection[str] = ()) -> Workload:

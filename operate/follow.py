@@ -85,10 +85,7 @@ class Following:
         old, planned = self.keeper, self.fleet
         self.fleet = fleet = unreplayed(fleet)
         self.acting.ranks |= dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
-        self.keeper = Keeper(
-            fleet, old.kinds, [{} for _ in old.kinds], old.on, old.rooms, old.period_s, old.startup_s,
-            old.loads_per_hour, old.may_start, old.seed, old.log, level=old.level,
-        )  # fmt: skip
+        self.keeper = replace(old, workload=fleet, held=[{} for _ in old.kinds])
         self.keeper.expected, self.keeper.starting = old.expected, old.starting
         self.keeper.know(old.requests.carried(planned, fleet))
         self._pretended = None

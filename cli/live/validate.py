@@ -24,29 +24,11 @@ if TYPE_CHECKING:
 
 
 @bundle
-class Subject:
-    """What is compared.
+class Runs:
+    """What is compared, and how the servers run.
 
     bench: A result of `vllm bench serve --save-result` instead of runs of its own; without a PLAN its requests were for
         the base model.
-    """
-
-    plan_path: str | None = argument("[PLAN]", required=False, default=None)
-    bench: str | None = option(metavar="RESULT.json")
-
-    def plan(self) -> Plan:
-        """The plan in the file."""
-        from packer.io.plans import load_plan
-
-        if self.plan_path is None:
-            raise click.UsageError("Missing argument 'PLAN', or --bench.")
-        return load_plan(self.plan_path)
-
-
-@bundle
-class Runs:
-    """How the servers run.
-
     launch_path: How to start the servers.
     duration_s: Time of each run.
     repeats: Runs of each server, with other seeds.
@@ -59,6 +41,8 @@ class Runs:
     html: Write a page with overlays.
     """
 
+    plan_path: str | None = argument("[PLAN]", required=False, default=None)
+    bench: str | None = option(metavar="RESULT.json")
     launch_path: str | None = option("--launch", metavar="FILE.toml")
     duration_s: float = option("--duration", type=duration, default="120s", metavar="2m")
     repeats: int = option(type=click.IntRange(1, 100), default=1)
@@ -74,9 +58,17 @@ class Runs:
     html: str | None = option(metavar="FILE.html")
     seed: int = common("seed")
 
+    def plan(self) -> Plan:
+        """The plan in the file."""
+        from packer.io.plans import load_plan
+
+        if self.plan_path is None:
+            raise click.UsageError("Missing argument 'PLAN', or --bench.")
+        return load_plan(self.plan_path)
+
 
 @command
-def validate(file: Subject, runs: Runs, out: Writing) -> int:
+def validate(runs: Runs, out: Writing) -> int:
     """Run every server of a plan for real, send its traffic and compare with the twin.
 
     A server that doesn't start is a result. Servers are always stopped, also on Ctrl-C; what was measured
@@ -92,12 +84,12 @@ def validate(file: Subject, runs: Runs, out: Writing) -> int:
     from packer.live.launch import read_launch
     from packer.live.validate import Validation, ValidationSpec
 
-    if file.bench is not None:
-        _beside_bench(file, runs, out)
+    if runs.bench is not None:
+        _beside_bench(runs.bench, runs, out)
         return 0
     out.check(runs.output)
     out.check(runs.html, what="page", endings=(".html", ".htm"))
-    plan = file.plan()
+    plan = runs.plan()
     if runs.launch_path is None:
         raise click.UsageError("Missing option '--launch', or --bench.")
     launch = read_launch(runs.launch_path)
@@ -122,7 +114,7 @@ def validate(file: Subject, runs: Runs, out: Writing) -> int:
     return 3 if any(report.refused for report in job.reports) else 0
 
 
-def _beside_bench(file: Subject, runs: Runs, out: Writing) -> None:
+def _beside_bench(bench: str, runs: Runs, out: Writing) -> None:
     """Compare each run of the benchmark with its prediction."""
     from packer.io.profiles import load_profile
     from packer.operate.bench import beside_bench
@@ -131,8 +123,8 @@ def _beside_bench(file: Subject, runs: Runs, out: Writing) -> None:
     refuse_unused("--bench", of_runs)
     out.check(runs.output)
     fleet = server = None
-    if file.plan_path is not None:
-        plan = file.plan()
+    if runs.plan_path is not None:
+        plan = runs.plan()
         fleet, chosen = plan.workload, [plan.bins[i] for i in runs.bins or range(len(plan.bins))]
         if len(chosen) != 1:
             raise click.UsageError(
@@ -144,7 +136,7 @@ def _beside_bench(file: Subject, runs: Runs, out: Writing) -> None:
         profile = server.profile if runs.profile_name is None else profile
         server = replace(server, profile=profile)
     out.note_profiles(profile)
-    found = beside_bench(file.bench or "", profile, fleet=fleet, server=server, seed=runs.seed)
+    found = beside_bench(bench, profile, fleet=fleet, server=server, seed=runs.seed)
     data = [each.to_dict() for each in found]
     write_json(data, runs.output)
     out.result(data, lambda: [line for k, each in enumerate(found) for line in _bench_lines(k, each)])
