@@ -11,7 +11,7 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.evaluation import Evaluation
-from packer.predictors.api import load_predictor
+from packer.predictors.api import evaluate_server, load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.features import FEATURES
 from packer.predictors.learned import LearnedPredictor
@@ -63,13 +63,13 @@ def predict(
     `predictor`: a registered name, the path of a trained predictor, or an object.
     `max_loras`, `max_lora_rank`: the server's slots; without a rank, the largest adapter's.
     `explain`: add which rules fired, or which features had the most influence.
-    Raises `ValidationError`: the slots are too small for an adapter; `IncompatibleError`: the predictor has nothing to
-    explain.
+    Raises `IncompatibleError`: the predictor has nothing to explain; others as `packer.evaluate_server`.
     """
-    settings = profile.settings(max_loras, fleet.slot_rank(max_lora_rank))
     model = load_predictor(predictor, profile, seed=seed) if isinstance(predictor, str) else predictor
+    slots: dict[str, Any] = {"max_loras": max_loras, "max_lora_rank": max_lora_rank}
+    figures = evaluate_server(fleet, profile, **slots, predictor=model)
+    settings = profile.settings(max_loras, fleet.slot_rank(max_lora_rank))
     server = Bin(tuple(range(len(fleet))), settings, profile)
-    figures = model.evaluate(fleet, [server])[0]
     learned = model.learned if isinstance(model, AutoPredictor) else model
     notes = (model.summary(),) if isinstance(model, AutoPredictor) else ()
     if not isinstance(learned, LearnedPredictor):

@@ -60,6 +60,17 @@ def test_the_twin_has_nothing_to_explain(place: Path, capsys: pytest.CaptureFixt
     assert "no rules or features" in capsys.readouterr().err
 
 
+def test_a_predictor_refuses_other_base_models(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server has one base model: a fleet of another one, or of several, is refused as by the twin."""
+    fleet = place / "models.csv"
+    words = ["simulate", str(fleet), *_predict(place, str(place / "boosting.packer"))[2:]]
+    for models in (["org/other"], ["org/one", "org/other"]):
+        rows = [f"{model.replace('/', '-')},8,0.05,{model}" for model in models]
+        fleet.write_text("\n".join(["adapter,rank,rate,model", *rows]) + "\n")
+        assert run(words) == 2
+        assert "base model" in capsys.readouterr().err
+
+
 def test_a_damaged_predictor_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that was changed gives one sentence and no traceback."""
     path = place / "changed.packer"
