@@ -85,9 +85,9 @@ class Log:
 
 @command
 def from_log(
-    log: Log,
     reading: LogOptions,
     ranks: RankOptions,
+    log: Log,
     view: ViewOptions,
     files: ObservedFiles,
     out: Writing,
