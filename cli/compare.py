@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
-from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
+from packer.cli.declare import Readers, bundle, command, flag, option, pairs, typed, values
 from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.settings import OneProfile
@@ -157,8 +157,19 @@ def _compare_systems(
     from packer.operate.verdict import verdict
     from packer.twin.cluster.system import judged, load_system
 
-    of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "real", "plot", "profile_name")
-    refuse_unused("--cluster", of_plans)
+    of_plans = (
+        "solvers",
+        "objectives",
+        "predictors",
+        "sizes",
+        "gpus",
+        "max_replicas",
+        "margin",
+        "time_limit_s",
+    )
+    refuse_unused("--cluster", (*of_plans, "real", "plot", "profile_name"))
+    for each in () if systems.size else typed(("share",)):
+        raise click.UsageError(f"{each} needs --size.")
     out.check_tables(compared.output, endings=(".json",))
     cluster = systems.read(engine)
     out.note_profiles(*(each.profile for each in cluster.kinds))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _CHANGED = ("add_path", "remove", "lose")
 _OF_METRICS = ("source_names",)
 _OF_LOGS = ("keys", "skip", "assign")
+_OF_TRAFFIC = ("every_s", "seen_path", "tolerance", "window_s", "ranks", "base", *_OF_METRICS)
 
 
 @bundle
@@ -172,8 +173,8 @@ def evaluate(
 
     out.check(changes.output, traffic.seen_path)
     read = traffic.reader(metrics, reading, once=traffic.every_s is None)
-    if read is None and (traffic.every_s is not None or traffic.seen_path is not None):
-        raise ValidationError("Expected one of --log, --url and --input with --every or --seen.")
+    for each in typed(_OF_TRAFFIC) if read is None else ():
+        raise ValidationError(f"Expected one of --log, --url and --input with {each}.")
     if traffic.listen is not None and traffic.every_s is None:
         raise ValidationError("--listen serves what is measured again and again: give --every too.")
     plan = file.plan(changed=changes.rewrite)
@@ -227,7 +228,7 @@ def _follow(
     from packer.operate.drift import drift, with_base
     from packer.report.metrics import metrics_text
 
-    refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s"))
+    refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s", "rewrite"))
     if not plan.bins:
         raise IncompatibleError("The plan has no GPUs, so there is nothing to evaluate.")
     with traffic.exporter(out) as exporter:

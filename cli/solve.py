@@ -224,7 +224,8 @@ def solve(
     out.check_tables(result.per_adapter)
     old = planning.running()
     if old is not None:  # the plan's servers are used, even if packer.toml names others
-        refuse_unused("--from", ("profile_names", "gpu", "model", "settings"))
+        of_kinds = ("profile_names", "gpu_names", "model", "settings", "prices", "available")
+        refuse_unused("--from", of_kinds)
     if planning.spare and not planning.recommends(old):
         raise IncompatibleError(
             "--spare goes without an objective and a solver, of a running plan too: gpus:spare=1 is one."

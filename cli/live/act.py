@@ -143,14 +143,14 @@ def follow(
     if (given.servers is None) == (given.simulate is None):
         raise click.UsageError("Give either --servers or --simulate.")
     if given.simulate is not None:
-        refuse_unused("--simulate", ("fleet", "dry_run", "html", "log_path", "listen", "url", "export_path"))
+        of_servers = ("fleet", "dry_run", "html", "log_path", "window_s", "listen")
+        refuse_unused("--simulate", (*of_servers, "url", "export_path", "source_names"))
     else:
         refuse_unused("--servers", ("output", "failures", "gpus"))
     plan = whole(file.plan())
     out.check(given.output)
     out.check(given.html, what="page", endings=(".html", ".htm"))
-    goal = plan.workload.slo.parsed(given.slo) if given.slo else plan.workload.slo
-    fleet = replace(plan.workload, slo=goal)
+    fleet = plan.workload.held_to(given.slo)
     if given.simulate is not None:
         return _rehearsed(plan, fleet, given, looks, out)
     return _followed(plan, fleet, given, looks, metrics, out)

@@ -213,6 +213,23 @@ def test_options_of_a_cluster_need_one(fleet: str, capsys: pytest.CaptureFixture
     assert "--max-loras" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--margin", "--margin has no effect with --cluster"),
+        ("--max-replicas", "--max-replicas has no effect with --cluster"),
+        ("--time-limit", "--time-limit has no effect with --cluster"),
+        ("--share", "--share needs --size"),
+    ],
+)
+def test_options_without_effect_on_systems_are_refused(
+    fleet: str, cluster: str, option: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options of plans do nothing for systems on a given cluster, nor a share without the search for a size."""
+    assert run(["compare", fleet, "--cluster", cluster, option, "1"]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_plan_behind_a_router(fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`packer evaluate PLAN --router` simulates the plan's servers; a plan is also a cluster for simulate."""
     plan = str(tmp_path / "plan.json")

@@ -45,6 +45,9 @@ def test_engine_settings_replace_those_of_the_profile(tmp_path: Path, capsys: Ca
         == 2
     )
     assert "--max-num-seqs has no effect with --from" in capsys.readouterr().err
+    for words_ in (["--gpu", "l40s"], ["--price", "3"], ["--available", "2"]):
+        assert run(["solve", str(fleet), "--from", str(path), *words_, "-o", str(tmp_path / "x")]) == 2
+        assert f"{words_[0]} has no effect with --from" in capsys.readouterr().err
     assert run(["solve", str(fleet), "--max-num-seqs", "1000000"]) == 2
 
 

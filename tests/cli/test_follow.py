@@ -11,6 +11,8 @@ from packer.cli import run
 from packer.operate.follow import Following
 from packer.plan import Plan
 
+Capture = pytest.CaptureFixture[str]
+
 
 def test_a_log_is_followed_as_it_ends(
     toy_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -30,3 +32,17 @@ def test_a_log_is_followed_as_it_ends(
     for more in ([], ["--every", "30s"]):
         assert run([*words.split(), *more]) == 0
         assert seen.pop().rates.tolist() == [pytest.approx(0.025, rel=0.3)]
+
+
+def test_what_has_no_effect_is_refused(
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
+) -> None:
+    """Limits of a class that no adapter has, and options of the measurement without one, are said to have no effect."""
+    plan_path = tmp_path / "plan.json"
+    toy_plan(["a", "b"]).save(plan_path)
+    words = ["live", "follow", str(plan_path)]
+    assert run([*words, "--servers", "servers.toml", "--slo", "gold:p95_ttft_ms=900"]) == 2
+    assert "Expected limits for an slo_class of the fleet" in capsys.readouterr().err
+    for more in (["--window", "60"], ["--gateway", "vllm"]):
+        assert run([*words, "--simulate", "trace.csv", *more]) == 2
+        assert f"{more[0]} has no effect with --simulate" in capsys.readouterr().err
