@@ -6,9 +6,10 @@ A bin is then a vector of counts by class, so exact methods stay small with thou
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
+from types import MappingProxyType
 
 import numpy as np
 
@@ -136,27 +137,30 @@ class Classes:
         return tuple(np.concatenate(parts).tolist()) if parts else ()
 
     def assign(
-        self, patterns: Sequence[IntArray], adapters: Iterable[int] | None = None
+        self, patterns: Sequence[IntArray], home: Mapping[int, int] = MappingProxyType({})
     ) -> list[tuple[int, ...]]:
         """Disjoint sets of adapters, one for each vector of counts.
 
-        Adapters come from `adapters` (default: all). Each class is dealt out from its highest and lowest rates in
-        turn, so that no bin gets all of the highest rates.
+        `home`: the set to which an adapter belongs, as far as the counts allow. The others of each class are dealt out
+        from its highest and lowest rates in turn, so that no bin gets all of the highest rates.
 
         Raises `ValidationError`: the patterns hold more adapters of a class than there are.
         """
-        left = np.zeros(len(self.workload), dtype=bool)
-        left[slice(None) if adapters is None else list(adapters)] = True
         bins: list[list[int]] = [[] for _ in patterns]
-        for k, each in enumerate(own[left[own]] for own in self.members):
-            dealt = each[zigzag(len(each))].tolist()
-            start = 0
-            for chosen, counts in zip(bins, patterns, strict=True):
-                stop = start + int(counts[k])
-                chosen.extend(dealt[start:stop])
-                start = stop
-            if start > len(each):
+        for k, each in enumerate(self.members):
+            open_, rest = [int(counts[k]) for counts in patterns], []
+            for i in each.tolist():
+                s = home.get(i)
+                if s is not None and open_[s] > 0:
+                    bins[s].append(i)
+                    open_[s] -= 1
+                else:
+                    rest.append(i)
+            if sum(open_) > len(rest):
                 raise ValidationError("Expected the patterns to hold no more adapters than there are.")
+            dealt = iter([rest[p] for p in zigzag(len(rest)).tolist()])
+            for chosen, count in zip(bins, open_, strict=True):
+                chosen += islice(dealt, count)
         return [tuple(sorted(chosen)) for chosen in bins]
 
 

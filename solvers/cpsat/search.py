@@ -12,9 +12,9 @@ from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.moves import match, moved
 from packer.solvers.base import Problem, used_gpus
-from packer.solvers.classes import Classes, aggregate, zigzag
+from packer.solvers.classes import Classes, aggregate
 from packer.solvers.cpsat.model import Aim, Refused, Repacking, ServerOption
-from packer.solvers.cpsat.surrogate import LoadedKind, fitted_latencies, fitted_limits
+from packer.solvers.cpsat.surrogate import LoadedKind, fitted_latencies, fitted_limits, latency_of
 from packer.solvers.slots import SlotSearch
 
 _TOLERANCE = 1.03
@@ -153,7 +153,7 @@ class NeighbourhoodSearch:
                 kept = [least if rng.random() < 0.7 else int(rng.choice(able))]
             self.emptied, first = bins[kept[0]], kept
         elif rng.random() < 0.7:
-            first = [max(able, key=lambda k: (self._wait(k), -k))]
+            first = [max(able, key=lambda k: (latency_of(self.problem, bins[k], self.state.rows[k]), -k))]
         rest = [k for k in able if k not in first]
         room = np.array([max(0.02, 1.05 - fills[k]) for k in rest])
         most = 7 if aim is Aim.STAY else 5
@@ -187,10 +187,6 @@ class NeighbourhoodSearch:
         if networkx.has_path(graph, then, now):
             return list(dict.fromkeys([now, *networkx.shortest_path(graph, then, now)]))[:_LONGEST]
         return [now, then]
-
-    def _wait(self, k: int) -> float:
-        one = Evaluations.of([self.state.rows[k]])
-        return self.problem.objective.key(self.problem.workload, [self.state.bins[k]], one)[0]
 
     def _task(self, aim: Aim, chosen: Sequence[int]) -> tuple[Repacking, Classes, IntArray] | None:
         """The repacking of these servers for CP-SAT; None if there are fewer than two, or a kind is not known."""
@@ -256,8 +252,11 @@ class NeighbourhoodSearch:
         refused: dict[int, tuple[int, ...]] = {}
         thorough = not self.problem.evaluator.simulates
         hint = max(self.state.bins[k].max_loras for k in chosen)
-        for s, adapters in enumerate(assigned(classes, freed, held, self._ran(chosen))):
-            if adapters:
+        number = {i: k for k, i in enumerate(freed.tolist())}
+        home = {number[i]: s for s, each in enumerate(self._ran(chosen)) for i in each if i in number}
+        for s, own in enumerate(classes.assign(list(held), home)):
+            if own:
+                adapters = tuple(sorted(freed[list(own)].tolist()))
                 profile = self.kinds[option[s]].profile
                 item = self.slots.feasible(
                     adapters, profile, hint=min(len(adapters), hint), thorough=thorough
@@ -310,30 +309,3 @@ class NeighbourhoodSearch:
         if self.state.key < self.best.key:
             self.best = self.state
             self.improvements += 1
-
-
-def assigned(
-    classes: Classes, freed: IntArray, held: IntArray, ran: Sequence[Sequence[int]]
-) -> list[tuple[int, ...]]:
-    """Assign adapters of the fleet to the counts (S, K) of each server, first those that `ran` there.
-
-    The rest of a class is dealt from both ends in turn, so that no server gets all of the highest rates.
-    """
-    home = {i: s for s, each in enumerate(ran) for i in each}
-    sets: list[list[int]] = [[] for _ in held]
-    for k, each in enumerate(classes.members):
-        members = freed[each].tolist()
-        open_ = held[:, k].tolist()
-        rest = []
-        for i in members:
-            s = home.get(i)
-            if s is not None and open_[s] > 0:
-                sets[s].append(i)
-                open_[s] -= 1
-            else:
-                rest.append(i)
-        dealt = [rest[p] for p in zigzag(len(rest)).tolist()]
-        for s, count in enumerate(open_):
-            sets[s] += dealt[:count]
-            dealt = dealt[count:]
-    return [tuple(sorted(each)) for each in sets]

@@ -9,6 +9,7 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
+from packer.evaluation import Evaluation, Evaluations
 from packer.profile import Profile
 from packer.search import reach
 from packer.solvers.base import Problem
@@ -82,7 +83,7 @@ def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Gener
         chosen = tuple(sorted(rng.choice(pool, size, replace=False).tolist()))
         tried.append(slots.like(chosen, one))
     evaluations = problem.evaluator.evaluate(fleet, tried)
-    latency = np.array([_latency(problem, item, k, evaluations) for k, item in enumerate(tried)])
+    latency = np.array([latency_of(problem, *each) for each in zip(tried, evaluations, strict=True)])
     known = np.isfinite(latency) & (latency > 0.0)
     if not known.any():
         return []
@@ -99,9 +100,9 @@ def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Gener
     return found
 
 
-def _latency(problem: Problem, item: Bin, k: int, evaluations: object) -> float:
-    one = type(evaluations).of([evaluations[k]])  # type: ignore[attr-defined,index]
-    return problem.objective.key(problem.workload, [item], one)[0]
+def latency_of(problem: Problem, item: Bin, row: Evaluation) -> float:
+    """The first entry of the objective's key for one server alone."""
+    return problem.objective.key(problem.workload, [item], Evaluations.of([row]))[0]
 
 
 def _orders(

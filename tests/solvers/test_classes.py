@@ -47,12 +47,25 @@ def test_counts_become_disjoint_names_and_back() -> None:
         assert classes.counts(each).tolist() == pattern.tolist()
 
 
-def test_assigning_from_a_part_of_the_fleet_stays_within_it() -> None:
-    """Names for freed bins come from the freed adapters only."""
+def test_names_of_counts_keep_adapters_at_home() -> None:
+    """Of equal adapters those that belong to a set are taken first, and every adapter is placed once."""
+    classes = aggregate(Workload([Adapter(f"a{i}", 8, 1.0) for i in range(6)]))
+    sets = classes.assign([np.array([3]), np.array([3])], {4: 0, 5: 0, 0: 1})
+    assert {4, 5} <= set(sets[0])
+    assert 0 in sets[1]
+    assert sorted(sum(sets, ())) == list(range(6))
+
+
+def test_adapters_stay_where_they_belong_as_far_as_the_counts_allow() -> None:
+    """Assigning takes the adapters of each set's own first, and fills the rest of its counts with others."""
     classes = aggregate(random_fleet(40, seed=1))
-    freed = list(range(0, 40, 2))
-    sets = classes.assign([classes.counts(freed)], freed)
-    assert list(sets[0]) == freed
+    first, second = list(range(0, 40, 2)), list(range(1, 40, 2))
+    home = {i: s for s, own in enumerate((first, second)) for i in own}
+    assert classes.assign([classes.counts(first), classes.counts(second)], home) == [
+        tuple(first),
+        tuple(second),
+    ]
+    assert classes.assign([0 * classes.demand, classes.demand], home) == [(), tuple(range(40))]
 
 
 def test_more_than_there_are_is_refused() -> None:

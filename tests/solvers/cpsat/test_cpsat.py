@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from monotone import MonotonePredictor, problem
 
-from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.moves import moved
 from packer.objectives.gpus import Gpus
@@ -17,14 +16,12 @@ from packer.objectives.moves import FewestMoves
 from packer.planning.solve import solve
 from packer.planning.verify import check
 from packer.solvers.base import Problem, Solution, start
-from packer.solvers.classes import aggregate
 from packer.solvers.cpsat.model import Aim, Refused, Repacking, ServerOption
-from packer.solvers.cpsat.search import NeighbourhoodSearch, assigned
+from packer.solvers.cpsat.search import NeighbourhoodSearch
 from packer.solvers.cpsat.solver import CpSat
 from packer.solvers.cpsat.surrogate import fitted_limits
 from packer.solvers.slots import real_bins
 from packer.testing.analytic import random_fleet, small_profile
-from packer.workload import Workload
 
 
 def repacking(aim: Aim, demand: list[int], start: list[list[int]], **changes: object) -> Repacking:
@@ -73,16 +70,6 @@ def test_the_fullest_server_gives_way() -> None:
     found = solved(repacking(Aim.WORST, [6, 0], [[4, 0], [2, 0]], fixed=True))
     assert found is not None
     assert found[0][:, 0].tolist() == [3, 3]
-
-
-def test_names_of_counts_keep_adapters_at_home() -> None:
-    """Of equal adapters those that ran on a server are taken first, and every adapter is placed once."""
-    fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(6)])
-    classes = aggregate(fleet)
-    sets = assigned(classes, np.arange(6), np.array([[3], [3]]), [(4, 5), (0,)])
-    assert {4, 5} <= set(sets[0])
-    assert 0 in sets[1]
-    assert sorted(sum(sets, ())) == list(range(6))
 
 
 def test_the_estimate_of_a_full_server_is_near() -> None:
