@@ -197,16 +197,16 @@ class Repacking:
         now = sum(round(self.kinds[o].price * _PRICE_UNITS) for o in self.used if o >= 0)
         if self.aim is Aim.STAY:
             moved = int(self.running.sum() - np.minimum(self.running, self.start).sum())
-            rest, before, unit = self._moved(model, counts), moved, 1
+            rest, before = self._moved(model, counts), moved
         else:
             kind = self.kinds[self.used[self.emptied]]
             weights = np.ceil(kind.shares * 1000).astype(np.int64).tolist()
             rest = sum(w * n for w, n in zip(weights, counts[self.emptied], strict=True))
-            before, unit = int(np.dot(weights, self.start[self.emptied])), 1
-        much = max(before, 1) + 1
+            before = int(np.dot(weights, self.start[self.emptied]))
         # A lower price outweighs any change of the rest; at the same price, the rest must fall.
-        total = price * (int(self.demand.sum()) * 2000 + much) + rest
-        model.add(total <= now * (int(self.demand.sum()) * 2000 + much) + before - unit)
+        much = int(self.demand.sum()) * 2000 + max(before, 1) + 1
+        total = price * much + rest
+        model.add(total <= now * much + before - 1)
         model.minimize(total)
 
     def _moved(self, model: Any, counts: list[list[Any]]) -> Any:
