@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -221,7 +220,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
             *(start_words(job.kept, point.plan.bins, job.number) if holds and not job.over() else ()),
             *((REPLAYED,) if job.replayed else ()),
         ),
-        runtime_s=time.monotonic() - job.started,
+        runtime_s=job.elapsed_s(),
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),
         details={**plan.details, "weaker_goals": weaker, "frontier": shown},

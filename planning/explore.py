@@ -29,7 +29,7 @@ from packer.planning.trial import Trial
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.search import fewest
-from packer.solvers.base import limit_of
+from packer.solvers.base import Clock, limit_of
 from packer.twin.engine_rules import caches_prefixes
 from packer.words import counted
 from packer.workload import Workload
@@ -46,7 +46,7 @@ SOLVERS = ("spread-refined", "spread")
 
 
 @dataclass(eq=False)
-class Frontier(Conditions):
+class Frontier(Clock, Conditions):
     """Plans of one fleet by number of GPUs, each made when it is first needed.
 
     A learned predictor proposes which adapters share a GPU, for Poisson arrivals. The twin simulates each GPU with the
@@ -111,14 +111,7 @@ class Frontier(Conditions):
         """Whether too many adapters break their limits even on GPUs of their own."""
         return len(self.workload) - len(self.parts.too_hot) < self.kept.required
 
-    def over(self) -> bool:
-        """Whether to end with the best plan so far."""
-        return self.stop() or self.remaining_s() <= 0.0
-
-    def remaining_s(self) -> float:
-        """Time left."""
-        limit = math.inf if self.time_limit_s is None else self.time_limit_s
-        return limit - (time.monotonic() - self.started)
+    over = Clock.out_of_time
 
     @property
     def size(self) -> int:

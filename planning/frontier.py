@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -115,7 +114,7 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
         objective_value=(float(sum(item.gpus for item in bins)),),
         margin=None if job.replayed else job.margin,
         adapters=adapters,
-        runtime_s=time.monotonic() - job.started,
+        runtime_s=job.elapsed_s(),
         seed=job.seed,
         versions=versions(tuple(dict.fromkeys(item.profile for item in bins))),
     )

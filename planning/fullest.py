@@ -16,7 +16,7 @@ from packer.planning.explore import Frontier
 from packer.planning.kept import Hour, KeptHours
 from packer.planning.settle import with_best_slots, with_most_slots
 from packer.search import reach
-from packer.solvers.bound import Bound
+from packer.solvers.base import Bound
 from packer.solvers.candidates import slot_ranks
 from packer.solvers.order import golden
 from packer.twin.hours import Hours

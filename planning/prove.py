@@ -9,8 +9,7 @@ from dataclasses import replace
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.solvers.backbone import load_bound, mixed_bound
-from packer.solvers.base import Problem
-from packer.solvers.bound import Bound
+from packer.solvers.base import Bound, Problem
 from packer.solvers.by_model import parts
 from packer.solvers.columns.estimate import estimated
 

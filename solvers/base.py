@@ -35,8 +35,32 @@ def limit_of(left_s: float) -> float | None:
     return None if left_s == math.inf else max(LEAST_S, left_s)
 
 
+class Clock:
+    """A search that ends with the best plan so far.
+
+    `started`: `time.monotonic()` at its start. `time_limit_s`: wall-clock limit, None for none. `stop`: called between
+    steps: True means that it ends (Ctrl-C).
+    """
+
+    started: float
+    time_limit_s: float | None
+    stop: Callable[[], bool]
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    def remaining_s(self) -> float:
+        """Seconds left before the time limit; infinite without one."""
+        return math.inf if self.time_limit_s is None else self.time_limit_s - self.elapsed_s()
+
+    def out_of_time(self) -> bool:
+        """Whether to return the best plan so far: the limit has passed, or `stop` says so."""
+        return self.stop() or self.remaining_s() <= 0
+
+
 @dataclass(frozen=True)
-class Problem:
+class Problem(Clock):
     """The input of a solver.
 
     `workload`: the fleet.
@@ -49,11 +73,9 @@ class Problem:
     `max_replicas`: largest number of GPUs over which one adapter may be split.
     `most_adapters`: largest number of adapters that searches put on a GPU.
     `seed`: seed of everything random.
-    `time_limit_s`: wall-clock limit; the best plan so far is returned.
-    `started`: `time.monotonic()` at the start, for `remaining_s`.
+    `time_limit_s`, `started`, `stop`: see `Clock`.
     `old_bins`: a running plan to stay close to (objective "moves").
     `progress`: called with (what, done, total) now and then; total 0 means unknown.
-    `stop`: called between steps: True means return the best plan so far (Ctrl-C).
     """
 
     workload: Workload
@@ -92,16 +114,6 @@ class Problem:
         most = self.evaluator.most_learned
         return self if self.most_adapters <= most else replace(self, most_adapters=most)
 
-    def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.started
-
-    def remaining_s(self) -> float:
-        """Seconds left before the time limit; infinite without one."""
-        if self.time_limit_s is None:
-            return math.inf
-        return self.time_limit_s - self.elapsed_s()
-
     def with_share(self, share: float) -> Problem:
         """The problem with this share of the remaining time as its time limit."""
         if self.time_limit_s is None:
@@ -114,10 +126,6 @@ class Problem:
         if self.time_limit_s is not None:
             return self
         return replace(self, time_limit_s=self.elapsed_s() + seconds)
-
-    def out_of_time(self) -> bool:
-        """Whether to return the best plan so far: the limit has passed, or `stop` says so."""
-        return self.stop() or self.remaining_s() <= 0
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,18 @@ class Solution:
     details: Mapping[str, object] = field(default_factory=dict)
     proven: bool = False
     moves: Moves | None = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No plan has a smaller first entry of the objective's key than `value`: GPUs, or their price per hour.
+
+    `source`: the argument in words. `proven`: it holds relative to what evaluates the plan; else it is an estimate.
+    """
+
+    value: float
+    source: str
+    proven: bool = False
 
 
 def used_gpus(bins: Iterable[Bin]) -> dict[str, int]:

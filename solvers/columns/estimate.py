@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from packer.solvers.base import Problem
-from packer.solvers.bound import Bound
+from packer.solvers.base import Bound, Problem
 from packer.solvers.classes import aggregate
 from packer.solvers.columns.generation import Columns
 from packer.solvers.columns.source import Source

@@ -11,8 +11,7 @@ import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
-from packer.solvers.base import Problem, Solution, start
-from packer.solvers.bound import Bound, limited
+from packer.solvers.base import Bound, Problem, Solution, start
 from packer.solvers.candidates import EVERY, tried_words
 from packer.solvers.classes import FEW_BINS, aggregate
 from packer.solvers.columns.enumeration import cheapest_cover, packed
@@ -42,6 +41,28 @@ _EPSILON = 1e-6
 _ONE = np.ones(1, dtype=np.int64)
 _INTEGER_S = 10.0
 _EVALUATED_BEYOND = 20_000
+
+
+def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, object]) -> Solution:
+    """The solution with its bound, cut down to the GPUs available; a solution that is cut down is infeasible."""
+    weight = problem.objective.weight(problem.profile)
+    # A bound of one GPU is trivial. A bound above the plan is wrong: its search missed a bin.
+    known = bound.value > weight or len(first.bins) <= 1
+    known &= bound.value <= len(first.bins) * weight
+    found = replace(
+        first,
+        lower_bound=bound.value if known else None,
+        bound_source=bound.source if known else "",
+        proven=known and bound.proven,
+        details={**first.details, **details},
+    )
+    cut = within_limit(problem, found)
+    if problem.max_gpus is None or cut is found or problem.objective.minimises != "gpus":
+        return cut
+    if bound.value <= problem.max_gpus:
+        return cut
+    necessary = f"At least {bound.value:.0f} GPUs are necessary ({bound.source})"
+    return replace(cut, reasons=(*cut.reasons, necessary))
 
 
 class Exact:
@@ -160,16 +181,14 @@ class ExactSearch:
         if (least, known, certain) > (self.least, self.exhaustive, self.certain) and least <= len(self.bins):
             self.least, self.source, self.exhaustive, self.certain = least, source, known, certain
 
-    def _accept(self, bins: tuple[Bin, ...] | None) -> bool:
+    def _realise(self, rows: Sequence[IntArray]) -> bool:
+        """Assign the real adapters to these patterns, and take the plan if it is smaller; returns whether it is."""
+        bins = realise(self.problem, self.classes, rows)
         if bins is None or len(bins) >= len(self.bins):
             return False
         self.bins = bins
         self.problem.progress("exact: GPUs", len(bins), self.least)
         return True
-
-    def _realise(self, rows: Sequence[IntArray]) -> bool:
-        """Assign the real adapters to these patterns, and take the plan if it is smaller; returns whether it is."""
-        return self._accept(realise(self.problem, self.classes, rows))
 
     def _enumerate(self, most: int) -> bool:
         """Evaluate every possible bin, if there are at most `most`; True if the optimum is proven."""

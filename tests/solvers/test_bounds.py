@@ -10,9 +10,9 @@ from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.planning.verify import check
-from packer.solvers.bound import Bound, limited
+from packer.solvers.base import Bound
 from packer.solvers.bounds import Bounds
-from packer.solvers.columns.exact import Exact
+from packer.solvers.columns.exact import Exact, limited
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import random_fleet

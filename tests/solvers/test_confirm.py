@@ -13,8 +13,7 @@ from packer.bin import Bin
 from packer.objectives.gpus import Gpus
 from packer.solvers import auto
 from packer.solvers.auto import Auto
-from packer.solvers.base import Problem, Solution
-from packer.solvers.bound import Bound
+from packer.solvers.base import Bound, Problem, Solution
 from packer.solvers.columns.exact import ExactSearch
 from packer.solvers.confirm import STEPS, all_hold, repaired, solution_that_holds, with_other_slots
 from packer.solvers.evaluator import Evaluator
