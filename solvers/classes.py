@@ -20,6 +20,7 @@ from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS, Lengths
 from packer.memo import cached_property
 from packer.sessions import Sessions
+from packer.solvers.candidates import slot_ranks
 from packer.workload import Workload
 
 MAX_CLASSES = 48
@@ -78,6 +79,21 @@ class Classes:
     """Mean output tokens of a request of each class, float64 (K,)."""
     loads = cached_property(lambda self: np.asarray(self._as_fleet.offered_tok_s_by_adapter))
     """Offered load of one adapter of each class, float64 (K,), tok/s."""
+
+    @cached_property
+    def features(self) -> FloatArray:
+        """What takes room on a GPU, by an adapter of each class, float64 (K, D), all >= 0: weights that are sums of D
+        prices are easier to find than K weights.
+
+        Input tok/s, output tok/s, and 1; then 1 and the load for each slot rank above the smallest that the adapter
+        reaches: large slots leave less KV cache, and steps of large ranks take longer.
+        """
+        slots = slot_ranks(self.ranks)
+        columns = [self.rates * self.tokens_in, self.rates * self.tokens_out, np.ones(len(self))]
+        for rank in np.unique(slots)[1:].tolist():
+            reaches = (slots >= rank).astype(np.float64)
+            columns += [reaches, reaches * self.loads]
+        return np.stack(columns, axis=1)
 
     @cached_property
     def chains(self) -> IntArray:

@@ -15,7 +15,6 @@ import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.solvers.columns.master import Master, solve_relaxation
-from packer.solvers.columns.prices import features
 from packer.solvers.columns.source import Source
 from packer.solvers.feasibility import OutOfTime
 
@@ -107,7 +106,7 @@ class Columns:
                 return
 
     def warm(self, known: int | None = None) -> None:
-        """Generate patterns of one kind for weights that are sums of a few prices (`packer.solvers.columns.prices`).
+        """Generate patterns of one kind for weights that are sums of a few prices (`Classes.features`).
 
         Feasibility mainly depends on the load, the number of adapters and their ranks, so a few prices come close to
         the best weights in a few rounds, for any number of classes. With a `known` bound the search ends once the
@@ -120,7 +119,7 @@ class Columns:
             safe = promise((1.0 - MISSED) * self.value) if self.priced else 0
             return known is not None and promise(max(self.master.value, self.value)) <= max(known, safe)
 
-        self.run(np.ones(1, dtype=np.int64), _WARM, enough, basis=features(self.classes), rounds=_WARM_ROUNDS)
+        self.run(np.ones(1, dtype=np.int64), _WARM, enough, basis=self.classes.features, rounds=_WARM_ROUNDS)
 
     @property
     def promised(self) -> int:

@@ -8,14 +8,13 @@ covers than CP-SAT, and proves them where CP-SAT does not (benchmarks/solvers).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 
 FEW = 16
-"""Up to this number of classes (or prices of `packer.solvers.columns.prices`), a simplex tableau is faster than
+"""Up to this number of classes (or prices of `Classes.features`), a simplex tableau is faster than
 importing and calling HiGHS."""
 
 MOST_PIVOTS = 1000
@@ -47,13 +46,15 @@ def solve_relaxation(
     """
     if not len(patterns):
         return None
-    if len(demand) <= FEW and (few := _by_pivots(patterns, demand, _prices(patterns, prices))) is not None:
+    prices = np.ones(len(patterns)) if prices is None else prices
+    if len(demand) <= FEW and (few := _by_pivots(patterns, demand, prices)) is not None:
         return few
     from scipy.optimize import linprog
+    from scipy.sparse import csr_array
 
     found = linprog(
-        _prices(patterns, prices),
-        A_ub=_held(-patterns),
+        prices,
+        A_ub=csr_array(-patterns.T.astype(np.float64)),
         b_ub=-demand,
         bounds=(0, None),
         method="highs",
@@ -120,32 +121,9 @@ def solve_integer(
     """
     if not len(patterns):
         return None, bool(np.any(demand > 0))
-    model, use = _model(patterns, demand, _prices(patterns, prices), exact_cover, most_bins)
     import pulp
 
-    model.solve(pulp.HiGHS(msg=False, timeLimit=max(0.1, time_limit_s), gapRel=0.0, threads=1))
-    if model.status == pulp.LpStatusInfeasible:
-        return None, True
-    values = [variable.varValue for variable in use]
-    if model.status != pulp.LpStatusOptimal or None in values:
-        return None, False
-    whole = np.rint(np.array(values)).astype(np.int64)
-    covered = whole @ patterns
-    if np.any(whole < 0) or np.any(covered != demand if exact_cover else covered < demand - _TOLERANCE):
-        return None, False
-    return whole, model.sol_status == pulp.LpSolutionOptimal
-
-
-def _model(
-    patterns: IntArray | FloatArray,
-    demand: IntArray | FloatArray,
-    prices: FloatArray,
-    exact_cover: bool,
-    most_bins: float,
-) -> tuple[Any, list[Any]]:
-    """The integer program in PuLP, and how often each pattern is used."""
-    import pulp
-
+    prices = np.ones(len(patterns)) if prices is None else prices
     model = pulp.LpProblem("cover", pulp.LpMinimize)
     use = [model.add_variable(f"use{k}", lowBound=0, cat=pulp.LpInteger) for k in range(len(patterns))]
     model.setObjective(pulp.LpAffineExpression(list(zip(use, prices.tolist(), strict=True))))
@@ -157,15 +135,14 @@ def _model(
     if most_bins < np.inf:
         total = pulp.LpAffineExpression([(each, 1.0) for each in use])
         model.addConstraint(pulp.LpConstraint(total, pulp.LpConstraintLE, "bins", most_bins))
-    return model, use
-
-
-def _prices(patterns: IntArray | FloatArray, prices: FloatArray | None) -> FloatArray:
-    return np.ones(len(patterns)) if prices is None else prices
-
-
-def _held(patterns: IntArray | FloatArray) -> Any:
-    """One row for each class: sparse (K, m)."""
-    from scipy.sparse import csr_array
-
-    return csr_array(patterns.T.astype(np.float64))
+    model.solve(pulp.HiGHS(msg=False, timeLimit=max(0.1, time_limit_s), gapRel=0.0, threads=1))
+    if model.status == pulp.LpStatusInfeasible:
+        return None, True
+    values = [variable.varValue for variable in use]
+    if model.status != pulp.LpStatusOptimal or None in values:
+        return None, False
+    whole = np.rint(np.array(values)).astype(np.int64)
+    covered = whole @ patterns
+    if np.any(whole < 0) or np.any(covered != demand if exact_cover else covered < demand - _TOLERANCE):
+        return None, False
+    return whole, model.sol_status == pulp.LpSolutionOptimal

@@ -18,7 +18,6 @@ from packer.solvers.base import Problem
 from packer.solvers.classes import aggregate
 from packer.solvers.columns.generation import SEARCHED_MARGIN, Columns, Schedule
 from packer.solvers.columns.master import solve_integer
-from packer.solvers.columns.prices import features
 from packer.solvers.columns.source import PROOF_SLACK, Source
 from packer.solvers.feasibility import Feasibility
 
@@ -170,5 +169,5 @@ class Mixes(Columns):
 
         if few:  # weights from few prices come close in few rounds; the full search starts from the best
             self.priced, self.weights = False, np.zeros(len(held))
-        self.run(servers, _FEW if few else _ALL, enough, basis=features(self.classes) if few else None)
+        self.run(servers, _FEW if few else _ALL, enough, basis=self.classes.features if few else None)
         return self.master is not None

@@ -13,7 +13,6 @@ from packer.lengths import Lengths
 from packer.solvers.classes import aggregate
 from packer.solvers.columns.generation import Columns
 from packer.solvers.columns.master import solve_relaxation
-from packer.solvers.columns.prices import features
 from packer.solvers.columns.source import Source
 from packer.solvers.feasibility import Feasibility
 from packer.workload import Workload
@@ -25,7 +24,7 @@ def test_features_are_tokens_adapters_and_ranks() -> None:
     """One row for each class: input tok/s, output tok/s, 1, and for each larger slot rank 1 and tok/s again."""
     lengths = Lengths.constant(100), Lengths.constant(50)
     classes = aggregate(Workload([Adapter("a", 8, 2.0, *lengths), Adapter("b", 24, 1.0, *lengths)]))
-    rows = {int(rank): row.tolist() for rank, row in zip(classes.ranks, features(classes), strict=True)}
+    rows = {int(rank): row.tolist() for rank, row in zip(classes.ranks, classes.features, strict=True)}
     assert rows == {8: [200.0, 100.0, 1.0, 0.0, 0.0], 24: [100.0, 50.0, 1.0, 1.0, 150.0]}
 
 
