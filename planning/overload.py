@@ -14,7 +14,6 @@ from packer.planning.replicas import Replicas
 from packer.planning.settle import likely_slots
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.solvers.candidates import neighbours
-from packer.twin.hours import ServerHour
 
 if TYPE_CHECKING:
     from packer.planning.explore import Frontier
@@ -41,12 +40,10 @@ class Overload:
                 best, most = made, attained
         return best
 
-    def _hours(self, bins: Sequence[Bin]) -> list[ServerHour]:
-        return self.job.hours.all(bins, self.job.workload)
-
     def _shares(self, bins: Sequence[Bin]) -> list[float]:
         """Share of the requests of each server that keep their limits."""
-        return [float(np.nan_to_num(hour.figures.slo_attainment)) for hour in self._hours(bins)]
+        hours = self.job.hours.all(bins, self.job.workload)
+        return [float(np.nan_to_num(hour.figures.slo_attainment)) for hour in hours]
 
     def _attainment(self, bins: Sequence[Bin]) -> float:
         """Rate of requests within their limits, req/s."""

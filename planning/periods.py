@@ -15,7 +15,6 @@ from packer.planning.kept import Hour, KeptHours
 from packer.planning.loop import judged, planned
 from packer.planning.recommend import Deployment
 from packer.profile import Profile
-from packer.solvers.evaluator import rate_margin_for
 from packer.twin.hours import Hours
 from packer.workload import Workload
 
@@ -46,7 +45,7 @@ class Periods:
 
     def _raised(self, fleet: Workload) -> Workload:
         """The fleet with its rates raised by the margin."""
-        return fleet.scaled(1.0 + rate_margin_for(self.profile, margin=self.asked.margin))
+        return fleet.scaled(1.0 + self.asked.margin_of(self.profile))
 
     def plan(self, max_gpus: int | None = None, running: Sequence[Bin] = ()) -> Plan | None:
         """The fewest servers that keep the goal in all periods, found as `packer.recommend` finds them.

@@ -42,9 +42,9 @@ def least_parts(fleet: Workload, profile: Profile, i: int) -> int:
     return 1 if fleet.arrivals.trace is not None else servers_by_load(fleet.subset([i]), profile)
 
 
-def most_parts(least: int, allowed: int | None) -> int:
-    """The maximum number of parts: `allowed`, or by default up to `SPARE_PARTS` times the `least` by load."""
-    return min(max(MOST_REPLICAS, SPARE_PARTS * least), MOST_SPLIT) if allowed is None else allowed
+def most_parts(least: int, allowed: int | None, times: int = SPARE_PARTS) -> int:
+    """The maximum number of parts: `allowed`, or by default up to `times` the `least`."""
+    return min(max(MOST_REPLICAS, times * least), MOST_SPLIT) if allowed is None else allowed
 
 
 def fewest_parts(
@@ -213,12 +213,9 @@ class Replicas:
     def _parts_on(self, n_gpus: int, allowed: int | None) -> dict[int, int | None]:
         loads = self.workload.offered_tok_s_by_adapter
         fair = float(loads.sum()) / n_gpus
-
-        def most(count: int) -> int:
-            return min(max(MOST_REPLICAS, 2 * count), MOST_SPLIT) if allowed is None else allowed
-
+        wanted = {i: math.ceil(loads[i] / fair - 1e-9) for i in self.parts}
         return {
-            i: None if count is None else max(count, min(most(count), math.ceil(loads[i] / fair - 1e-9)))
+            i: None if count is None else max(count, min(most_parts(count, allowed, 2), wanted[i]))
             for i, count in self.parts.items()
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ CLOSEST = 1e-6
 """Added to every distance, so that a point at distance 0 has a finite weight."""
 
 
+@dataclass(frozen=True)
 class Machine:
     """Support vectors: Σ weights·exp(−gamma·|z − vector|²) + offset, on squashed and scaled features."""
 
-    def __init__(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        self.arrays = arrays
+    arrays: dict[str, npt.NDArray[Any]]
 
     def rows(self, x: Float32Array, output: int) -> FloatArray:
         """One output, float64 (n,)."""

@@ -20,7 +20,8 @@ from packer.predictors.bin_table import BinTable
 from packer.predictors.features import COLUMN, FeatureExtractor
 from packer.profile import Profile
 from packer.settings import Settings
-from packer.twin.memory.policy import kv_cache_tokens_many, memory_error
+from packer.twin.memory.policy import memory_error
+from packer.twin.memory.starts import largest_max_loras
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 SIZES = (8, 16, 32)
@@ -133,7 +134,7 @@ def _mixed(
     ranks = rng.choice(RANKS, n, p=_rank_mix(u[4], rng))
     slot_rank = checks.slot_rank_for(int(ranks.max()))
     if large:
-        most = _most_slots(1.3 * n, slot_rank, profile)
+        most = max(1, min(int(1.3 * n), largest_max_loras(profile, slot_rank)))
         slots = round(_log_between(u[1], min(FEWEST_SLOTS, most), most))
     else:
         slots = max(1, min(round(_log_between(u[1], 1.0, 1.3 * n + 4)), 512))
@@ -174,13 +175,6 @@ def _mixed(
     if n > slots and u[13] < 0.6:
         return build(_rate_with_slot_wait(feature, full, _log_between(u[12], 30.0, 4000.0)))
     return build(full * _log_between(u[12], 0.7, 1.35))
-
-
-def _most_slots(limit: float, slot_rank: int, profile: Profile) -> int:
-    """Return the maximum number of slots of this rank with which a server starts, up to `limit`."""
-    slots = np.arange(1, int(limit) + 1)
-    fits = kv_cache_tokens_many(profile, slots, slot_rank) >= profile.memory.min_kv_tokens
-    return max(1, int(np.sum(fits)))
 
 
 def _rate_with_slot_wait(feature: Callable[[float, str], float], full: float, wait_s: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from packer import words
 from packer.checks import slot_rank_for
 from packer.profile import Profile
 from packer.search import reach
@@ -18,13 +19,8 @@ _PARTS = 256
 
 def listed(workload: Workload, adapters: Sequence[int]) -> str:
     """Names of adapters, the first few of many."""
-    names = [repr(workload.adapters[i].name) for i in adapters[:_SHOWN]]
-    more = len(adapters) - len(names)
-    return (
-        ("adapter " if len(adapters) == 1 else "adapters ")
-        + ", ".join(names)
-        + (f" and {more:,} more" if more else "")
-    )
+    names = words.listed((repr(workload.adapters[i].name) for i in adapters), _SHOWN)
+    return f"{words.plural(len(adapters), 'adapter')} {names}"
 
 
 def out_of_gpus(problem: Problem, left: Sequence[int], needed: int | None = None) -> tuple[str, ...]:
@@ -32,7 +28,7 @@ def out_of_gpus(problem: Problem, left: Sequence[int], needed: int | None = None
     load = float(problem.workload.offered_tok_s_by_adapter[list(left)].sum())
     share = load / problem.workload.offered_tok_s
     help_ = f"--gpus {needed}" if needed is not None else "more --gpus"
-    given = f"{problem.max_gpus} GPU{'s' if problem.max_gpus != 1 else ''}"
+    given = f"{problem.max_gpus} {words.plural(problem.max_gpus or 0, 'GPU')}"
     if problem.max_gpus is None:
         given = ", ".join(f"{count} {gpu}" for gpu, count in problem.stock.items())
         help_ = "more GPUs at hand"
