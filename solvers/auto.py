@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from packer.solvers.base import Problem, Solution, start
+from packer.solvers.base import Problem, Solution, start, start_refused
 from packer.solvers.columns.exact import START_SHARE, ExactSearch
 from packer.solvers.confirm import all_hold, holds_in_twin, solution_that_holds
 from packer.solvers.cpsat.solver import CpSat
@@ -26,9 +26,10 @@ class Auto:
     name = "auto"
 
     def supports(self, problem: Problem) -> str | None:
-        """Supports everything: greedy takes what column generation can't; cpsat, replan or spread-refined takes running
-        plans and fixed numbers of GPUs."""
-        return None
+        """All that greedy takes; of running plans and fixed numbers of GPUs what cpsat, replan or spread-refined
+        takes."""
+        refined = problem.objective.fixed_gpus or problem.old_bins
+        return start_refused(problem, _refining(problem)) if refined else None
 
     def solve(self, problem: Problem) -> Solution:
         """The best plan found, with its bound if the objective counts GPUs."""

@@ -195,6 +195,12 @@ class Spreading(Protocol):
     spreads: bool
 
 
+def start_refused(problem: Problem, solver: str) -> str | None:
+    """Why the solver with which `start` begins can't take the problem, or None if it can."""
+    first: Solver = registry.load("solver", solver)()
+    return first.supports(problem)
+
+
 def start(problem: Problem, solver: str = "greedy") -> Solution:
     """The solution of another solver; `max_gpus` is ignored unless the objective fixes the number of GPUs."""
     first: Solver = registry.load("solver", solver)()

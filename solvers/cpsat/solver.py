@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from packer.moves import aligned, moves_of
-from packer.solvers.base import Problem, Solution, start
+from packer.solvers.base import Problem, Solution, start, start_refused
 from packer.solvers.confirm import solution_that_holds
 from packer.solvers.cpsat.search import NeighbourhoodSearch
 from packer.solvers.limit import within_limit
@@ -33,11 +33,13 @@ class CpSat:
     name = "cpsat"
 
     def supports(self, problem: Problem) -> str | None:
-        """Objectives that minimise GPUs, prices, moves or latency; adapters stay whole."""
+        """Objectives that minimise GPUs, prices, moves or latency; adapters stay whole. The solver whose plan is the
+        start must take the problem, too."""
         minimises = problem.objective.minimises
         if minimises not in ("gpus", "price", "latency"):
             return f"it packs for GPUs, prices or latency, and the objective minimises {minimises}"
-        return plain(replace(problem, profiles=problem.profiles[:1]))
+        refused = plain(replace(problem, profiles=problem.profiles[:1]))
+        return refused or start_refused(problem, self.first or _usual(problem))
 
     def solve(self, problem: Problem) -> Solution:
         """The start, or a better plan."""

@@ -13,7 +13,8 @@ from monotone import MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.evaluation import Evaluations
+from packer.errors import IncompatibleError
+from packer.evaluation import Evaluation, Evaluations
 from packer.objectives.latency import Latency
 from packer.plan import Status
 from packer.planning.solve import solve
@@ -116,6 +117,36 @@ def test_latency_keeps_the_number_of_gpus() -> None:
     assert not found.unplaced
     assert len(found.bins) <= 5
     assert sorted(i for each in found.bins for i in each.adapters) == list(range(30))
+
+
+class FasterIfDearer(MonotonePredictor):
+    """A predictor whose TTFT falls with the price of the GPU."""
+
+    def _one(self, workload: Workload, each: Bin) -> Evaluation:
+        row = super()._one(workload, each)
+        return replace(row, mean_ttft_ms=row.mean_ttft_ms / (each.profile.gpu.price_per_hour or 1.0))
+
+
+SLOW, FAST = small_profile("slow", 1.0), small_profile("fast", 3.0)
+
+
+@pytest.mark.parametrize("solver", ["auto", "cpsat"])
+def test_of_several_kinds_the_best_one_is_taken_on_a_fixed_number_of_gpus(solver: str) -> None:
+    """A solver that starts from the plan for one kind of server is tried with each kind, whichever comes first."""
+    plan = solve(
+        random_fleet(12, seed=1), [SLOW, FAST], Latency(), solver=solver, predictor=FasterIfDearer(), max_gpus=3,
+        margin=0.0, verify=False, with_headroom=False, time_limit_s=5.0,
+    )  # fmt: skip
+    assert {item.profile for item in plan.bins} == {FAST}
+
+
+@pytest.mark.parametrize("solver", ["auto", "cpsat"])
+def test_running_servers_of_another_kind_are_refused(solver: str) -> None:
+    """A solver that starts from a replan says why it can't, instead of a plan with servers that are not offered."""
+    fleet, predictor = random_fleet(12, seed=1), MonotonePredictor()
+    old = solve(fleet, SLOW, solver="greedy", predictor=predictor, margin=0.0, verify=False, with_headroom=False)
+    with pytest.raises(IncompatibleError, match="GPUs of another type"):
+        solve(fleet, FAST, solver=solver, predictor=predictor, old_plan=old, margin=0.0, verify=False)
 
 
 COOL = [Adapter(f"a{i}", 8, 4.0) for i in range(6)]
