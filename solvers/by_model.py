@@ -103,8 +103,9 @@ def solved(problem: Problem, solver: Solver) -> Solution:
         return _divided(problem, found, solver)
     stock = dict(problem.stock)
     solutions = []
-    for part in found:
-        one = _of_kinds(problem, replace(part.problem, max_gpus=None, stock=dict(stock)), solver)
+    for k, part in enumerate(found):
+        timed = part.problem.with_share(1.0 / (len(found) - k))
+        one = _of_kinds(problem, replace(timed, max_gpus=None, stock=dict(stock)), solver)
         for name, count in used_gpus(one.bins).items():
             if name in stock:
                 stock[name] -= count
@@ -180,8 +181,9 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
     search = _searching(whole, problem, solver)
     if search is not solver:
         problem = replace(problem, objective=Gpus())
-    options = []
-    for each in _kinds(problem, solver):
+    options, kinds = [], _kinds(problem, solver)
+    for k, kind in enumerate(kinds):
+        each = kind.with_share(1.0 / (len(kinds) - k))
         tensor = 1 if len(each.profiles) > 1 else each.profile.engine.gpus
         servers = _spreads(each, search)
         if servers and each.max_gpus is not None:
@@ -197,7 +199,7 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
             f"The solver {solver.name!r} can't take {problem.max_gpus} GPUs for servers on more of them each."
         )
     best = min(options, key=lambda one: rank(problem, one))
-    if len(options) == 1 and len(_kinds(problem, solver)) == 1:
+    if len(kinds) == 1:
         return best
     # No bound: with other kinds of server, or a mix of kinds, less might be enough.
     return replace(best, lower_bound=None, bound_source="", proven=False)

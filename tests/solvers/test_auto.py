@@ -144,7 +144,9 @@ def test_of_several_kinds_the_best_one_is_taken_on_a_fixed_number_of_gpus(solver
 def test_running_servers_of_another_kind_are_refused(solver: str) -> None:
     """A solver that starts from a replan says why it can't, instead of a plan with servers that are not offered."""
     fleet, predictor = random_fleet(12, seed=1), MonotonePredictor()
-    old = solve(fleet, SLOW, solver="greedy", predictor=predictor, margin=0.0, verify=False, with_headroom=False)
+    old = solve(
+        fleet, SLOW, solver="greedy", predictor=predictor, margin=0.0, verify=False, with_headroom=False
+    )
     with pytest.raises(IncompatibleError, match="GPUs of another type"):
         solve(fleet, FAST, solver=solver, predictor=predictor, old_plan=old, margin=0.0, verify=False)
 

@@ -57,6 +57,30 @@ def fleet(n: int = 30, models: tuple[str, ...] = ("llama", "qwen")) -> Workload:
 KINDS = [kind("big", "llama", 3.0), kind("small", "llama", 2.0), kind("big", "qwen", 3.0)]
 
 
+class Patient(Greedy):
+    """Greedy for one kind of server, which stores the time that it is given."""
+
+    def __init__(self) -> None:
+        self.given_s: list[float] = []
+
+    def supports(self, problem: Problem) -> str | None:
+        """One kind of server."""
+        return "one kind" if len(problem.profiles) > 1 else None
+
+    def solve(self, problem: Problem) -> Solution:
+        """Greedy's plan."""
+        self.given_s.append(problem.remaining_s())
+        return super().solve(problem)
+
+
+def test_each_model_and_each_kind_gets_its_share_of_the_time() -> None:
+    """A search that uses all of its time leaves as much for the next model and the next kind of server: half of it
+    goes to the model on one kind, half of the rest to the first kind of the other model."""
+    solver = Patient()
+    plan_of(fleet(), KINDS, solver=solver, time_limit_s=1000.0)
+    assert [round(each / 1000.0, 1) for each in solver.given_s] == [0.5, 0.5, 1.0]
+
+
 def plan_of(workload: Workload, kinds: Any, **changes: Any) -> Plan:
     """A plan by the analytic predictor, without margin and verification."""
     settings: dict[str, Any] = {"predictor": AnalyticPredictor(), "verify": False, "margin": 0.0, **changes}
