@@ -55,8 +55,7 @@ def with_slots(
         return [(1.0, reached[item]) if item in reached else (0.0,) for item in tried]
 
     climbs = [Climb(item, 0, [(item.max_loras, *neighbours(item, AWAY))] * little(item)) for item in bins]
-    search(climbs, rated)
-    made = tuple(climb.best or climb.like for climb in climbs)
+    made = tuple(best or item for best, item in zip(search(climbs, rated), bins, strict=True))
     new = {
         item: rooms[like]
         for item, like in zip(made, bins, strict=True)

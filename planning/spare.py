@@ -60,8 +60,8 @@ def _with_slots(problem: Problem, bins: Sequence[Bin]) -> list[Bin] | None:
         for item in left:
             rising = [[n] for n in candidates_of(item) if n > item.max_loras]
             climbs.append(Climb(item, 0, [[item.max_loras], *rising], until_holds=True))
-        search(climbs, SlotSearch(problem).rated)
-        made = [climb.best for climb in climbs if climb.best is not None]
+        found = search(climbs, SlotSearch(problem).rated)
+        made = [item for item in found if item is not None]
         return made if len(made) == len(left) else None
 
     return with_slots_for_loss(problem.workload, wide, slotted)

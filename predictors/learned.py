@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -79,13 +80,16 @@ class LearnedPredictor:
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> LearnedPredictor:
         """Return the shipped predictor of this kind; nothing in it is random, so one object per profile is shared."""
-        key = (cls.kind, profile)
-        if key not in _SHIPPED:
-            model, where = shipped_model(cls.kind, profile)
-            _SHIPPED[key] = cls(model, profile, where=where)
-        return _SHIPPED[key]
+        return cls._shipped(profile)
 
     @classmethod
+    @cache
+    def _shipped(cls, profile: Profile) -> LearnedPredictor:
+        model, where = shipped_model(cls.kind, profile)
+        return cls(model, profile, where=where)
+
+    @classmethod
+    @cache
     def guide(cls, profile: Profile) -> LearnedPredictor:
         """Return the shipped predictor of another profile, if possible of the same model, with this profile's step law
         and memory.
@@ -94,17 +98,13 @@ class LearnedPredictor:
         search whose result the twin confirms, but not for other uses. Raises `ModelError` if no predictor is
         shipped.
         """
-        key = (f"guide {cls.kind}", profile)
-        if key in _SHIPPED:
-            return _SHIPPED[key]
         alike = sorted(profile_names(), key=lambda name: name.rpartition("/")[2] != profile.model.name)
         for name in alike:
             try:
                 model, where = shipped_model(cls.kind, load_profile(name))
             except ModelError:
                 continue
-            _SHIPPED[key] = cls(model, profile, where=where, transferred=True)
-            return _SHIPPED[key]
+            return cls(model, profile, where=where, transferred=True)
         raise ModelError(f"There is no trained {cls.kind!r} predictor of any profile.")
 
     @classmethod
@@ -235,10 +235,6 @@ class LearnedPredictor:
         low, high = self._ranges
         found: BoolArray = (features < low) | (features > high)
         return found
-
-
-_SHIPPED: dict[tuple[str, Profile], LearnedPredictor] = {}
-"""Shipped predictors in use, by kind and profile."""
 
 
 def _tree_model(

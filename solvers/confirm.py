@@ -116,9 +116,8 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
         climbs = [Climb(item, 0, each) for item, each in zip(items, near, strict=True)]
         if not some or problem.out_of_time():
             break
-        search(climbs, slots.rated)
-        for k, climb in zip(some, climbs, strict=True):
-            made[k] = climb.best or made[k]
+        for k, best in zip(some, search(climbs, slots.rated), strict=True):
+            made[k] = best or made[k]
         if made == list(found.bins):
             break
     return replace(found, bins=tuple(made))

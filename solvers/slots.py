@@ -105,8 +105,8 @@ class SlotSearch:
         if hint is None:
             return self.any_slots(like)
         climb = Climb(like.with_slots(nearest(like, hint)[0]), self.width, until_holds=True)
-        search([climb], self.rated)
-        return self.any_slots(like) if thorough and climb.best is None else climb.best
+        (found,) = search([climb], self.rated)
+        return self.any_slots(like) if thorough and found is None else found
 
     def any_slots(self, bin_: Bin) -> Bin | None:
         """The same adapters with the number of slots that serves them best, or None if none holds.
@@ -115,8 +115,7 @@ class SlotSearch:
         """
         first = candidates_of(bin_)[:: -1 if self.width > 1 else -_COARSE]
         climb = Climb(bin_.with_slots(first[-1]), self.width, [first])
-        search([climb], self.rated, self.problem.out_of_time)
-        return climb.best
+        return search([climb], self.rated, self.problem.out_of_time)[0]
 
     def best(self, bin_: Bin) -> Bin:
         """The same adapters with the number of slots that serves them best, near the present number."""
@@ -128,14 +127,12 @@ class SlotSearch:
         Two empty lists if one of the bins does not hold with any number of slots tried.
         """
         climbs = [Climb(item, self.width) for item in bins]
-        search(climbs, self.rated, self.problem.out_of_time)
-        made = [climb.best for climb in climbs]
-        if None in made:
+        found = search(climbs, self.rated, self.problem.out_of_time)
+        made = [item for item in found if item is not None]
+        if len(made) < len(climbs):
             return [], []
         marks = (climb.score[climb.top] for climb in climbs)
-        return [item for item in made if item is not None], [
-            (-risk, -request, -ttft) for _, _, risk, request, ttft in marks
-        ]
+        return made, [(-risk, -request, -ttft) for _, _, risk, request, ttft in marks]
 
     def rated(self, bins: Sequence[Bin]) -> list[Score]:
         """Whether each bin holds, then its `scores`."""
@@ -189,8 +186,9 @@ def search(
     climbs: Sequence[Climb],
     rated: Callable[[list[Bin]], Sequence[Score]],
     over: Callable[[], bool] = lambda: False,
-) -> None:
-    """Take one step of every climb at a time until all are done, or until `over` is true after a step.
+) -> list[Bin | None]:
+    """Take one step of every climb at a time until all are done, or until `over` is true after a step; return the best
+    server of each.
 
     `rated`: returns for each server whether it holds (1 or 0), then how good it is; larger is better.
     """
@@ -200,6 +198,7 @@ def search(
             climb.score[n] = score
         if over():
             break
+    return [climb.best for climb in climbs]
 
 
 def real_bins(problem: Problem, sets: Sequence[Sequence[int]]) -> list[Bin | None]:
@@ -209,9 +208,7 @@ def real_bins(problem: Problem, sets: Sequence[Sequence[int]]) -> list[Bin | Non
     """
     slots = SlotSearch(problem)
     made = [slots.make(each, 1) for each in sets]
-    climbs = [Climb(item, 0, [candidates_of(item, proof=True)]) for item in made]
-    search(climbs, slots.rated)
-    return [climb.best for climb in climbs]
+    return search([Climb(item, 0, [candidates_of(item, proof=True)]) for item in made], slots.rated)
 
 
 def most_slots(like: Bin) -> int:
