@@ -142,9 +142,7 @@ def solve(
         seed=seed, time_limit_s=time_limit_s, old_bins=old_bins, progress=progress, stop=stop,
     )  # fmt: skip
     solver, notes = (solver, ()) if solver else _usual(problem)
-    search: Solver = registry.load("solver", solver)() if isinstance(solver, str) else solver
-    checks.instance("the solver", search, Solver, "packer.registry.load")
-    _check_fit(problem, search)
+    search = _fitting(problem, solver)
     again = partial(
         solve, profile=profile, solver="greedy", predictor=predictor, confidence=confidence, margin=margin,
         max_replicas=max_replicas, seed=seed, verify=False, with_headroom=False, stop=stop,
@@ -355,7 +353,10 @@ class SolverTask:
         return {"objective": objective, "gpus": found.n_gpus}
 
 
-def _check_fit(problem: Problem, solver: Solver) -> None:
+def _fitting(problem: Problem, given: str | Solver) -> Solver:
+    """The solver given, by name or as an object. Raises `IncompatibleError`: it or the objective can't be used here."""
+    solver: Solver = registry.load("solver", given)() if isinstance(given, str) else given
+    checks.instance("the solver", solver, Solver, "packer.registry.load")
     if problem.objective.spare and (len(problem.profiles) > 1 or problem.objective.fixed_gpus):
         raise IncompatibleError(
             "A spare GPU is planned for one kind of server, where the number of GPUs is free."
@@ -369,6 +370,7 @@ def _check_fit(problem: Problem, solver: Solver) -> None:
             f"The solver {solver.name!r} can't take this problem (objective "
             f"{problem.objective.name!r}): {reason}."
         )
+    return solver
 
 
 def verified(
