@@ -219,9 +219,9 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
 
 
 @contextmanager
-def located(key: str | None = None) -> Iterator[None]:
-    """Turn a `ValidationError` of the block into a `FileFormatError` at `key`."""
+def located(key: str | None = None, *, column: str | None = None) -> Iterator[None]:
+    """Turn a `ValidationError` of the block into a `FileFormatError` at `key` or `column`."""
     try:
         yield
     except ValidationError as error:
-        raise FileFormatError(str(error), key=key) from None
+        raise FileFormatError(str(error), key=key, column=column) from None

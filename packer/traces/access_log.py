@@ -8,15 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from packer import checks
 from packer.adapter import MAX_RANK
-from packer.blocks import Blocks
 from packer.errors import FileFormatError, ValidationError, shown
+from packer.io.frames import pl
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
 from packer.traces.columns import FORMATS, KEYS
@@ -52,42 +49,34 @@ USUAL = Fields()
 """The columns of known gateways and traces."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogRow:
-    """A request of a log; fields as those of `RequestRows`. `blocks`: ids of the prompt's full blocks."""
+class LogRow(NamedTuple):
+    """A request of a log: the columns of `trace_of_requests`, None if not recorded."""
 
     time_s: float
     input_tokens: int
     output_tokens: int
     adapter: str | None = None
     rank: int | None = None
-    session: str = ""
+    session: str | None = None
     cached_tokens: int | None = None
-    priority: int = 0
-    blocks: Sequence[int] | None = None
+    priority: int | None = None
 
 
-def columns_of(requests: Sequence[LogRow], block_tokens: int = 0) -> dict[str, Any]:
-    """Fields of `RequestRows`. Fields that some request lacks are left out, but one session or priority is enough.
-
-    `block_tokens`: tokens of a block, if the requests have blocks.
-    """
-    numbers = ("input_tokens", "output_tokens", "cached_tokens", "priority")
-    found: dict[str, Any] = {"time_s": np.array([each.time_s for each in requests], dtype=np.float64)}
-    for name in (*numbers, "adapter", "rank", "session", "blocks"):
-        column = [getattr(each, name) for each in requests]
-        if None not in column and (
-            any(column) if name in ("session", "priority") else column or name in numbers
-        ):
-            found[name] = np.array(column, dtype=np.int64) if name in numbers else column
-    if ids := found.pop("blocks", None):
-        starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-        found["blocks"] = Blocks(starts, np.array(list(chain.from_iterable(ids)), np.int64), block_tokens)
-    return found
+def frame_of(requests: Sequence[LogRow]) -> pl.DataFrame:
+    """Requests as columns. Columns that some request lacks are left out, but one session or priority is enough."""
+    kinds = {"time_s": pl.Float64, "adapter": pl.String, "session": pl.String}
+    schema = {name: kinds.get(name, pl.Int64) for name in LogRow._fields}
+    cells = {name: [row[k] for row in requests] for k, name in enumerate(schema)}
+    found = pl.DataFrame(cells, schema=schema)
+    usual: dict[str, Any] = {"session": "", "priority": 0}
+    always = LogRow._fields[:3]
+    some = [each for each in found if each.name in always or each.null_count() < len(each)]
+    filled = (each.fill_null(usual[each.name]) if each.name in usual else each for each in some)
+    return pl.DataFrame([each for each in filled if not each.null_count()])
 
 
-def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
-    """Fields of `RequestRows` from the rows of a log.
+def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """The first argument of `trace_of_requests`, and further ones, from the rows of a log.
 
     Rows without token counts (failures) are left out and counted. So are rows without a model (health checks), unless
     no row has a model: then the log names no adapters.
@@ -115,7 +104,7 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> dict[str, Any]:
     if not requests:
         raise FileFormatError(nothing(seen, left_out["skipped"], fields.skip))
     more = {"dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
-    return columns_of(requests) | more
+    return frame_of(requests), more
 
 
 def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
@@ -163,7 +152,7 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) ->
     if not inputs or not outputs:
         return "failed"
     rank = None if where["rank"] is None else row.integer(where["rank"], low=0, high=MAX_RANK)
-    session = "" if where["session"] is None else str(row.cells[where["session"]]).strip()
+    session = None if where["session"] is None else str(row.cells[where["session"]]).strip()
     cached = None if where["cached"] is None else row.integer(where["cached"], low=0, high=inputs)
     return LogRow(_time(row, where["time"]), inputs, outputs, model, rank, session, cached)
 

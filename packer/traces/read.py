@@ -5,19 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_PRIORITY, MAX_RANK
-from packer.errors import FileFormatError, ValidationError, located, reader, shown
+from packer.blocks import Blocks
+from packer.errors import FileFormatError, located, reader, shown
 from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.io.frames import pl
@@ -28,14 +29,18 @@ from packer.traces.access_log import (
     USUAL,
     Fields,
     LogRow,
-    columns_of,
+    frame_of,
     nothing,
     requests_of,
     since_1970,
     unit_of,
 )
 from packer.traces.columns import TraceFormat, recognise
-from packer.traces.trace import RequestRows, Trace, trace_of_rows
+from packer.traces.trace import Trace, trace_of_requests
+
+if TYPE_CHECKING:
+    Requests = tuple[pl.DataFrame, dict[str, Any]]
+    """The first argument of `trace_of_requests`, and further ones by name."""
 
 MAX_TIME, MOST_NS = 1e15, 1e19
 
@@ -72,27 +77,29 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: 
     """The trace in a table or in the text of a .csv or .jsonl file; raises what `read_trace` raises."""
     source = os.path.basename(os.fspath(path))
     if not isinstance(content, str):
-        kind, columns = _read_frame(content, fields)
+        kind, found = _read_frame(content, fields)
     elif content.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
-        kind, columns = _read_jsonl(content, fields)
+        kind, found = _read_jsonl(content, fields)
     else:
-        kind, columns = _read_csv(content, fields)
-    rows = RequestRows(**columns)
-    if kind is not None:
-        rows = _without_skipped(rows, fields)
+        kind, found = _read_csv(content, fields)
+    requests, more = found
+    if kind is not None and "adapter" in requests.columns and (fields.skip or fields.strip_prefix):
+        requests, more = _without_skipped(requests, more, fields)
     with located():
-        return trace_of_rows(rows, source if kind is None else kind.name)
+        return trace_of_requests(requests, source if kind is None else kind.name, **more)
 
 
-def _without_skipped(rows: RequestRows, fields: Fields) -> RequestRows:
+def _without_skipped(requests: pl.DataFrame, more: dict[str, Any], fields: Fields) -> Requests:
     """The requests to adapters, whose names lose `strip_prefix`; requests to models in `skip` are left out."""
-    if rows.adapter is None or not (fields.skip or fields.strip_prefix):
-        return rows
-    names = [name.removeprefix(fields.strip_prefix) or name for name in rows.adapter]
-    kept = np.flatnonzero([name not in fields.skip for name in names])
-    if not len(kept):
+    given, blocks = requests["adapter"], more.get("blocks")
+    names = given.str.strip_prefix(fields.strip_prefix)
+    names = names.zip_with(names != "", given)
+    kept = ~names.is_in(list(fields.skip))
+    if not kept.any():
         raise FileFormatError(nothing((), len(names), fields.skip))
-    return replace(rows, adapter=names, other=len(names) - len(kept)).take(kept)
+    blocks = None if blocks is None else blocks.take(kept.to_numpy())
+    found = requests.with_columns(names.alias("adapter")).filter(kept)
+    return found, more | {"blocks": blocks, "other": len(names) - len(found)}
 
 
 def _kind(names: Iterable[str], fields: Fields) -> TraceFormat | None:
@@ -105,20 +112,20 @@ def _kind(names: Iterable[str], fields: Fields) -> TraceFormat | None:
     return replace(kind, **own) if "" not in own and columns >= set(own.values()) else None
 
 
-def _read_csv(text: str, fields: Fields) -> tuple[TraceFormat | None, dict[str, Any]]:
+def _read_csv(text: str, fields: Fields) -> tuple[TraceFormat | None, Requests]:
     number, cells = next(csv_lines(text), (1, []))
     names = header_of(cells, number)
     kind = _kind(names, fields)
     if kind is None:
         return None, requests_of(csv_rows(text)[1], fields)
-    columns = None
+    found = None
     with suppress(pl.exceptions.PolarsError):
         given: dict[str, Any] = {"infer_schema": False, "comment_prefix": COMMENT, "raise_if_empty": False}
-        columns = _fast(pl.read_csv(io.StringIO(text), new_columns=names, **given), kind)
-    return kind, columns or _slow(csv_rows(text)[1], kind)
+        found = _fast(pl.read_csv(io.StringIO(text), new_columns=names, **given), kind)
+    return kind, found or _slow(csv_rows(text)[1], kind)
 
 
-def _read_frame(frame: pl.DataFrame, fields: Fields) -> tuple[TraceFormat | None, dict[str, Any]]:
+def _read_frame(frame: pl.DataFrame, fields: Fields) -> tuple[TraceFormat | None, Requests]:
     frame = frame.rename(dict(zip(frame.columns, header_of(frame.columns, 0), strict=True)))
     kind = _kind(frame.columns, fields)
     if kind is None:
@@ -131,13 +138,13 @@ def _read_frame(frame: pl.DataFrame, fields: Fields) -> tuple[TraceFormat | None
         ]
     )
     check_plain(frame)
-    columns = None
+    found = None
     with suppress(pl.exceptions.PolarsError):
-        columns = _fast(frame.cast(pl.String), kind)
-    return kind, columns or _slow(frame_rows(frame)[1], kind)
+        found = _fast(frame.cast(pl.String), kind)
+    return kind, found or _slow(frame_rows(frame)[1], kind)
 
 
-def _read_jsonl(text: str, fields: Fields) -> tuple[TraceFormat | None, dict[str, Any]]:
+def _read_jsonl(text: str, fields: Fields) -> tuple[TraceFormat | None, Requests]:
     lines = (Row(number, entry) for number, entry in json_lines(text))
     first = next(lines)
     kind = _kind((key.strip().lower() for key in first.cells), fields)
@@ -156,38 +163,30 @@ def _read_jsonl(text: str, fields: Fields) -> tuple[TraceFormat | None, dict[str
     return kind, _slow(checked(), kind)
 
 
-def _fast(frame: pl.DataFrame, kind: TraceFormat) -> dict[str, Any] | None:
-    """Fields of `RequestRows` from a frame of strings, vectorised; None if some cell must be read by `_slow`."""
+def _fast(frame: pl.DataFrame, kind: TraceFormat) -> Requests | None:
+    """The requests in a frame of strings, vectorised; None if some cell must be read by `_slow`."""
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    times, start_s = _fast_times(frame[kind.time].str.strip_chars(), kind.unit_s) or (None, 0.0)
-    tokens = [
-        frame[name].str.strip_chars().cast(pl.Float64, strict=False)
-        for name in (kind.input_tokens, kind.output_tokens)
-    ]
-    if times is None or not len(frame):
+    names = {"adapter": kind.adapter, "rank": kind.rank, "session": kind.session}
+    names |= dict(zip(("time", "input_tokens", "output_tokens"), kind.required, strict=True))
+    cells = {key: frame[name].str.strip_chars() for key, name in names.items() if name in frame.columns}
+    times = _fast_times(cells.pop("time"), kind.unit_s)
+    if times is None or not len(frame) or kind.priority in frame.columns:
         return None
-    for column in tokens:
-        ok = column.is_between(0, MAX_TOKENS) & (column == column.round())
-        if column.null_count() or not ok.all():
+    columns = {"time_s": pl.Series(times[0])}
+    for key, cell in cells.items():
+        if key == "session":
+            columns[key] = cell.fill_null("")
+            continue
+        if key == "adapter":
+            columns[key], fit = cell, cell.str.len_chars().is_between(1, checks.LONGEST_NAME)
+            fit &= ~cell.str.contains(r"\p{Cc}")
+        else:
+            number = cell.cast(pl.Float64, strict=False)
+            fit = number.is_between(0, MAX_RANK if key == "rank" else MAX_TOKENS) & (number == number.round())
+            columns[key] = number.cast(pl.Int64, strict=False)
+        if fit.null_count() or not fit.all():
             return None
-    adapter = rank = None
-    if kind.adapter in frame.columns:
-        adapter = frame[kind.adapter].str.strip_chars()
-        if adapter.null_count() or not adapter.str.len_chars().is_between(1, checks.LONGEST_NAME).all():
-            return None
-        if adapter.str.contains(r"\p{Cc}").any():
-            return None
-    if kind.rank in frame.columns:
-        rank = frame[kind.rank].str.strip_chars().cast(pl.Int64, strict=False)
-        if rank.null_count() or not rank.is_between(0, MAX_RANK).all():
-            return None
-    if kind.priority in frame.columns:
-        return None
-    inputs, outputs = (column.cast(pl.Int64).to_numpy() for column in tokens)
-    found = {"time_s": times, "start_s": start_s, "input_tokens": inputs, "output_tokens": outputs}
-    session = frame[kind.session].fill_null("").str.strip_chars() if kind.session in frame.columns else None
-    more = {"adapter": adapter, "rank": rank, "session": session}
-    return {**found, **{name: column.to_list() for name, column in more.items() if column is not None}}
+    return pl.DataFrame(columns), {"start_s": times[1]}
 
 
 def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float64], float] | None:
@@ -212,26 +211,34 @@ def _unit_s(number: float, unit_s: float) -> float:
     return unit_of(number) if unit_s == 1.0 else unit_s
 
 
-def _slow(rows: Iterable[Row], kind: TraceFormat) -> dict[str, Any]:
-    """Fields of `RequestRows`, read cell by cell, so that an error names the cell."""
+def _slow(rows: Iterable[Row], kind: TraceFormat) -> Requests:
+    """The requests, read cell by cell, so that an error names the cell."""
     found: list[LogRow] = []
+    ids: list[list[int] | None] = []
     for row in rows:
         time_s = _time(row, kind)
         inputs, outputs = (row.integer(name, low=0, high=MAX_TOKENS) for name in kind.required[1:])
         adapter = row.name(kind.adapter) if kind.adapter in row.cells else None
         rank = row.integer(kind.rank, low=0, high=MAX_RANK) if kind.rank in row.cells else None
-        session = "" if row.is_blank(kind.session) else row.text(kind.session)
+        session = None if row.is_blank(kind.session) else row.text(kind.session)
         given = not row.is_blank(kind.priority)
         priority = row.integer(kind.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY) if given else 0
-        ids = _block_ids(row, kind, inputs) if isinstance(row.cells.get(kind.blocks), list) else None
-        found.append(LogRow(time_s, inputs, outputs, adapter, rank, session, None, priority, ids))
+        ids.append(_block_ids(row, kind, inputs) if isinstance(row.cells.get(kind.blocks), list) else None)
+        found.append(LogRow(time_s, inputs, outputs, adapter, rank, session, priority=priority or None))
         first = found[0]
         if (adapter is None, rank is None) != (first.adapter is None, first.rank is None):
             row.fail("adapter", "expected an adapter and rank in every row or in none.")
-    try:
-        return columns_of(found, kind.block_tokens)
-    except ValidationError as error:
-        raise FileFormatError(str(error), column=kind.blocks) from None
+    with located(column=kind.blocks):
+        return frame_of(found), {"blocks": _blocks(ids, kind.block_tokens)}
+
+
+def _blocks(ids: Sequence[list[int] | None], tokens: int) -> Blocks | None:
+    """The blocks of all requests; None if some request has none."""
+    known = [each for each in ids if each is not None]
+    if not known or len(known) < len(ids):
+        return None
+    starts = np.cumsum([0, *map(len, known)], dtype=np.int64)
+    return Blocks(starts, np.array(list(chain.from_iterable(known)), np.int64), tokens)
 
 
 def _block_ids(row: Row, kind: TraceFormat, input_tokens: int) -> list[int]:

@@ -13,6 +13,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.arrival import RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError, shown
+from packer.io.frames import pl
 
 SHORTEST_STEP_S = 0.1
 FEWEST_STEPPED, SHARE_STEPPED = 50, 0.1
@@ -117,77 +118,50 @@ def spread(time_s: FloatArray, step_s: float) -> FloatArray:
     return spread_s
 
 
-@dataclass(frozen=True, eq=False)
-class RequestRows:
-    """The requests of a file, in any order; arrays (n,).
+def trace_of_requests(
+    requests: pl.DataFrame, source: str, *, blocks: Blocks | None = None, start_s: float = 0.0, dropped: int = 0,
+    other: int = 0,
+) -> Trace:  # fmt: skip
+    """The requests of a file as a trace, sorted by time; requests without tokens are left out and counted in `dropped`.
 
-    `adapter` and `rank`: name and rank of each request's adapter. `blocks`: blocks of the prompts. `session`: name of
-    each request's session; "": a session of its own. `cached_tokens`, `priority`: int64 (n,). `start_s`: origin of the
-    times, s.
-    """
-
-    time_s: FloatArray
-    input_tokens: IntArray
-    output_tokens: IntArray
-    adapter: Sequence[str] | None = None
-    rank: Sequence[int] | None = None
-    blocks: Blocks | None = None
-    session: Sequence[str] | None = None
-    cached_tokens: IntArray | None = None
-    priority: IntArray | None = None
-    dropped: int = 0
-    other: int = 0
-    start_s: float = 0.0
-
-    def take(self, index: IntArray) -> RequestRows:
-        """The requests with these numbers, in this order."""
-
-        def taken(column: Any) -> Any:
-            if isinstance(column, Blocks):
-                return column.take(index)
-            return column[index] if isinstance(column, np.ndarray) else [column[k] for k in index.tolist()]
-
-        columns = ((each.name, getattr(self, each.name)) for each in fields(self)[:9])
-        return replace(self, **{name: taken(column) for name, column in columns if column is not None})
-
-
-def trace_of_rows(rows: RequestRows, source: str) -> Trace:
-    """The requests as a trace, sorted by time; requests without tokens are left out and counted in `dropped`.
-
+    `requests`: in any order; the columns time_s, input_tokens and output_tokens, and perhaps adapter (its name), rank,
+    session ("": a session of its own), cached_tokens and priority. `blocks`: blocks of the prompts. `start_s`: origin
+    of the times, s. `dropped`, `other`: as in `Trace`.
     Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
     """
-    order = np.flatnonzero((rows.input_tokens > 0) & (rows.output_tokens > 0))
-    order = order[np.argsort(rows.time_s[order], kind="stable")]
-    lost = len(rows.time_s) - len(order)
-    rows = rows.take(order)
-    times = rows.time_s - rows.time_s[:1]
-    step_s = step_of(times)
-    columns = (spread(times, step_s), rows.input_tokens, rows.output_tokens)
-    more: dict[str, Any] = {
-        "dropped": rows.dropped + lost, "other": rows.other, "source": source, "step_s": step_s,
-        "start_s": rows.start_s + float(rows.time_s[:1].sum()), "blocks": rows.blocks,
-        "cached_tokens": rows.cached_tokens, "priority": rows.priority,
-        "sessions": None if rows.session is None else _numbers(rows.session),
-    }  # fmt: skip
-    if rows.adapter is None:
-        return Trace(*columns, **more)
-    names = sorted(set(rows.adapter))
-    number = {name: k for k, name in enumerate(names)}
-    owner = np.array([number[name] for name in rows.adapter], dtype=np.int64)
-    ranks = None
-    if rows.rank is not None:
-        given = np.array(rows.rank, dtype=np.int64)
-        table = np.zeros(len(names), dtype=np.int64)
-        table[owner] = given
-        odd = np.flatnonzero(table[owner] != given)
-        if odd.size:
-            name = shown(names[owner[odd[0]]])
-            raise ValidationError(f"Expected one rank for each adapter, got several for {name}.")
-        ranks = tuple(table.tolist())
-    return Trace(*columns, owner, tuple(names), ranks, **more)
+    full = requests.with_row_index("row").filter(pl.col("input_tokens") > 0, pl.col("output_tokens") > 0)
+    kept = full.sort("time_s", maintain_order=True)
+    column = {each.name: each.to_numpy() for each in kept if each.dtype.is_numeric()}
+    time_s = column["time_s"] - column["time_s"][:1]
+    step_s = step_of(time_s)
+    more: dict[str, Any] = {}
+    if "adapter" in kept.columns:
+        names = kept["adapter"].unique().sort().to_list()
+        owner = kept["adapter"].cast(pl.Enum(names)).to_physical().cast(pl.Int64).to_numpy()
+        more = {"adapter": owner, "names": tuple(names), "ranks": _ranks(names, owner, column.get("rank"))}
+    return Trace(
+        spread(time_s, step_s), column["input_tokens"], column["output_tokens"], source=source, step_s=step_s,
+        dropped=dropped + len(requests) - len(kept), other=other, start_s=start_s + float(column["time_s"][:1].sum()),
+        blocks=None if blocks is None else blocks.take(column["row"]), cached_tokens=column.get("cached_tokens"),
+        priority=column.get("priority"), sessions=_numbers(kept["session"]) if "session" in kept.columns else None,
+        **more,
+    )  # fmt: skip
 
 
-def _numbers(session: Sequence[str]) -> IntArray:
+def _ranks(names: Sequence[str], owner: IntArray, rank: IntArray | None) -> tuple[int, ...] | None:
+    """The rank of each adapter, from the rank of each request."""
+    if rank is None:
+        return None
+    table = np.zeros(len(names), dtype=np.int64)
+    table[owner] = rank
+    odd = np.flatnonzero(table[owner] != rank)
+    if odd.size:
+        name = shown(names[owner[odd[0]]])
+        raise ValidationError(f"Expected one rank for each adapter, got several for {name}.")
+    return tuple(table.tolist())
+
+
+def _numbers(session: pl.Series) -> IntArray:
     """Session numbers, int64 (n,); a request without a session name gets a session of its own."""
     known: dict[str, int] = {}
     alone = itertools.count(len(session))

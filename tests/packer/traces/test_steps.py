@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer.traces.trace import RequestRows, spread, step_of, trace_of_rows
+from packer.traces.trace import spread, step_of, trace_of_requests
 
 
 @given(st.integers(0, 100), st.sampled_from([0.5, 1.0, 3.0, 60.0]))
@@ -38,7 +39,10 @@ def test_a_trace_says_its_step() -> None:
     """A trace whose times are multiples of 3 s says so; lengths stay with their requests, in the order given."""
     times = np.repeat(3.0 * np.arange(50), 4)
     inputs = np.arange(1, 201)
-    trace = trace_of_rows(RequestRows(times, inputs, np.ones(200, dtype=np.int64)), "stepped")
+    requests = pl.DataFrame(
+        {"time_s": times, "input_tokens": inputs, "output_tokens": np.ones(200, dtype=np.int64)}
+    )
+    trace = trace_of_requests(requests, "stepped")
     assert trace.step_s == 3.0
     assert (trace.input_tokens == inputs).all()
     assert len(np.unique(trace.time_s)) == 200
