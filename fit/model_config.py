@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packer import checks
-from packer.errors import FileFormatError, IncompatibleError, ValidationError, reader, shown
+from packer.errors import FileFormatError, IncompatibleError, located, reader, shown
 from packer.fit.dimensions import KINDS, ModelDimensions
 from packer.fit.quantization import of_experts, weights_of_config
 from packer.io.documents import parse_json
@@ -141,10 +141,8 @@ def _size(config: dict[str, Any], key: str, *, default: int | None = None, low: 
     value = default if config.get(key) is None else config[key]
     if value is None:
         raise FileFormatError("this key is missing.", key=key)
-    try:
+    with located():
         return checks.integer(key, value, low=low, high=10**8)
-    except ValidationError as error:
-        raise FileFormatError(str(error)) from None
 
 
 def _name(data: dict[str, Any], path: str | os.PathLike[str]) -> str:

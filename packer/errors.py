@@ -219,9 +219,14 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
 
 
 @contextmanager
-def located(key: str | None = None, *, column: str | None = None) -> Iterator[None]:
-    """Turn a `ValidationError` of the block into a `FileFormatError` at `key` or `column`."""
+def located(
+    key: str | None = None, *, path: str | os.PathLike[str] | None = None, row: int | None = None,
+    column: str | None = None,
+) -> Iterator[None]:  # fmt: skip
+    """Turn an `InputError` of the block, unless it is a `FileFormatError`, into one at this place in a file."""
     try:
         yield
-    except ValidationError as error:
-        raise FileFormatError(str(error), key=key, column=column) from None
+    except FileFormatError:
+        raise
+    except InputError as error:
+        raise FileFormatError(str(error), path=path, row=row, column=column, key=key) from None

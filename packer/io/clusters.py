@@ -34,7 +34,7 @@ from pydantic import Field
 
 from packer.cluster import MOST_SERVERS, Cluster, Node, ServerKind, Store
 from packer.engines import engine_of
-from packer.errors import FileFormatError, InputError, reader
+from packer.errors import FileFormatError, located, reader
 from packer.io.documents import parse_toml
 from packer.io.files import read_text
 from packer.io.profiles import load_profile
@@ -94,7 +94,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
         raise FileFormatError(rule, key="nodes")
     each = [node for node in file.nodes for _ in range(node.count)]
     servers = tuple(name for node in each for name in node.servers)
-    try:
+    with located():
         host_bytes = (math.inf if node.host_gb is None else node.host_gb * 1e9 for node in each)
         nodes = tuple(Node(len(node.servers), most) for node, most in zip(each, host_bytes, strict=True))
         store = None
@@ -105,19 +105,13 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
             kinds, servers, slo=file.slo, nodes=nodes, store=store, network_ms=file.network_ms,
             fine_tuning=job,
         )  # fmt: skip
-    except InputError as error:
-        raise FileFormatError(str(error)) from None
 
 
 def _kind(k: int, table: KindTable, path: str | os.PathLike[str]) -> ServerKind:
     """The kind of a table; the path of a profile is relative to the cluster file."""
     name = table.profile
     beside = Path(path).parent / name
-    try:
+    with located(f"kinds.{k}"):
         profile = load_profile(beside if name.endswith(".toml") else name)
         engine = engine_of(table.engine)
         return ServerKind(table.name, profile, table.max_loras, table.max_lora_rank, engine)
-    except FileFormatError:
-        raise
-    except InputError as error:
-        raise FileFormatError(str(error), key=f"kinds.{k}") from None

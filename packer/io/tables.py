@@ -7,12 +7,12 @@ import difflib
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from packer import checks
-from packer.errors import FileFormatError, ValidationError, shown
+from packer.errors import FileFormatError, ValidationError, located, shown
 from packer.io.frames import pl
 
 COMMENT = "#"
@@ -33,6 +33,10 @@ class Row:
         """Raise `FileFormatError` with this row and column."""
         raise FileFormatError(message, path=self.path, row=self.number, column=column)
 
+    def located(self, column: str) -> AbstractContextManager[None]:
+        """Turn an `InputError` of the block into a `FileFormatError` with this row and column."""
+        return located(path=self.path, row=self.number, column=column)
+
     def is_blank(self, column: str) -> bool:
         """Whether the column is missing or the cell is empty."""
         cell = self.cells.get(column)
@@ -49,10 +53,8 @@ class Row:
 
     def name(self, column: str) -> str:
         """The cell as the name of an adapter."""
-        try:
+        with self.located(column):
             return checks.name("a name", self.text(column))
-        except ValidationError as error:
-            self.fail(column, str(error))
 
     def real(self, column: str, *, low: float, high: float, open_low: bool = False) -> float:
         """The cell as a finite number in [low, high] or ]low, high]."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from packer.adapter import IDLE_RATE, MAX_PRIORITY, MAX_RANK, Adapter
 from packer.arrival import Arrivals, Bursts
-from packer.errors import FileFormatError, IncompatibleError, ValidationError, located, reader, shown
+from packer.errors import FileFormatError, IncompatibleError, located, reader, shown
 from packer.goal import Goal
 from packer.io.documents import parse_json, parse_yaml, yaml_text
 from packer.io.files import decode, read_bytes, write_bytes
@@ -120,10 +120,8 @@ def _adapter(name: str, row: Row) -> Adapter:
     }
     given = (column for column in readers if not row.is_blank(column))
     more: dict[str, Any] = {column: readers[column](column) for column in given}
-    try:
+    with row.located("adapter"):
         return Adapter(name, rank, rate, inputs, outputs, sessions=_sessions(row), **more)
-    except ValidationError as error:
-        row.fail("adapter", str(error))
 
 
 def _sessions(row: Row) -> Sessions | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from packer import checks
 from packer.adapter import MAX_RANK
-from packer.errors import FileFormatError, ValidationError, shown
+from packer.errors import FileFormatError, shown
 from packer.io.frames import pl
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
@@ -139,10 +139,8 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) ->
         return "other"
     model = None
     if where["model"] is not None:
-        try:
+        with row.located(where["model"]):
             model = checks.name("a model", row.cells[where["model"]])
-        except ValidationError as error:
-            row.fail(where["model"], str(error))
         model = model.strip().removeprefix(fields.strip_prefix) or model
         if model in fields.skip:
             return "skipped"

@@ -302,6 +302,7 @@ def test_a_complete_trace_is_replayed(tmp_path: Path) -> None:
             "below",
         ),
         ({"adapters": [], "length_correlation": 2}, "length_correlation"),
+        ({"adapters": [], "slo": {"p97_ttft_ms": 500}}, "'slo': Unknown latency limit 'p97_ttft_ms'"),
         ({"schema": 2, "adapters": []}, "'schema': expected 1, got 2"),
     ],
 )
