@@ -69,7 +69,7 @@ class RequestTrace:
         if self.sessions is not None and (len(self.sessions) != n or (n and int(self.sessions.min()) < 0)):
             raise ValidationError("Expected a session >= 0 for each request of a request trace.")
         if self.priority is not None:
-            high = np.flatnonzero(np.abs(self.priority) > MAX_PRIORITY)[:1].tolist()
+            high = np.flatnonzero(np.abs(self.priority.astype(np.float64)) > MAX_PRIORITY)[:1].tolist()
             wrong = [f"{self.priority[k]} in request {k:,}" for k in high]
             wrong += [f"{len(self.priority):,}"] if len(self.priority) != n else []
             if wrong:

@@ -80,7 +80,7 @@ def row(name: str, values: object, *, whole: bool = False) -> npt.NDArray[Any]:
     rule = f"Expected {name} to be a row of {'whole' if whole else 'finite'} numbers"
     if found.ndim != 1 or found.dtype.kind not in "iuf":
         raise ValidationError(f"{rule}, got {shown(values)}.")
-    if found.dtype.kind == "f":
+    if found.dtype.kind in "uf":  # an int64 always fits
         fit = np.isfinite(found) & ((np.rint(found) == found) & (np.abs(found) < 2.0**63) if whole else True)
         if not fit.all():
             k = int(fit.argmin())

@@ -32,6 +32,7 @@ def test_trace_takes_lists_of_whole_numbers() -> None:
     bad: list[dict[str, Any]] = [
         {"input_tokens": [10, 20.5]}, {"time_s": [np.nan, 1.0]}, {"adapter": None}, {"adapter": ["a", "b"]},
         {"sessions": [0.5, 1]}, {"sessions": [-1, 0]}, {"step_s": -1}, {"step_s": np.nan}, {"output_tokens": 5},
+        {"priority": [2**63, 0]}, {"priority": [-(2**63), 0]},
     ]  # fmt: skip
     for each in bad:
         with pytest.raises(ValidationError):
