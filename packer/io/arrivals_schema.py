@@ -13,10 +13,10 @@ from packer.errors import ValidationError
 from packer.io.schema import FileTable
 
 _REQUIRED = ("time_s", "adapter", "input_tokens", "output_tokens")
-_COLUMNS = (*_REQUIRED, "sessions", "priority")
-"""Columns of a replayed trace."""
 _OFTEN_ZERO = ("start_s", "step_s")
 """Fields of a replayed trace that are left out of the file if they are 0."""
+_TRACE = (*_REQUIRED, "end_s", "sessions", "priority", *_OFTEN_ZERO)
+"""Fields of a replayed trace, without its blocks."""
 
 
 class BurstsTable(FileTable):
@@ -36,10 +36,6 @@ class BlocksTable(FileTable):
     starts: list[int]
     ids: list[int]
     tokens: int
-
-    def blocks(self) -> Blocks:
-        """The ids as `Blocks`."""
-        return Blocks(_int64(self.starts), _int64(self.ids), self.tokens)
 
 
 class ArrivalsTable(FileTable):
@@ -65,15 +61,11 @@ class ArrivalsTable(FileTable):
 
     def arrivals(self) -> Arrivals:
         """The process as `Arrivals`."""
-        trace, given = None, {name: getattr(self, name) for name in _COLUMNS}
+        trace, given = None, {name: getattr(self, name) for name in _TRACE}
         if all(given[name] is not None for name in _REQUIRED):
-            time_s, blocks = np.array(given.pop("time_s"), np.float64), None
-            if self.blocks is not None:
-                blocks = self.blocks.blocks()
-            columns: dict[str, Any] = {name: _int64(each) for name, each in given.items() if each is not None}
-            scalars = {name: getattr(self, name) for name in ("end_s", *_OFTEN_ZERO)}
-            trace = RequestTrace(time_s, **columns, blocks=blocks, **scalars)
-        elif self.end_s is not None or any(given[name] is not None for name in _REQUIRED):
+            blocks = None if self.blocks is None else Blocks(**dict(self.blocks))
+            trace = RequestTrace(**given, blocks=blocks)
+        elif any(given[name] is not None for name in (*_REQUIRED, "end_s")):
             rule = f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
             raise ValidationError(rule)
         common, own = (None if each is None else each.bursts() for each in (self.common, self.own))
@@ -96,10 +88,3 @@ def arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:
             data[key] = value.tolist() if isinstance(value, np.ndarray) else value
     found = {key: getattr(arrivals.trace, key, 0.0) for key in _OFTEN_ZERO}
     return data | {key: value for key, value in found.items() if value}
-
-
-def _int64(values: list[int]) -> np.typing.NDArray[np.int64]:
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError:
-        raise ValidationError("Expected the whole numbers of a trace to be below 2**63.") from None

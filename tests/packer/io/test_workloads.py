@@ -299,7 +299,7 @@ def test_a_complete_trace_is_replayed(tmp_path: Path) -> None:
                 "arrivals": {k: [2**70] for k in ("adapter", "input_tokens", "output_tokens")}
                 | {"kind": "trace", "time_s": [0.0]},
             },
-            "below",
+            "'arrivals': Expected adapter of a request trace to be a row of whole numbers",
         ),
         ({"adapters": [], "length_correlation": 2}, "length_correlation"),
         ({"adapters": [], "slo": {"p97_ttft_ms": 500}}, "'slo': Unknown latency limit 'p97_ttft_ms'"),
