@@ -23,7 +23,7 @@ from packer.live.server import ServerOptions
 from packer.live.task import BASE, Endpoint, Outcome, Session, Task
 from packer.profile import MemorySpec, Profile
 from packer.progress import Progress, silent
-from packer.settings import Settings, Slots
+from packer.settings import Settings
 from packer.workload import Workload
 
 DRAIN_S = 120.0
@@ -33,7 +33,7 @@ FIRST_TOK_S_PER_SEQ = 8.0
 """Initial estimate of a loaded server's output per sequence of the batch; scales the rates of the mixed loads."""
 BURST_PAUSE_S = 1.0
 PREFILL_PAUSE_S = 0.4
-SERVERS: tuple[Settings, ...] = (Slots(8, 16), Slots(32, 8), Slots(8, 64), Slots(16, 32))
+SERVERS: tuple[Settings, ...] = (Settings(8, 16), Settings(32, 8), Settings(8, 64), Settings(16, 32))
 """Settings of the servers that a calibration starts by default, most important first."""
 
 

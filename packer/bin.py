@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.errors import ValidationError, shown
+from packer.errors import ValidationError
 from packer.memo import Memo
 from packer.profile import Profile
 from packer.settings import Settings
@@ -28,7 +28,7 @@ class Bin:
     """A set of adapters on one server.
 
     `adapters`: indices into the workload, unique.
-    `settings`: settings of the profile's kind, from `profile.settings(max_loras, max_lora_rank)`.
+    `settings`: from `profile.settings(max_loras, max_lora_rank)`.
     `shares`: share of each adapter's rate that this server gets, in ]0, 1]; by default all are 1 (no replicas).
     """
 
@@ -40,10 +40,7 @@ class Bin:
     def __post_init__(self) -> None:
         if not self.adapters or len(set(self.adapters)) != len(self.adapters) or min(self.adapters) < 0:
             raise ValidationError("Expected a bin to hold at least one adapter, each once.")
-        kind = self.profile.memory.settings_kind
-        if type(self.settings) is not kind:
-            rule = f"Expected the settings of {self.profile.name} to be {kind.__name__}"
-            raise ValidationError(f"{rule}, got {shown(self.settings)}.")
+        checks.instance("the settings of a server", self.settings, Settings, "profile.settings(8, 16)")
         if not self.shares:
             object.__setattr__(self, "shares", whole(len(self.adapters)))
         elif self.is_split:

@@ -16,7 +16,7 @@ from packer import checks
 from packer.engine_spec import V1_RELEASE, EngineSpec
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
-from packer.settings import Pool, Settings, Slots
+from packer.settings import Settings
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.words import money
 
@@ -64,10 +64,6 @@ class GpuSpec:
             checks.keep_real(self, "gpu.price_per_hour", low=0, high=1e9)
 
 
-SETTINGS_KINDS: Mapping[str, type[Settings]] = {"reserved": Slots, "unified": Pool}
-"""Class of settings for each memory policy."""
-
-
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
     """KV cache capacity as a function of the slots.
@@ -90,7 +86,7 @@ class MemorySpec:
         checks.keep_real(self, "memory.slot_bytes", low=0, high=_MOST_BYTES)
         checks.keep_real(self, "memory.slot_bytes_per_rank", low=0, high=_MOST_BYTES)
         checks.keep_integer(self, "memory.min_kv_tokens", low=1)
-        checks.choice("memory.policy", self.policy, SETTINGS_KINDS)
+        checks.choice("memory.policy", self.policy, ("reserved", "unified"))
         points = tuple(
             (
                 checks.integer("memory.measured max_loras", loras, low=0, high=checks.MOST_COUNT),
@@ -100,11 +96,6 @@ class MemorySpec:
             for loras, rank, tokens in self.measured
         )
         object.__setattr__(self, "measured", points)
-
-    @property
-    def settings_kind(self) -> type[Settings]:
-        """Class of the settings of a server with this memory policy."""
-        return SETTINGS_KINDS[self.policy]
 
 
 @dataclass(frozen=True)
@@ -280,7 +271,7 @@ class Profile:
 
     def settings(self, max_loras: int, max_lora_rank: int) -> Settings:
         """Settings of a server of this profile with `max_loras` slots of `max_lora_rank`."""
-        return _settings(self.memory.policy, max_loras, max_lora_rank)
+        return _settings(max_loras, max_lora_rank)
 
     def with_coefficients(self, **coefficients: float) -> Profile:
         """The same profile with some latency coefficients replaced."""
@@ -288,10 +279,8 @@ class Profile:
         return replace(self, latency=replace(self.latency, coefficients=merged))
 
 
-@lru_cache(maxsize=4096, typed=True)
-def _settings(policy: str, max_loras: int, max_lora_rank: int) -> Settings:
-    """Settings, cached so that they are checked once: a search uses the same settings for very many bins."""
-    return SETTINGS_KINDS[policy](max_loras, max_lora_rank)
+_settings = lru_cache(maxsize=4096, typed=True)(Settings)
+"""Settings, cached so that they are checked once: a search uses the same settings for very many bins."""
 
 
 def labelled(profiles: Iterable[Profile]) -> dict[Profile, str]:

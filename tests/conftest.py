@@ -21,7 +21,7 @@ from packer.evaluation import Evaluation, Evaluations
 from packer.io.profiles import load_profile
 from packer.plan import Plan, Status
 from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.workload import Workload
 
 # Bytecode is kept for the workers and the commands that tests start: compiling took 6 of the collection's 11 s of CPU.
@@ -192,7 +192,7 @@ def toy_plan(toy_profile: Profile) -> Callable[..., Plan]:
         for gpu in range(gpus):
             own = tuple(i for i in range(len(names)) if i % gpus == gpu or (replicated and i == 0))
             shares = tuple((gpu + 1) / total if i == 0 else 1.0 for i in own) if replicated else ()
-            bins.append(Bin(own, Slots(min(8, len(own)), max(8, rank)), toy_profile, shares))
+            bins.append(Bin(own, Settings(min(8, len(own)), max(8, rank)), toy_profile, shares))
         rows = []
         for each in bins:
             load = each.offered_tok_s(workload)

@@ -13,7 +13,7 @@ from packer.live.launch import Launch
 from packer.live.load import LoadJob, run_job
 from packer.live.server import LiveServer, ServerOptions
 from packer.profile import GpuSpec, ModelSpec
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.twin.arrivals import draw_requests
 
 RATE = 200.0
@@ -39,7 +39,7 @@ def measure_schedule(folder: Path) -> dict[str, Any]:
     )
     fleet = Workload([Adapter("a0", 8, RATE)], Lengths.gamma(100.0, 1.0), Lengths.gamma(10.0, 0.8), 0.0)
     requests = draw_requests(fleet, SECONDS, 0)
-    with LiveServer(launch, ServerOptions((("a0", "x"),), Slots(1, 8)), folder) as server:
+    with LiveServer(launch, ServerOptions((("a0", "x"),), Settings(1, 8)), folder) as server:
         failure = server.start()
         if failure is not None:
             raise SystemExit(failure.message)

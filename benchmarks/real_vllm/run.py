@@ -29,7 +29,7 @@ from packer.live.launch import Launch, read_launch
 from packer.live.task import Outcome, Session, Task
 from packer.live.validate import COMPARED, BinReport, ValidationSpec, report_of
 from packer.operate.real import figures_of, measure_plans
-from packer.settings import Slots
+from packer.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from load_generator import measure_schedule
@@ -37,7 +37,7 @@ from machine import machine
 from workloads import CASES, SECONDS, Case, fleet, largest_rate, workload_of
 
 RESULTS = Path(__file__).parent / "results"
-SERVERS = (Slots(8, 16), Slots(16, 32), Slots(8, 64))
+SERVERS = (Settings(8, 16), Settings(16, 32), Settings(8, 64))
 PASSES = 2
 """Everything is measured once a pass, many minutes apart: machines drift, and repeats back to back don't show it."""
 SOLVERS = ("greedy", "greedy-paper", "dlora", "maxbase", "random")
@@ -105,7 +105,7 @@ def validation_sessions(
             workload = workload_of(case, profile)
             adapters |= {a.name: a for a in workload.adapters}
             tasks.append(Task(case.name, workload, seconds, seed=1))
-        settings = Slots(cases[0].max_loras, cases[0].max_lora_rank)
+        settings = Settings(cases[0].max_loras, cases[0].max_lora_rank)
         options = options_for(launch, list(adapters.values()), settings)
         found.append((Session(server, options, tuple(tasks)), cases))
     return found

@@ -27,7 +27,7 @@ from packer import Adapter, Lengths, Workload
 from packer.live.launch import Launch, read_launch
 from packer.live.load import LoadJob, run_job
 from packer.live.server import LiveServer, ServerOptions, get
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.twin.arrivals import draw_requests
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -138,7 +138,7 @@ def measure(
     names = tuple((f"a{i}", launch.adapter_folder(f"a{i}", RANK)) for i in range(adapters))
     rows = []
     with LiveServer(
-        launch, ServerOptions(names, Slots(adapters, RANK), KV_CACHE_BYTES), work / variant
+        launch, ServerOptions(names, Settings(adapters, RANK), KV_CACHE_BYTES), work / variant
     ) as server:
         failure = server.start()
         if failure is not None:

@@ -105,7 +105,7 @@ def measure(launch: Launch, case: ServerCase, place: Place) -> None:
     launch = launch_of(launch, case, folder)
     names = fleet(1.0).names
     adapters = tuple((name, launch.adapter_folder(name, RANK)) for name in names)
-    options = ServerOptions(adapters, settings.Slots(case.slots, RANK), KV_CACHE_BYTES)
+    options = ServerOptions(adapters, settings.Settings(case.slots, RANK), KV_CACHE_BYTES)
     with LiveServer(launch, options, folder) as server:
         failure = server.start()
         if failure is not None:

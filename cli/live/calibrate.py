@@ -10,7 +10,7 @@ import click
 from packer.cli.declare import Readers, bundle, command, option, pairs
 from packer.cli.options import Writing, common
 from packer.cli.output import Table
-from packer.settings import Settings, Slots
+from packer.settings import Settings
 
 if TYPE_CHECKING:
     from packer.profile import Profile
@@ -34,7 +34,7 @@ def slots_of_servers(text: str) -> tuple[Settings, ...]:
     """Type of an option: max_loras and max_lora_rank of each server, `8x16,32x8`."""
     try:
         pairs = [part.lower().split("x") for part in text.split(",")]
-        return tuple(Slots(int(loras), int(rank)) for loras, rank in pairs)
+        return tuple(Settings(int(loras), int(rank)) for loras, rank in pairs)
     except ValueError:
         raise click.BadParameter(f"expected SLOTSxRANK pairs like 8x16,32x8, got {text[:40]!r}") from None
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from packer.cli.live.calibrate import calibrate, duration, slots_of_servers
-from packer.settings import Slots
+from packer.settings import Settings
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
@@ -27,7 +27,7 @@ def test_bad_durations_are_refused(text: str) -> None:
 
 def test_servers_are_pairs() -> None:
     """Slots and rank of each server."""
-    assert slots_of_servers("8x16,32X8") == (Slots(8, 16), Slots(32, 8))
+    assert slots_of_servers("8x16,32X8") == (Settings(8, 16), Settings(32, 8))
 
 
 @pytest.mark.parametrize("text", ["8", "8x", "8x16x2", "axb"])

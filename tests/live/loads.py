@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from packer.live.load import LoadJob
 from packer.live.server import ServerOptions
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.twin.arrivals import draw_requests
 from packer.workload import Workload
 
-SLOTS = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
+SLOTS = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Settings(4, 8))
 
 
 def job(url: str, fleet: Workload, duration_s: float = 0.7) -> LoadJob:

@@ -22,14 +22,14 @@ from packer.live.results import LoadResult, write_result
 from packer.live.server import LiveServer, ServerOptions
 from packer.live.task import Endpoint, Outcome, Session, Task
 from packer.profile import Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.workload import Workload
 
 
 @pytest.fixture
 def session(fleet: Workload) -> Session:
     """Two short loads on one server."""
-    slots = ServerOptions(tuple((name, "x") for name in fleet.names), Slots(4, 8))
+    slots = ServerOptions(tuple((name, "x") for name in fleet.names), Settings(4, 8))
     return Session("s", slots, (Task("one", fleet, 0.5, seed=1), Task("two", fleet, 0.5, seed=2)))
 
 
@@ -137,7 +137,7 @@ def test_the_budget_stops_the_plan(launch: Launch, session: Session, tmp_path: P
 def test_an_absent_adapter_is_found_before_the_start(tmp_path: Path) -> None:
     """vLLM would need a minute to say it."""
     with pytest.raises(ValidationError, match="adapter 'a' at"):
-        check_adapters(ServerOptions((("a", str(tmp_path / "none")),), Slots(1, 8)))
+        check_adapters(ServerOptions((("a", str(tmp_path / "none")),), Settings(1, 8)))
 
 
 def test_long_requests_are_cut_as_vllm_would(fleet: Workload) -> None:
@@ -169,7 +169,7 @@ def test_the_twin_replays_what_was_sent(fleet: Workload) -> None:
 def test_calibration_is_planned_by_the_grid(launch: Launch) -> None:
     """One session a server; its slots, ranks and emulated bytes are the grid's; adapters fit the slots."""
     emulated = replace(launch, emulation=Emulation(2e7, 17408.0), step_log=True)
-    planned = sessions(emulated, (Slots(8, 16), Slots(2, 64)))
+    planned = sessions(emulated, (Settings(8, 16), Settings(2, 64)))
     assert [s.key for s in planned] == ["slots-8-rank-16", "slots-2-rank-64"]
     assert planned[0].options.kv_cache_bytes == 20_000_000 - 8 * 16 * 17408
     assert {t.key for t in planned[0].tasks} == {"probes", "mixed-light", "mixed-busy", "mixed-starved"}
@@ -178,7 +178,7 @@ def test_calibration_is_planned_by_the_grid(launch: Launch) -> None:
 
 def test_tasks_in_a_row_keep_their_requests(launch: Launch) -> None:
     """Merged bursts are the same requests of the same adapters, one burst after another."""
-    parts = [t for t in sessions(launch, (Slots(4, 8),))[0].tasks if t.key.startswith("decode-")]
+    parts = [t for t in sessions(launch, (Settings(4, 8),))[0].tasks if t.key.startswith("decode-")]
     whole = in_a_row("all", parts, 1.0)
     trace = whole.workload.arrivals.trace
     assert trace is not None
@@ -205,10 +205,10 @@ def test_a_running_server_is_calibrated_from_outside(
     monkeypatch.setattr(calibration, "MIXED_S", 0.3)
     monkeypatch.setattr(calibration, "PREFILL_PAUSE_S", 0.05)
     monkeypatch.setattr(campaign, "run_job", in_this_process)
-    slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
+    slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Settings(4, 8))
     with LiveServer(launch, slots, tmp_path / "server") as server:
         assert server.start() is None
-        fitted, outcomes, late = calibrate_url(server.url, profile, tmp_path / "run", settings=Slots(4, 8))
+        fitted, outcomes, late = calibrate_url(server.url, profile, tmp_path / "run", settings=Settings(4, 8))
     assert not late
     assert all(o.complete for o in outcomes)
     assert fitted.memory.measured == ((4, 8, 128 * 32),)
@@ -219,12 +219,12 @@ def test_a_running_server_is_calibrated_from_outside(
 def test_a_calibration_without_a_server_says_why(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
     """No profile comes from nothing; the message has the server's reason."""
     with pytest.raises(LiveError, match="No available memory"):
-        calibrate(with_fault("memory"), tmp_path, servers=(Slots(8, 16),))
+        calibrate(with_fault("memory"), tmp_path, servers=(Settings(8, 16),))
 
 
 def test_the_doctor_looks_at_a_running_server(launch: Launch, tmp_path: Path) -> None:
     """Health, version, adapters and metrics of a URL; a dead one is reported with the remedy."""
-    slots = ServerOptions((("a0", "x"),), Slots(4, 8))
+    slots = ServerOptions((("a0", "x"),), Settings(4, 8))
     with LiveServer(launch, slots, tmp_path) as server:
         assert server.start() is None
         checks = {c.name: c for c in diagnose_url(server.url)}
@@ -254,8 +254,8 @@ def test_a_server_that_fails_every_request_gives_no_profile(
     monkeypatch.setattr(calibration, "BURST_BATCHES", (1,))
     monkeypatch.setattr(calibration, "MIXED_S", 0.3)
     monkeypatch.setattr(calibration, "PREFILL_PAUSE_S", 0.05)
-    slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Slots(4, 8))
+    slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Settings(4, 8))
     with LiveServer(with_fault("http500"), slots, tmp_path / "server") as server:
         assert server.start() is None
         with pytest.raises(LiveError, match=r"No server could be measured: .* failed.*HTTP 500"):
-            calibrate_url(server.url, profile, tmp_path / "run", settings=Slots(4, 8), budget_s=5.0)
+            calibrate_url(server.url, profile, tmp_path / "run", settings=Settings(4, 8), budget_s=5.0)

@@ -16,7 +16,7 @@ from packer.live import environment, setup
 from packer.live.environment import VllmEnvironment, find_vllm, probe
 from packer.live.launch import launch_text, read_launch
 from packer.live.setup import KV_BUDGET_BYTES, TINY, setup_gpu, tiny_launch
-from packer.settings import Slots
+from packer.settings import Settings
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_setups_launch_file_is_valid(launch_file: Path) -> None:
     assert launch.model == "model" or launch.model.endswith("/model")
     assert launch.adapter_folder("x", 16) == str(launch_file.parent / "adapters" / "rank-16")
     assert launch.emulation is not None
-    assert launch.emulation.kv_bytes(Slots(8, 16)) == KV_BUDGET_BYTES - 8 * 16 * 17408
+    assert launch.emulation.kv_bytes(Settings(8, 16)) == KV_BUDGET_BYTES - 8 * 16 * 17408
     assert launch.engine.version == "0.32.0"
 
 

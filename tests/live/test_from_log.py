@@ -15,7 +15,7 @@ from packer.live.launch import Emulation, Launch
 from packer.live.results import LoadResult
 from packer.live.step_log import Steps, read_steps
 from packer.profile import GpuSpec, ModelSpec
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import linear_features
 
@@ -86,7 +86,7 @@ def test_the_law_comes_back() -> None:
     """Predictions of the fitted law agree with the true one at states of light and full batches."""
     logs = {rank: make_steps(rank, seed=rank) for rank in (8, 32)}
     latency, errors = from_log.fit_step_law(
-        [from_log.from_steps(s, Slots(8, rank)) for rank, s in logs.items()]
+        [from_log.from_steps(s, Settings(8, rank)) for rank, s in logs.items()]
     )
     coefficients = dict(latency.coefficients)
     for decodes, prefill, rank in ((1, 0, 8), (32, 0, 8), (64, 0, 32), (16, 200, 32)):
@@ -99,7 +99,7 @@ def test_the_law_comes_back() -> None:
 def test_noise_does_not_make_the_law_faster() -> None:
     """With single steps 30 % off either way, the law's mean time is that of the steps, within 1.5 %."""
     steps = make_steps(8, n=6000, noise=0.3)
-    latency, _ = from_log.fit_step_law([from_log.from_steps(steps, Slots(8, 8))])
+    latency, _ = from_log.fit_step_law([from_log.from_steps(steps, Settings(8, 8))])
     periods = steps.periods_ms()[:-1] - steps.host_ms[:-1]
     features = linear_features(
         decodes=steps.decodes[:-1],
@@ -118,7 +118,7 @@ def test_noise_does_not_make_the_law_faster() -> None:
 
 def test_slot_terms_need_servers_that_differ() -> None:
     """One server can't tell what its slots cost, so those terms stay out."""
-    latency, _ = from_log.fit_step_law([from_log.from_steps(make_steps(8), Slots(8, 8))])
+    latency, _ = from_log.fit_step_law([from_log.from_steps(make_steps(8), Settings(8, 8))])
     assert not set(latency.coefficients) & {*from_log.SLOT_TERMS, *from_log.SLOT_RANK_TERMS}
 
 
@@ -128,7 +128,7 @@ def test_waiting_requests_cost_time() -> None:
     waiting = np.where(np.arange(len(steps)) % 3 == 0, 0.0, 800.0)
     slow = np.cumsum(np.concatenate([[0.0], (0.002 * waiting)[:-1]])) / 1e3
     late = replace(steps, start_s=steps.start_s + slow)
-    seen = from_log.from_steps(late, Slots(8, 8), waiting=waiting)
+    seen = from_log.from_steps(late, Settings(8, 8), waiting=waiting)
     latency, _ = from_log.fit_step_law([seen])
     assert latency.coefficients["per_waiting_ms"] == pytest.approx(0.002, rel=0.2)
 
@@ -165,7 +165,7 @@ def test_too_few_states_are_refused() -> None:
     """A handful of equal steps fits no law; the message says how many there were."""
     steps = make_steps(8, n=6)
     with pytest.raises(LiveError, match="at least 12"):
-        from_log.fit_step_law([from_log.from_steps(steps, Slots(8, 8))])
+        from_log.fit_step_law([from_log.from_steps(steps, Settings(8, 8))])
 
 
 def test_an_outlier_counts_as_a_few_steps() -> None:
@@ -173,8 +173,8 @@ def test_an_outlier_counts_as_a_few_steps() -> None:
     steps = make_steps(8, noise=0.0)
     late = steps.start_s.copy()
     late[2001:] += 1.0
-    before = from_log.from_steps(steps, Slots(8, 8)).step_ms
-    after = from_log.from_steps(replace(steps, start_s=late), Slots(8, 8)).step_ms
+    before = from_log.from_steps(steps, Settings(8, 8)).step_ms
+    after = from_log.from_steps(replace(steps, start_s=late), Settings(8, 8)).step_ms
     assert float(np.abs(after / before - 1.0).max()) < from_log.OUTLIER
 
 
@@ -188,7 +188,7 @@ def test_loading_has_its_own_line() -> None:
 def test_memory_from_two_points_is_a_line(launch: Launch) -> None:
     """Bytes per slot and rank from the difference of two servers; both points stay exact."""
     kv = launch.model_spec.kv_bytes_per_token
-    points = {Slots(8, 8): int((1e8 - 64 * 20000) / kv), Slots(32, 32): int((1e8 - 1024 * 20000) / kv)}
+    points = {Settings(8, 8): int((1e8 - 64 * 20000) / kv), Settings(32, 32): int((1e8 - 1024 * 20000) / kv)}
     memory = from_log.fit_memory(launch, points)
     assert memory.slot_bytes_per_rank == pytest.approx(20000, rel=1e-3)
     assert memory.kv_budget_bytes == pytest.approx(1e8, rel=1e-3)
@@ -198,10 +198,10 @@ def test_memory_from_two_points_is_a_line(launch: Launch) -> None:
 def test_emulated_memory_keeps_its_rule(launch: Launch) -> None:
     """What packer deducts itself needs no fit, and is the same rule in the profile."""
     emulated = replace(launch, emulation=Emulation(2e7, 17408.0))
-    memory = from_log.fit_memory(emulated, {Slots(8, 16): 8640})
+    memory = from_log.fit_memory(emulated, {Settings(8, 16): 8640})
     assert (memory.kv_budget_bytes, memory.slot_bytes_per_rank) == (2e7, 17408.0)
     assert emulated.emulation is not None
-    assert emulated.emulation.kv_bytes(Slots(64, 64)) < 0
+    assert emulated.emulation.kv_bytes(Settings(64, 64)) < 0
 
 
 def test_no_capacity_is_an_error(launch: Launch) -> None:

@@ -19,7 +19,7 @@ from packer.live.calibration import calibrate
 from packer.live.environment import probe
 from packer.live.launch import read_launch
 from packer.live.validate import Validation, ValidationSpec
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.workload import Workload
 
 VARIABLE = "PACKER_VLLM_LAUNCH"
@@ -44,14 +44,14 @@ def test_calibrate_and_validate_on_real_vllm(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(calibration, "BURST_BATCHES", (1, 4, 16))
     monkeypatch.setattr(calibration, "MIXED_S", 5.0)
     launch = read_launch(os.environ[VARIABLE])
-    profile, outcomes, _ = calibrate(launch, tmp_path / "calibrate", servers=(Slots(4, 8),))
+    profile, outcomes, _ = calibrate(launch, tmp_path / "calibrate", servers=(Settings(4, 8),))
     assert all(o.complete for o in outcomes), [o.failure for o in outcomes]
     assert profile.memory.measured[0][:2] == (4, 8)
     assert profile.latency.coefficients
     fleet = Workload(
         [Adapter(f"a{i}", 8, 0.5) for i in range(4)], Lengths.constant(20), Lengths.constant(10), 0.0
     )
-    bin_ = Bin((0, 1, 2, 3), Slots(4, 8), profile)
+    bin_ = Bin((0, 1, 2, 3), Settings(4, 8), profile)
     (report,) = Validation(
         launch, fleet, [bin_], tmp_path / "validate", ValidationSpec(duration_s=10.0)
     ).run()

@@ -16,9 +16,9 @@ import pytest
 from packer.engine_spec import EngineSpec
 from packer.live.launch import Launch
 from packer.live.server import LiveServer, ServerOptions, command_line, environment, healthy, split_cores
-from packer.settings import Slots
+from packer.settings import Settings
 
-OPTIONS = ServerOptions((("a0", "x"), ("a1", "x")), Slots(2, 8))
+OPTIONS = ServerOptions((("a0", "x"), ("a1", "x")), Settings(2, 8))
 
 
 def test_a_server_starts_answers_and_is_gone_after_the_block(launch: Launch, tmp_path: Path) -> None:
@@ -113,12 +113,12 @@ def test_a_killed_packer_leaves_no_server(
         "import sys, time, pathlib\n"
         "from packer.live.server import LiveServer, ServerOptions\n"
         "from packer.live import server as module\n"
-        "from packer.settings import Slots\n"
+        "from packer.settings import Settings\n"
         "from packer.live.launch import Launch\n"
         "from packer.profile import EngineSpec, GpuSpec, ModelSpec\n"
         f"launch = Launch('x', 'm', 'x', EngineSpec('vllm', '0', 256, 512, 64), ModelSpec('m', 1, 1, 1),"
         f" GpuSpec('g', 1), python=sys.executable, command={launch.command!r}, step_log=False)\n"
-        f"server = LiveServer(launch, ServerOptions((), Slots(1, 8)), pathlib.Path({str(tmp_path)!r}))\n"
+        f"server = LiveServer(launch, ServerOptions((), Settings(1, 8)), pathlib.Path({str(tmp_path)!r}))\n"
         "assert server.start() is None\n"
         "print(server._guard.pid, server.port, flush=True)\n"
         "time.sleep(600)\n"
@@ -157,7 +157,7 @@ def test_the_command_line_has_the_settings(launch: Launch) -> None:
 def test_host_adapters_are_at_least_the_slots(launch: Launch) -> None:
     """vLLM refuses max_cpu_loras < max_loras, so the flag never has that."""
     engine = EngineSpec("vllm", "0", 256, 512, 64, max_cpu_loras=1, data_parallel_size=2)
-    line = command_line(replace(launch, engine=engine), replace(OPTIONS, settings=Slots(4, 8)), 81)
+    line = command_line(replace(launch, engine=engine), replace(OPTIONS, settings=Settings(4, 8)), 81)
     assert line[line.index("--max-cpu-loras") + 1] == "4"
     assert line[line.index("--data-parallel-size") + 1] == "2"
 

@@ -31,14 +31,14 @@ from packer.plan import Plan, Status
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.report.validation import validation_figure
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.workload import Workload
 
 
 @pytest.fixture
 def bins(profile: Profile) -> list[Bin]:
     """Two servers with two adapters each."""
-    return [Bin((0, 1), Slots(8, 8), profile), Bin((2, 3), Slots(8, 8), profile)]
+    return [Bin((0, 1), Settings(8, 8), profile), Bin((2, 3), Settings(8, 8), profile)]
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_equal_bins_of_several_plans_are_measured_once(
     launch: Launch, fleet: Workload, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
     """Two plans share a bin; three are measured, and each plan gets the sum of its own."""
-    whole = Bin((0, 1, 2, 3), Slots(8, 8), bins[0].profile)
+    whole = Bin((0, 1, 2, 3), Settings(8, 8), bins[0].profile)
     plans = {"two": make_plan(bins), "half": make_plan(bins[:1]), "one": make_plan([whole])}
     measured = measure_plans(plans, fleet, launch, tmp_path, ValidationSpec(duration_s=0.5))
     assert {name: [report.index for report in reports] for name, reports in measured.items()} == {

@@ -20,7 +20,7 @@ from packer.objectives.headroom import Headroom
 from packer.objectives.latency import Latency
 from packer.objectives.moves import FewestMoves
 from packer.objectives.slo import Slo
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers.evaluator import Evaluator
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
@@ -28,9 +28,9 @@ from packer.workload import Workload
 PROFILE = small_profile()
 FLEET = Workload([Adapter(f"a{i}", 8, 0.1 * (i + 1)) for i in range(6)])
 BINS = [
-    Bin((0, 1, 2), Slots(3, 8), PROFILE),
-    Bin((3, 4), Slots(2, 8), PROFILE),
-    Bin((5,), Slots(1, 8), PROFILE),
+    Bin((0, 1, 2), Settings(3, 8), PROFILE),
+    Bin((3, 4), Settings(2, 8), PROFILE),
+    Bin((5,), Settings(1, 8), PROFILE),
 ]
 
 
@@ -188,8 +188,8 @@ def test_headroom_refuses_damaged_rates(tmp_path: Path, text: str, says: str) ->
 
 def test_moves_counts_adapters_that_change_servers() -> None:
     """Servers are matched so that most stay; new adapters are no moves."""
-    old = [Bin((0, 1, 2), Slots(3, 8), PROFILE), Bin((3, 4), Slots(2, 8), PROFILE)]
-    new = [Bin((3, 4, 0), Slots(3, 8), PROFILE), Bin((1, 2, 5), Slots(3, 8), PROFILE)]
+    old = [Bin((0, 1, 2), Settings(3, 8), PROFILE), Bin((3, 4), Settings(2, 8), PROFILE)]
+    new = [Bin((3, 4, 0), Settings(3, 8), PROFILE), Bin((1, 2, 5), Settings(3, 8), PROFILE)]
     assert match(old, new) == {0: 1, 1: 0}
     assert moved(old, new) == [0]
     found = AnalyticPredictor().evaluate(FLEET, new)
@@ -199,8 +199,8 @@ def test_moves_counts_adapters_that_change_servers() -> None:
 def test_moves_never_matches_another_gpu_type() -> None:
     """An adapter on a server of another GPU type has moved, whatever the number of the server."""
     other = small_profile("other/test-model")
-    old = [Bin((0, 1), Slots(2, 8), PROFILE)]
-    assert moved(old, [Bin((0, 1), Slots(2, 8), other)]) == [0, 1]
+    old = [Bin((0, 1), Settings(2, 8), PROFILE)]
+    assert moved(old, [Bin((0, 1), Settings(2, 8), other)]) == [0, 1]
     assert FewestMoves().supports([PROFILE]) is not None
 
 

@@ -15,7 +15,7 @@ from packer.errors import FileFormatError, IncompatibleError, ValidationError
 from packer.lengths import Lengths
 from packer.operate.bench import FIGURES, beside_bench
 from packer.profile import Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.twin.arrivals import draw_marks
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -70,7 +70,7 @@ def test_adapters_of_a_server_share_the_requests(tmp_path: Path, toy_profile: Pr
     """With a server of a plan the requests are for its adapters, as `--lora-modules` draws them, at their own rate."""
     fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(4)])
     written = _of_the_twin(toy_profile, 8) | {"request_rate": 5.0}
-    server = Bin((1, 3), Slots(2, 8), toy_profile)
+    server = Bin((1, 3), Settings(2, 8), toy_profile)
     (found,) = beside_bench(_written(tmp_path, **written), toy_profile, fleet=fleet, server=server)
     sim = found.simulation
     assert (sim.max_loras, sim.workload.names, sim.completed) == (2, ("a1", "a3"), 60)

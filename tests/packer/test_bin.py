@@ -10,7 +10,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.profile import Profile
-from packer.settings import Pool, Slots
+from packer.settings import Settings
 from packer.workload import Workload
 
 FLEET = Workload([Adapter(f"a{k}", 8, 0.1 * (k + 1)) for k in range(4)])
@@ -19,7 +19,7 @@ FLEET = Workload([Adapter(f"a{k}", 8, 0.1 * (k + 1)) for k in range(4)])
 def test_a_bin_carries_its_part_of_the_load(toy_profile: Profile) -> None:
     """Offered load and rates of a bin are those of the workload it is given to simulate."""
     for shares in ((), (0.25, 1.0)):
-        item = Bin((2, 0), Slots(2, 8), toy_profile, shares)
+        item = Bin((2, 0), Settings(2, 8), toy_profile, shares)
         own = item.workload(FLEET)
         assert own.names == ("a2", "a0")
         assert item.offered_tok_s(FLEET) == pytest.approx(own.offered_tok_s)
@@ -29,7 +29,7 @@ def test_a_bin_carries_its_part_of_the_load(toy_profile: Profile) -> None:
 
 def test_the_whole_fleet_is_not_copied(toy_profile: Profile) -> None:
     """A bin of all adapters in order is the fleet itself, so that caches hit."""
-    assert Bin((0, 1, 2, 3), Slots(4, 8), toy_profile).workload(FLEET) is FLEET
+    assert Bin((0, 1, 2, 3), Settings(4, 8), toy_profile).workload(FLEET) is FLEET
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_whole_fleet_is_not_copied(toy_profile: Profile) -> None:
         {"adapters": ()},
         {"adapters": (1, 1)},
         {"adapters": (-1,)},
-        {"settings": Pool(1, 8)},
+        {"settings": (1, 8)},
         {"shares": (0.5, 0.5)},
         {"shares": (0.0,)},
         {"shares": (1.5,)},
@@ -47,7 +47,7 @@ def test_the_whole_fleet_is_not_copied(toy_profile: Profile) -> None:
 )
 def test_nonsense_is_refused(toy_profile: Profile, options: dict[str, object]) -> None:
     """A server that vLLM would not start, or shares that aren't shares, never become a bin."""
-    good = {"adapters": (0,), "settings": Slots(1, 8), "profile": toy_profile}
+    good = {"adapters": (0,), "settings": Settings(1, 8), "profile": toy_profile}
     with pytest.raises(ValidationError):
         Bin(**(good | options))  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from packer.errors import FileFormatError, ValidationError
 from packer.io.profiles import format_profile, load_profile, parse_profile
 from packer.io.workloads import read_workload, write_workload
 from packer.profile import Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.speculation import SpeculationSpec
 from packer.traces.read import read_trace
 from packer.twin.memory.policy import kv_cache_tokens
@@ -79,7 +79,7 @@ def test_profiles_keep_it() -> None:
 
 def test_a_drafter_takes_memory_from_the_kv_cache() -> None:
     """Its weights, and its own KV for each token."""
-    profile, settings = _with(), Slots(8, 16)
+    profile, settings = _with(), Settings(8, 16)
     bare = kv_cache_tokens(profile, settings)
     spec = profile.engine.speculation
     assert spec is not None

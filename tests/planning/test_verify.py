@@ -27,7 +27,7 @@ from packer.predictors.content import Factors
 from packer.predictors.twin import TwinPredictor
 from packer.profile import LatencySpec, Profile
 from packer.seeds import fresh
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers.base import Solution
 from packer.solvers.confirm import holding
 from packer.solvers.evaluator import Evaluator
@@ -43,23 +43,23 @@ POSED = replace(problem(FLEET, max_gpus=2), max_replicas=2)
 
 def test_a_sound_solution_passes() -> None:
     """Shares that sum to 1, unplaced adapters and bins within the limits are fine."""
-    bins = (Bin((0, 1), Slots(2, 16), PROFILE, (0.5, 1.0)), Bin((0,), Slots(1, 8), PROFILE, (0.5,)))
+    bins = (Bin((0, 1), Settings(2, 16), PROFILE, (0.5, 1.0)), Bin((0,), Settings(1, 8), PROFILE, (0.5,)))
     check(POSED, Solution(bins, unplaced=(2,)))
 
 
 @pytest.mark.parametrize(
     ("bins", "unplaced", "says"),
     [
-        ((Bin((0, 1), Slots(2, 16), PROFILE),), (), "'c' to be placed once"),
-        ((Bin((0, 1, 2), Slots(3, 16), PROFILE), Bin((2,), Slots(1, 8), PROFILE)), (), "'c'.*sum to 2"),
-        ((Bin((0, 1, 2), Slots(3, 16), PROFILE),), (2,), "'c' to be unplaced"),
-        ((Bin((0, 1, 2), Slots(3, 8), PROFILE),), (), "max_lora_rank of server 0 >= 16"),
-        ((Bin((0, 1, 2), Slots(3, 16), PROFILE, (0.9, 1.0, 1.0)),), (), "sum to 0.9"),
-        ((Bin((0, 1, 7), Slots(3, 16), PROFILE),), (2,), "does not exist"),
-        ((Bin((0, 1, 2), Slots(3, 16), small_profile("x/y")),), (), "does not offer"),
-        ((Bin((0, 1, 2), Slots(3, 16), PROFILE),), (9,), "unplaced adapter"),
-        ((Bin.unchecked((0, 1, 2, 2), Slots(3, 16), PROFILE, (1.0, 1.0, 0.5, 0.5)),), (), "each once"),
-        (tuple(Bin((i,), Slots(1, 16), PROFILE) for i in range(3)), (), "3 GPUs, more than 2"),
+        ((Bin((0, 1), Settings(2, 16), PROFILE),), (), "'c' to be placed once"),
+        ((Bin((0, 1, 2), Settings(3, 16), PROFILE), Bin((2,), Settings(1, 8), PROFILE)), (), "'c'.*sum to 2"),
+        ((Bin((0, 1, 2), Settings(3, 16), PROFILE),), (2,), "'c' to be unplaced"),
+        ((Bin((0, 1, 2), Settings(3, 8), PROFILE),), (), "max_lora_rank of server 0 >= 16"),
+        ((Bin((0, 1, 2), Settings(3, 16), PROFILE, (0.9, 1.0, 1.0)),), (), "sum to 0.9"),
+        ((Bin((0, 1, 7), Settings(3, 16), PROFILE),), (2,), "does not exist"),
+        ((Bin((0, 1, 2), Settings(3, 16), small_profile("x/y")),), (), "does not offer"),
+        ((Bin((0, 1, 2), Settings(3, 16), PROFILE),), (9,), "unplaced adapter"),
+        ((Bin.unchecked((0, 1, 2, 2), Settings(3, 16), PROFILE, (1.0, 1.0, 0.5, 0.5)),), (), "each once"),
+        (tuple(Bin((i,), Settings(1, 16), PROFILE) for i in range(3)), (), "3 GPUs, more than 2"),
     ],
 )
 def test_every_rule_is_checked(bins: tuple[Bin, ...], unplaced: tuple[int, ...], says: str) -> None:
@@ -70,7 +70,10 @@ def test_every_rule_is_checked(bins: tuple[Bin, ...], unplaced: tuple[int, ...],
 
 def test_replicas_are_limited() -> None:
     """An adapter on more GPUs than allowed is refused."""
-    bins = (Bin((0, 1, 2), Slots(3, 16), PROFILE, (0.5, 1.0, 1.0)), Bin((0,), Slots(1, 8), PROFILE, (0.5,)))
+    bins = (
+        Bin((0, 1, 2), Settings(3, 16), PROFILE, (0.5, 1.0, 1.0)),
+        Bin((0,), Settings(1, 8), PROFILE, (0.5,)),
+    )
     with pytest.raises(VerificationError, match="on 2 GPUs, more than the 1"):
         check(replace(POSED, max_replicas=1), Solution(bins))
 
@@ -79,9 +82,9 @@ def test_the_twin_names_what_fails() -> None:
     """Servers that starve or do not start in the twin are named with the reason; sound ones are not."""
     heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0), Adapter("c", 8, 0.05)])
     bins = [
-        Bin((0,), Slots(1, 8), PROFILE),
-        Bin((1,), Slots(1, 8), PROFILE),
-        Bin((2,), Slots(2000, 512), PROFILE),
+        Bin((0,), Settings(1, 8), PROFILE),
+        Bin((1,), Settings(1, 8), PROFILE),
+        Bin((2,), Settings(2000, 512), PROFILE),
     ]
     failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=fresh(0)))
     assert sorted(failures) == [1, 2]
@@ -89,7 +92,7 @@ def test_the_twin_names_what_fails() -> None:
     assert "server 2 does not start" in failures[2]
 
 
-LIGHT = [Bin((0, 2), Slots(2, 8), PROFILE), Bin((1,), Slots(1, 16), PROFILE)]
+LIGHT = [Bin((0, 2), Settings(2, 8), PROFILE), Bin((1,), Settings(1, 16), PROFILE)]
 
 
 def test_latency_limits_are_checked_by_the_twin_with_a_little_slack() -> None:
@@ -144,7 +147,7 @@ def test_loads_of_the_objective_are_checked_by_the_twin(tmp_path: Path) -> None:
 def test_plain_reasons_come_first() -> None:
     """A server that starves at the nominal rates is reported as such, whatever the objective."""
     heavy = Workload([Adapter("a", 8, 0.05), Adapter("b", 8, 400.0)])
-    bins = [Bin((0,), Slots(1, 8), PROFILE), Bin((1,), Slots(1, 8), PROFILE)]
+    bins = [Bin((0,), Settings(1, 8), PROFILE), Bin((1,), Settings(1, 8), PROFILE)]
     for objective in (None, Gpus(), Headroom(1.1), load_objective("slo:server.mean_ttft_ms=1e9")):
         failures = twin_failures(heavy, bins, twin=TwinPredictor(seed=fresh(0)), objective=objective)
         assert sorted(failures) == [1]

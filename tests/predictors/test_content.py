@@ -14,7 +14,7 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.lengths import Lengths
 from packer.predictors.content import ContentCache, content_classes
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 
@@ -52,8 +52,10 @@ def test_classes_follow_rank_rate_and_lengths() -> None:
 
 def test_equal_contents_are_evaluated_once(cache: ContentCache, evaluated: list[tuple[Bin, float]]) -> None:
     """Bins of interchangeable adapters take one evaluation and get equal figures."""
-    found = cache.evaluate(FLEET, [Bin((0, 1), Slots(2, 16), PROFILE), Bin((1, 2), Slots(2, 16), PROFILE)])
-    again = cache.evaluate(FLEET, [Bin((2, 1), Slots(2, 16), PROFILE)])
+    found = cache.evaluate(
+        FLEET, [Bin((0, 1), Settings(2, 16), PROFILE), Bin((1, 2), Settings(2, 16), PROFILE)]
+    )
+    again = cache.evaluate(FLEET, [Bin((2, 1), Settings(2, 16), PROFILE)])
     assert len(evaluated) == cache.evaluated == 1
     assert cache.requested == 3
     assert found[0] == found[1] == again[0]
@@ -62,12 +64,12 @@ def test_equal_contents_are_evaluated_once(cache: ContentCache, evaluated: list[
 def test_different_contents_are_told_apart(cache: ContentCache, evaluated: list[tuple[Bin, float]]) -> None:
     """Rate, slots, slot rank, shares, profile and the factor of the rates all make another content."""
     bins = [
-        Bin((0,), Slots(1, 8), PROFILE),
-        Bin((3,), Slots(1, 8), PROFILE),
-        Bin((0,), Slots(2, 8), PROFILE),
-        Bin((0,), Slots(1, 16), PROFILE),
-        Bin((0,), Slots(1, 8), PROFILE, (0.5,)),
-        Bin((0,), Slots(1, 8), small_profile("other/model")),
+        Bin((0,), Settings(1, 8), PROFILE),
+        Bin((3,), Settings(1, 8), PROFILE),
+        Bin((0,), Settings(2, 8), PROFILE),
+        Bin((0,), Settings(1, 16), PROFILE),
+        Bin((0,), Settings(1, 8), PROFILE, (0.5,)),
+        Bin((0,), Settings(1, 8), small_profile("other/model")),
     ]
     found = cache.evaluate(FLEET, bins)
     assert len(evaluated) == len(bins)
@@ -80,7 +82,7 @@ def test_different_contents_are_told_apart(cache: ContentCache, evaluated: list[
 
 def test_shares_stay_with_their_adapters(cache: ContentCache) -> None:
     """A reordered bin with shares is evaluated with each share at its own adapter."""
-    item = Bin((3, 0), Slots(2, 8), PROFILE, (0.25, 1.0))
+    item = Bin((3, 0), Settings(2, 8), PROFILE, (0.25, 1.0))
     assert cache.evaluate(FLEET, [item])[0].offered_tok_s == item.offered_tok_s(FLEET)
 
 
@@ -96,7 +98,7 @@ def test_a_fleet_that_is_dropped_takes_its_figures_along(
     cache: ContentCache, evaluated: list[tuple[Bin, float]]
 ) -> None:
     """Figures of a fleet are never returned for another one, however many fleets come and go."""
-    item = Bin((0,), Slots(1, 8), PROFILE)
+    item = Bin((0,), Settings(1, 8), PROFILE)
     for k in range(40):
         fleet = Workload([Adapter("a", 8, 0.1 * (k + 1))])
         assert cache.evaluate(fleet, [item])[0].offered_tok_s == item.offered_tok_s(fleet)

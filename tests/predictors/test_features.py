@@ -15,7 +15,7 @@ from packer.lengths import Lengths
 from packer.predictors.bin_table import BinTable
 from packer.predictors.features import COLUMN, FEATURES, FeatureExtractor
 from packer.profile import Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.workload import Workload
 
 
@@ -57,8 +57,8 @@ def test_a_bin_does_not_depend_on_the_rest_of_the_fleet(rich: Profile) -> None:
     whole = _levels(60, 0.3)
     chosen = tuple(range(0, 60, 3))  # the small ranks
     part = whole.subset(chosen)
-    inside = FeatureExtractor(whole, rich).matrix(BinTable.of([Bin(chosen, Slots(4, 8), rich)]))
-    alone = FeatureExtractor(part, rich).matrix(BinTable.of([Bin(tuple(range(20)), Slots(4, 8), rich)]))
+    inside = FeatureExtractor(whole, rich).matrix(BinTable.of([Bin(chosen, Settings(4, 8), rich)]))
+    alone = FeatureExtractor(part, rich).matrix(BinTable.of([Bin(tuple(range(20)), Settings(4, 8), rich)]))
     np.testing.assert_allclose(inside, alone, rtol=1e-12)
 
 
@@ -68,7 +68,7 @@ def test_a_bin_does_not_depend_on_the_rest_of_the_fleet(rich: Profile) -> None:
 def test_equilibrium_agrees_with_the_oracle(rich: Profile, n: int, rate: float, slots: int) -> None:
     """Grouping adapters and the fast root search change nothing that matters."""
     fleet = _levels(n, rate)
-    table = BinTable.of([Bin(tuple(range(n)), Slots(slots, 32), rich)])
+    table = BinTable.of([Bin(tuple(range(n)), Settings(slots, 32), rich)])
     row = FeatureExtractor(fleet, rich).matrix(table)[0]
     for name, expected in NaiveServer(fleet, rich, slots, 32).features().items():
         assert row[COLUMN[name]] == pytest.approx(expected, rel=0.03), name
@@ -78,7 +78,7 @@ def test_papers_features_are_exact(small: Profile) -> None:
     """Adapters, sum and spread of rates, largest, mean and spread of ranks, and slots are what they say."""
     fleet = _levels(30, 0.1)
     picked = (3, 7, 8, 11, 29)
-    row = FeatureExtractor(fleet, small).matrix(BinTable.of([Bin(picked, Slots(4, 64), small)]))[0]
+    row = FeatureExtractor(fleet, small).matrix(BinTable.of([Bin(picked, Settings(4, 64), small)]))[0]
     rates, ranks = fleet.rates[list(picked)], fleet.ranks[list(picked)]
     expected = {
         "adapters": 5,
@@ -98,7 +98,7 @@ def test_papers_features_are_exact(small: Profile) -> None:
 def test_features_depend_on_content_not_on_company(small: Profile) -> None:
     """A bin has the same features alone, in a batch, and with its adapters in another order."""
     fleet = _levels(40, 0.1)
-    bins = [Bin(tuple(range(k, 40, 3)), Slots(8, 32), small) for k in range(3)]
+    bins = [Bin(tuple(range(k, 40, 3)), Settings(8, 32), small) for k in range(3)]
     extractor = FeatureExtractor(fleet, small)
     together = extractor.matrix(BinTable.of(bins))
     for k, item in enumerate(bins):
@@ -109,8 +109,8 @@ def test_features_depend_on_content_not_on_company(small: Profile) -> None:
 def test_shares_scale_rates(small: Profile) -> None:
     """An adapter of which half the traffic comes here counts as one with half the rate."""
     fleet = _levels(20, 0.2)
-    half = Bin(tuple(range(20)), Slots(8, 32), small, (0.5,) * 20)
-    whole = Bin(tuple(range(20)), Slots(8, 32), small)
+    half = Bin(tuple(range(20)), Settings(8, 32), small, (0.5,) * 20)
+    whole = Bin(tuple(range(20)), Settings(8, 32), small)
     told = FeatureExtractor(fleet, small).matrix(BinTable.of([half]))
     expected = FeatureExtractor(fleet.scaled(0.5), small).matrix(BinTable.of([whole]))
     np.testing.assert_allclose(told, expected, rtol=1e-9)
@@ -121,9 +121,9 @@ def test_features_are_finite_for_extreme_servers(small: Profile) -> None:
     for rate in (1e-7, 1e3):
         fleet = _levels(3, rate)
         bins = [
-            Bin((0,), Slots(1, 32), small),
-            Bin((0, 1, 2), Slots(1, 32), small),
-            Bin((0,), Slots(100_000, 512), small),
+            Bin((0,), Settings(1, 32), small),
+            Bin((0, 1, 2), Settings(1, 32), small),
+            Bin((0,), Settings(100_000, 512), small),
         ]
         assert np.isfinite(FeatureExtractor(fleet, small).matrix(BinTable.of(bins))).all()
 
@@ -133,7 +133,7 @@ def test_load_features_rise_with_the_rate(small: Profile) -> None:
     rows = []
     for factor in np.geomspace(0.05, 20.0, 40):
         fleet = _levels(60, 0.1 * float(factor))
-        bins = BinTable.of([Bin(tuple(range(60)), Slots(8, 32), small)])
+        bins = BinTable.of([Bin(tuple(range(60)), Settings(8, 32), small)])
         rows.append(FeatureExtractor(fleet, small).matrix(bins)[0])
     told = np.array(rows)
     for name in ("load_factor", "slot_wait", "batch", "backlog"):
@@ -144,7 +144,7 @@ def test_one_table_has_one_profile(small: Profile) -> None:
     """Bins of different profiles can't share a table."""
     other = small.with_coefficients(base_ms=9.0)
     with pytest.raises(IncompatibleError, match="same profile"):
-        BinTable.of([Bin((0,), Slots(1, 8), small), Bin((0,), Slots(1, 8), other)])
+        BinTable.of([Bin((0,), Settings(1, 8), small), Bin((0,), Settings(1, 8), other)])
 
 
 def test_every_feature_has_a_name_of_its_own() -> None:

@@ -26,7 +26,7 @@ from packer.predictors.targets import OUTPUTS, STABLE, STARVED, TARGETS
 from packer.predictors.train import train
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.testing.contracts import PredictorContract
 from packer.workload import Workload
 
@@ -93,9 +93,9 @@ def test_another_profile_is_refused(models: dict[str, Model], small: Profile, tm
     with pytest.raises(ModelError, match="trained for the profile"):
         load_predictor(str(path), small.with_coefficients(base_ms=7.0))
     mine = LearnedPredictor(models["tree"], small)
-    other = Bin((0,), Slots(1, 16), small.with_coefficients(base_ms=7.0))
+    other = Bin((0,), Settings(1, 16), small.with_coefficients(base_ms=7.0))
     with pytest.raises(ModelError, match="trained for"):
-        mine.evaluate(_fleet(), [Bin((0,), Slots(1, 16), small), other])
+        mine.evaluate(_fleet(), [Bin((0,), Settings(1, 16), small), other])
 
 
 def test_a_profile_without_predictor_says_how_to_get_one(small: Profile) -> None:
@@ -152,10 +152,10 @@ def test_refined_trees_are_small_and_readable(data: Dataset, small: Profile) -> 
     rules = [str(rule) for rule in rules_of(model, STARVED)]
     assert len(rules) == trees[STARVED].leaves
     predictor = LearnedPredictor(model, small)
-    features = predictor.features(_fleet(), [Bin(tuple(range(24)), Slots(8, 16), small)])[0]
+    features = predictor.features(_fleet(), [Bin(tuple(range(24)), Settings(8, 16), small)])[0]
     told = {name: fired(model, name, features) for name in OUTPUTS}
     assert str(told[STARVED]) in rules
-    evaluation = predictor.evaluate(_fleet(), [Bin(tuple(range(24)), Slots(8, 16), small)])[0]
+    evaluation = predictor.evaluate(_fleet(), [Bin(tuple(range(24)), Settings(8, 16), small)])[0]
     assert told[STARVED].result.startswith("starves" if evaluation.starved else "does not starve")
     stable = predictor.evaluate_features(
         data.features, data.features[:, COLUMN["kv_cache"]], np.ones(len(data))
@@ -173,7 +173,7 @@ def test_ensembles_have_no_rules(models: dict[str, Model]) -> None:
 def test_starvation_never_becomes_unlikelier_with_the_rate(models: dict[str, Model], small: Profile) -> None:
     """The boosted trees are monotone when all rates rise."""
     predictor = LearnedPredictor(models["boosting"], small)
-    server = [Bin(tuple(range(24)), Slots(24, 16), small)]
+    server = [Bin(tuple(range(24)), Settings(24, 16), small)]
     chances = [
         predictor.evaluate(_fleet().scaled(float(factor)), server).starvation_probability[0]
         for factor in np.geomspace(0.05, 20, 25)
@@ -186,7 +186,7 @@ def test_starvation_never_becomes_unlikelier_with_the_rate(models: dict[str, Mod
 def test_influences_name_what_mattered(models: dict[str, Model], small: Profile) -> None:
     """On an overloaded server the strongest feature changes the result a lot; every feature is listed."""
     predictor = LearnedPredictor(models["boosting"], small)
-    features = predictor.features(_fleet(2.0), [Bin(tuple(range(24)), Slots(24, 16), small)])[0]
+    features = predictor.features(_fleet(2.0), [Bin(tuple(range(24)), Settings(24, 16), small)])[0]
     rows = influences(predictor, features, 1e5)
     assert len(rows) == len(COLUMN)
     first, last = (
@@ -200,7 +200,7 @@ def test_auto_leaves_only_uncertain_bins_to_the_twin(models: dict[str, Model], s
     """Clear bins never reach the twin, doubtful ones do and get its answer, and it is counted."""
     learned = LearnedPredictor(models["boosting"], small)
     fleet = _fleet()
-    bins = [Bin(tuple(range(24)), Slots(k, 16), small) for k in (1, 2, 4, 8, 24)]
+    bins = [Bin(tuple(range(24)), Settings(k, 16), small) for k in (1, 2, 4, 8, 24)]
     chance = learned.evaluate(fleet, bins).starvation_probability
     never = AutoPredictor(learned, TwinPredictor(), low=0.5, high=0.5)
     assert never.evaluate(fleet, bins).starvation_probability.tolist() == chance.tolist()
@@ -221,7 +221,7 @@ def test_what_was_never_learned_is_known_and_goes_to_the_twin(
     low, high = np.array(learned.model.header["ranges"])
     assert not learned.outside(np.stack([low, high])).any()
     strange = Workload([Adapter("a", 8, 0.01)], Lengths.constant(30_000), Lengths.constant(5))
-    server = [Bin((0,), Slots(1, 8), small)]
+    server = [Bin((0,), Settings(1, 8), small)]
     beyond = learned.outside(learned.features(strange, server))[0]
     assert beyond[COLUMN["input_mean"]]
     assert learned.evaluate_checked(strange, server)[1].tolist() == [True]

@@ -12,7 +12,7 @@ from packer.bin import Bin
 from packer.io.profiles import load_profile
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.testing.contracts import PredictorContract
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import DURATION_S, EDGE_ERRORS, at_edge, evaluate_until_clear, share_error
@@ -34,7 +34,7 @@ def test_shortcuts_keep_the_verdict(small: Profile, rate: float, slots: int) -> 
         for seed in (11, 12)
     ]
     share = float(np.mean([sim.served_share for sim in whole]))
-    found = evaluate_until_clear(fleet, small, Slots(slots, 8))
+    found = evaluate_until_clear(fleet, small, Settings(slots, 8))
     if abs(share - 0.9) > 0.02:
         assert found.evaluation.starved == (share < 0.9)
     assert found.evaluation.served_share == pytest.approx(share, rel=0.06)
@@ -60,9 +60,9 @@ def test_short_runs_that_end_early_change_nothing(
     small: Profile, rate: float, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A short run that ends once its server is certainly not calm leaves each figure as it would be without."""
-    found = evaluate_until_clear(_fleet(rate), small, Slots(slots, 8))
+    found = evaluate_until_clear(_fleet(rate), small, Settings(slots, 8))
     monkeypatch.setattr("packer.twin.server.PARTS", ())
-    whole = evaluate_until_clear(_fleet(rate), small, Slots(slots, 8))
+    whole = evaluate_until_clear(_fleet(rate), small, Settings(slots, 8))
     assert repr(found) == repr(whole)
 
 
@@ -78,20 +78,20 @@ def test_a_run_ends_once_its_queue_is_too_long(small: Profile) -> None:
 @pytest.mark.parametrize(("rate", "stable"), [(0.2, True), (6.0, False)])
 def test_a_queue_that_grows_is_told(small: Profile, rate: float, stable: bool) -> None:
     """An evaluation says whether the queue grows, as the simulation does."""
-    assert evaluate_until_clear(_fleet(rate), small, Slots(12, 8)).evaluation.stable is stable
+    assert evaluate_until_clear(_fleet(rate), small, Settings(12, 8)).evaluation.stable is stable
 
 
 def test_chance_does_not_starve_quiet_servers(small: Profile) -> None:
     """A server with a request every few minutes serves it, however few the hour happened to bring."""
     for seed in range(8):
-        found = evaluate_until_clear(_fleet(0.003, 1), small, Slots(1, 8), seed=seed)
+        found = evaluate_until_clear(_fleet(0.003, 1), small, Settings(1, 8), seed=seed)
         assert not found.evaluation.starved
         assert found.evaluation.served_share > 0.97
 
 
 def test_clear_cases_are_short(small: Profile) -> None:
     """A calm server takes one short run, one at the edge several whole ones."""
-    calm = evaluate_until_clear(_fleet(0.1), small, Slots(12, 8))
+    calm = evaluate_until_clear(_fleet(0.1), small, Settings(12, 8))
     assert (calm.runs, calm.duration_s < DURATION_S) == (1, True)
 
 
@@ -109,7 +109,7 @@ def test_the_limits_are_judged_by_the_hour_of_a_simulation(seed: int) -> None:
         ]
     )
     server = load_profile("h100-64gb/llama-3.1-8b-instruct")
-    found = evaluate_until_clear(fleet, server, Slots(61, 64), seed=seed)
+    found = evaluate_until_clear(fleet, server, Settings(61, 64), seed=seed)
     hour = simulate(fleet, server, max_loras=61, max_lora_rank=64, seed=seed)
     assert hour.slo_used < 1.0
     assert found.evaluation.slo_used < 1.0
@@ -126,7 +126,7 @@ def test_a_replayed_trace_is_evaluated_whole(small: Profile) -> None:
         np.full(n, 50, dtype=np.int64),
     )
     fleet = Workload(_fleet(0.1, 2).adapters, arrivals=Arrivals("trace", trace=trace))
-    found = evaluate_until_clear(fleet, small, Slots(2, 8))
+    found = evaluate_until_clear(fleet, small, Settings(2, 8))
     assert found.runs == 1
     assert found.evaluation.offered_tok_s == pytest.approx(150 * n / found.duration_s, rel=0.01)
 
@@ -143,14 +143,14 @@ def test_a_rush_after_the_first_hour_starves_a_trace(small: Profile) -> None:
     calm = np.linspace(0.0, 3599.0, 60)
     rush = np.linspace(3600.0, 4500.0, 200_000)
     fleet = _replayed(np.concatenate([calm, rush]))
-    assert not evaluate_until_clear(_replayed(calm), small, Slots(2, 8)).evaluation.starved
-    assert evaluate_until_clear(fleet, small, Slots(2, 8)).evaluation.starved
+    assert not evaluate_until_clear(_replayed(calm), small, Settings(2, 8)).evaluation.starved
+    assert evaluate_until_clear(fleet, small, Settings(2, 8)).evaluation.starved
 
 
 @pytest.mark.parametrize("times", [[0.0], [0.0, 59.9], [5.0, 20.0, 40.0, 60.0]])
 def test_a_few_requests_do_not_starve_a_trace(small: Profile, times: list[float]) -> None:
     """A request that the end of the trace cuts off says nothing about the server."""
-    found = evaluate_until_clear(_replayed(np.array(times), tokens=200), small, Slots(2, 8))
+    found = evaluate_until_clear(_replayed(np.array(times), tokens=200), small, Settings(2, 8))
     assert not found.evaluation.starved
 
 
@@ -158,16 +158,16 @@ def test_piecewise_rates_are_evaluated_over_whole_cycles(small: Profile) -> None
     """A rush in the second hour of a day is seen, and rates that only change within the hour take the hour."""
     fleet = _fleet(0.1)
     day = fleet.with_arrivals(Arrivals("piecewise", period_s=3600.0, factors=(0.1, 200.0)))
-    found = evaluate_until_clear(day, small, Slots(12, 8))
+    found = evaluate_until_clear(day, small, Settings(12, 8))
     assert found.duration_s % 7200.0 == 0.0
     assert found.evaluation.starved
     quick = fleet.with_arrivals(Arrivals("piecewise", period_s=300.0, factors=(0.5, 1.5)))
-    assert evaluate_until_clear(quick, small, Slots(12, 8)).duration_s % 600.0 == 0.0
+    assert evaluate_until_clear(quick, small, Settings(12, 8)).duration_s % 600.0 == 0.0
 
 
 def test_memory_errors_need_no_simulation(small: Profile) -> None:
     """Slots that don't fit give a memory error with zero throughput and no latencies."""
-    found = evaluate_until_clear(_fleet(0.1), small, Slots(100_000, 512)).evaluation
+    found = evaluate_until_clear(_fleet(0.1), small, Settings(100_000, 512)).evaluation
     assert found.memory_error
     assert found.starved
     assert found.total_token_throughput == 0.0
@@ -179,15 +179,15 @@ def test_equal_content_is_simulated_once(small: Profile) -> None:
     fleet = _fleet(0.05)
     twin = TwinPredictor(workers=1)
     bins = [
-        Bin((0, 1, 2), Slots(3, 8), small),
-        Bin((5, 9, 7), Slots(3, 8), small),
-        Bin((2, 1, 0), Slots(3, 8), small),
+        Bin((0, 1, 2), Settings(3, 8), small),
+        Bin((5, 9, 7), Settings(3, 8), small),
+        Bin((2, 1, 0), Settings(3, 8), small),
     ]
     found = twin.evaluate(fleet, bins)
     assert (twin.requested, twin.simulated) == (3, 1)
     assert len(set(found.total_token_throughput.tolist())) == 1
     twin.evaluate(
-        fleet, [Bin((0, 1, 2), Slots(3, 8), small, (0.5, 1.0, 1.0)), Bin((0, 1, 2), Slots(2, 8), small)]
+        fleet, [Bin((0, 1, 2), Settings(3, 8), small, (0.5, 1.0, 1.0)), Bin((0, 1, 2), Settings(2, 8), small)]
     )
     assert twin.simulated == 3
 
@@ -195,7 +195,7 @@ def test_equal_content_is_simulated_once(small: Profile) -> None:
 def test_threads_change_nothing(small: Profile) -> None:
     """One thread and four give the same answers."""
     fleet = Workload([Adapter(f"a{i}", 8, 0.02 * (i + 1)) for i in range(8)])
-    bins = [Bin(tuple(range(k)), Slots(k, 8), small) for k in range(1, 9)]
+    bins = [Bin(tuple(range(k)), Settings(k, 8), small) for k in range(1, 9)]
     one, four = TwinPredictor(workers=1).evaluate(fleet, bins), TwinPredictor(workers=4).evaluate(fleet, bins)
     np.testing.assert_array_equal(one.total_token_throughput, four.total_token_throughput)
     np.testing.assert_array_equal(one.mean_itl_ms, four.mean_itl_ms)

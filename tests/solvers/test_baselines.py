@@ -21,7 +21,7 @@ from packer.papers.placements.random import RandomPlacement
 from packer.planning.verify import check
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers.backbone import backbone_tok_s, load_bound, without_adapters
 from packer.solvers.base import Problem
 from packer.solvers.baselines.spread import Spread
@@ -85,7 +85,7 @@ def test_no_server_of_the_twin_beats_the_load_bound(lengths: tuple[Lengths, Leng
     low, high = 1e-3, 1e3
     for _ in range(9):
         middle = (low * high) ** 0.5
-        bins = [Bin(tuple(range(1, 8)), Slots(7, 8), profile)]
+        bins = [Bin(tuple(range(1, 8)), Settings(7, 8), profile)]
         enough = bool(TwinPredictor().evaluate(fleet.scaled(middle), bins).feasible[0])
         low, high = (middle, high) if enough else (low, middle)
     alone = fleet.scaled(low).subset(range(1, 8))

@@ -6,7 +6,7 @@ import pytest
 
 from packer.bin import Bin
 from packer.profile import Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers.candidates import (
     EVERY,
     LADDER,
@@ -60,4 +60,4 @@ def test_neighbours_of_a_number_of_slots(
     server: Profile, slots: int, steps: int, expected: tuple[int, ...]
 ) -> None:
     """The nearest candidates above or below, farthest first, also of a number that is none itself."""
-    assert neighbours(Bin(tuple(range(20)), Slots(slots, 8), server), steps) == expected
+    assert neighbours(Bin(tuple(range(20)), Settings(slots, 8), server), steps) == expected

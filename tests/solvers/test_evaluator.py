@@ -19,14 +19,14 @@ from packer.predictors.auto import AutoPredictor
 from packer.predictors.content import Factors
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers.evaluator import Evaluator
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 
 PROFILE = small_profile()
 FLEET = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate((0.1, 0.1, 0.1, 0.2))])
-BINS = [Bin((0, 1, 2), Slots(3, 16), PROFILE), Bin((3,), Slots(1, 8), PROFILE)]
+BINS = [Bin((0, 1, 2), Settings(3, 16), PROFILE), Bin((3,), Settings(1, 8), PROFILE)]
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ def test_a_report_has_nominal_figures_and_the_worst_status() -> None:
 def test_every_profile_has_its_predictor() -> None:
     """Bins of several GPU types keep their order, each evaluated by the predictor of its own profile."""
     other = small_profile("other/model")
-    mixed = [BINS[0], Bin((3,), Slots(1, 8), other), BINS[1]]
+    mixed = [BINS[0], Bin((3,), Settings(1, 8), other), BINS[1]]
     weak, strong = AnalyticPredictor(200.0), AnalyticPredictor(4000.0)
     found = Evaluator({PROFILE: weak, other: strong}).evaluate(FLEET, mixed)
     expected = [(strong if b.profile == other else weak).evaluate(FLEET, [b])[0] for b in mixed]
     assert list(found) == expected
-    stranger = Bin((3,), Slots(1, 8), small_profile("third/model"))
+    stranger = Bin((3,), Settings(1, 8), small_profile("third/model"))
     with pytest.raises(KeyError):  # not a table that lacks a row
         Evaluator({PROFILE: weak, other: strong}).evaluate(FLEET, [*mixed, stranger])
 
@@ -108,7 +108,7 @@ def shipped() -> Profile:
 def test_a_factor_is_the_same_as_a_scaled_fleet(name: str, shipped: Profile) -> None:
     """Predictors that scale rates bin by bin give the figures of the scaled fleet."""
     predictor = load_predictor(name, shipped)
-    bins = [Bin((0, 1, 2), Slots(3, 8), shipped), Bin((3,), Slots(1, 8), shipped)]
+    bins = [Bin((0, 1, 2), Settings(3, 8), shipped), Bin((3,), Settings(1, 8), shipped)]
     found = Evaluator(predictor).scaled(FLEET, bins, np.array([2.0, 3.0]))
     for k, factor in enumerate((2.0, 3.0)):
         expected = predictor.evaluate(FLEET.scaled(factor), [bins[k]])[0]
@@ -119,7 +119,7 @@ def test_a_factor_is_the_same_as_a_scaled_fleet(name: str, shipped: Profile) -> 
 def test_limits_of_latency_are_confirmed_by_the_twin(shipped: Profile) -> None:
     """Trees are sure that an idle server does not starve, which says nothing of its p99 TTFT: the twin gives that."""
     auto = AutoPredictor.for_profile(shipped)
-    bins = [Bin((0, 1, 2), Slots(3, 8), shipped)]
+    bins = [Bin((0, 1, 2), Settings(3, 8), shipped)]
     expected = TwinPredictor().evaluate(FLEET, bins).p99_ttft_ms
     plain = Evaluator(auto)
     limited = plain.of(load_objective("slo:server.p99_ttft_ms=500.0"))
@@ -134,7 +134,7 @@ def test_a_margin_can_be_raised_without_new_predictors() -> None:
     twin = TwinPredictor(workers=1)
     first = Evaluator(twin)
     raised = first.changed(margin=0.5)
-    bins = [Bin((0, 1), Slots(2, 8), load_profile("h100-64gb/llama-3.1-8b-instruct"))]
+    bins = [Bin((0, 1), Settings(2, 8), load_profile("h100-64gb/llama-3.1-8b-instruct"))]
     first.evaluate(FLEET, bins)
     raised.evaluate(FLEET, bins)
     raised.report(FLEET, bins)
@@ -156,7 +156,7 @@ class Faulty(AnalyticPredictor):
     ("bins", "message"),
     [
         (BINS, "Expected 2 rows from the predictor 'analytic', got 3"),
-        ([*BINS, Bin((0,), Slots(1, 8), PROFILE)], "The predictor 'analytic' raised KeyError: 'boom'"),
+        ([*BINS, Bin((0,), Settings(1, 8), PROFILE)], "The predictor 'analytic' raised KeyError: 'boom'"),
     ],
 )
 def test_a_defect_of_a_predictor_names_it(bins: list[Bin], message: str) -> None:

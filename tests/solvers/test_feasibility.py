@@ -13,7 +13,7 @@ from packer.adapter import Adapter
 from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.evaluation import Evaluations
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers import feasibility as module
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.classes import aggregate
@@ -59,11 +59,11 @@ def test_feasible_means_some_candidate_works() -> None:
         members = classes.representatives(row)
         if members:
             bins = [
-                Bin(members, Slots(p, 32), task.profile)
+                Bin(members, Settings(p, 32), task.profile)
                 for p in max_loras_candidates(len(members), task.profile, 32, proof=True)
             ]
             slots = [
-                replace(each, settings=Slots(each.max_loras, int(fleet.ranks[list(members)].max())))
+                replace(each, settings=Settings(each.max_loras, int(fleet.ranks[list(members)].max())))
                 for each in bins
             ]
             assert answer == predictor.evaluate(fleet, slots).feasible.any()

@@ -16,7 +16,7 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.objectives.gpus import Gpus
 from packer.planning.verify import check
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.bounds import Bounds
@@ -134,7 +134,7 @@ def test_a_hot_adapter_is_named_with_the_rate_it_may_have() -> None:
     assert [workload.adapters[i].name for i in found.unplaced] == ["hot"]
     assert "'hot'" in found.reasons[0]
     rate = float(found.reasons[0].partition("about ")[2].partition(" req/s")[0])
-    alone = [Bin((0,), Slots(1, 8), PROFILE, (rate * factor / 30.0,)) for factor in (0.99, 1.02)]
+    alone = [Bin((0,), Settings(1, 8), PROFILE, (rate * factor / 30.0,)) for factor in (0.99, 1.02)]
     assert posed.evaluator.evaluate(workload, alone).feasible.tolist() == [True, False]
     assert "--max-replicas" in found.reasons[0]
 

@@ -15,7 +15,7 @@ from packer.io.plans import load_plan
 from packer.plan import Moves, Status
 from packer.planning.solve import solve
 from packer.planning.verify import check
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers.base import Problem, Solution
 from packer.solvers.limit import within_limit, without
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -61,7 +61,7 @@ def test_half_of_a_hot_adapter_is_not_a_plan(rate: float, others: tuple[float, .
 
 def test_the_heaviest_gpus_stay_in_their_order() -> None:
     """Without split adapters, those with the most load stay as they are and the others' adapters are left."""
-    bins = tuple(Bin((i,), Slots(1, 8), PROFILE) for i in range(4))
+    bins = tuple(Bin((i,), Settings(1, 8), PROFILE) for i in range(4))
     posed, found = cut(fleet(1.0, 3.0, 2.0, 4.0), bins, 2)
     assert found.bins == (bins[1], bins[3])
     assert found.unplaced == (0, 2)
@@ -71,8 +71,8 @@ def test_the_heaviest_gpus_stay_in_their_order() -> None:
 
 def test_a_split_adapter_that_is_given_up_makes_room_for_others() -> None:
     """GPUs that only an unplaced adapter used go to those that were to be dropped."""
-    halves = tuple(Bin((0,), Slots(1, 8), PROFILE, (0.5,)) for _ in range(2))
-    bins = (*halves, Bin((1,), Slots(1, 8), PROFILE), Bin((2,), Slots(1, 8), PROFILE))
+    halves = tuple(Bin((0,), Settings(1, 8), PROFILE, (0.5,)) for _ in range(2))
+    bins = (*halves, Bin((1,), Settings(1, 8), PROFILE), Bin((2,), Settings(1, 8), PROFILE))
     _, found = cut(fleet(16.0, 3.0, 2.0), bins, 3)
     assert found.bins == (*halves, bins[2])
     assert found.unplaced == (2,)
@@ -84,21 +84,21 @@ def test_a_split_adapter_that_is_given_up_makes_room_for_others() -> None:
 def test_what_is_left_of_a_gpu_has_slots_for_what_it_holds() -> None:
     """Without its largest adapter a server has smaller slots and no more than adapters, unless it had more."""
     workload = fleet(1.0, 1.0, 1.0, ranks=(64, 8, 16))
-    full = Bin((0, 1, 2), Slots(3, 64), PROFILE, (0.5, 1.0, 1.0))
-    few, spare = replace(full, settings=Slots(1, 64)), replace(full, settings=Slots(8, 64))
+    full = Bin((0, 1, 2), Settings(3, 64), PROFILE, (0.5, 1.0, 1.0))
+    few, spare = replace(full, settings=Settings(1, 64)), replace(full, settings=Settings(8, 64))
     assert without(workload, (full, few, spare), {0}) == (
-        Bin((1, 2), Slots(2, 16), PROFILE),
-        Bin((1, 2), Slots(1, 16), PROFILE),
-        Bin((1, 2), Slots(8, 16), PROFILE),
+        Bin((1, 2), Settings(2, 16), PROFILE),
+        Bin((1, 2), Settings(1, 16), PROFILE),
+        Bin((1, 2), Settings(8, 16), PROFILE),
     )
-    assert without(workload, (full,), {1}) == (Bin((0, 2), Slots(2, 64), PROFILE, (0.5, 1.0)),)
+    assert without(workload, (full,), {1}) == (Bin((0, 2), Settings(2, 64), PROFILE, (0.5, 1.0)),)
     assert without(workload, (full,), {0, 1, 2}) == ()
     assert without(workload, (full,), {7}) == (full,)
 
 
 def test_a_plan_that_is_cut_down_continues_no_servers() -> None:
     """What moves on running servers is not said of a plan that lost some of them, and kept of one that did not."""
-    bins = tuple(Bin((i,), Slots(1, 8), PROFILE) for i in range(2))
+    bins = tuple(Bin((i,), Settings(1, 8), PROFILE) for i in range(2))
     changes, posed = Moves((1,), (0, None)), problem(fleet(1.0, 2.0), max_gpus=1)
     assert within_limit(posed, Solution(bins, moves=changes)).moves is None
     assert within_limit(replace(posed, max_gpus=2), Solution(bins, moves=changes)).moves == changes

@@ -27,7 +27,7 @@ from packer.predictors.auto import AutoPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.room import LEVELS
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers import spread_refined
 from packer.solvers.base import Problem, Solver
 from packer.solvers.baselines.dlora import DLora
@@ -122,8 +122,8 @@ def test_headroom_is_where_the_predictor_says_starved() -> None:
     """At the factor a server still holds; at the next step it starves."""
     workload = random_fleet(24, seed=3, rates=(0.3,))
     bins = [
-        Bin(tuple(range(0, 24, 2)), Slots(12, 32), PROFILE),
-        Bin(tuple(range(1, 24, 2)), Slots(6, 32), PROFILE, (0.5,) * 12),
+        Bin(tuple(range(0, 24, 2)), Settings(12, 32), PROFILE),
+        Bin(tuple(range(1, 24, 2)), Settings(6, 32), PROFILE, (0.5,) * 12),
     ]
     for k, factor in enumerate(headroom(workload, bins, Evaluator(ANALYTIC))):
         assert factor is not None
@@ -135,7 +135,7 @@ def test_room_of_the_twin_has_three_marks(toy_profile: Profile) -> None:
     """Where the twin has the last word, the marks are those of simulated hours, and the headroom is the first of them;
     where it queues there is none, however much load it serves."""
     workload = random_fleet(6, seed=3, rates=(0.2,), ranks=(8,))
-    item = Bin(tuple(range(6)), Slots(6, 8), toy_profile)
+    item = Bin(tuple(range(6)), Settings(6, 8), toy_profile)
     busy = workload.scaled(Hours().rooms([item], workload)[0].starvation or 0.0)
     for predictor in (TwinPredictor(seed=4), AutoPredictor(None, TwinPredictor(seed=4))):
         for fleet in (workload, busy):
@@ -165,11 +165,11 @@ def test_the_first_mark_is_that_of_the_objective(toy_profile: Profile) -> None:
 def test_no_headroom_where_none_is_left_or_none_is_defined() -> None:
     """A starved server and a replayed trace have no headroom."""
     heavy = random_fleet(4, seed=3, rates=(50.0,))
-    assert headroom(heavy, [Bin((0, 1), Slots(2, 32), PROFILE)], Evaluator(ANALYTIC)) == (None,)
+    assert headroom(heavy, [Bin((0, 1), Settings(2, 32), PROFILE)], Evaluator(ANALYTIC)) == (None,)
     ones = np.ones(1, dtype=np.int64)
     trace = RequestTrace(np.zeros(1), ones - 1, ones, ones)
     replayed = heavy.with_arrivals(Arrivals("trace", trace=trace))
-    assert headroom(replayed, [Bin((0,), Slots(1, 32), PROFILE)], Evaluator(ANALYTIC)) == (None,)
+    assert headroom(replayed, [Bin((0,), Settings(1, 32), PROFILE)], Evaluator(ANALYTIC)) == (None,)
 
 
 def plan_of(workload: Workload) -> Plan:

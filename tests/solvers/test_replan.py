@@ -17,7 +17,7 @@ from packer.objectives.gpus import Gpus
 from packer.objectives.moves import FewestMoves
 from packer.plan import Moves
 from packer.planning.verify import check
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers.base import Problem
 from packer.solvers.replan import Replan
 from packer.strategies import Predictor
@@ -50,7 +50,7 @@ def two_servers(rate: float) -> tuple[Workload, tuple[Bin, ...]]:
     """90 adapters of about this rate, every other one on the second server."""
     ranks = random_fleet(90, seed=4, rates=(rate,)).ranks.tolist()
     workload = Workload([Adapter(f"a{i}", rank, rate * (1.0 + 1e-9 * i)) for i, rank in enumerate(ranks)])
-    return workload, tuple(Bin(tuple(range(k, 90, 2)), Slots(45, 32), PROFILE) for k in range(2))
+    return workload, tuple(Bin(tuple(range(k, 90, 2)), Settings(45, 32), PROFILE) for k in range(2))
 
 
 def test_out_of_time_a_server_that_holds_stays_as_it_is() -> None:
@@ -91,7 +91,7 @@ def test_out_of_time_slots_grow_with_their_adapters() -> None:
 def test_a_limit_never_leaves_half_an_adapter(max_gpus: int) -> None:
     """On too few GPUs a split adapter is unplaced as a whole; with enough it has all of its shares."""
     workload = Workload([Adapter("hot", 8, 15.0), *(Adapter(f"a{i}", 8, 0.5) for i in range(6))])
-    old = (Bin(tuple(range(1, 7)), Slots(6, 8), PROFILE),)
+    old = (Bin(tuple(range(1, 7)), Settings(6, 8), PROFILE),)
     posed = replace(running(workload, old, AnalyticPredictor()), max_gpus=max_gpus, max_replicas=4)
     found = Replan().solve(posed)
     check(posed, found)
@@ -104,7 +104,9 @@ def test_a_limit_never_leaves_half_an_adapter(max_gpus: int) -> None:
 def test_a_running_plan_with_a_split_adapter_stays_if_it_holds() -> None:
     """Nothing moves if the servers of a split adapter hold what they have; else a fresh plan is matched to them."""
     workload = Workload([Adapter("hot", 8, 15.0), *(Adapter(f"a{i}", 8, 0.5) for i in range(6))])
-    old = tuple(Bin((0, *own), Slots(4, 8), PROFILE, (0.5, 1.0, 1.0, 1.0)) for own in ((1, 2, 3), (4, 5, 6)))
+    old = tuple(
+        Bin((0, *own), Settings(4, 8), PROFILE, (0.5, 1.0, 1.0, 1.0)) for own in ((1, 2, 3), (4, 5, 6))
+    )
     posed = replace(running(workload, old, AnalyticPredictor()), max_replicas=2)
     assert Replan().supports(posed) is None
     found = Replan().solve(posed)
@@ -124,7 +126,7 @@ def test_a_fresh_plan_keeps_the_limits_of_the_objective() -> None:
     most_ms = 1.2 * AnalyticPredictor().evaluate(workload, old).mean_ttft_ms.max()
     goal = FewestMoves(old).within(Goal.only({"server.mean_ttft_ms": float(most_ms)}))
     posed = replace(problem(workload, objective=goal, predictor=AnalyticPredictor()), old_bins=old)
-    alone = Bin(tuple(range(90)), Slots(90, 32), PROFILE)
+    alone = Bin(tuple(range(90)), Settings(90, 32), PROFILE)
     row = posed.evaluator.evaluate(workload, [alone])
     assert row.feasible.all()
     assert not goal.holds(row).any()
@@ -150,7 +152,7 @@ def test_the_cheapest_plan_that_the_gpus_allow_replaces_the_running_one() -> Non
     """Where the price counts, more GPUs at a lower price are better, though all adapters move; within `max_gpus`."""
     large, small = small_profile("large/m", 10.0), small_profile("small/m", 1.0)
     fleet = random_fleet(60, seed=4, rates=(0.8, 0.4))
-    old = tuple(Bin(tuple(range(k, 60, 2)), Slots(30, 32), large) for k in range(2))
+    old = tuple(Bin(tuple(range(k, 60, 2)), Settings(30, 32), large) for k in range(2))
     posed = problem(fleet, objective=Cost(), predictor=ByKind())
     posed = replace(posed, profiles=(large, small), old_bins=old)
     found = Replan().solve(posed)

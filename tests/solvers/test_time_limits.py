@@ -23,7 +23,7 @@ from packer.planning import loop
 from packer.planning import solve as api
 from packer.planning.verify import check
 from packer.room import LEVELS
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.solvers import base
 from packer.solvers.base import Problem, Solution
 from packer.solvers.columns import generation
@@ -93,7 +93,7 @@ def test_out_of_time_gpus_are_still_filled(monkeypatch: object) -> None:
 def test_headroom_stops_in_time() -> None:
     """Stopped, the bisection returns the largest factors that are known to hold."""
     fleet = random_fleet(24, seed=3, rates=(0.3,))
-    bins = [Bin(tuple(range(24)), Slots(24, 32), PROFILE)]
+    bins = [Bin(tuple(range(24)), Settings(24, 32), PROFILE)]
     steps = iter([False, False, True])
     (found,) = headroom(fleet, bins, Evaluator(AnalyticPredictor()), lambda: next(steps))
     (exact,) = headroom(fleet, bins, Evaluator(AnalyticPredictor()))

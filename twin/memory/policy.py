@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from packer.arrays import FloatArray, IntArray
 from packer.profile import Profile
-from packer.settings import Pool, Settings, Slots
+from packer.settings import Settings
 
 
 class SlotMemory:
@@ -101,12 +101,12 @@ class PoolMemory:
 
 
 MemoryPolicy = SlotMemory | PoolMemory
-_POLICIES: Mapping[type[Settings], MemoryPolicy] = {Slots: SlotMemory(), Pool: PoolMemory()}
+_POLICIES: Mapping[str, MemoryPolicy] = {"reserved": SlotMemory(), "unified": PoolMemory()}
 
 
 def memory_policy(profile: Profile) -> MemoryPolicy:
     """The policy by which a profile's servers divide GPU memory between the KV cache and adapters."""
-    return _POLICIES[profile.memory.settings_kind]
+    return _POLICIES[profile.memory.policy]
 
 
 def kv_cache_tokens_many(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packer.adapter import Adapter
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, LoadingSpec, Profile
-from packer.settings import Slots
+from packer.settings import Settings
 from packer.twin.arrivals import Marks, draw_marks, draw_times
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
@@ -41,7 +41,7 @@ def server(make_profile: Callable[..., Profile]) -> Server:
     )
     adapters = [Adapter(f"a{i}", 8 << i % 3, 0.6 + i) for i in range(8)]
     fleet = Workload(adapters, Lengths.gamma(40, 1.0), Lengths.gamma(20, 1.0))
-    return Server(fleet, profile, Slots(3, 32), 900, None)
+    return Server(fleet, profile, Settings(3, 32), 900, None)
 
 
 @pytest.fixture(scope="module")
