@@ -82,17 +82,27 @@ class ModelDimensions:
         """Layers with a KV cache."""
         return self.layers - self.state_layers
 
+    def attention_shapes(self, gpus: int = 1) -> list[tuple[float, float, int]]:
+        """Inputs, outputs and slices of an attention layer's matrices on one of `gpus` GPUs, as vLLM packs them.
+
+        Each GPU has at least one KV head.
+        """
+        queries = self.heads * self.head_dim
+        if self.kv_rank:
+            values = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
+            return [
+                (self.hidden, self.query_rank + self.kv_rank + self.rope_dim, 2 if self.query_rank else 1),
+                (self.query_rank or self.hidden, queries / gpus, 1),
+                (self.kv_rank, values / gpus, 1),
+                (self.heads * self.value_dim / gpus, self.hidden, 1),
+            ]
+        wide = queries * (2 if self.gated_attention else 1) + 2 * self.head_dim * max(self.kv_heads, gpus)
+        return [(self.hidden, wide / gpus, 3), (queries / gpus, self.hidden, 1)]
+
     @property
     def attention_weights(self) -> float:
         """Weights of one attention layer."""
-        queries = self.heads * self.head_dim
-        if self.kv_rank:
-            into = self.query_rank * (self.hidden + queries) if self.query_rank else self.hidden * queries
-            keys = self.hidden * (self.kv_rank + self.rope_dim)
-            values = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
-            return float(into + keys + self.kv_rank * values + self.heads * self.value_dim * self.hidden)
-        wide = queries * (3 if self.gated_attention else 2)
-        return float(self.hidden * (wide + 2 * self.kv_heads * self.head_dim))
+        return float(sum(inputs * outputs for inputs, outputs, _ in self.attention_shapes()))
 
     @property
     def state_weights(self) -> float:
@@ -180,16 +190,10 @@ class ModelDimensions:
         return float(bytes_each * layers * self.kv_elements)
 
     @property
-    def lora_shapes(self) -> dict[str, tuple[int, int, int]]:
+    def lora_shapes(self) -> dict[str, tuple[float, float, int]]:
         """Inputs, outputs and slices of `LORA_MODULES` as vLLM packs them, for attention without compressed keys."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        gates = queries if self.gated_attention else 0
-        return {
-            "qkv_proj": (self.hidden, queries + gates + 2 * keys, 3),
-            "o_proj": (queries, self.hidden, 1),
-            "gate_up_proj": (self.hidden, 2 * self.intermediate, 2),
-            "down_proj": (self.intermediate, self.hidden, 1),
-        }
+        mlp = [(self.hidden, 2 * self.intermediate, 2), (self.intermediate, self.hidden, 1)]
+        return dict(zip(LORA_MODULES, [*self.attention_shapes()[:2], *mlp], strict=True))
 
     @property
     def lora_bytes_per_rank(self) -> float:
@@ -201,13 +205,8 @@ class ModelDimensions:
         parts = {name: slices * inputs + outputs for name, (inputs, outputs, slices) in shapes}
         if self.lora_modules:
             return float(BYTES * self.layers * sum(parts[name] for name in self.lora_modules))
-        attention, mlp = parts["qkv_proj"] + parts["o_proj"], parts["gate_up_proj"] + parts["down_proj"]
-        if self.kv_rank:
-            queries, out = self.heads * self.head_dim, self.heads * self.value_dim
-            each = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
-            into = self.hidden + queries + 2 * self.query_rank
-            attention = into + 2 * (self.hidden + self.kv_rank) + self.rope_dim + each + out
-        mlp = 0 if self.experts else mlp
+        attention = sum(slices * inputs + outputs for inputs, outputs, slices in self.attention_shapes())
+        mlp = 0 if self.experts else parts["gate_up_proj"] + parts["down_proj"]
         state = self.state_layers * (2 * self.hidden + self.state_in + self.state_out)
         return float(BYTES * (self.attention_layers * attention + state + self.layers * mlp))
 

@@ -16,7 +16,7 @@ from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.fit.bands import band_errors, kind_of
 from packer.fit.dimensions import BYTES, LORA_MODULES, ModelDimensions
-from packer.fit.memory import Takes, takes
+from packer.fit.memory import kv_budget
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
 from packer.fit.roofline import Roofline, law_terms
@@ -124,14 +124,15 @@ def estimate_profile(
         # vLLM does not quantise the weights itself: a server needs another repository than the model's
         sources[WEIGHTS] = f"{sizes.quantization or 'bf16'}, not those of {own.repository}"
     cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
-    taken = takes(sizes, sheet, engine, cache_bytes or BYTES)
-    bytes_of = sizes.weights_bytes, taken.kv_bytes_per_token, sizes.lora_bytes_per_rank
+    kv_bytes = sizes.kv_bytes(engine.max_model_len, engine.max_num_batched_tokens, cache_bytes or BYTES)
     return Profile(
         name=name or _name(sizes, sheet, engine),
-        model=ModelSpec(sizes.name, *bytes_of, sizes.repository),
+        model=ModelSpec(
+            sizes.name, sizes.weights_bytes, kv_bytes, sizes.lora_bytes_per_rank, sizes.repository
+        ),
         gpu=GpuSpec(sheet.title, engine.gpus * sheet.memory_bytes, price),
         engine=engine,
-        memory=_memory(sizes, taken, engine),
+        memory=_memory(sizes, kv_budget(sizes, sheet, engine), engine),
         latency=_latency(sizes, sheet, engine, known, cache_bytes),
         loading=_loading(sizes, known, spares_batch=engine.name == "sglang"),
         frontend=replace(known.frontend, scrape_interval_s=None),
@@ -223,12 +224,12 @@ def _name(sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> str:
     return f"{sheet.name}{groups}{f'-dp{ranks}' if ranks > 1 else ''}/{sizes.name}{said}"
 
 
-def _memory(sizes: ModelDimensions, taken: Takes, engine: EngineSpec) -> MemorySpec:
-    """Return the budget, and the bytes of a slot on all GPUs: one LoRA matrix is split, the other is on each GPU.
+def _memory(sizes: ModelDimensions, budget: float, engine: EngineSpec) -> MemorySpec:
+    """Return the `budget`, and the bytes of a slot on all GPUs: one LoRA matrix is split, the other is on each GPU.
 
     Each data-parallel rank has all slots, and starts only if its own KV cache holds `max_model_len`.
     """
-    copies, budget = copies_of(engine.tensor_parallel_size) * engine.data_parallel_size, taken.budget_bytes
+    copies = copies_of(engine.tensor_parallel_size) * engine.data_parallel_size
     each, per_rank = sizes.slot_bytes, sizes.slot_bytes_per_rank
     if engine.name == "sglang":
         each, per_rank = 0.0, sizes.lora_bytes_per_rank

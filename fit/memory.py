@@ -8,7 +8,7 @@ memory of CUDA and NCCL. CUDA graphs are outside of this budget. The constants w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError
@@ -33,16 +33,8 @@ RUNTIME_BYTES = 0.53e9
 logits do not explain in the KV budgets of both calibrated profiles (0.57 and 0.49 GB)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Takes:
-    """Bytes on all GPUs of a server: the budget for KV cache and slots, and the KV cache of one token."""
-
-    budget_bytes: float
-    kv_bytes_per_token: float
-
-
-def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes_each: float) -> Takes:
-    """Return the memory of a server that is left for KV cache and slots.
+def kv_budget(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
+    """Return the bytes on all GPUs of a server that are left for KV cache and slots.
 
     Weights and KV heads are split over the GPUs of a data-parallel rank, experts over all GPUs; all else is on each
     GPU. With fewer KV heads than GPUs, each head is on several GPUs. Requests are divided among the ranks.
@@ -61,8 +53,7 @@ def takes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec, kv_bytes
             f"{f'{engine.gpus} x ' if engine.gpus > 1 else ''}{sheet.title} leaves no memory for a KV cache."
             + (f" What does: --tensor-parallel-size {more}." if more else "")
         )
-    token = model.kv_bytes(engine.max_model_len, engine.max_num_batched_tokens, kv_bytes_each)
-    return Takes(budget / copies, token)
+    return budget / copies
 
 
 def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:

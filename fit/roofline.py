@@ -156,16 +156,7 @@ class Roofline:
     def _products(self) -> list[tuple[int, list[tuple[float, float]]]]:
         """Return numbers of layers, each with (inputs, outputs) of its matrices on one GPU, without experts."""
         model, n, hidden = self.model, self.gpus, self.model.hidden
-        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        if model.kv_rank:
-            values = model.heads * (model.head_dim - model.rope_dim + model.value_dim)
-            attention = [
-                (hidden, model.query_rank + model.kv_rank + model.rope_dim), (model.query_rank or hidden, queries / n),
-                (model.kv_rank, values / n), (model.heads * model.value_dim / n, hidden),
-            ]  # fmt: skip
-        else:
-            wide = queries * (2 if model.gated_attention else 1) + 2 * max(keys, model.head_dim * n)
-            attention = [(hidden, wide / n), (queries / n, hidden)]
+        attention = [(inputs, outputs) for inputs, outputs, _ in model.attention_shapes(n)]
         inner = (model.dense_intermediate if model.experts else model.intermediate) / n
         found = [
             (model.attention_layers, attention),
