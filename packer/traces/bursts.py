@@ -109,7 +109,7 @@ def _factors(
 
     Several windows start at multiples of their length, as in `packer.traces.pattern.rates_of`.
     """
-    time_s, adapter = trace.time_s - trace.time_s[0], trace.requests().adapter
+    time_s, adapter = trace.time_s - trace.time_s[0], trace.owner
     skipped_s = _before(trace, window_s) if trace.span_s > window_s else 0.0
     whole = np.flatnonzero(time_s >= skipped_s)
     time_s, adapter, span_s = time_s[whole] - skipped_s, adapter[whole], trace.span_s - skipped_s

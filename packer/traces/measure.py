@@ -10,6 +10,7 @@ from packer.adapter import Adapter
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals
 from packer.errors import ValidationError
+from packer.io.frames import pl
 from packer.lengths import Lengths
 from packer.traces.bursts import measure_arrivals
 from packer.traces.prefixes import Shared, first_turns, measured_prefixes
@@ -104,7 +105,6 @@ def _normal_scores(values: FloatArray) -> FloatArray:
     """Normal scores: normal quantiles of the ranks; equal values share their mean rank."""
     from scipy.special import ndtri
 
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    rank = np.cumsum(counts) - (counts - 1) / 2
-    scores: FloatArray = ndtri((rank - 0.5) / len(values))[which]
+    rank = pl.Series(values).rank("average").to_numpy()
+    scores: FloatArray = ndtri((rank - 0.5) / len(values))
     return scores

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from packer import checks
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray
 from packer.errors import ValidationError
 from packer.io.tables import csv_text
 from packer.times import DAY_S
@@ -107,7 +107,7 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     Raises `ValidationError`: the trace has no adapters or lasts 0 s, or there are too many windows.
     """
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
-    adapter, gap_s = _adapters(trace), _gap_s(trace)
+    adapter, gap_s = trace.owner, _gap_s(trace)
     first = trace.start_s
     if trace.span_s > window_s:
         first -= first % window_s
@@ -166,16 +166,10 @@ def latest_rates(trace: Trace, window_s: float) -> FloatArray:
     Raises `ValidationError`: the trace has no adapters or lasts 0 s.
     """
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
-    adapter, gap_s = _adapters(trace), _gap_s(trace)
+    adapter, gap_s = trace.owner, _gap_s(trace)
     recent = adapter[trace.time_s > trace.time_s[-1] - window_s]
     rates: FloatArray = np.bincount(recent, minlength=len(trace.names)) / min(window_s, trace.span_s + gap_s)
     return rates
-
-
-def _adapters(trace: Trace) -> IntArray:
-    if trace.adapter is None:
-        raise ValidationError("Expected a trace whose requests name their adapters.")
-    return trace.adapter
 
 
 def _gap_s(trace: Trace) -> float:

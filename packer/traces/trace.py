@@ -71,6 +71,13 @@ class Trace:
         """Seconds from the first request to the last."""
         return float(self.time_s[-1] - self.time_s[0])
 
+    @property
+    def owner(self) -> IntArray:
+        """`adapter`; raises `ValidationError` if it is not recorded."""
+        if self.adapter is None:
+            raise ValidationError("Expected a trace whose requests name their adapters.")
+        return self.adapter
+
     def take(self, rows: IntArray) -> Trace:
         """The requests of some rows, which must be in order of time and include at least one of each adapter."""
         columns = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -81,10 +88,8 @@ class Trace:
 
     def requests(self) -> RequestTrace:
         """The requests for replay; every request must have an adapter."""
-        if self.adapter is None:
-            raise ValidationError("Expected a trace whose requests name their adapters.")
         return RequestTrace(
-            self.time_s, self.adapter, self.input_tokens, self.output_tokens, blocks=self.blocks,
+            self.time_s, self.owner, self.input_tokens, self.output_tokens, blocks=self.blocks,
             sessions=self.sessions, priority=self.priority, step_s=self.step_s, start_s=self.start_s,
         )  # fmt: skip
 
