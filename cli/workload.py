@@ -121,7 +121,6 @@ def generate(made: Made, out: Writing) -> None:
       packer workload generate --adapters 256 --rates 0.1,0.05,0.025 --ranks 8,16 -o fleet.csv
       packer workload generate --adapters 1000 --total-rate 50 --exponent 1.2 -o fleet.csv
     """
-    from packer.io.workload_schema import checked_mean
     from packer.io.workloads import write_workload
     from packer.operate.summary import summary_of
     from packer.sessions import Sessions
@@ -136,7 +135,7 @@ def generate(made: Made, out: Writing) -> None:
     if made.total_rate is not None:
         given["rates"] = PowerLaw(made.total_rate, made.exponent)
     for name, shape in (("input_tokens", SHAREGPT_INPUT), ("output_tokens", SHAREGPT_OUTPUT)):
-        given[name] = shape if given[name] is None else shape.scaled(checked_mean(given[name]))
+        given[name] = shape if given[name] is None else shape.scaled(given[name])
     about = dict(given.pop("sessions"))
     turns = about.pop("turns", None)
     if turns is None and about:
