@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,24 +10,13 @@ from pydantic import Field
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError
-from packer.io.schema import FileTable
+from packer.io.schema import FileTable, parse
 
 _REQUIRED = ("time_s", "adapter", "input_tokens", "output_tokens")
 _OFTEN_ZERO = ("start_s", "step_s")
 """Fields of a replayed trace that are left out of the file if they are 0."""
 _TRACE = (*_REQUIRED, "end_s", "sessions", "priority", *_OFTEN_ZERO)
 """Fields of a replayed trace, without its blocks."""
-
-
-class BurstsTable(FileTable):
-    """A random factor on rates; `scales`: pairs (time scale in s, weight)."""
-
-    cv: float
-    scales: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
-
-    def bursts(self) -> Bursts:
-        """The factor as `Bursts`."""
-        return Bursts(self.cv, tuple((time_s, weight) for time_s, weight in self.scales))
 
 
 class BlocksTable(FileTable):
@@ -46,8 +35,8 @@ class ArrivalsTable(FileTable):
     period_s: float = 300.0
     span: float = 4.0
     factors: list[float] = Field(default_factory=list)
-    common: BurstsTable | None = None
-    own: BurstsTable | None = None
+    common: dict[str, Any] | None = None
+    own: dict[str, Any] | None = None
     time_s: list[float] | None = None
     adapter: list[int] | None = None
     input_tokens: list[int] | None = None
@@ -68,9 +57,10 @@ class ArrivalsTable(FileTable):
         elif any(given[name] is not None for name in (*_REQUIRED, "end_s")):
             rule = f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
             raise ValidationError(rule)
-        common, own = (None if each is None else each.bursts() for each in (self.common, self.own))
+        tables = {"common": self.common, "own": self.own}.items()
+        bursts = {key: parse(Bursts, each, f"arrivals.{key}") for key, each in tables if each is not None}
         factors = tuple(self.factors)
-        return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, common, own)
+        return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, **bursts)
 
 
 def arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:

@@ -45,18 +45,6 @@ class LengthsTable(FileTable):
         return Lengths(self.kind, self.mean, self.cv or 0.0, self.low, self.high)
 
 
-class SessionsTable(FileTable):
-    """Conversations; the fields of `packer.Sessions`."""
-
-    turns: float
-    think_s: float = 30.0
-    turn_tokens: float | None = None
-
-    def sessions(self) -> Sessions:
-        """The conversations as `Sessions`."""
-        return Sessions(self.turns, self.think_s, self.turn_tokens)
-
-
 class AdapterTable(FileTable):
     """An adapter. A number as a length is a mean; the distribution then has the shape of the workload's."""
 
@@ -68,7 +56,7 @@ class AdapterTable(FileTable):
     model: str | None = None
     slo_class: str | None = None
     shared_prefix_tokens: int = 0
-    sessions: SessionsTable | None = None
+    sessions: dict[str, Any] | None = None
     priority: int = 0
     acceptance: float | None = None
 
@@ -133,7 +121,7 @@ class WorkloadFile(FileTable):
     arrivals: ArrivalsTable = ArrivalsTable()
     slo: SloTable = SloTable()
     fine_tuning: FineTuningTable | None = None
-    sessions: SessionsTable | None = None
+    sessions: dict[str, Any] | None = None
     adapters: list[AdapterTable]
 
 
@@ -149,17 +137,16 @@ def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
     adapters = []
     for k, row in enumerate(file.adapters):
         with located(f"adapters.{k}"):
-            own = {"input_tokens": _lengths(row.input_tokens, inputs)}
+            own: dict[str, Any] = {"input_tokens": _lengths(row.input_tokens, inputs)}
             own["output_tokens"] = _lengths(row.output_tokens, outputs)
-            sessions = row.sessions and row.sessions.sessions()
-            rate = row.rate or IDLE_RATE
-            adapters.append(Adapter(**{**dict(row), **own, "sessions": sessions, "rate": rate}))
+            if row.sessions is not None:
+                own["sessions"] = parse(Sessions, row.sessions, f"adapters.{k}.sessions")
+            adapters.append(Adapter(**{**dict(row), **own, "rate": row.rate or IDLE_RATE}))
     with located("slo"):
         slo = file.slo.slo()
     with located("fine_tuning"):
         job = None if file.fine_tuning is None else file.fine_tuning.job()
-    with located("sessions"):
-        sessions = None if file.sessions is None else file.sessions.sessions()
+    sessions = None if file.sessions is None else parse(Sessions, file.sessions, "sessions")
     with located():
         correlation, name = file.length_correlation, file.name or name
         return Workload(adapters, inputs, outputs, correlation, arrivals, name, slo, job, sessions)
