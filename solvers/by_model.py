@@ -25,7 +25,6 @@ from packer.solvers.limit import within_limit
 
 MOST_DIVISIONS = 24
 """Largest (spare GPUs × models) for which every division of the GPUs is evaluated; beyond, by marginal gain."""
-
 Rank = tuple[float, ...]
 
 
@@ -95,7 +94,22 @@ def _checked(solver: Solver, found: object) -> Solution:
 
 
 def solved(problem: Problem, solver: Solver) -> Solution:
-    """The solution that a solver finds for a problem that it `supports`."""
+    """The solution that a solver finds for a problem that it `supports`.
+
+    The lowest price may take more GPUs than there are: then the plan of greedy for the fewest GPUs, if that is better.
+    """
+    dear = None
+    if len(problem.profiles) > 1 and problem.objective.minimises == "price" and problem.max_gpus is not None:
+        fewest = Gpus().within(problem.objective.goal)
+        dear = _solved(replace(problem, objective=fewest, old_bins=()), Greedy())
+    found = _solved(problem, solver)
+    if dear is None or not found.unplaced:
+        return found
+    dear = replace(dear, lower_bound=None, bound_source="", proven=False)
+    return min((found, dear), key=lambda one: rank(problem, one))
+
+
+def _solved(problem: Problem, solver: Solver) -> Solution:
     if is_whole(problem) or (isinstance(solver, Joint) and solver.joint):
         return _checked(solver, solver.solve(problem))
     found = parts(problem)
@@ -103,9 +117,10 @@ def solved(problem: Problem, solver: Solver) -> Solution:
         return _divided(problem, found, solver)
     stock = dict(problem.stock)
     solutions = []
+    most = problem.max_gpus if len(found) == 1 else None  # models share the limit
     for k, part in enumerate(found):
         timed = part.problem.with_share(1.0 / (len(found) - k))
-        one = _of_kinds(problem, replace(timed, max_gpus=None, stock=dict(stock)), solver)
+        one = _of_kinds(problem, replace(timed, max_gpus=most, stock=dict(stock)), solver)
         for name, count in used_gpus(one.bins).items():
             if name in stock:
                 stock[name] -= count

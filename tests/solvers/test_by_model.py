@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from packer import registry
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError, VerificationError
+from packer.evaluation import Evaluations
 from packer.gpu import GpuKind, base_model
 from packer.objectives.gpus import Gpus
 from packer.plan import Plan, Status
@@ -129,6 +131,35 @@ def test_gpus_at_hand_are_shared_and_kept() -> None:
     assert enough.status is not Status.INFEASIBLE
     exact = plan_of(hot, [GpuKind(KINDS[0], available=used_gpus(enough.bins)["big"]), *KINDS[1:]])
     assert exact.n_gpus == enough.n_gpus
+
+
+class _Four(AnalyticPredictor):
+    """A server on "four" serves as much as four others."""
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        rows = (
+            next(iter(super(_Four, self).evaluate(workload.scaled(0.25 if each else 1.0), [item])))
+            for item in bins
+            for each in [item.profile.gpu.name == "four"]
+        )
+        return Evaluations.of(list(rows))
+
+
+@pytest.mark.parametrize("solver", ["greedy", "mixed", "cpsat"])
+@pytest.mark.parametrize("models", [("llama",), ("llama", "qwen")])
+def test_a_dearer_kind_is_taken_where_the_cheapest_needs_too_many_gpus(
+    solver: str, models: tuple[str, ...]
+) -> None:
+    """A limit on the GPUs makes a plan infeasible only if the kind that needs the fewest does not do either."""
+    kinds = [kind(gpu, each, price) for each in models for gpu, price in (("one", 1.0), ("four", 9.0))]
+    posed = {"solver": solver, "objective": "cost", "predictor": _Four(), "time_limit_s": 1.0}
+    workload = fleet(60 * len(models), models)
+    free = plan_of(workload, kinds, **posed)
+    assert {item.profile.gpu.name for item in free.bins} == {"one"}
+    few = plan_of(workload, kinds, **posed, max_gpus=len(models))
+    assert few.status is not Status.INFEASIBLE
+    assert {item.profile.gpu.name for item in few.bins} == {"four"}
+    assert few.n_gpus == len(models) < free.n_gpus
 
 
 def test_the_verifier_counts_gpus_at_hand() -> None:
@@ -318,3 +349,14 @@ def test_solvers_that_spread_use_the_gpus_at_hand_if_these_are_fewer(objective: 
         plan = plan_of(fleet(16, models), given, solver="spread", objective=objective, max_gpus=6)
         assert not plan.unplaced
         assert used_gpus(plan.bins) == {"big": 4}
+
+
+def test_a_running_dear_server_stays_where_the_cheapest_kind_needs_too_many_gpus() -> None:
+    """Replanning for the price within a limit on the GPUs keeps what runs if nothing cheaper fits."""
+    kinds = [kind("one", "llama", 1.0), kind("four", "llama", 9.0)]
+    workload = fleet(60, ("llama",))
+    running = plan_of(workload, kinds[1:], predictor=_Four())
+    plan = plan_of(workload, kinds, objective="cost", predictor=_Four(), max_gpus=1, old_plan=running)
+    assert (plan.status, plan.bins) == (Status.FEASIBLE, running.bins)
+    assert plan.moves is not None
+    assert plan.moves.adapters == ()
