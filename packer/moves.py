@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packer.bin import Bin
 from packer.change import Change
@@ -106,6 +106,20 @@ def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
             break
         order = [order[k] for k in found]
     return order
+
+
+def as_running(
+    old: Sequence[Bin], bins: Sequence[Bin], becomes: Mapping[int, int] | None = None
+) -> list[Bin]:
+    """The servers, each with the settings of the running one that it continues if the ranks of all that it holds fit
+    these. `becomes`: their `match`, if it is known."""
+    becomes = match(old, bins) if becomes is None else becomes
+    return [
+        replace(item, settings=old[becomes[k]].settings)
+        if k in becomes and item.max_lora_rank <= old[becomes[k]].max_lora_rank
+        else item
+        for k, item in enumerate(bins)
+    ]
 
 
 def moves_of(old: Sequence[Bin], bins: Sequence[Bin]) -> Moves:

@@ -16,7 +16,7 @@ from packer import checks
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
-from packer.moves import going_on, match, moves_of, restarted
+from packer.moves import as_running, going_on, match, moves_of, restarted
 from packer.plan import Plan, Status
 from packer.planning.kept import KeptHours
 from packer.planning.replicas import MOST_REPLICAS
@@ -67,20 +67,6 @@ def gpus_words(plan: Plan, old: Plan | None = None) -> str:
     moved = 0 if plan.moves is None else len(plan.moves.adapters)
     again = 0 if old is None or plan.moves is None else len(restarted(old, plan.moves, plan.bins))
     return f"{counted(plan.n_gpus, 'GPU')}{holds}, {moved} moved" + (f", {again} restarted" if again else "")
-
-
-def as_running(
-    old: Sequence[Bin], bins: Sequence[Bin], becomes: Mapping[int, int] | None = None
-) -> list[Bin]:
-    """The servers, each with the settings of the running one that it continues if the ranks of all that it holds fit
-    these. `becomes`: their `match`, if it is known."""
-    becomes = match(old, bins) if becomes is None else becomes
-    return [
-        replace(item, settings=old[becomes[k]].settings)
-        if k in becomes and item.max_lora_rank <= old[becomes[k]].max_lora_rank
-        else item
-        for k, item in enumerate(bins)
-    ]
 
 
 def refitted(

@@ -13,13 +13,13 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving
-from packer.moves import aligned, moves_of
+from packer.moves import aligned, as_running, moves_of
 from packer.objectives.slo import Slo
 from packer.plan import Plan
 from packer.planning.behind import fewer_behind_router
 from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle, of_log
 from packer.planning.explore import Frontier
-from packer.planning.follow import as_running, gpus_words, nearby, numbered, refitted, running
+from packer.planning.follow import gpus_words, nearby, numbered, refitted, running
 from packer.planning.frontier import Conditions, FrontierPoint
 from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned

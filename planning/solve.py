@@ -31,7 +31,7 @@ from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.confirm import solution_that_holds
 from packer.solvers.evaluator import Evaluator, Margin, raised_words, rate_margin_for
 from packer.solvers.headroom import MOST_GPUS
-from packer.solvers.replan import Replan, total
+from packer.solvers.replan import Replan, settled, total
 from packer.solvers.support import counts_gpus
 from packer.strategies import Predictor
 from packer.twin.hours import Hours
@@ -277,7 +277,8 @@ class SolverTask:
             other, bins=tuple(bins), evaluations=found, objective=goal.name, solver=self.solver.name,
             objective_value=key, moves=moves_of(problem.old_bins, bins), status=Status.FEASIBLE,
         )  # fmt: skip
-        return closed(problem, matched)
+        staying = settled(problem, bins)
+        return closed(problem, (staying != bins and self.changed(matched, staying)) or matched)
 
     def look_around(self, plan: Plan) -> None:
         """Find how many GPUs keep the fleet's goal, if the plan has only the fewest GPUs on which nothing starves."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.errors import ValidationError
-from packer.moves import aligned, moved, moves_of
+from packer.moves import aligned, as_running, moved, moves_of
 from packer.objectives.base import Objective
 from packer.placement import check_placement
 from packer.plan import Plan
@@ -69,12 +69,22 @@ class Replan:
         if not options:
             return within_limit(problem, fresh)
         found = [Solution(tuple(bins), moves=moves_of(problem.old_bins, bins)) for bins in options]
-        return within_limit(problem, min(found, key=lambda plan: _rank(problem, plan)))
+        best = min(found, key=lambda plan: _rank(problem, plan))
+        return within_limit(problem, replace(best, bins=tuple(settled(free, best.bins))))
 
 
 def total(objective: Objective, bins: Sequence[Bin]) -> float:
     """GPUs of the bins, or their price per hour if the objective minimises it; equal in any order of the bins."""
     return round(sum(objective.weight(item.profile) for item in bins), 6)
+
+
+def settled(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
+    """The servers, each with the settings of the running one that it continues if it holds with them: a server that
+    keeps its settings need not be started again."""
+    made = as_running(problem.old_bins, bins)
+    return [
+        new if ok else item for item, new, ok in zip(bins, made, SlotSearch(problem).holds(made), strict=True)
+    ]
 
 
 def _rank(problem: Problem, found: Solution) -> tuple[bool, float, int]:

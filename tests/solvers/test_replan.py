@@ -19,7 +19,7 @@ from packer.plan import Moves
 from packer.planning.verify import check
 from packer.settings import Settings
 from packer.solvers.base import Problem
-from packer.solvers.replan import Replan
+from packer.solvers.replan import Replan, settled
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload
@@ -166,3 +166,25 @@ def test_the_cheapest_plan_that_the_gpus_allow_replaces_the_running_one() -> Non
     assert {bin_.profile.name for bin_ in found.bins} == {"large/m"}
     fewest = replace(posed, objective=Gpus())
     assert {bin_.profile.name for bin_ in Replan().solve(fewest).bins} == {"large/m"}
+
+
+class _Slots(AnalyticPredictor):
+    """Servers with fewer than 8 slots starve."""
+
+    name = "slots"
+
+    def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
+        """Figures of each bin; one row per bin, in order."""
+        found = super().evaluate(workload, bins)
+        return replace(found, starved=found.starved | [item.max_loras < 8 for item in bins])
+
+
+def test_a_server_that_goes_on_keeps_the_settings_with_which_it_holds() -> None:
+    """Slots that suffice are no reason to start a server again; those that do not suffice, or other ranks, are."""
+    workload, placed = two_servers(0.01)
+    enough, few = (replace(item, settings=Slots(n, 32)) for item, n in zip(placed, (12, 4), strict=True))
+    posed = running(workload, (enough, few), _Slots())
+    wanted = [replace(item, settings=Slots(45, 32)) for item in placed]
+    assert settled(posed, wanted) == [enough, wanted[1]]
+    low = replace(posed, old_bins=(replace(enough, settings=Slots(12, 16)), few))
+    assert settled(low, wanted) == wanted
