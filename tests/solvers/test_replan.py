@@ -182,9 +182,9 @@ class _Slots(AnalyticPredictor):
 def test_a_server_that_goes_on_keeps_the_settings_with_which_it_holds() -> None:
     """Slots that suffice are no reason to start a server again; those that do not suffice, or other ranks, are."""
     workload, placed = two_servers(0.01)
-    enough, few = (replace(item, settings=Slots(n, 32)) for item, n in zip(placed, (12, 4), strict=True))
+    enough, few = (replace(item, settings=Settings(n, 32)) for item, n in zip(placed, (12, 4), strict=True))
     posed = running(workload, (enough, few), _Slots())
-    wanted = [replace(item, settings=Slots(45, 32)) for item in placed]
+    wanted = [replace(item, settings=Settings(45, 32)) for item in placed]
     assert settled(posed, wanted) == [enough, wanted[1]]
-    low = replace(posed, old_bins=(replace(enough, settings=Slots(12, 16)), few))
+    low = replace(posed, old_bins=(replace(enough, settings=Settings(12, 16)), few))
     assert settled(low, wanted) == wanted
