@@ -170,14 +170,22 @@ def _texts(cls: type) -> dict[str, str]:
 
 
 def typed(names: Collection[str]) -> Iterator[str]:
-    """Yield the options on the command line whose parameters are in `names`, as they are typed."""
+    """Yield the options on the command line whose parameters are in `names`, as they are typed.
+
+    Of `pairs`, `names` may have the parameter or some of its own names.
+    """
     context = click.get_current_context()
     for each in context.command.params:
         name = each.name or ""
-        if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            several = context.params.get(name) if isinstance(each, Pairs) else None
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        keys = context.params.get(name, {}) if isinstance(each, Pairs) else {}
+        flags = {key: f"--{key.replace('_', '-')}" for key in keys}
+        if name not in names:
+            yield from (flags[key] for key in keys if key in names)
+        else:
             own = each.opts[0] if each.opts[0][:2] == "--" else each.opts[-1]
-            yield f"--{next(iter(several)).replace('_', '-')}" if several else own
+            yield next(iter(flags.values()), own)
 
 
 def values(given: object, *without: str) -> dict[str, Any]:

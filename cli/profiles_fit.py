@@ -11,6 +11,7 @@ import click
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs
 from packer.cli.options import DEFAULT_PROFILE, Writing, common
 from packer.cli.output import Table
+from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def fit(given: Measurements, out: Writing) -> None:
     out.check(given.output)
     base = load_profile(given.base_name)
     if given.bench_paths:
+        of_tables = ("model", "generated_share", "max_outstanding", "cold_start", "no_cross_validation")
+        refuse_unused("--bench", of_tables)
         _improve(base, given, out)
         return
     if given.cold_start is not None:

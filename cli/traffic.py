@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from packer.traces.assign import Ranks
     from packer.traces.prometheus import CounterNames, Metrics
 
-UNUSED_WITH_INPUT = ("url", "window_s", "span_s")
+UNUSED_WITH_INPUT = ("url", "window_s", "span_s", "api_key_env", "end")
 """Query parameters that have no effect with --input: the saved file has its own."""
 
 
@@ -162,8 +162,6 @@ class PrometheusOptions:
         """Check the options before the first query to the server."""
         if self.export_path is not None:
             refuse_unused("--input", UNUSED_WITH_INPUT)
-            for name in (each for each in ("api_key_env", "end") if each in self.source_names):
-                raise _unused(f"--{name.replace('_', '-')}", "--input")
         if (self.url is None) == (self.export_path is None):
             raise ValidationError("Expected exactly one of --url and --input.")
         self.address()
@@ -225,12 +223,8 @@ def refuse_unused(given: str, unused: Collection[str]) -> None:
     """Refuse options on the command line that have no effect because of another option.
 
     `given`: the other option, as it is typed.
-    `unused`: parameter names of the options without effect.
+    `unused`: the options without effect, as for `typed`.
     Raises `IncompatibleError`: one of `unused` is on the command line. Defaults from a file are ignored.
     """
     for each in typed(unused):
-        raise _unused(each, given)
-
-
-def _unused(each: str, given: str) -> IncompatibleError:
-    return IncompatibleError(f"{each} has no effect with {given}: expected one of them, got both.")
+        raise IncompatibleError(f"{each} has no effect with {given}: expected one of them, got both.")

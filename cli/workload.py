@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.declare import bundle, command, option, pairs, values
+from packer.cli.declare import bundle, command, option, pairs, typed, values
 from packer.cli.options import FleetFile, Output, Writing, common, numbers
 from packer.cli.output import Table
 from packer.cli.plan_table import assumed_lengths
@@ -129,6 +129,8 @@ def generate(made: Made, out: Writing) -> None:
 
     if made.rates is not None and made.total_rate is not None:
         raise IncompatibleError("--rates and --total-rate exclude each other: give one of them.")
+    if made.total_rate is None and any(typed(("exponent",))):
+        raise IncompatibleError("--exponent is that of shares of --total-rate: give it, too.")
     out.check(made.output)
     given = values(made, "adapters", "output", "total_rate", "exponent")
     given["rates"] = made.rates or (0.1, 0.05, 0.025)

@@ -211,6 +211,10 @@ def test_bad_profiles(
         ("workload generate --adapters 3 --ranks 8,1000 -o o.csv", "rank .*1000"),
         ("workload generate --adapters 3 --rates 0.1,0 -o o.csv", "rate .*got 0"),
         ("workload generate --adapters 3 --rates 1 --total-rate 1 -o o.csv", "exclude each other"),
+        (
+            "workload generate --adapters 3 --exponent 2 -o o.csv",
+            "--exponent is that of shares of --total-rate",
+        ),
         ("workload generate --adapters 3 --total-rate nan -o o.csv", "total rate.*got nan"),
         ("workload generate --adapters 3 --input-tokens -5 -o o.csv", "mean length.*got -5"),
         ("workload generate --adapters 3 -o o.doc", "end in .csv"),

@@ -104,3 +104,8 @@ def test_results_of_a_load_generator_improve_an_estimate(
         factor = 1.0 if term in adapters else 1.5
         assert found.latency.coefficients[term] == pytest.approx(factor * value, rel=1e-4)
     assert run(["profiles", "fit", "--base", base, "--bench", result, "--runs", "r.csv", "-o", better]) == 2
+    for more in (["--cold-start"], ["--no-cross-validation"], ["--model", "m"], ["--generated-share", "0.5"]):
+        assert (
+            run(["profiles", "fit", "--base", base, "--bench", result, *more, "-o", better, "--force"]) == 2
+        )
+        assert f"{more[0]} has no effect with --bench" in capsys.readouterr().err
