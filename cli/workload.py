@@ -62,18 +62,15 @@ def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
 
 def _prefixes(fleet: Workload, found: dict[str, Any]) -> list[str]:
     """Lines on sessions and shared prefixes; empty if the workload has neither."""
-    import numpy as np
+    from packer.operate.summary import sessions_of
 
-    lines = []
+    lines, (turns, shared) = [], sessions_of(fleet)
     if fleet.has_sessions:
-        means = [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter]
-        turns = np.average(means, weights=fleet.rates)
         lines.append(
             f"Sessions: a request is in one of {turns:.3g} turns on average; prompts of all turns have "
             f"{found['mean_prompt_tokens']:,.0f} tokens on average, those above are of first turns."
         )
     if fleet.shared_prefix_tokens.any():
-        shared = float(np.average(fleet.shared_prefix_tokens, weights=fleet.rates))
         lines.append(f"Shared prefixes: {shared:,.0f} tokens on average, or the whole of a shorter prompt.")
     return lines
 

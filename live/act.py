@@ -41,7 +41,7 @@ class Acting:
         self.numbers = {each.name: s for s, each in enumerate(self.servers)}
         names, ranks = plan.workload.names, plan.workload.ranks.tolist()
         self.ranks: dict[str, int] = dict(zip(names, ranks, strict=True))
-        self.router = RouterWriter(fleet, plan)
+        self.router = RouterWriter(fleet, plan, self.ranks)
         self.state = LiveState.read(fleet.state)
         self.starting: dict[int, ShellCommand] = {}
         self._fresh = True

@@ -23,10 +23,14 @@ Routes = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True, eq=False)
 class RouterWriter:
-    """Writes the routes of a fleet's servers in the format of its router."""
+    """Writes the routes of a fleet's servers in the format of its router.
+
+    `ranks`: of all adapters, also of those that came after the plan; 0: the base model.
+    """
 
     fleet: LiveFleet
     plan: Plan
+    ranks: Mapping[str, int]
 
     def __post_init__(self) -> None:
         for host in self.fleet.servers if self.fleet.router is not None else ():
@@ -43,9 +47,7 @@ class RouterWriter:
         assert router is not None
         names = ("namespace", "adapters_claim", "token_secret")
         options = Options(**{name: getattr(router, name) for name in names})
-        fleet = self.plan.workload
         base = servers(self.plan, options)
-        ranks = dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
         found = []
         for s, host in enumerate(self.fleet.servers):
             parts = urlsplit(host.url)
@@ -53,8 +55,9 @@ class RouterWriter:
             own: list[Module] = []
             plain: list[Module] = []
             for name, share in held:
-                path = self.fleet.path_of(name, ranks[name]) if ranks.get(name) else ""
-                (own if path else plain).append(Module(name, path, share))
+                rank = self.ranks.get(name)
+                path = "" if rank == 0 else self.fleet.path_of(name, rank or 0)
+                (plain if rank == 0 else own).append(Module(name, path, share))
             if held:
                 port = parts.port or 80
                 like = replace(base[min(s, len(base) - 1)], index=s, name=host.name, port=port)

@@ -74,10 +74,8 @@ class Following:
         bins = self.acting.plan.bins
         most = max(bins, key=lambda item: (item.max_lora_rank, item.max_loras))
         for s, models in enumerate(seen):
-            reason = None
-            if not isinstance(models, str):
-                reason = self.acting.misfit(bins[s] if s < len(bins) else most, s, models)
-            if reason is not None:
+            item = bins[s] if s < len(bins) else most
+            if not isinstance(models, str) and (reason := self.acting.misfit(item, s, models)):
                 raise IncompatibleError(f"Server {s} does not fit the plan: {reason}.")
 
     def serve(self, fleet: Workload) -> None:

@@ -12,6 +12,7 @@ from packer.adapter import Adapter
 from packer.arrival import RequestTrace
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
+from packer.operate.summary import sessions_of
 from packer.operate.view import AS_LOGGED, BUSIEST, Named, Observed, View
 from packer.times import HOUR_S
 from packer.traces.access_log import USUAL, Fields
@@ -59,9 +60,7 @@ def observe_log(
 
 def shared_words(fleet: Workload) -> str:
     """A note to the user about sessions and shared prefixes; "" without them."""
-    share = float(fleet.rates @ fleet.shared_prefix_tokens) / fleet.rate
-    means = [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter]
-    turns = float(np.average(means, weights=fleet.rates))
+    turns, share = sessions_of(fleet)
     said = [f"requests come in sessions of {turns:.3g} turns on average"] if fleet.has_sessions else []
     if share >= 0.5:
         said.append(f"prompts of an adapter share {share:,.0f} tokens on average, shorter ones all of theirs")

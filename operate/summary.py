@@ -49,6 +49,13 @@ def summary_of(fleet: Workload) -> dict[str, Any]:
     }
 
 
+def sessions_of(fleet: Workload) -> tuple[float, float]:
+    """Means over requests: turns of their session (1 without one), tokens of their adapter's shared prefix."""
+    turns = [1.0 if own is None else own.turns for own in fleet.sessions_by_adapter]
+    mean = [np.average(values, weights=fleet.rates) for values in (turns, fleet.shared_prefix_tokens)]
+    return float(mean[0]), float(mean[1])
+
+
 def _top_share(sorted_rates: list[float], part: float) -> float:
     k = math.ceil(part * len(sorted_rates))
     return sum(sorted_rates[:k]) / sum(sorted_rates)

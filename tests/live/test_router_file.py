@@ -23,6 +23,7 @@ from tests.live.stand_in import StandIn
 from tests.live.test_act import FAST, plan_of  # noqa: F401 - a fixture
 
 PLACED = [{"a": 1.0, "b": 0.25}, {"b": 0.75, "c": 1.0}]
+RANKS = dict.fromkeys("abc", 8)
 ROUTES = {"a": {0: 1.0}, "b": {0: 0.25, 1: 0.75}, "c": {1: 1.0}}
 
 
@@ -35,7 +36,7 @@ def test_each_format_has_the_servers_as_they_are(
     """Files name the servers of the file of servers, and adapters only where they are routed."""
     hosts = (Host("http://10.0.0.1:9001", "left"), Host("http://10.0.0.2:9002", "right"))
     router = RouterFile(name, str(tmp_path / "out"), adapters_claim="adapters", token_secret="hf")
-    writer = RouterWriter(LiveFleet(hosts, router, FAST), plan_of(PLACED))
+    writer = RouterWriter(LiveFleet(hosts, router, FAST), plan_of(PLACED), RANKS)
     texts = writer.texts({"a": {1: 1.0}})
     whole = "\n".join(texts.values())
     assert "right" in whole or "10.0.0.2:9002" in whole
@@ -48,15 +49,30 @@ def test_each_format_has_the_servers_as_they_are(
     assert (written.is_dir() and len(list(written.iterdir())) == len(texts)) or written.is_file()
 
 
+@pytest.mark.parametrize("name", ROUTING)
+def test_an_adapter_that_the_plan_lacks_is_an_adapter(
+    name: str,
+    tmp_path: Path,
+    plan_of: Callable[..., Plan],  # noqa: F811
+) -> None:
+    """`packer live follow --fleet` serves adapters that came after the plan: no format takes one for the base model."""
+    hosts = (Host("http://10.0.0.1:9001", "left"), Host("http://10.0.0.2:9002", "right"))
+    router = RouterFile(name, str(tmp_path / "out"), adapters_claim="adapters", token_secret="hf")
+    writer = RouterWriter(LiveFleet(hosts, router, FAST), plan_of(PLACED), {"a": 8, "b": 8, "c": 8, "d": 8})
+    known, new = (writer.texts({each: {0: 1.0}, "b": {0: 1.0}}) for each in "ad")
+    for file, text in known.items():
+        assert text.count("/adapters/a") == new[file].count("/adapters/d")
+
+
 def test_a_refused_file_is_taken_back(tmp_path: Path, plan_of: Callable[..., Plan]) -> None:  # noqa: F811
     """The router's old file is there again where its command fails."""
     file = tmp_path / "routes.yaml"
     fleet = LiveFleet((Host("http://a:1"), Host("http://b:1")), RouterFile("envoy", str(file), "true"), FAST)
-    RouterWriter(fleet, plan_of(PLACED)).write(ROUTES)
+    RouterWriter(fleet, plan_of(PLACED), RANKS).write(ROUTES)
     before = file.read_text()
     broken = LiveFleet(fleet.servers, RouterFile("envoy", str(file), "echo bad >&2; false"), FAST)
     with pytest.raises(LiveError, match="did not take"):
-        RouterWriter(broken, plan_of(PLACED)).write({"a": {1: 1.0}})
+        RouterWriter(broken, plan_of(PLACED), RANKS).write({"a": {1: 1.0}})
     assert file.read_text() == before
 
 
@@ -64,7 +80,7 @@ def test_addresses_that_a_router_file_cannot_hold_are_refused(plan_of: Callable[
     """An address with TLS or a path is not silently cut."""
     fleet = LiveFleet((Host("https://a:1"), Host("http://b:1/v2")), RouterFile("nginx", "x"), FAST)
     with pytest.raises(ValidationError, match="behind a router file"):
-        RouterWriter(fleet, plan_of(PLACED))
+        RouterWriter(fleet, plan_of(PLACED), RANKS)
 
 
 @pytest.fixture
@@ -102,7 +118,9 @@ def test_a_running_nginx_follows_the_routes(
     included, port, reload = nginx
     servers = [StandIn({name: name for name in "abc"}) for _ in range(2)]
     hosts = tuple(Host(each.url) for each in servers)
-    writer = RouterWriter(LiveFleet(hosts, RouterFile("nginx", str(included), reload), FAST), plan_of(PLACED))
+    writer = RouterWriter(
+        LiveFleet(hosts, RouterFile("nginx", str(included), reload), FAST), plan_of(PLACED), RANKS
+    )
 
     def served(name: str) -> int:
         """The server that answers a request; −1: nginx itself, which has not read the file yet."""
