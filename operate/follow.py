@@ -183,8 +183,8 @@ class Following:
         return [*made, *left]
 
     def _gone(self) -> list[Decision]:
-        """Unload the adapters of the plan that the fleet no longer has."""
-        left = set(self.acting.plan.workload.names) - set(self.fleet.names)
+        """Unload the adapters of the plan, or of an earlier fleet, that the fleet no longer has."""
+        left = set(self.acting.ranks) - set(self.fleet.names)
         held = [self.acting.state.servers.get(each.name, {}) for each in self.acting.servers]
         unload = tuple((s, name) for s, own in enumerate(held) for name in sorted(left & set(own)))
         return [Decision(Change(0.0, unload=unload), "adapters left the fleet")] if unload else []

@@ -131,6 +131,10 @@ def test_new_adapters_get_a_server_and_others_leave(
     assert sum("new" in each.adapters for each in servers) == 1
     assert not any("a0" in each.adapters for each in servers)
     assert set(routes(tmp_path)) == {"a1", "a2", "a3", "new"}
+    loop.serve(fleet)  # "new" leaves again, though it is not an adapter of the plan
+    loop.step(120.0)
+    assert not any("new" in each.adapters for each in servers)
+    assert set(routes(tmp_path)) == {"a0", "a1", "a2", "a3"}
 
 
 def test_a_dry_run_changes_nothing(
