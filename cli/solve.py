@@ -213,8 +213,8 @@ def solve(
     """
 
     from packer.cli.plan_table import adapters_frame, plan_json, plan_lines
-    from packer.goal import Goal
     from packer.gpu import kinds_of
+    from packer.operate.changes import with_goal
     from packer.plan import Status
     from packer.twin.hours import with_adapters
 
@@ -231,8 +231,8 @@ def solve(
             "--spare goes without an objective and a solver, of a running plan too: gpus:spare=1 is one."
         )
     fleet = file.fleet()
-    slo = fleet.slo if old is None or fleet.slo != Goal() else old.workload.slo
-    fleet, hour = planning.at_load(replace(fleet, slo=slo), file.workload_path, out)
+    fleet = fleet if old is None else with_goal(fleet, old)
+    fleet, hour = planning.at_load(fleet, file.workload_path, out)
     fleet = planning.changed(fleet.held_to(planning.slo))
     hour = hour if planning.rate_factor == 1.0 else None
     rank = int(fleet.ranks.max())

@@ -10,6 +10,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import UnknownNameError, ValidationError, shown
 from packer.failover import placed, without_server
+from packer.goal import Goal
 from packer.moves import going_on, moves_of
 from packer.plan import Moves, Plan
 from packer.workload import Workload
@@ -95,6 +96,11 @@ def changed_fleet(
         fleet = fleet.subset(kept) if kept else fleet
     found = replace(fleet, adapters=tuple(adapters)) if add else fleet
     return (found.scaled(rate_factor) if rate_factor != 1.0 else found), kept
+
+
+def with_goal(fleet: Workload, running: Plan) -> Workload:
+    """The fleet, with the goal of the running plan unless it has one of its own."""
+    return fleet if fleet.slo != Goal() else replace(fleet, slo=running.workload.slo)
 
 
 def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list[int], list[int]]:

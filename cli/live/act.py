@@ -204,6 +204,7 @@ def _followed(
     from packer.io.workloads import read_workload
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet
+    from packer.operate.changes import with_goal
     from packer.operate.follow import Following
     from packer.report.metrics import live_metrics, live_page, rows_of
 
@@ -223,8 +224,10 @@ def _followed(
         if following.keeper.missing:
             out.note(f"{counted(following.keeper.missing, 'more server')} needed")
 
-    path = given.fleet
-    again = None if path is None else lambda: read_workload(path)
+    def read_again() -> Workload:
+        return with_goal(read_workload(given.fleet or ""), plan).held_to(given.slo)
+
+    again = None if given.fleet is None else read_again
     with looks.exporter(out) as exporter, nullcontext() if given.dry_run else acting.held():
         following.run(after, again)
     return 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,3 +47,21 @@ def test_what_has_no_effect_is_refused(
     for more in (["--window", "60"], ["--gateway", "vllm"]):
         assert run([*words, "--simulate", "trace.csv", *more]) == 2
         assert f"{more[0]} has no effect with --simulate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--slo", "mean_itl_ms=50"]])
+def test_a_fleet_that_is_read_again_keeps_the_goal(
+    more: list[str], toy_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers are judged by the plan's goal, or --slo, also after the file of the fleet has changed."""
+    made, plan_path = toy_plan(["a", "b"]), tmp_path / "plan.json"
+    goal = made.workload.held_to("p95_ttft_ms=900")
+    replace(made, workload=goal).save(plan_path)
+    (tmp_path / "servers.toml").write_text('schema = 1\n[[servers]]\nurl = "http://127.0.0.1:9000"\n')
+    (tmp_path / "fleet.csv").write_text("adapter,rank,rate\na,8,0.1\nnew,8,0.1\n")
+    seen: list[packer.Workload] = []
+    monkeypatch.setattr(Following, "run", lambda _self, _after, fleet: seen.append(fleet()))
+    words = ["live", "follow", str(plan_path), "--servers", f"{tmp_path}/servers.toml", "--dry-run", *more]
+    assert run([*words, "--fleet", str(tmp_path / "fleet.csv")]) == 0
+    assert seen[0].names == ("a", "new")
+    assert seen[0].slo == goal.held_to(tuple(more[1:])).slo
