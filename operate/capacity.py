@@ -66,7 +66,6 @@ class Capacity:
     kinds: Sequence[ServerKind]
     seed: int = 0
     _last: dict[str, int] = field(default_factory=dict)
-    simulated: int = 0
     _expected: dict[int, tuple[Set[int], float, Expected]] = field(default_factory=dict)
 
     def of(self, server: int, load: Mapping[int, float]) -> float:
@@ -101,7 +100,6 @@ class Capacity:
 
     def run(self, kind: ServerKind, load: Mapping[int, float], factor: float = 1.0) -> Run:
         """Simulate a server with this load times a factor."""
-        self.simulated += 1
         fleet = self.workload
         adapters: list[Adapter] = [
             replace(fleet.adapters[a], rate=max(factor * tok_s / float(fleet.mean_tokens[a]), IDLE_RATE))

@@ -222,8 +222,7 @@ def rehearse(
     `failures_per_day`: servers lost per day, at random times. If their number for the whole trace is not an integer,
     chance decides on the last one. The controller, or what restarts servers, notices up to `period_s` later.
     `beside`: also run fixed servers, a schedule and rules. `seed`: seed of failures and routers.
-    Raises `IncompatibleError`: the fleet replays no trace, or lacks an adapter of the plan; `ValidationError`: fewer
-    servers than the plan has.
+    Raises `IncompatibleError`: the fleet replays no trace; `ValidationError`: fewer servers than the plan has.
     """
     trace, running = fleet.arrivals.trace, len(plan.bins)
     if trace is None:

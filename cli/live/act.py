@@ -205,11 +205,12 @@ def _followed(
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet
     from packer.operate.changes import with_goal
+    from packer.operate.drift import with_base
     from packer.operate.follow import Following
     from packer.report.metrics import live_metrics, live_page, rows_of
 
     measured = looks.reader(metrics, once=False)
-    source = None if measured is None else lambda: measured()[0]
+    source = None if measured is None else lambda: with_base(plan, measured()[0])
     acting = Acting(plan, read_live_fleet(given.servers or ""), out.note)
     following = Following(acting, fleet, looks.every_s or 60.0, source, given.dry_run, span_s=looks.window_s)
 

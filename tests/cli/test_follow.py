@@ -65,3 +65,23 @@ def test_a_fleet_that_is_read_again_keeps_the_goal(
     assert run([*words, "--fleet", str(tmp_path / "fleet.csv")]) == 0
     assert seen[0].names == ("a", "new")
     assert seen[0].slo == goal.held_to(tuple(more[1:])).slo
+
+
+def test_requests_to_the_base_model_are_followed(
+    toy_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests to the base model have its name in a log, and another one in the plan."""
+    made, plan_path = toy_plan(["a", "plain"]), tmp_path / "plan.json"
+    fleet = made.workload
+    adapters = tuple(replace(each, rank=0) if each.name == "plain" else each for each in fleet.adapters)
+    replace(made, workload=replace(fleet, adapters=adapters)).save(plan_path)
+    (tmp_path / "servers.toml").write_text('schema = 1\n[[servers]]\nurl = "http://127.0.0.1:9000"\n')
+    usage, model = '"usage": {"prompt_tokens": 100, "completion_tokens": 50}', made.bins[0].profile.model.name
+    rows = [(k, each) for k in range(0, 3600, 20) for each in ("a", model)]
+    log = "\n".join(f'{{"timestamp": {1_767_225_600 + k}, "model": "{name}", {usage}}}' for k, name in rows)
+    (tmp_path / "log.jsonl").write_text(log, "utf-8")
+    seen: list[packer.Workload] = []
+    monkeypatch.setattr(Following, "run", lambda self, *_: seen.append(self.read()))
+    words = ["live", "follow", str(plan_path), "--servers", f"{tmp_path}/servers.toml", "--dry-run"]
+    assert run([*words, "--log", f"{tmp_path}/log.jsonl"]) == 0
+    assert sorted(seen[0].names) == ["a", "plain"]
