@@ -183,7 +183,8 @@ class ValidationSpec:
 class Validation:
     """Measures bins on real servers; partial results survive an interrupt in `reports`.
 
-    `keys` name the bins' folders below `folder`, "gpu-0" … by default.
+    `numbers`: of the bins in the plan, by default 0, 1, …. `keys` name the bins' folders below `folder`, by default
+    gpu-NUMBER.
     """
 
     def __init__(
@@ -195,8 +196,10 @@ class Validation:
         spec: ValidationSpec,
         progress: Progress = silent,
         keys: Sequence[str] = (),
+        numbers: Sequence[int] = (),
     ) -> None:
-        self.keys = tuple(keys) or tuple(f"gpu-{i}" for i in range(len(bins)))
+        self.numbers = numbers or range(len(bins))
+        self.keys = tuple(keys) or tuple(f"gpu-{number}" for number in self.numbers)
         self.launch, self.fleet, self.bins = launch, fleet, tuple(bins)
         self.folder, self.spec, self.progress = folder, spec, progress
         self.reports: list[BinReport] = []
@@ -217,11 +220,11 @@ class Validation:
             place = free.get()
             try:
                 outcomes = self._campaign(place, places[place]).run([self.session(index)])
-                report = report_of(index, self.bins[index], outcomes, self.launch)
+                report = report_of(self.numbers[index], self.bins[index], outcomes, self.launch)
                 with lock:
                     self.reports.append(report)
                     self.reports.sort(key=lambda r: r.index)
-                    self.progress(f"server {index}", len(self.reports), len(self.bins))
+                    self.progress(f"server {report.index}", len(self.reports), len(self.bins))
             finally:
                 free.put(place)
 

@@ -17,6 +17,9 @@ from packer.cli.traffic import refuse_unused
 from packer.words import counted, number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from packer.bin import Bin
     from packer.live.validate import BinReport, Validation
     from packer.operate.bench import BenchRun
     from packer.plan import Plan
@@ -80,7 +83,6 @@ def validate(runs: Runs, out: Writing) -> int:
       packer live validate plan.json --launch vllm-cpu/launch.toml --duration 2m --html validation.html
       packer live validate plan.json --bench result.json
     """
-    from packer.io.profiles import load_profile
     from packer.live.launch import read_launch
     from packer.live.validate import Validation, ValidationSpec
 
@@ -93,25 +95,41 @@ def validate(runs: Runs, out: Writing) -> int:
     if runs.launch_path is None:
         raise click.UsageError("Missing option '--launch', or --bench.")
     launch = read_launch(runs.launch_path)
-    gpus = runs.gpus or ()
-    for name, given, below in (("--bins", runs.bins, len(plan.bins)), ("--gpus", gpus, 1 << 16)):
-        if any(not 0 <= each < below for each in given or ()):
-            raise click.UsageError(f"{name}: expected numbers from 0 to {below - 1}, got {given}.")
-    bins = [plan.bins[i] for i in runs.bins or range(len(plan.bins))]
-    if runs.profile_name is not None:
-        profile = load_profile(runs.profile_name)
-        bins = [replace(item, profile=profile) for item in bins]
+    gpus, at_once = runs.gpus or (), launch.engine.gpus * runs.parallel
+    _check_numbers("--gpus", gpus, 1 << 16)
+    if 0 < len(gpus) < at_once:
+        servers_ = f"{counted(runs.parallel, 'server')} at once"
+        raise click.UsageError(
+            f"--gpus: expected at least {at_once} devices for {servers_}, got {len(gpus)}."
+        )
+    numbers, bins = _chosen(plan, runs)
     out.note_profiles(*(item.profile for item in bins))
     fleet = plan.workload if runs.trace is None else _replayed(plan, runs.trace)
     spec = ValidationSpec(runs.duration_s, runs.repeats, runs.parallel, runs.seed, gpus)
     with out.progress() as progress:
-        job = Validation(launch, fleet, bins, Path(runs.folder), spec, progress)
+        job = Validation(launch, fleet, bins, Path(runs.folder), spec, progress, numbers=numbers)
         try:
             job.run()
         finally:
             if job.reports:
                 _write(job, plan, runs, out)
     return 3 if any(report.refused for report in job.reports) else 0
+
+
+def _check_numbers(name: str, given: Sequence[int], below: int) -> None:
+    if any(not 0 <= each < below for each in given):
+        raise click.UsageError(f"{name}: expected numbers from 0 to {below - 1}, got {given}.")
+
+
+def _chosen(plan: Plan, runs: Runs) -> tuple[Sequence[int], list[Bin]]:
+    """Numbers of the servers that are compared, and the servers, with the profile of --profile if there is one."""
+    from packer.io.profiles import load_profile
+
+    _check_numbers("--bins", runs.bins or (), len(plan.bins))
+    numbers = runs.bins or range(len(plan.bins))
+    profile = None if runs.profile_name is None else load_profile(runs.profile_name)
+    bins = [plan.bins[k] for k in numbers]
+    return numbers, bins if profile is None else [replace(item, profile=profile) for item in bins]
 
 
 def _beside_bench(bench: str, runs: Runs, out: Writing) -> None:
@@ -125,16 +143,13 @@ def _beside_bench(bench: str, runs: Runs, out: Writing) -> None:
     fleet = server = None
     if runs.plan_path is not None:
         plan = runs.plan()
-        fleet, chosen = plan.workload, [plan.bins[i] for i in runs.bins or range(len(plan.bins))]
+        fleet, (_, chosen) = plan.workload, _chosen(plan, runs)
         if len(chosen) != 1:
             raise click.UsageError(
                 f"--bench is of one server: choose one of the plan's {len(plan.bins)} with --bins."
             )
         server = chosen[0]
-    profile = load_profile(runs.profile_name or DEFAULT_PROFILE)
-    if server is not None:
-        profile = server.profile if runs.profile_name is None else profile
-        server = replace(server, profile=profile)
+    profile = load_profile(runs.profile_name or DEFAULT_PROFILE) if server is None else server.profile
     out.note_profiles(profile)
     found = beside_bench(bench, profile, fleet=fleet, server=server, seed=runs.seed)
     data = [each.to_dict() for each in found]

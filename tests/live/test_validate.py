@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -232,6 +233,44 @@ def test_the_command_writes_report_and_page(
         "--folder", tmp_path / "work", "--quiet",
     )  # fmt: skip
     assert (again.output, again.return_value or 0) == ("", 0)
+
+
+def test_the_second_server_of_a_plan_has_its_number(
+    launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
+) -> None:
+    """--bins chooses servers of a plan, which keep their numbers in the report and in the folder of results."""
+    make_plan(bins).save(tmp_path / "plan.json")
+    done = invoked(
+        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "1",
+        "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
+    )  # fmt: skip
+    assert "server 1: " in done.output
+    assert [each["gpu"] for each in json.loads((tmp_path / "out.json").read_text())["gpus"]] == [1]
+    assert (tmp_path / "work" / "gpu-1" / "repeat-0" / "done.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--bins 7", "--bins: expected numbers from 0 to 1"),
+        ("--bins -1 --bench result.json", "--bins: expected numbers from 0 to 1"),
+        ("--gpus 0 --parallel 2", "--gpus: expected at least 2 devices for 2 servers at once"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(
+    launch_file: Path,
+    bins: list[Bin],
+    make_plan: Callable[[list[Bin]], Plan],
+    tmp_path: Path,
+    words: str,
+    message: str,
+) -> None:
+    """Servers that the plan does not have, and too few GPUs for servers that run at once, are refused at first."""
+    make_plan(bins).save(tmp_path / "plan.json")
+    launch = () if "--bench" in words else ("--launch", launch_file)
+    found = invoked("live", "validate", tmp_path / "plan.json", *launch, *words.split())
+    assert isinstance(found.exception, click.UsageError)
+    assert message in found.exception.message
 
 
 def validated(fault: str, launch_file: Path, folder: Path) -> Result:
