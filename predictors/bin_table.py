@@ -76,3 +76,8 @@ class BinTable(Sequence[Bin]):
             np.array([item.settings.max_loras for item in bins], dtype=np.float64),
             np.array([item.settings.max_lora_rank for item in bins], dtype=np.float64),
         )
+
+
+def profiles_of(bins: Sequence[Bin]) -> tuple[Profile, ...]:
+    """The different profiles of some bins; a table knows its own without making the bins."""
+    return (bins.profile,) if isinstance(bins, BinTable) else (*dict.fromkeys(item.profile for item in bins),)

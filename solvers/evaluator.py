@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from packer.memo import Memo
 from packer.objectives.base import Objective
 from packer.predictors.api import evaluated, load_predictor
 from packer.predictors.auto import AutoPredictor
+from packer.predictors.bin_table import profiles_of
 from packer.predictors.content import ContentCache, Factors
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.twin import TwinPredictor
@@ -83,7 +85,9 @@ class Evaluator:
         self.monotone = all(vars(type(each)).get("monotone") is True for each in given.values())
         """Whether every bin at least as heavy as a refused one is refused too (`packer.strategies.Predictor`)."""
         self.objective = objective
-        self.margin = margin if len(set(_each(margin))) > 1 else next(iter(_each(margin)))
+        self.margins: Mapping[Profile | None, float] = (
+            dict(margin.items()) if isinstance(margin, Mapping) else {None: margin}
+        )
         self.raised: Mapping[Profile, float] = {}
         """Share by which `evaluate` raises the rates of servers of a profile beyond the margin."""
         self._given = given
@@ -131,17 +135,15 @@ class Evaluator:
 
     def margin_of(self, profile: Profile) -> float:
         """Share by which rates on servers of this profile are raised."""
-        return self.margin[profile] if isinstance(self.margin, Mapping) else self.margin
+        return self.margins[profile if profile in self.margins else None]
 
     def largest_margin(self, bins: Sequence[Bin] = ()) -> float:
         """The largest margin of these servers; without any, of all profiles."""
-        return max((self.margin_of(item.profile) for item in bins), default=max(_each(self.margin)))
+        return max((self.margin_of(item.profile) for item in bins), default=max(self.margins.values()))
 
     def with_more_margin(self, more: float) -> Evaluator:
         """A copy that shares the stored results, with every margin larger by `more`."""
-        if isinstance(self.margin, Mapping):
-            return self.changed(margin={profile: own + more for profile, own in self.margin.items()})
-        return self.changed(margin=self.margin + more)
+        return self.changed(margins={profile: own + more for profile, own in self.margins.items()})
 
     def of(self, objective: Objective) -> Evaluator:
         """A copy that shares the stored results, at the loads of another objective."""
@@ -181,10 +183,7 @@ class Evaluator:
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures for a search, at the rates raised by the margin; one row per bin, in order."""
-        factor = self._factors(bins)
-        if self.raised:
-            factor = factor * (1.0 + np.array([self.raised.get(item.profile, 0.0) for item in bins]))
-        return self._worst(self.searching, workload, bins, factor)
+        return self._worst(self.searching, workload, bins, self._factors(bins, self.raised))
 
     def judged(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """As `evaluate`, but with the whole predictor and without `raised`."""
@@ -192,16 +191,20 @@ class Evaluator:
             return self.evaluate(workload, bins)
         return self._worst(self._whole, workload, bins, self._factors(bins))
 
-    def _factors(self, bins: Sequence[Bin]) -> Factors:
-        """Factors on the rates by the margin: one for all bins, or one for each, float64 (n,)."""
-        if isinstance(self.margin, Mapping):
-            return 1.0 + np.array([self.margin[item.profile] for item in bins])
-        return 1.0 + self.margin
+    def _factors(
+        self, bins: Sequence[Bin], raised: Mapping[Profile, float] = MappingProxyType({})
+    ) -> Factors:
+        """Factors on the rates by the margin, and by `raised` beyond it: one for all bins, or one for each, float64
+        (n,)."""
+        if not raised and len(self.margins) == 1:
+            return 1.0 + self.largest_margin()
+        own = {k: (1.0 + self.margin_of(k)) * (1.0 + raised.get(k, 0.0)) for k in profiles_of(bins)}
+        return next(iter(own.values())) if len(own) == 1 else np.array([own[item.profile] for item in bins])
 
     def report(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures at the rates as given; a bin that starves there or in `judged` counts as starved."""
         nominal = _of_profiles(self._whole, workload, bins)
-        plain = not any(_each(self.margin)) and self.objective is None
+        plain = not any(self.margins.values()) and self.objective is None
         return nominal if plain else _worse(nominal, self.judged(workload, bins))
 
     def scaled(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
@@ -230,7 +233,7 @@ class Evaluator:
         Simulated hours at other rates differ by chance: a bin may keep its limits with the margin and break them in
         `report`. The values at the rates as given may exceed the limits by `LATENCY_SLACK`.
         """
-        if self.objective is None or not self.objective.limits or not any(_each(self.margin)):
+        if self.objective is None or not self.objective.limits or not any(self.margins.values()):
             return found
         kept = np.flatnonzero(self.objective.holds(found)).tolist()
         if not kept:
@@ -254,12 +257,12 @@ def _of_profiles(
     if len(predictors) == 1:
         (only,) = predictors.values()
         return only.evaluate(workload, bins, factors)
-    first = bins[0].profile if bins else None
-    if first in predictors and all(item.profile is first for item in bins):
-        return predictors[first].evaluate(workload, bins, factors)
+    kinds = profiles_of(bins)
+    if len(kinds) == 1:
+        return predictors[kinds[0]].evaluate(workload, bins, factors)
     scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
     rows: dict[int, Evaluation] = {}
-    for profile in dict.fromkeys(item.profile for item in bins):
+    for profile in kinds:
         mine = [k for k, item in enumerate(bins) if item.profile == profile]
         found = predictors[profile].evaluate(workload, [bins[k] for k in mine], scale[mine])
         rows |= zip(mine, found, strict=True)
@@ -293,10 +296,6 @@ def _worse(figures: Evaluations, other: Evaluations, highest: Iterable[str] = ()
         memory_error=figures.memory_error | other.memory_error,
         starvation_probability=np.maximum(figures.starvation_probability, other.starvation_probability),
     )
-
-
-def _each(margin: Margin) -> Collection[float]:
-    return margin.values() if isinstance(margin, Mapping) else (margin,)
 
 
 def rate_margin_for(

@@ -60,7 +60,7 @@ def _simulated_slots(problem: Problem, bins: tuple[Bin, ...]) -> tuple[Bin, ...]
     twin = problem.evaluator.twin_of(problem.profile)
     if twin is None or not problem.evaluator.confirms or len(bins) > MOST_GPUS:
         return bins
-    by_twin = Evaluator(twin, problem.objective, problem.evaluator.margin)
+    by_twin = Evaluator(twin, problem.objective).changed(margins=problem.evaluator.margins)
     search = _Refinement(replace(problem, evaluator=by_twin))
     slotted = tuple(item if problem.out_of_time() else search.slots.best(item) for item in bins)
     return slotted if problem.out_of_time() else min(bins, slotted, key=lambda each: search.state(each).rank)
