@@ -4,7 +4,7 @@ cache holds, and what is lost of that when adapters move."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from packer.twin.engine_rules import rules_of
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
+from packer.words import counted, listed
 from packer.workload import Workload
 
 STEP = 1.05
@@ -30,6 +31,28 @@ SPAN_S, MOST_REQUESTS = 1200.0, 30_000
 MOST_STEPS = 60
 NEARLY = 0.15
 """A load that differs by less than this share from the simulated one needs no new simulation."""
+
+
+class Left(NamedTuple):
+    """Names of adapters without a server: `large` have a rank above `highest`, the largest that a server takes; for
+    `others` there is no room, of which a server has `room` on average."""
+
+    large: Sequence[str]
+    highest: int
+    others: Sequence[str]
+    room: float
+
+    @property
+    def servers(self) -> int:
+        """Number of servers that have room for `others`."""
+        return max(1, math.ceil(len(self.others) / self.room)) if self.others else 0
+
+    def words(self, starting: int) -> str:
+        """Who has no server and why; empty if the servers that start, so many, have room for all."""
+        found = [f"no server takes a rank above {self.highest}: {listed(self.large)}"] if self.large else []
+        if self.servers > starting:
+            found += [f"no server has room for {counted(len(self.others), 'adapter')}: {listed(self.others)}"]
+        return "; ".join(found)
 
 
 class Expected(NamedTuple):
@@ -51,6 +74,18 @@ def server_kinds(plan: Plan, count: int) -> list[ServerKind]:
 def rank_of(kind: ServerKind, fleet: Workload) -> int:
     """Largest rank that servers of this kind take."""
     return slot_rank_for(int(fleet.ranks.max())) if kind.max_lora_rank is None else kind.max_lora_rank
+
+
+def left_of(
+    left: Iterable[int], fleet: Workload, kinds: Sequence[ServerKind], rooms: Sequence[int | None]
+) -> Left:
+    """Why these adapters have no server. `rooms`: maximum adapters of each server; None: any number."""
+    names, ranks, highest = fleet.names, fleet.ranks.tolist(), max(rank_of(kind, fleet) for kind in kinds)
+    known = [math.inf if room is None else room for room in rooms]
+    return Left(
+        [names[a] for a in left if ranks[a] > highest], highest,
+        [names[a] for a in left if 0 < ranks[a] <= highest], float(np.mean(known)) if known else math.inf,
+    )  # fmt: skip
 
 
 def load_of(held: Mapping[int, float], load: FloatArray) -> dict[int, float]:

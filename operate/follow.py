@@ -53,6 +53,7 @@ class Following:
         self.changes = self.loads = self.pending = 0
         self.uncertainty = 1.0
         self.looked_s = 0.0
+        self._unserved = ""  # which adapters have no server, as last said
         self.ready = np.zeros(len(servers), dtype=np.bool_)
         self._resting: set[int] = set()
         # By server that a dry run pretends to start or stop: the time from which it would answer.
@@ -162,7 +163,10 @@ class Following:
         for s, sentences in self.keeper.learnt.items():
             self.acting.say(f"{self.acting.servers[s].name}: {'; '.join(sentences)}")
         self.acting.give_up(set(self.acting.starting) - set(self.keeper.starting))
-        self.last_error = "; ".join([*gone.values(), self.last_error]).strip("; ")[:400]
+        if (unserved := self.keeper.left.words(len(self.keeper.starting))) not in ("", self._unserved):
+            self.acting.say(unserved)
+        self._unserved = unserved
+        self.last_error = "; ".join(filter(None, [*gone.values(), unserved, self.last_error]))[:400]
         left, self.pending = self._gone(), int(self.keeper.waiting != "")
         for each in [*made, *left]:
             names = [server.name for server in self.acting.servers]

@@ -19,7 +19,7 @@ from packer.arrays import BoolArray, FloatArray
 from packer.change import Change
 from packer.cluster import ServerKind
 from packer.live.traffic import Sampled
-from packer.operate.capacity import Capacity, cache_lost, load_of, rank_of
+from packer.operate.capacity import Capacity, cache_lost, left_of, load_of, rank_of
 from packer.operate.measured import Requests
 from packer.operate.schedule import MOVE_COST_S
 from packer.solvers.nearest import Nearest
@@ -113,6 +113,9 @@ class Keeper:
         self.capacity = Capacity(self.workload, self.kinds, self.seed)
         self._asked_s: dict[int, float] = {}
         self._caps = np.zeros(len(self.kinds))
+        self.left = left_of(
+            (), self.workload, self.kinds, self.rooms
+        )  # adapters that no serving server takes
         self._spare_since_s = math.inf
         self._over_since_s = math.inf
         self._made: list[tuple[float, int]] = []
@@ -212,12 +215,14 @@ class Keeper:
     def _near(self, load: FloatArray) -> Nearest:
         """The current placement, for the planner of `packer solve --from` to change."""
         ranks, most = self.workload.ranks, [rank_of(kind, self.workload) for kind in self.kinds]
-        return Nearest(load, self.held, self.serving, lambda s, a: most[s] >= int(ranks[a]), self.rooms)
+        fits, base = lambda s, a: most[s] >= int(ranks[a]), np.flatnonzero(ranks == 0).tolist()
+        return Nearest(load, self.held, self.serving, fits, self.rooms, base)
 
     def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
         """Load adapters without a server on those with the least load; give the shares of lost copies to the others."""
         near = self._near(load)
         near.place_rest()
+        self.left = left_of(near.left, self.workload, self.kinds, self.rooms)
         fresh, route = near.loads, near.routes()
         if not route:
             return []
@@ -301,7 +306,7 @@ class Keeper:
         return float(used.max())
 
     def _sized(self, now_s: float, load: FloatArray) -> list[Decision]:
-        """Start the servers that the load needs, or stop one if that is worth its cost."""
+        """Start the servers that the load or the number of adapters needs, or stop one if that is worth its cost."""
         serving = self.serving
         total = float(load.sum())
         caps = self.caps(serving)
@@ -310,7 +315,9 @@ class Keeper:
             usual = max(total, 1.0)
         at_hand = float(caps.sum()) + usual * len(self.starting)
         least = 0 if serving or self.starting else 1
-        needed = self.missing = max(least, math.ceil((total / FULL - at_hand) / usual))
+        by_load = max(least, math.ceil((total / FULL - at_hand) / usual))
+        by_room = self.left.servers - len(self.starting)
+        needed = self.missing = max(by_load, by_room)
         if needed > 0:
             self._spare_since_s = math.inf
             off = [s for s in range(len(self.kinds)) if not self.on[s]]
@@ -324,6 +331,8 @@ class Keeper:
                 self._caps[s] = usual / self.level
             self.missing -= len(starts)
             why = f"{total:,.0f} tok/s are expected, {at_hand:,.0f} is what the servers hold"
+            if by_room > by_load:
+                why = f"the servers have no room for {counted(len(self.left.others), 'adapter')}"
             return [Decision(Change(now_s, start=starts), why, starts=len(starts))]
         return self._one_less(now_s, load, serving)
 

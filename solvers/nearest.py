@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -46,7 +46,8 @@ class Nearest:
 
     `load`: of each adapter, tok/s, float64 (m,). `held`: adapters of each server with their shares, 0 for a copy with
     no requests. `serving`: indices of the servers in use; others hold nothing. `fits`: whether a server can load an
-    adapter. `rooms`: most adapters of each server; none: any number. `loads`: (server, adapter) to load, in order.
+    adapter. `rooms`: most adapters of each server; none: any number; adapters of `roomless`, as the base model, take
+    no room. `loads`: (server, adapter) to load, in order. `left`: adapters that `place_rest` found no server for.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Nearest:
         serving: Sequence[int],
         fits: Callable[[int, int], bool] = lambda _server, _adapter: True,
         rooms: Sequence[int | None] = (),
+        roomless: Collection[int] = (),
     ) -> None:
         self.load, self.serving, self.fits, self.rooms = load, list(serving), fits, rooms
+        self.roomless, self.left = set(roomless), list[int]()
         self.before = [dict(own) for own in held]
         self.held = [dict(own) for own in self.before]
         self.loads: list[tuple[int, int]] = []
@@ -79,7 +82,10 @@ class Nearest:
     def _takes(self, s: int, a: int) -> bool:
         """Whether a server may load an adapter, and has room for it."""
         room = self.rooms[s] if self.rooms else None
-        return self.fits(s, a) and (room is None or len(self.held[s]) < room)
+        full = (
+            room is not None and a not in self.roomless and len(self.held[s].keys() - self.roomless) >= room
+        )
+        return not full and self.fits(s, a)
 
     def place_rest(self, opens: Callable[[int], bool] = lambda _adapter: False) -> None:
         """Place each adapter that no server holds on the server with the least load, heaviest first. For adapters that
@@ -102,6 +108,7 @@ class Nearest:
             s = next((s for s in rising if self._takes(s, a)), len(self.held))
             if s == len(self.held):
                 if not opens(a):
+                    self.left.append(a)
                     continue
                 self.serving, used = [*self.serving, s], [*used, 0.0]
                 self.before, self.held = [*self.before, {}], [*self.held, {}]

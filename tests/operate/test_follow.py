@@ -137,6 +137,26 @@ def test_new_adapters_get_a_server_and_others_leave(
     assert set(routes(tmp_path)) == {"a0", "a1", "a2", "a3"}
 
 
+def test_adapters_without_a_server_are_named(
+    following: Callable[..., Following], servers: list[StandIn]
+) -> None:
+    """What no server has room for is an error on the page and in the metrics, and servers are needed for it."""
+    loop = following()
+    said: list[str] = []
+    loop.acting.say = said.append
+    loop.keeper.rooms = [2, 2]
+    loop.step(0.0)
+    servers[1].close()
+    loop.step(60.0)
+    loop.step(120.0)
+    text = live_metrics(loop, rows_of(loop))
+    assert "packer_live_servers_needed 1.0" in text
+    assert "packer_live_error 1.0" in text
+    unserved = "no server has room for 2 adapters: a2, a3"
+    assert unserved in live_page(loop, rows_of(loop))
+    assert said.count(unserved) == 1
+
+
 def test_a_dry_run_changes_nothing(
     following: Callable[..., Following], servers: list[StandIn], tmp_path: Path
 ) -> None:

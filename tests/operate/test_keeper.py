@@ -70,6 +70,27 @@ def test_what_packer_cannot_start_is_said() -> None:
     assert control.missing == 2
 
 
+def test_adapters_without_room_need_servers() -> None:
+    """A server more is needed, and started if it can be, for adapters that the others have no room for, however low
+    their load; the base model takes no room, and a rank that no server takes needs no server."""
+    control = keeper(4, 2, may_start=False, rooms=[4] * 4)
+    control.decide(0.0, seen(100.0, [True, False, False, False]))
+    assert control.missing == 1
+    assert control.left.words(0) == "no server has room for 4 adapters: a1, a3, a5, a7"
+    control = keeper(4, 2, rooms=[3] * 4)
+    (made,) = control.decide(0.0, seen(100.0, [True, False, False, False]))
+    assert (made.change.start, made.why) == ((1, 2), "the servers have no room for 4 adapters")
+    assert (control.missing, control.left.words(len(control.starting))) == (0, "")
+    control = keeper(2, 2, may_start=False, rooms=[4] * 2)
+    ranks = [0, 512, *[8] * 6]
+    control.workload = replace(
+        FLEET, adapters=tuple(replace(a, rank=rank) for a, rank in zip(FLEET.adapters, ranks, strict=True))
+    )
+    control.held = [{0: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, {5: 1.0, 6: 1.0, 7: 1.0}]
+    control.decide(0.0, seen(100.0, [True, True]))
+    assert (control.missing, control.left.words(0)) == (0, "no server takes a rank above 8: a1")
+
+
 def test_a_server_less_waits_until_it_is_worth_it() -> None:
     """It stops after the others have had enough for a while, and its adapters go to them first."""
     control = keeper(2, 2)

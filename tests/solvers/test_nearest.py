@@ -44,6 +44,13 @@ def test_an_emptied_server_leaves_its_shares_to_copies_and_loads_the_rest() -> N
     assert (full.loads, full.held) == ([], held)
 
 
+def test_what_finds_no_room_is_left_and_the_base_model_needs_none() -> None:
+    """The heaviest adapters get the room; the rest is named, and the base model is placed whatever the room."""
+    near = Nearest(np.array([1.0, 5.0, 9.0, 2.0]), [{3: 1.0}], [0], rooms=[2], roomless=[0])
+    near.place_rest()
+    assert (near.loads, near.left) == ([(0, 2), (0, 0)], [1])
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(0.0, 100.0), min_size=6, max_size=6),
