@@ -156,31 +156,29 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) ->
 
 
 def _time(row: Row, key: str) -> float:
-    """Seconds since 1970 (UTC) from a number or a text; times without a zone are UTC."""
-    value = row.cells[key]
-    found = math.nan if isinstance(value, bool) else _seconds(str(value).strip())
+    """Seconds since 1970 (UTC) from a number or a text."""
+    found = seconds_of(row.cells[key])
     if not 0.0 <= found < _LATEST_S:
-        row.fail(key, f"expected a time from 1970 to 2199, got {shown(value)}.")
+        row.fail(key, f"expected a time from 1970 to 2199, got {shown(row.cells[key])}.")
     return found
 
 
-def unit_of(number: float) -> float:
-    """The unit, s, of a numeric time since 1970, judged by its magnitude."""
-    return next((unit for limit, unit in _UNITS if number > limit), 1.0)
+def unit_of(number: float, unit_s: float = 1.0) -> float:
+    """The unit of a numeric time, s: `unit_s`; if this is 1, judged by the magnitude of the time since 1970."""
+    return unit_s if unit_s != 1.0 else next((unit for limit, unit in _UNITS if number > limit), 1.0)
 
 
-def _seconds(text: str) -> float:
-    """A text as a time, s; NaN if it is not a time."""
+def seconds_of(cell: object, unit_s: float = 1.0) -> float:
+    """A cell as a time, s: a number in its unit (`unit_of`), or a date and time, in UTC unless it names a zone.
+
+    NaN if it is neither.
+    """
+    text = str(cell).strip()
     with suppress(ValueError, OverflowError):
         number = checks.decimal(text)
-        return number * unit_of(number)
+        return number * unit_of(number, unit_s)
     for form in (None, *_TIME_FORMATS):
         with suppress(ValueError, OverflowError):
-            parsed = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
-            return since_1970(parsed)
+            stamp = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
+            return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
     return math.nan
-
-
-def since_1970(stamp: datetime) -> float:
-    """A date and time as seconds since 1970; without a zone it is UTC."""
-    return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()

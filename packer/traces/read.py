@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ from packer.traces.access_log import (
     frame_of,
     nothing,
     requests_of,
-    since_1970,
+    seconds_of,
     unit_of,
 )
 from packer.traces.columns import TraceFormat, recognise
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     Requests = tuple[pl.DataFrame, dict[str, Any]]
     """The first argument of `trace_of_requests`, and further ones by name."""
 
-MAX_TIME, MOST_NS = 1e15, 1e19
+MAX_TIME_S = 1e15
 
 
 @reader
@@ -194,8 +193,8 @@ def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float6
     numbers = column.cast(pl.Float64, strict=False)
     if not numbers.null_count():
         times: npt.NDArray[np.float64] = numbers.to_numpy()
-        times = times * (_unit_s(float(times.min()), unit_s) if len(times) else 1.0)
-        return (times, 0.0) if np.all(np.abs(times) <= MAX_TIME) else None
+        times = times * (unit_of(float(times.min()), unit_s) if len(times) else 1.0)
+        return (times, 0.0) if np.all(np.abs(times) <= MAX_TIME_S) else None
     text = column.str.replace("T", " ", literal=True).str.replace(r"Z$", "+00:00")
     zone = "%#z" if text.str.contains(r"[+-]\d\d:?\d\d$").all() else ""
     stamps = text.str.to_datetime(f"%Y-%m-%d %H:%M:%S%.f{zone}", time_unit="ns", strict=False)
@@ -206,17 +205,14 @@ def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float6
     return (nanoseconds - nanoseconds[:1]) * 1e-9, float(nanoseconds[:1].sum()) * 1e-9
 
 
-def _unit_s(number: float, unit_s: float) -> float:
-    """The unit of a numeric time, s: that of the format; if this is 1 s, judged by the magnitude (`unit_of`)."""
-    return unit_of(number) if unit_s == 1.0 else unit_s
-
-
 def _slow(rows: Iterable[Row], kind: TraceFormat) -> Requests:
     """The requests, read cell by cell, so that an error names the cell."""
     found: list[LogRow] = []
     ids: list[list[int] | None] = []
     for row in rows:
-        time_s = _time(row, kind)
+        time_s = seconds_of(cell := row.cells[kind.time], kind.unit_s)
+        if not abs(time_s) <= MAX_TIME_S:
+            row.fail(kind.time, f"expected seconds or a date and time, got {shown(cell)}.")
         inputs, outputs = (row.integer(name, low=0, high=MAX_TOKENS) for name in kind.required[1:])
         adapter = row.name(kind.adapter) if kind.adapter in row.cells else None
         rank = row.integer(kind.rank, low=0, high=MAX_RANK) if kind.rank in row.cells else None
@@ -253,18 +249,3 @@ def _block_ids(row: Row, kind: TraceFormat, input_tokens: int) -> list[int]:
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**62 for i in ids):
         row.fail(kind.blocks, "expected whole numbers >= 0.")
     return list(ids[:full])
-
-
-def _time(row: Row, kind: TraceFormat) -> float:
-    """Seconds, from a number in the trace's unit or from a date and time (UTC if it names no zone)."""
-    cell: Any = row.cells[kind.time]
-    if isinstance(cell, datetime):
-        return since_1970(cell)
-    if isinstance(cell, str):
-        with suppress(ValueError):
-            return since_1970(datetime.fromisoformat(cell.strip()))
-    try:
-        number = row.real(kind.time, low=-MAX_TIME, high=MAX_TIME if kind.unit_s != 1.0 else MOST_NS)
-        return number * _unit_s(number, kind.unit_s)
-    except FileFormatError:
-        row.fail(kind.time, f"expected seconds or a date and time, got {shown(cell)}.")

@@ -151,6 +151,13 @@ def test_the_fast_reader_agrees_with_the_careful_one(rows: list[tuple[str, str, 
             assert fast[0][name].equals(slow[0][name])
 
 
+def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
+    """Times are numbers if they can be, also where cells are read one by one."""
+    text = "timestamp,input_tokens,output_tokens,priority\n10000101,1,4,1\n10000131,2,5,0\n"
+    trace = read_trace(write(tmp_path, "plain.csv", text))
+    assert (trace.start_s, trace.time_s.tolist()) == (10_000_101.0, [0.0, 30.0])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
