@@ -209,7 +209,9 @@ def _table(lengths: Lengths) -> tuple[FloatArray, float]:
     """Table of quantiles on the grid, and the factor that scales it; lengths of one shape share a table."""
     if lengths.kind == "constant" or lengths.cv == 0.0:
         return _ONES, lengths.mean
-    return _unit_gamma_table(lengths.cv), lengths.mean
+    while (table := _GAMMA.get(lengths.cv)) is None:
+        _make_tables({lengths.cv})
+    return table, lengths.mean
 
 
 @lru_cache(maxsize=_TABLES)
@@ -221,12 +223,6 @@ def _sample(values: tuple[float, ...]) -> FloatArray:
 def _normal_cdf() -> FloatArray:
     """Probability that a standard-normal variable is below each score of the grid."""
     return normal_tail(-_Z_GRID)
-
-
-def _unit_gamma_table(cv: float) -> FloatArray:
-    while (table := _GAMMA.get(cv)) is None:
-        _make_tables({cv})
-    return table
 
 
 def _make_tables(cvs: set[float]) -> None:
