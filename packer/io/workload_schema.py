@@ -61,34 +61,29 @@ class AdapterTable(FileTable):
     acceptance: float | None = None
 
 
-class LimitsTable(FileTable):
-    """Latency limits, ms, by the keys of a goal; "none": no limit. Keys that are left out keep the base limits."""
-
-    model_config = ConfigDict(extra="allow")
-    p95_ttft_ms: float | Literal["none"] | None = None
-    mean_itl_ms: float | Literal["none"] | None = None
-
-    def limits(self, others: Limits) -> Limits:
-        """`others`, changed by the limits of this table."""
-        own = {"p95_ttft_ms": self.p95_ttft_ms, "mean_itl_ms": self.mean_itl_ms}
-        given = {
-            key: math.inf if value == "none" else value for key, value in own.items() if value is not None
-        }
-        return others.changed({**given, **(self.model_extra or {})})
+Given = dict[str, float | Literal["none"] | None]
+"""Latency limits, ms, by the keys of a goal; "none": no limit; None: as if the key were left out."""
 
 
-class SloTable(LimitsTable):
+class SloTable(FileTable):
     """The goal: limits of adapters without a class, limits of each class, and the shares that must keep them."""
 
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: Given = Field(init=False)
     adapter_share: float = 1.0
     request_share: float = 0.99
-    classes: dict[str, LimitsTable] = Field(default_factory=dict)
+    classes: dict[str, Given] = Field(default_factory=dict)
 
     def slo(self) -> Goal:
-        """The goal."""
-        limits = self.limits(Limits())
-        classes = tuple((name, each.limits(limits)) for name, each in self.classes.items())
+        """The goal; limits that are left out are the default ones, and those of a class the ones without a class."""
+        limits = _changed(Limits(), self.__pydantic_extra__)
+        classes = tuple((name, _changed(limits, each)) for name, each in self.classes.items())
         return Goal(limits, classes, self.adapter_share, self.request_share)
+
+
+def _changed(limits: Limits, given: Given) -> Limits:
+    known = {key: value for key, value in given.items() if value is not None}
+    return limits.changed({key: math.inf if value == "none" else value for key, value in known.items()})
 
 
 class FineTuningTable(FileTable):
