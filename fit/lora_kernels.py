@@ -27,7 +27,7 @@ Kernel = tuple[str, int, int, int, int]
 Times = Mapping[Kernel, Mapping[int, float]]
 """Time of a call in ms, by kernel and by the matrix dimension that is not the rank."""
 
-KERNEL_TERMS = tuple(term.name for term in LINEAR if term.part == "lora" and term.bound == "adapters")
+KERNEL_TERMS = tuple(term.name for term in LINEAR if term.bound in ("adapters", "launches"))
 _UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _SIZES = ("m", "num_loras", "k", "n", "num_slices")
 MOST_SIZE = 2**31

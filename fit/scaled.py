@@ -8,15 +8,6 @@ from packer.profile import ModelSpec, Profile
 from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
 
-LAUNCHED = (
-    "first_adapter_ms",
-    "per_slot_ms",
-    "per_slot_block_ms",
-    "per_adapter_block_ms",
-    "per_slot_token_ms",
-)
-"""Terms bound by the grid of LoRA kernels instead of their bytes: they scale with layers, SMs and clock."""
-
 
 def copies_of(n: int) -> float:
     """Copies of an adapter on a tensor-parallel group of `n` GPUs (vLLM without `fully_sharded_loras`)."""
@@ -43,10 +34,10 @@ def scaled_law(
         "compute": weights / reference.model.weights_bytes * known.bf16_flops / sheet.bf16_flops / n,
         "kv": model.kv_bytes_per_token / reference.model.kv_bytes_per_token * bandwidth / n,
         "adapters": adapters * bandwidth,
+        "launches": launches,
     }
     coefficients = reference.latency.coefficients
-    factors = {term.name: launches if term.name in LAUNCHED else scale[term.bound] for term in LINEAR}
-    scaled = {name: coefficients.get(name, 0.0) * factor for name, factor in factors.items()}
+    scaled = {term.name: coefficients.get(term.name, 0.0) * scale[term.bound] for term in LINEAR}
     # base_ms is host time plus the time of reading weights; only the latter is scaled.
     host_ms = scaled["base_ms"] - 1e3 * reference.model.weights_bytes / known.bandwidth_bytes_s
     scaled["base_ms"] = max(0.0, host_ms) + 1e3 * model.weights_bytes / sheet.bandwidth_bytes_s / n

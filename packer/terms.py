@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Literal
 
 Part = Literal["model", "lora", "queue"]
-Bound = Literal["host", "compute", "kv", "adapters"]
+Bound = Literal["host", "compute", "kv", "adapters", "launches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Term:
     arithmetic takes longer than reading the weights; J the number of tokens that each prefill token attends to, summed
     over prefill tokens; X the share of a layer's experts that process a token. [x] is 1 if x holds, else 0.
     `part`: the part of the engine that causes the term; only "model" remains without adapters and queue.
-    `bound`: the resource that the term's time scales with on other hardware.
+    `bound`: the resource that the term's time scales with on other hardware: "adapters" is the bytes of adapters,
+    "launches" the grid of their kernels.
     """
 
     name: str
