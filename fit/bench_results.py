@@ -25,6 +25,7 @@ from packer.errors import FileFormatError, IncompatibleError, ModelError, readin
 from packer.fit.lora_kernels import Kernel, Times, is_lora_benchmark, read_lora_kernels, with_lora_kernels
 from packer.fit.roofline import SHARES
 from packer.io.files import read_text
+from packer.io.shipped import table
 from packer.profile import Profile
 from packer.terms import LINEAR
 from packer.twin.law.law import coefficient_vector
@@ -32,6 +33,7 @@ from packer.twin.law.linear import AT, linear_features
 
 Path = str | os.PathLike[str]
 
+FIGURES, UNSTEADY = table("packer.fit", "bench_results.toml").values()
 _MOST_OF_BUDGET = 0.5
 """Largest mean step of a run that is used, as a share of `max_num_batched_tokens`. Near this budget, steps with and
 without prefills differ too much for their mean to represent them."""
@@ -163,9 +165,9 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
         if isinstance(document, dict) and isinstance(runs := document.get("benchmarks"), list) and runs:
             for each in runs:
                 metrics = each.get("metrics") if isinstance(each, dict) else None
-                yield {key: _mean(metrics, name) for key, name in _GUIDELLM.items()}
+                yield {key: _mean(metrics, row["guidellm"]) for key, row in FIGURES.items()}
         elif isinstance(document, dict) and "request_throughput" in document:
-            for key, what in _UNSTEADY.items():
+            for key, what in UNSTEADY.items():
                 if document.get(key) is not None:
                     raise FileFormatError(f"expected a steady run of the base model, got {what} ({key}).")
             completed = _number(document.get("completed"))
@@ -211,9 +213,9 @@ def _number(value: Any) -> float:
 def _steady(values: dict[str, float], run: int) -> Steady:
     missing = [name for name, value in values.items() if not 0.0 < value < 1e12]
     if missing or values["output"] < 2.0:
-        what = ", ".join(_NAMES[name] for name in missing) or "answers of two tokens or more"
+        what = ", ".join(FIGURES[name]["words"] for name in missing) or "answers of two tokens or more"
         raise FileFormatError(f"run {run}: expected positive figures, got none for {what}.")
-    rate, prompt, output, itl_ms = (values[name] for name in _NAMES)
+    rate, prompt, output, itl_ms = (values[name] for name in FIGURES)
     return Steady(rate * (output - 1.0) * itl_ms * 1e-3, prompt, output, itl_ms)
 
 
@@ -223,20 +225,3 @@ _EXPECTED = (
 )
 _GAPS = ("inter_token_latency_seconds", "time_per_output_token_seconds")
 """Histograms of the time between tokens, the newest name first."""
-_NAMES = {
-    "rate": "the request throughput (of /metrics: iteration_tokens_total, generation_tokens_total)",
-    "prompt": "the mean input tokens",
-    "output": "the mean output tokens",
-    "itl_ms": "the mean time between tokens (tpot or itl in --percentile-metrics)",
-}
-_GUIDELLM = {
-    "rate": "requests_per_second",
-    "prompt": "prompt_token_count",
-    "output": "output_token_count",
-    "itl_ms": "inter_token_latency_ms",
-}
-_UNSTEADY = {
-    "ramp_up_strategy": "one whose rate rises",
-    "spec_decode_acceptance_length": "speculative decoding, of which a step gives several tokens",
-}
-"""Keys that `vllm bench serve` writes only for runs with a rising rate or with speculative decoding."""
