@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS
 
 Kind = Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"]
-KINDS: tuple[Kind, ...] = ("poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 MIN_PERIOD_S = 1.0
 """Shortest period of arrivals that change with time: each period of a simulation costs memory and time."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from packer.errors import ValidationError, shown
 from packer.gamma import normal_tail, unit_gamma
 
 Kind = Literal["constant", "lognormal", "gamma", "empirical"]
-KINDS: tuple[Kind, ...] = ("constant", "lognormal", "gamma", "empirical")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_TOKENS = 10**9
 """Largest accepted length of a request, tokens."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from packer.arrival import Arrivals, Bursts, RequestTrace
+from packer.arrival import Arrivals, Bursts, Kind, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError
 from packer.io.schema import FileTable, parse
@@ -30,7 +30,7 @@ class BlocksTable(FileTable):
 class ArrivalsTable(FileTable):
     """An arrival process; `time_s` and all fields below it describe a replayed trace."""
 
-    kind: Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"] = "poisson"
+    kind: Kind = "poisson"
     cv: float = 1.0
     period_s: float = 300.0
     span: float = 4.0

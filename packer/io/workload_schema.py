@@ -14,7 +14,7 @@ from packer.goal import Goal, Limits
 from packer.io.arrivals_schema import ArrivalsTable, arrivals_to_dict
 from packer.io.schema import FileTable, parse
 from packer.job import FineTuning
-from packer.lengths import Lengths
+from packer.lengths import Kind, Lengths
 from packer.sessions import Sessions
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
@@ -25,7 +25,7 @@ SCHEMA = 1
 class LengthsTable(FileTable):
     """A length distribution; kind "empirical" requires `values`, the other kinds require `mean`."""
 
-    kind: Literal["constant", "lognormal", "gamma", "empirical"]
+    kind: Kind
     mean: float | None = None
     cv: float | None = None
     low: int = 1

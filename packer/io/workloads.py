@@ -30,6 +30,14 @@ OPTIONAL = (
 )  # fmt: skip
 _LEFT_OUT = ("slo_class", "shared_prefix_tokens", "priority")
 """Columns whose cell is empty if the adapter's value is None or 0."""
+_READERS: dict[str, Callable[[Row, str], Any]] = {
+    "model": Row.text,
+    "slo_class": Row.name,
+    "shared_prefix_tokens": partial(Row.integer, low=0, high=MAX_TOKENS),
+    "priority": partial(Row.integer, low=-MAX_PRIORITY, high=MAX_PRIORITY),
+    "acceptance": partial(Row.real, low=0.0, high=1.0),
+}
+"""Columns that are fields of an adapter, with the functions that read a cell."""
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 _ENDINGS = f"{', '.join(FORMATS)} (or that and .gz)"
 LOGS = (".jsonl", ".ndjson", ".log")
@@ -111,15 +119,7 @@ def _adapter(name: str, row: Row) -> Adapter:
     rate = row.real("rate", low=0.0, high=1e6) or IDLE_RATE
     inputs = _mean_and_cv(row, "input_tokens", "input_cv", SHAREGPT_INPUT)
     outputs = _mean_and_cv(row, "output_tokens", "output_cv", SHAREGPT_OUTPUT)
-    readers: dict[str, Callable[[str], object]] = {
-        "model": row.text,
-        "slo_class": row.name,
-        "shared_prefix_tokens": partial(row.integer, low=0, high=MAX_TOKENS),
-        "priority": partial(row.integer, low=-MAX_PRIORITY, high=MAX_PRIORITY),
-        "acceptance": partial(row.real, low=0.0, high=1.0),
-    }
-    given = (column for column in readers if not row.is_blank(column))
-    more: dict[str, Any] = {column: readers[column](column) for column in given}
+    more = {column: read(row, column) for column, read in _READERS.items() if not row.is_blank(column)}
     with row.located("adapter"):
         return Adapter(name, rank, rate, inputs, outputs, sessions=_sessions(row), **more)
 
