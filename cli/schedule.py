@@ -127,6 +127,7 @@ def schedule(
     from packer.io.files import make_folder, write_text
     from packer.io.plans import write_plan
     from packer.operate.schedule import schedule as find
+    from packer.traces.pattern import clock
 
     static_path, servers_path, keda_path, routes_path = map(results.files.get, PARTS)
     files = (static_path, servers_path, keda_path, results.output)
@@ -156,12 +157,12 @@ def schedule(
         write_plan(found.deployed, servers_path, force=out.force)
     if keda_path is not None:
         names = {f"{prefix}-{k}": found.running(k) for k in range(len(found.servers))}
-        times: dict[str, Any] = {"day_s": found.periods[-1].end_s, "startup_s": found.startup_s}
+        times: dict[str, Any] = {"day_s": len(rates) * period_s, "startup_s": found.startup_s}
         text = scaled_objects(names, **times, timezone=timezone)
         write_text(keda_path, text, force=out.force)
     if routes_path is not None:
         for each in found.periods:
-            begin = f"{int(each.start_s // 3600):02d}{int(each.start_s // 60) % 60:02d}"
+            begin = clock(each.start_s).replace(":", "")
             for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
                 write_text(os.path.join(routes_path, f"{begin}-{name}"), text, force=out.force)
     write_json(data, results.output)
@@ -178,7 +179,7 @@ def _replayed(found: Schedule, rates: Any, period_s: float, seed: int) -> dict[s
     fleet = found.static.workload
     trace = requests_of_day(fleet, rates, period_s, seed=seed)
     given: dict[str, Any] = {"seed": seed}
-    static = [Window(0.0, found.periods[-1].end_s, found.static.cluster())]
+    static = [Window(0.0, len(rates) * period_s, found.static.cluster())]
     served = replay(fleet, trace, windows_of(found), startup_s=found.startup_s, moves=found.moves, **given)
     return {"schedule": served.to_dict(), "static": replay(fleet, trace, static, **given).to_dict()}
 
@@ -195,7 +196,8 @@ def _lines(found: Schedule, data: dict[str, Any], slo: Goal, *, by_default: bool
         servers.append((k, item.max_loras, item.max_lora_rank, len(item.adapters), hours))
     fewest = min(each.gpus for each in found.periods)
     run = "all of them run all day" if fewest == found.static.n_gpus else f"the quietest takes {fewest}"
-    span = "a day" if (hours := found.periods[-1].end_s / 3600.0) == 24.0 else f"in {hours:g} h"
+    hours = (found.periods[-1].end_s - found.periods[0].start_s) / 3600.0
+    span = "a day" if hours == 24.0 else f"in {hours:g} h"
     lines: list[Table | str] = [
         f"{found.static.hardware}: the goal holds in every period; {run}.",
         *([default_words(found.static)] if by_default else []),

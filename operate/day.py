@@ -19,7 +19,8 @@ class Period:
     """Successive periods in which the same servers run.
 
     `names`: the periods.
-    `start_s`, `end_s`: from the start of the day.
+    `start_s`, `end_s`: from midnight before the first period, beyond 24 h for periods after the next midnight; from
+    the start of the first period if the periods are not named by times of day (HH:MM).
     `plan`: the servers, with evaluations at the rates of the busiest of these periods.
     `servers`: the number of each of the plan's servers in the day. A number stands for one deployment, which has the
     same settings all day.
@@ -116,7 +117,7 @@ class Schedule:
         return [(t, k) for t, each in enumerate(days) for k in each.servers if k not in days[t - 1].servers]
 
     def running(self, server: int) -> list[tuple[float, float]]:
-        """When a server must serve, as (start, end) in s of the day, without its start-up time."""
+        """When a server must serve, as (start, end) as in `Period`, s, without its start-up time."""
         found: list[tuple[float, float]] = []
         for each in self.periods:
             if server in each.servers:

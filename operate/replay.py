@@ -105,9 +105,13 @@ def requests_of_day(
 
 
 def windows_of(schedule: Schedule) -> list[Window]:
-    """The servers of a schedule, each routed as its plan says."""
+    """The servers of a schedule, each routed as its plan says, from the start of its first period on."""
     days = schedule.periods
-    return [Window(each.start_s, each.end_s, each.plan.cluster(), numbers=each.servers) for each in days]
+    first_s = days[0].start_s
+    return [
+        Window(each.start_s - first_s, each.end_s - first_s, each.plan.cluster(), numbers=each.servers)
+        for each in days
+    ]
 
 
 def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:

@@ -28,7 +28,7 @@ from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.progress import Progress, silent
 from packer.times import DAY_S, HOUR_S
-from packer.traces.pattern import clock, rates_of
+from packer.traces.pattern import begins_at_s, clock, rates_of
 from packer.traces.trace import Trace
 from packer.twin.hours import Hours, merged
 from packer.twin.memory.starts import starting
@@ -92,18 +92,21 @@ def schedule(
     `workload`: the fleet; its rates are ignored. Bursts are those within a period; for a replayed trace they are
     measured.
     `profile`: the server, or several kinds: each base model gets the cheapest kind, or mix, for its busiest period.
-    `rates`: requests per second of each adapter, float64 (n,), by period, in the order of the day.
+    `rates`: requests per second of each adapter, float64 (n,), by period, in the order of the day. Periods that are
+    all named by times of day (HH:MM) begin then.
     `period_s`: length of a period. `startup_s`: start-up time of a server; None: the longest of the profiles.
     `slo`: the goal, as for `packer.solve` ("none": servers must only not starve).
     `max_replicas`: maximum number of parts of an adapter; None: as many as it needs.
     `margin`, `seed`, `progress`, `stop`: as for `packer.recommend`.
 
     Raises `IncompatibleError`: a base model has no profile or no server that starts, or GPUs are limited with several
-    kinds of server; `ValidationError`: there is no period, rates are not one number >= 0 per adapter, or more GPUs than
-    are at hand run while servers are replaced; `InfeasibleError`: no plan serves all periods.
+    kinds of server; `ValidationError`: there is no period, one does not begin at the time that names it, rates are not
+    one number >= 0 per adapter, or more GPUs than are at hand run while servers are replaced; `InfeasibleError`: no
+    plan serves all periods.
     """
     rates = _checked(rates, len(workload))
     checks.real("period_s", period_s, low=1.0)
+    first_s = begins_at_s(list(rates), period_s)
     fleet = drawn_within(workload.held_to(slo), period_s)
     asked = Conditions(margin=margin, max_replicas=max_replicas, seed=seed, stop=stop)
     progress("all day", 0, len(rates))
@@ -121,7 +124,13 @@ def schedule(
     merged = _merged(turned, lambda names: day.period(names, static), start_s)
     steady = with_steady_settings(merged, day.holds)
     found = _within_day([day.reported(each) for each in steady], len(rates) * period_s)
-    found = [replace(each, moved=tuple(_moves(found[t - 1], each))) for t, each in enumerate(found)]
+    found = [
+        replace(
+            each, start_s=first_s + each.start_s, end_s=first_s + each.end_s,
+            moved=tuple(_moves(found[t - 1], each)),
+        )
+        for t, each in enumerate(found)
+    ]  # fmt: skip
     result = Schedule(static, _deployed(found, day), tuple(found), start_s)
     for gpu, at_hand in stock_of(kinds_of(profile)).items():
         most = result.at_once([item.gpus * (item.profile.gpu.name == gpu) for item in result.servers])

@@ -20,9 +20,9 @@ def scaled_objects(
 ) -> str:  # fmt: skip
     """YAML for `kubectl apply -f`, in addition to the static plan's Deployments (`packer export --format k8s`).
 
-    `running`: name of each Deployment → (start, end) of the periods in which it is needed, s of the day, in whole
-    minutes. Deployments that run all day, or are never off for longer than they take to start, are left out of the
-    output.
+    `running`: name of each Deployment → (start, end) of the periods in which it is needed, s from a midnight, in
+    whole minutes. Deployments that run all day, or are never off for longer than they take to start, are left out of
+    the output.
     `day_s`: length of the repeating day, s; cron triggers support only 24 h.
     `startup_s`: how much earlier a server is started, s, rounded up to a minute.
     `timezone`: time zone, as in cron triggers.

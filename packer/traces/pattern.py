@@ -146,13 +146,31 @@ def clock(time_s: float) -> str:
     return f"{int(time_s // 3600) % 24:02d}:{int(time_s // 60) % 60:02d}"
 
 
+def _times_s(names: Sequence[str]) -> list[float]:
+    """These times of day (HH:MM), s; [] if one of them is another name."""
+    if not all(map(_CLOCK.fullmatch, names)):
+        return []
+    return [3600.0 * int(hour) + 60.0 * int(minute) for hour, minute in (name.split(":") for name in names)]
+
+
+def begins_at_s(names: Sequence[str], period_s: float) -> float:
+    """Time of day at which the first of successive periods begins, s; 0 unless all are named by times (HH:MM).
+
+    Raises `ValidationError`: a period does not begin at the time that names it.
+    """
+    times_s = _times_s(names)
+    for k, (name, time_s) in enumerate(zip(names, times_s, strict=False)):
+        at_s = times_s[0] + k * period_s
+        if not -60.0 < (time_s - at_s + DAY_S / 2) % DAY_S - DAY_S / 2 < 60.0:
+            rule = f"Expected each period of {period_s:g} s to begin at the time that names it"
+            raise ValidationError(f"{rule}, got {name!r} for the one that begins at {clock(at_s)}.")
+    return times_s[0] if times_s else 0.0
+
+
 def spacing_s(names: Sequence[str]) -> float | None:
     """Time from each of these times of day (HH:MM) to the next, s; None if they are not evenly spaced times."""
-    if len(names) < 2 or not all(map(_CLOCK.fullmatch, names)):
+    if len(times_s := _times_s(names)) < 2:
         return None
-    times_s = [
-        3600.0 * int(hour) + 60.0 * int(minute) for hour, minute in (name.split(":") for name in names)
-    ]
     gaps_s = {(later - time_s) % DAY_S for time_s, later in itertools.pairwise(times_s)}
     gap_s = gaps_s.pop()
     return None if gaps_s or not 0.0 < gap_s * len(names) <= DAY_S else gap_s

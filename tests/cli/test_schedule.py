@@ -80,6 +80,32 @@ def test_routes_of_each_period_name_its_servers() -> None:
     assert not Path("other.json").exists()
 
 
+def test_a_day_may_begin_at_any_hour(capsys: pytest.CaptureFixture[str]) -> None:
+    """Cron triggers, routing tables and the JSON follow the times of the columns, also where these pass midnight."""
+    day = Path("day.csv").read_text()
+    Path("day.csv").write_text(day.replace("night,morning,noon,evening", "12:00,18:00,00:00,06:00"))
+    words = ["schedule", "fleet.csv", "--rates", "day.csv", "--margin", "0", "--startup", "120", "--replay"]
+    assert run([*words, "--keda", "keda.yaml", "--routes", "routes", "-o", "schedule.json"]) == 0
+    found = json.loads(Path("schedule.json").read_text())
+    spans = [(each["start_s"] / 3600, each["end_s"] / 3600) for each in found["periods"]]
+    assert spans == [(12.0, 18.0), (18.0, 30.0), (30.0, 36.0)]
+    triggers = [
+        each["spec"]["triggers"][0]["metadata"] for each in yaml.safe_load_all(Path("keda.yaml").read_text())
+    ]
+    assert {(each["start"], each["end"]) for each in triggers} == {("58 17 * * *", "0 6 * * *")}
+    assert {path.name[:4] for path in Path("routes").iterdir()} == {"1200", "1800", "0600"}
+    assert found["replay"]["schedule"]["requests"] == found["replay"]["static"]["requests"] > 0
+    assert "GPU-hours a day" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_period_of_another_length_than_the_columns_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns six hours apart are no periods of half an hour."""
+    day = Path("day.csv").read_text()
+    Path("day.csv").write_text(day.replace("night,morning,noon,evening", "06:00,12:00,18:00,00:00"))
+    assert run(["schedule", "fleet.csv", "--rates", "day.csv", "--period", "1800"]) == 2
+    assert "got '12:00' for the one that begins at 06:30" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_replay_counts_requests_within_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
     """A limit that is given takes the place of the usual 100 ms."""
     Path("few.csv").write_text("adapter,rank,rate\na0,8,1\n")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from packer.arrays import FloatArray
 from packer.errors import ValidationError
-from packer.traces.pattern import RateTable, latest_rates, loads_text, rates_of, spacing_s
+from packer.traces.pattern import RateTable, begins_at_s, latest_rates, loads_text, rates_of, spacing_s
 from packer.traces.trace import Trace
 
 
@@ -212,3 +212,13 @@ def test_percentiles_are_exact(percentile: float) -> None:
 def test_evenly_spaced_times_have_a_spacing(names: list[str], gap_s: float | None) -> None:
     """Times of one day at equal distances say how long their windows are, also over midnight."""
     assert spacing_s(names) == gap_s
+
+
+def test_periods_begin_at_the_times_that_name_them() -> None:
+    """The first time is the begin, other names have none, and times that the periods do not keep are refused."""
+    assert begins_at_s(["22:30", "23:00", "23:30", "0:00"], 1800.0) == 81_000.0
+    assert begins_at_s(["night", "06:00"], 1800.0) == 0.0
+    assert begins_at_s(["00:00", "00:01", "00:03", "00:04"], 90.0) == 0.0  # names have no seconds
+    for names, period_s in ((["22:30", "23:00"], 3600.0), (["00:00", "06:00", "13:00"], 21_600.0)):
+        with pytest.raises(ValidationError, match="begin at the time that names it"):
+            begins_at_s(names, period_s)
