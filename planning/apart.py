@@ -114,7 +114,7 @@ class Apart:
 
         def breaks(n: int) -> bool:
             tried, used = job.fullest(self._servers(group, n))
-            if used <= 1.0 and job.kept.used([tried], most=[1.0])[0] <= 1.0:
+            if used <= 1.0 and job.kept.keeps(tried):
                 slots[n] = tried.max_loras
             return n not in slots
 

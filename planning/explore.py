@@ -140,7 +140,7 @@ class Frontier(Clock, Conditions):
                     mended = self.mended(trial.tried[before:])
                 if trial.holds or mended or self.over():
                     break
-            self._points[n_gpus] = self.point_of(mended or trial.best)
+            self._points[n_gpus] = point_of(self, mended or trial.best)
         return self._points[n_gpus]
 
     def at_most(self, n_gpus: int) -> FrontierPoint:
@@ -261,7 +261,7 @@ class Frontier(Clock, Conditions):
             if n == first or (n > first and self.parts.parts != before):
                 del self._points[n]
             elif n > first and point.holds and not self.kept.holds(point.plan.bins, self.spare):
-                self._points[n] = self.point_of(point.plan.bins)
+                self._points[n] = point_of(self, point.plan.bins)
 
     def as_learned(self, parts: Replicas) -> Workload:
         """The fleet in the form of the trees' training data: Poisson arrivals, prompts without what a prefix cache
@@ -338,7 +338,7 @@ class Frontier(Clock, Conditions):
                 return
             if self.kept.all_count and used > FAR:
                 lost = most
-            elif not self.kept.all_count or kept.used([tried], most=[1.0])[0] <= 1.0:
+            elif not self.kept.all_count or kept.keeps(tried):
                 self._slots = tried.max_loras
                 yield with_most_slots(bins, tried.max_loras)
 
@@ -384,9 +384,5 @@ class Frontier(Clock, Conditions):
 
     def put(self, bins: Sequence[Bin]) -> FrontierPoint:
         """Make the point of these servers, which replaces the one with as many servers."""
-        point = self._points[len(bins)] = self.point_of(bins)
+        point = self._points[len(bins)] = point_of(self, bins)
         return point
-
-    def point_of(self, bins: Sequence[Bin]) -> FrontierPoint:
-        """The figures of these servers."""
-        return point_of(self, bins)

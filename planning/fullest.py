@@ -150,7 +150,7 @@ class _Sample:
     def holds(self, step: int) -> bool:
         """Whether the server keeps the goal at a step with `slots` slots."""
         kept, server = self.at(step)
-        return kept.used([server], most=[1.0])[0] <= 1.0
+        return kept.keeps(server)
 
     def search(self, low: int, start: int, step: int) -> None:
         """Find the lowest step that breaks the goal, from `start` in steps that double."""
@@ -161,7 +161,7 @@ class _Sample:
         while self.broken <= MOST and not self.job.over():
             kept, server = self.at(self.broken)
             (other,) = with_best_slots(kept, [server], kept.hours, self.job.over, tight=1.0)
-            if kept.used([other], most=[1.0])[0] > 1.0:
+            if not kept.keeps(other):
                 return
             self.slots = other.max_loras
             self.search(self.broken, self.broken, 1)

@@ -185,6 +185,10 @@ class KeptHours:
                 found.append(STARVING + hour.figures.mean_ttft_ms / self.workload.slo.limits.p95_ttft_ms)
         return found
 
+    def keeps(self, item: Bin) -> bool:
+        """Whether a server keeps its limits in all kept hours."""
+        return self.used([item], most=[1.0])[0] <= 1.0
+
     def short_of_cache(self, bins: Sequence[Bin], hour: Hour) -> list[bool]:
         """Which servers run short of KV cache in an hour and would have much more of it with fewer slots."""
         jobs = [self.job(item, hour) for item in bins]

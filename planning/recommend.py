@@ -259,7 +259,7 @@ class Deployment:
         most = min(len(self.running), job.most(self.max_gpus)) if plan is None else len(plan.bins)
         parts = {i: n for i, n in job.parts.parts.items() if n is not None}
         allowed = job.max_replicas or MOST_REPLICAS
-        for bins in nearby(self.workload, self.running, most, self._carries, parts, allowed):
+        for bins in nearby(self.workload, self.running, most, kept.keeps, parts, allowed):
             for made in refitted(kept, self.running, aligned(self.running, bins), self.over):
                 if self._lasts(made):
                     return self._close(made, True if self.rounds else None)
@@ -270,9 +270,6 @@ class Deployment:
         if made != bins and plan.verified is not False and self._lasts(made):
             return self._close(made, plan.verified)
         return replace(self._put(bins), verified=plan.verified)
-
-    def _carries(self, item: Bin) -> bool:
-        return self.job.kept.used([item], most=[1.0])[0] <= 1.0
 
     def _lasts(self, bins: Sequence[Bin]) -> bool:
         """Whether the servers keep the goal in all kept hours and, if plans are verified, in the last fresh ones."""
@@ -300,7 +297,7 @@ class Deployment:
 
     def holds(self, item: Bin) -> bool:
         """Whether the server keeps its limits in all hours so far."""
-        return self.job.kept.used([item])[0] <= 1.0
+        return self.job.kept.keeps(item)
 
     def changed(self, plan: Plan, bins: Sequence[Bin]) -> Plan | None:
         """The plan with these servers if they keep the goal in all kept and fresh hours; else None."""
