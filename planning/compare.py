@@ -19,7 +19,6 @@ from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.progress import Progress, silent
 from packer.seeds import fresh
-from packer.solvers.base import Spreading
 from packer.twin.sweep import fleet_of
 from packer.workload import Workload
 
@@ -163,7 +162,7 @@ class Comparison:
     def _one(
         self, fleet: Workload, objective: str, solver: str, predictor: str, count: Callable[[], int]
     ) -> Result:
-        spreads = isinstance(registry.load("solver", solver), Spreading)
+        spreads = getattr(registry.load("solver", solver), "spreads", False)
         result = Result(len(fleet), objective, solver, predictor)
         try:
             goal = load_objective(objective)

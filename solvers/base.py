@@ -170,7 +170,11 @@ def used_gpus(bins: Iterable[Bin]) -> dict[str, int]:
 
 @runtime_checkable
 class Solver(Protocol):
-    """A search for a plan. `name` is what the command line calls it."""
+    """A search for a plan. `name` is what the command line calls it.
+
+    A solver may declare `joint` = True: it takes several base models at once; or `spreads` = True: it spreads over all
+    the GPUs that are given, whatever is minimised.
+    """
 
     name: str
 
@@ -179,20 +183,6 @@ class Solver(Protocol):
 
     def solve(self, problem: Problem) -> Solution:
         """Best bins found; adapters without a bin go to `unplaced`, with reasons."""
-
-
-@runtime_checkable
-class Joint(Protocol):
-    """A solver that takes several base models at once: `joint` is true."""
-
-    joint: bool
-
-
-@runtime_checkable
-class Spreading(Protocol):
-    """A solver that spreads over all the GPUs that are given, whatever is minimised."""
-
-    spreads: bool
 
 
 def start_refused(problem: Problem, solver: str) -> str | None:

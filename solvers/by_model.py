@@ -19,7 +19,7 @@ from packer.errors import IncompatibleError, PluginError, shown
 from packer.gpu import base_model, serving
 from packer.objectives.gpus import Gpus
 from packer.plan import Moves
-from packer.solvers.base import Joint, Problem, Solution, Solver, Spreading, used_gpus
+from packer.solvers.base import Problem, Solution, Solver, used_gpus
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
 
@@ -110,7 +110,7 @@ def solved(problem: Problem, solver: Solver) -> Solution:
 
 
 def _solved(problem: Problem, solver: Solver) -> Solution:
-    if is_whole(problem) or (isinstance(solver, Joint) and solver.joint):
+    if is_whole(problem) or getattr(solver, "joint", False):
         return _checked(solver, solver.solve(problem))
     found = parts(problem)
     if _spreads(problem, solver):
@@ -131,7 +131,7 @@ def _solved(problem: Problem, solver: Solver) -> Solution:
 def _spreads(problem: Problem, solver: Solver) -> bool:
     """Whether the number of servers is given: the objective fixes it, or the solver uses all GPUs of the limit."""
     limited = problem.max_gpus is not None
-    return limited and (problem.objective.fixed_gpus or (isinstance(solver, Spreading) and solver.spreads))
+    return limited and (problem.objective.fixed_gpus or getattr(solver, "spreads", False))
 
 
 def merged(problem: Problem, found: Sequence[Part], solutions: Sequence[Solution]) -> Solution:
