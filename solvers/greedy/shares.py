@@ -12,7 +12,7 @@ from packer.bin import Bin
 from packer.solvers.base import Problem
 
 _LEAST = 0.01
-"""A replica keeps at least this share."""
+"""A replica keeps at least this share, or 0.9 of an equal share of very many."""
 _PARTS = (0.02, 0.05, 0.1, 0.2)
 """Shares of an adapter that one move between two servers may shift."""
 _STEPS = 8
@@ -83,15 +83,16 @@ def _with_share(item: Bin, adapter: int, change: float) -> Bin | None:
 
 
 def filled(others: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Shares, sum 1, each at least `_LEAST`, that raise the loads of the servers to one level.
+    """Shares, sum 1, each at least `_LEAST` (see there), that raise the loads of the servers to one level.
 
     Water-filling: the fewest least loaded servers whose missing load adds up to 1 reach the level.
     `others`: load of each server without the adapter, in units of the adapter's load, float64 (n,).
     """
-    free = 1.0 - _LEAST * len(others)
+    least = min(_LEAST, 0.9 / len(others))
+    free = 1.0 - least * len(others)
     order = np.sort(others)
     levels = (free + np.cumsum(order)) / np.arange(1, len(order) + 1)
     level = levels[np.flatnonzero(levels > order)[-1]]
-    parts: npt.NDArray[np.float64] = np.maximum(0.0, level - others) + _LEAST
+    parts: npt.NDArray[np.float64] = np.maximum(0.0, level - others) + least
     parts /= parts.sum()
     return parts

@@ -20,6 +20,13 @@ def test_water_finds_its_level() -> None:
     assert filled(np.array([0.1, 0.7, 0.2])).sum() == pytest.approx(1.0)
 
 
+def test_any_number_of_replicas_has_shares() -> None:
+    """Of 128 replicas none can keep a hundredth: each keeps most of an equal share."""
+    shares = filled(np.linspace(0.0, 1.0, 128))
+    assert shares.sum() == pytest.approx(1.0)
+    assert shares.min() > 0.5 / 128
+
+
 def test_servers_of_replicas_carry_equal_loads() -> None:
     """The servers that share a hot adapter have the same load, whatever else is on them."""
     fleet = Workload([Adapter("hot", 8, 9.0), *(Adapter(f"a{k}", 8, 0.1) for k in range(12))])
