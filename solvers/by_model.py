@@ -245,7 +245,8 @@ def _division_rank(problem: Problem, found: Solution) -> Rank:
 
 def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solution:
     """Divide the given GPUs among the models. Evaluate every division if there are few; else give one GPU after the
-    other to the model that gains most. Servers beyond the GPUs at hand, which models share, are cut."""
+    other to the model that gains most, up to a server for each adapter or replica. Servers beyond the GPUs at hand,
+    which models share, are cut."""
     total, cards = problem.max_gpus or len(found), {profile.gpu.name for profile in problem.profiles}
     if cards <= problem.stock.keys():
         total = min(total, sum(problem.stock[card] for card in cards))
@@ -271,7 +272,9 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
         fewest = [max(1, n * total // sum(fewest)) for n in fewest]
         while sum(fewest) > total:
             fewest[fewest.index(max(fewest))] -= 1
-    spare = total - sum(fewest)
+    sizes = (max(profile.engine.gpus for profile in part.problem.profiles) for part in found)
+    useful = sum(len(part.adapters) * size for part, size in zip(found, sizes, strict=True))
+    spare = max(0, min(total, problem.max_replicas * useful) - sum(fewest))
     if spare * len(found) <= MOST_DIVISIONS:
         options = [[n + k for n, k in zip(fewest, more, strict=True)] for more in _shares(spare, len(found))]
         return min((at(counts) for counts in options), key=lambda one: _division_rank(problem, one))

@@ -21,6 +21,7 @@ from packer.planning.solve import solve
 from packer.planning.verify import check as verify
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, used_gpus
+from packer.solvers.baselines.spread import Spread
 from packer.solvers.by_model import _of_kinds, _shares
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
@@ -226,6 +227,17 @@ def test_given_gpus_are_divided_among_the_models(gpus: int) -> None:
     if gpus < 24:
         assert sum(counts.values()) == gpus
         assert counts["llama"] > counts["qwen"]
+
+
+def test_no_more_gpus_are_divided_than_there_are_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit far above the number of adapters costs no more plans: each adapter has a server long before."""
+    calls: list[Problem] = []
+    monkeypatch.setattr(
+        Spread, "solve", lambda self, problem, once=Spread.solve: calls.append(problem) or once(self, problem)
+    )
+    plan = plan_of(fleet(20), [KINDS[0], KINDS[2]], objective="latency", solver="spread", max_gpus=500)
+    assert plan.n_gpus == 20
+    assert len(calls) < 40
 
 
 def test_divisions_are_complete() -> None:
