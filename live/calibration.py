@@ -138,9 +138,7 @@ def calibrate(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Profile, list[Outcome], bool]:
-    """Measure servers of a launch file and fit its profile.
-
-    Returns (profile, outcomes, whether the budget cut it short).
+    """Measure servers of a launch file; return the fitted profile, outcomes, and whether the budget cut it short.
 
     Raises `LiveError`: nothing usable was measured; the message says why.
     """
@@ -162,7 +160,6 @@ def calibrate_url(
 ) -> tuple[Profile, list[Outcome], bool]:
     """Measure a running server from the outside and fit its profile; returns the same as `calibrate`.
 
-    `where`: the server.
     `known`: a profile or estimate with the model, GPU and engine settings, which the server does not report.
     `settings`: the server's slots; all adapters are assumed to have rank `max_lora_rank`.
     Raises `LiveError`: the server does not answer, or serves no adapters.

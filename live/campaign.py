@@ -32,8 +32,7 @@ METRICS_SAMPLES = 60
 class Campaign:
     """Runs sessions one after another and keeps every result on disk.
 
-    `launch`: how servers start.
-    `folder`: folder of the results; a campaign with the same folder continues where the last one stopped.
+    `folder`: of the results; a campaign with the same folder continues where the last one stopped.
     `budget_s`: no new task begins after this many seconds; None means no limit.
     `cores`: CPU cores of the servers, instead of the launch file's.
     `progress`: called with (what, tasks done, total tasks).

@@ -48,13 +48,10 @@ class Launch:
     """How to start one server of a base model.
 
     `name`: name of the profile that a calibration writes.
-    `command`: start of the command line; "{python}" stands for `python`.
-    `python`: interpreter of vLLM's environment.
-    `model`: path or name of the base model.
+    `command`: start of the command line; "{python}" stands for `python`, the interpreter of vLLM's environment.
     `adapter_path`: path of an adapter, which may contain "{name}" and "{rank}".
     `engine`, `model_spec`, `gpu`: as in a profile; `engine` determines the flags.
-    `arguments`: further flags.
-    `environment`: further environment variables.
+    `arguments`, `environment`: further flags and environment variables.
     `emulation`: emulated slot memory, for the CPU.
     `step_log`: whether to log every engine step.
     `server_cores`, `client_cores`: CPU cores to pin to; empty means any. Servers that run at once divide

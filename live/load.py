@@ -156,14 +156,12 @@ def run_job(
     progress: Callable[[float], None] = lambda _elapsed_s: None,
     authorization: str = "",
 ) -> LoadResult:
-    """Send a job's requests from another process; the files stay in `folder`.
+    """Send a job's requests from another process; `load.npz` and `client.log` stay in `folder`.
 
     If the server cuts a run short, the result says so in `ended`. On KeyboardInterrupt the client is stopped,
     its result so far is written, and the interrupt is raised again.
 
-    `job`, `folder`: what to send, and where `load.npz` and `client.log` go.
-    `alive`: called five times a second; False (the server died) ends the run.
-    `stop`: called five times a second; True ends the run as interrupted.
+    `alive`, `stop`: called five times a second; a server that died ends the run, `stop` ends it as interrupted.
     `progress`: called with the seconds since the client was started.
     `authorization`: the server's authorization header; it is written to no file.
     Raises `LiveError`: the client itself failed.

@@ -39,12 +39,8 @@ def write_files(
     shape = {name: getattr(model, name) for name in (*names, *(("vocabulary",) if whole else ()))}
     spec = {"directory": str(folder.resolve()), "ranks": list(ranks), **shape}
     script = Path(inside.__file__).with_name("make_tiny_model.py")
-    done = subprocess.run(
-        [python, str(script), json.dumps(spec)], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        what = "The tiny model" if whole else "The adapters"
-        raise LiveError(f"{what} could not be written: {done.stderr.strip()[-500:]}")
+    what = "The tiny model" if whole else "The adapters"
+    _run([python, str(script), json.dumps(spec)], f"{what} could not be written: ", 500)
 
 
 KV_BUDGET_BYTES = 20_000_000.0
@@ -98,10 +94,12 @@ def install(folder: Path, find_links: str | None) -> str:
     return str(python)
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], failed: str = "", kept: int = 1500) -> None:
+    """Run a command. Raises `LiveError` with `failed` and the end of its errors if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise LiveError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()[-1500:]}")
+        failed = failed or f"`{' '.join(command)}` failed:\n"
+        raise LiveError(f"{failed}{done.stderr.strip()[-kept:]}")
 
 
 def setup_cpu(
@@ -113,10 +111,8 @@ def setup_cpu(
 ) -> Path:
     """Set up real vLLM on the CPU below `folder`; returns the launch file. A usable environment there is kept.
 
-    `folder`: made if absent.
-    `python`: an interpreter that has vLLM already; None makes an environment.
-    `find_links`: folder or page with a CPU build of torch.
-    `progress`: called with what is being done.
+    `python`: an interpreter that has vLLM already; None makes an environment. `find_links`: folder or page with a CPU
+    build of torch.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = folder.resolve() / ".venv-vllm" / "bin" / "python"
@@ -146,12 +142,8 @@ def setup_gpu(
 ) -> Path:
     """Write `folder/adapters/rank-N` with random weights and `folder/launch.toml`; returns the latter.
 
-    `folder`: made if absent.
-    `model`: folder with the model's config.json and tokenizer; the weights are not read with `dummy_weights`.
-    `gpu`: name of a data sheet, as `packer profiles estimate` takes it.
-    `python`: interpreter of vLLM's environment.
-    `ranks`: ranks of the adapters.
-    `dummy_weights`: whether the server runs with random weights.
+    `model`: folder with the model's config.json and tokenizer. `gpu`: as `packer profiles estimate` takes it.
+    `dummy_weights`: whether the server runs with random weights; the model's are not read then.
     `engine`: `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `gpu_memory_utilization`, if not default.
     Raises `LiveError`: the interpreter has no vLLM, or the adapters cannot be written.
     """

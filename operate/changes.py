@@ -44,8 +44,7 @@ def changed_plan(
     server with the least offered load whose slots are large enough, the busiest adapter first. The other replicas of
     an adapter take over what a lost replica served (`packer.failover`).
 
-    Raises `UnknownNameError`: an adapter to remove is not in the plan; `ValidationError`: an adapter to add is there
-    already, none is left, or a lost server is not one of the plan's.
+    Raises `ValidationError`: a lost server is not one of the plan's, or none is left; others as `changed_fleet`.
     """
     checks.instance("plan", plan, Plan, "packer.load_plan(FILE)")
     fleet = plan.workload

@@ -173,8 +173,7 @@ def evaluate_plan(
     `slo`: the goal that the plan is held to, as for `packer.solve`; None: the goal that it was made for.
 
     Raises `IncompatibleError`: no server has an adapter, or a duration was given for a predictor that does not
-    simulate;
-    `UnknownNameError`, `ValidationError`: an adapter to remove is not in the plan, or one to add is.
+    simulate; others as `packer.operate.changes.changed_plan`.
     """
     plan = held_to(plan, slo)
     for adapter in add:

@@ -59,10 +59,9 @@ def predict(
 ) -> Prediction:
     """Evaluate one server that gets the whole fleet.
 
-    `fleet`, `profile`: the traffic and the server.
-    `predictor`: a registered name, the path of a trained predictor, or an object.
-    `max_loras`, `max_lora_rank`: the server's slots; without a rank, the largest adapter's.
-    `explain`: add which rules fired, or which features had the most influence.
+    `explain`: add which rules fired, or which features had the most influence. The others: as for
+    `packer.evaluate_server`.
+
     Raises `IncompatibleError`: the predictor has nothing to explain; others as `packer.evaluate_server`.
     """
     model = load_predictor(predictor, profile, seed=seed) if isinstance(predictor, str) else predictor

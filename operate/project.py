@@ -135,8 +135,6 @@ def fleet_for(
 ) -> tuple[Workload, Observed | None]:
     """The fleet of a log of requests or of a workload file, and for a log what was observed.
 
-    `view`: which rates of the log the fleet gets.
-    `fields`, `named`: the names of the log's fields, and which adapters its requests belong to.
     `base`: names of the base model: its requests in a log have no adapter.
 
     Raises `FileFormatError`: the file is neither, or the log has no request of an adapter; `IncompatibleError`: ranks

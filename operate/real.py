@@ -29,10 +29,8 @@ def measured(
 ) -> list[Result]:
     """The results with the figures of real servers; equal servers of different plans are measured once.
 
-    `results`: of `packer.planning.compare.Comparison.run`.
-    `fleets`: the fleets that were planned, one for each number of adapters.
-    `launch`, `folder`, `spec`: how servers start, where measurements are kept (the same folder resumes), and how long
-    each run is.
+    `fleets`: those that were planned, one for each number of adapters. `folder`: keeps the measurements; the same one
+    resumes.
     """
     found = list(results)
     for fleet in fleets:

@@ -159,11 +159,8 @@ def replay(
     At the end of a window its servers keep their requests; servers that are not in the next window get no more requests
     and stop when theirs are done. Servers that start have empty caches, and engines wait while adapters are loaded.
 
-    `workload`: the fleet that the trace's adapters are of.
-    `windows`: in order, without gaps.
-    `startup_s`: servers that the previous window did not have were started this much earlier.
-    `moves`: adapters moved, for the report.
-    `slo`: the goal by which requests are counted, as for `packer.simulate`; None: the fleet's.
+    `startup_s`: servers that the previous window did not have were started this much earlier. `moves`: adapters moved,
+    for the report. `slo`: the goal by which requests are counted, as for `packer.simulate`; None: the fleet's.
     Raises `ValidationError`: the windows leave a gap or have several routers, or a server does not start.
     """
     for before, after in pairwise(windows):

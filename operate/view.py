@@ -116,8 +116,7 @@ class Named:
 
     `adapters`: number of adapters to assign the requests to, whatever the log says; None: the log's own adapters, or
     `DEFAULT_ADAPTERS` if it names none.
-    `exponent`: exponent of the power law of the adapters' popularity (`assign_adapters`).
-    `seed`: seed for drawing adapters and ranks.
+    `exponent`, `seed`: of the power law of the adapters' popularity, and of the draws (`assign_adapters`).
     """
 
     adapters: int | None = None
