@@ -60,10 +60,10 @@ class Behind:
         return replace(cluster, kinds=kinds)
 
 
-def refuse_without_cluster(names: Collection[str]) -> None:
-    """Raise if one of these options of a cluster is on the command line."""
+def refuse_without(other: str, names: Collection[str]) -> None:
+    """Raise if one of these options, which need the option `other`, is on the command line."""
     for given in typed(names):
-        raise click.UsageError(f"{given} needs --cluster.")
+        raise click.UsageError(f"{given} needs {other}.")
 
 
 def title_of(first: Run) -> str:

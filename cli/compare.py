@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import Behind, compared_table, refuse_without_cluster
-from packer.cli.declare import Readers, bundle, command, flag, option, pairs, typed, values
+from packer.cli.cluster import Behind, compared_table, refuse_without
+from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
 from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.settings import OneProfile
@@ -122,7 +122,7 @@ def compare(file: FleetFile, kind: OneProfile, compared: Compared, systems: Syst
         _compare_systems(file.fleet(), compared, kind.engine, systems, out)
         return
     of_clusters = ("router", "stats_age_s", "slo", "systems", "seeds", "duration_s", "size", "share")
-    refuse_without_cluster(of_clusters)
+    refuse_without("--cluster", of_clusters)
     out.check_tables(compared.output, endings=(".csv", ".json"))
     out.check_picture(compared.plot)
     start = compared.start()
@@ -168,8 +168,8 @@ def _compare_systems(
         "time_limit_s",
     )
     refuse_unused("--cluster", (*of_plans, "real", "plot", "profile_name"))
-    for each in () if systems.size else typed(("share",)):
-        raise click.UsageError(f"{each} needs --size.")
+    if not systems.size:
+        refuse_without("--size", ("share",))
     out.check_tables(compared.output, endings=(".json",))
     cluster = systems.read(engine)
     out.note_profiles(*(each.profile for each in cluster.kinds))

@@ -10,6 +10,7 @@ from packer.cli.changes import changes
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.errors import UnknownNameError
 from packer.io.frames import pl
+from packer.moves import by_adapter
 from packer.room import grouped, room_rows
 from packer.words import by_rank, counted, money, number
 
@@ -164,13 +165,10 @@ WIDE, NARROW = 100, 72
 """Terminal widths, columns, from which all figures of a server are shown, or all but one."""
 
 
-def places(plan: Plan) -> list[dict[int, float]]:
-    """For each adapter: server → share of the adapter's requests."""
-    found: list[dict[int, float]] = [{} for _ in plan.workload.adapters]
-    for k, item in enumerate(plan.bins):
-        for i, share in zip(item.adapters, item.shares, strict=True):
-            found[i][k] = share
-    return found
+def places(plan: Plan) -> dict[str, dict[int, float]]:
+    """For each adapter that has a server: server → share of the adapter's requests."""
+    names, placed = plan.workload.names, (zip(each.adapters, each.shares, strict=True) for each in plan.bins)
+    return by_adapter((k, {names[i]: share for i, share in held}) for k, held in enumerate(placed))
 
 
 def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -186,7 +184,9 @@ def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
             raise UnknownNameError("adapter", name, number_of)
         i, adapter = number_of[name], plan.workload.adapters[number_of[name]]
         got = {key: None if math.isnan(row[i]) else float(row[i]) for key, row in figures_of.items()}
-        found.append({"adapter": name, "rank": adapter.rank, "rate": adapter.rate, "gpus": where[i], **got})
+        found.append(
+            {"adapter": name, "rank": adapter.rank, "rate": adapter.rate, "gpus": where.get(name, {}), **got}
+        )
     return found
 
 

@@ -67,7 +67,7 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
 
     moves = between(old, new)
     names, before = new.workload.names, set(old.workload.names)
-    was, now = (dict(zip(plan.workload.names, map(list, places(plan)), strict=True)) for plan in (old, new))
+    was, now = ({name: list(held) for name, held in places(plan).items()} for plan in (old, new))
     moved: list[dict[str, Any]] = [
         {"adapter": name, "from": was[name], "to": now[name]} for name in (names[i] for i in moves.adapters)
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer.cli.cluster import METRICS, Behind, lines_of, refuse_without_cluster, title_of
+from packer.cli.cluster import METRICS, Behind, lines_of, refuse_without, title_of
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
 from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import write_frame, write_json
@@ -174,7 +174,7 @@ def simulate(
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
     workload = process.apply(workload if run.tuning is None else workload.tuned_by(run.tuning))
     if system.cluster is None:
-        refuse_without_cluster(("router", "stats_age_s", "system"))
+        refuse_without("--cluster", ("router", "stats_age_s", "system"))
         if "per_server" in files.tables:
             raise click.UsageError("--per-server needs --cluster.")
     elif server.predictor != "twin":

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,10 @@ class Acting:
         """
         known = self.state.routes(self.numbers)
         found: list[dict[str, float]] = []
+        base = {name: 0.0 for name, rank in self.ranks.items() if not rank}
         for s, models in enumerate(seen):
-            names = () if isinstance(models, str) else models.adapters
-            found.append({name: known.get(name, {}).get(s, 0.0 if name in known else 1.0) for name in names})
-            if not isinstance(models, str):
-                base = (name for name, rank in self.ranks.items() if not rank)
-                found[s] |= {name: known.get(name, {}).get(s, 0.0) for name in base}
+            held = {} if isinstance(models, str) else dict.fromkeys(models.adapters, 1.0) | base
+            found.append({n: known[n].get(s, 0.0) if n in known else share for n, share in held.items()})
         for name in {name for placed in found for name in placed} if whole else ():
             holding = [placed for placed in found if name in placed]
             if not any(placed[name] for placed in holding) and self.ranks.get(name, 1):
@@ -177,7 +176,7 @@ class Acting:
         failed: dict[str, str] = {}
         faults: list[str] = []
         for s in change.start:
-            self._try(faults, f"start {self.servers[s].name}", lambda s=s: self._start(s))  # type: ignore[misc]
+            self._try(faults, f"start {self.servers[s].name}", partial(self._start, s))
         for s, name in change.load:
             if name not in failed and (fault := self._load(s, name)):
                 failed[name] = fault
@@ -192,9 +191,9 @@ class Acting:
         for s, name in change.unload:
             if name not in failed:
                 what = f"unload {shown(name)} from {self.servers[s].name}"
-                self._try(faults, what, lambda s=s, name=name: self._unload(s, name))  # type: ignore[misc]
+                self._try(faults, what, partial(self._unload, s, name))
         for s in change.stop:
-            self._try(faults, f"stop {self.servers[s].name}", lambda s=s: self._stop(s))  # type: ignore[misc]
+            self._try(faults, f"stop {self.servers[s].name}", partial(self._stop, s))
         return [*faults, *failed.values()]
 
     def _step(self, what: str, work: Callable[[], Any]) -> None:
@@ -246,7 +245,7 @@ class Acting:
     def _route(
         self, routes: Mapping[str, Mapping[int, float]], gone: Iterable[str], leaving: Mapping[str, set[int]]
     ) -> None:
-        before = {name: dict(placed) for name, placed in self.state.servers.items()}
+        before = self.state.servers
         now = {name: dict(placed) for name, placed in before.items()}
         for s, server in enumerate(self.servers):
             own = now.setdefault(server.name, {})
@@ -313,7 +312,7 @@ class Acting:
             elif command is not None:
                 self.say(f"the start of {self.servers[s].name} is given up")
                 command.end()
-                self._try([], f"stop {self.servers[s].name}", lambda s=s: self._stop(s))  # type: ignore[misc]
+                self._try([], f"stop {self.servers[s].name}", partial(self._stop, s))
 
     def _stop(self, s: int) -> None:
         server = self.servers[s]

@@ -167,12 +167,11 @@ async def _drive(run: _Run, session: Any, stop: asyncio.Event) -> float:
 
 async def _send_all(run: _Run, session: Any, stop: asyncio.Event, tasks: set[asyncio.Task[None]]) -> None:
     for i, due in enumerate(run.job.requests.time_s.tolist()):
-        if due >= run.job.duration_s or run.ended:
+        if due >= run.job.duration_s:
             return
-        if due > run.now():
-            await _sleep_until(run, due, stop)
-            if run.ended:
-                return
+        await _sleep_until(run, due, stop)
+        if run.ended:
+            return
         run.outstanding += 1
         task = asyncio.create_task(_request(run, session, i))
         tasks.add(task)
@@ -189,10 +188,8 @@ async def _sleep_until(run: _Run, due: float, stop: asyncio.Event) -> None:
     if wait < 0.05:
         await asyncio.sleep(wait)
         return
-    try:
+    with suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), wait)
-    except TimeoutError:
-        return
 
 
 async def _request(run: _Run, session: Any, i: int) -> None:
@@ -214,8 +211,6 @@ async def _request(run: _Run, session: Any, i: int) -> None:
                 _failed(run, i, f"HTTP {response.status}: {run.where.masked(text)[:ERROR_TEXT]}")
                 return
             await _stream(run, response, i)
-    except asyncio.CancelledError:
-        raise
     except Exception as error:
         _failed(run, i, f"{type(error).__name__}: {run.where.masked(str(error))[:ERROR_TEXT]}")
     finally:
