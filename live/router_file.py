@@ -68,7 +68,7 @@ class RouterWriter:
         return texts
 
     def write(self, routes: Routes, *, again: bool = False) -> None:
-        """Write the files and make the router reload them; if that fails, restore the old files.
+        """Write the files and make the router reload them; if that fails, restore the old files and remove new ones.
 
         `again`: reload even if no file changes, because packer may have been killed before the router read them.
         Raises `LiveError`: a write or the reload fails; `OutputError`: the folder or the old files can't be written.
@@ -91,8 +91,11 @@ class RouterWriter:
                 write_text(path, text)
             self._reload()
         except PackerError as error:
-            for path, text in old.items():
-                write_text(path, text)
+            for path in files:  # a new one would pass at the next attempt for one that the router has read
+                if path in old:
+                    write_text(path, old[path])
+                else:
+                    path.unlink(missing_ok=True)
             if old:
                 with suppress(LiveError):  # without a reload the router keeps its old routes
                     self._reload()

@@ -64,6 +64,16 @@ def test_an_adapter_that_the_plan_lacks_is_an_adapter(
         assert text.count("/adapters/a") == new[file].count("/adapters/d")
 
 
+def test_a_first_file_that_is_refused_is_refused_again(tmp_path: Path, plan_of: Callable[..., Plan]) -> None:  # noqa: F811
+    """A file that the router did not take is no sign, at the next attempt, that it has these routes."""
+    file = tmp_path / "routes.yaml"
+    fleet = LiveFleet((Host("http://a:1"), Host("http://b:1")), RouterFile("envoy", str(file), "false"), FAST)
+    for _ in range(2):
+        with pytest.raises(LiveError, match="did not take"):
+            RouterWriter(fleet, plan_of(PLACED), RANKS).write(ROUTES)
+        assert not file.exists()
+
+
 def test_a_refused_file_is_taken_back(tmp_path: Path, plan_of: Callable[..., Plan]) -> None:  # noqa: F811
     """The router's old file is there again where its command fails."""
     file = tmp_path / "routes.yaml"
