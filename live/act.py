@@ -169,7 +169,8 @@ class Acting:
         self._fresh = False
 
     def carry_out(self, change: Change) -> list[str]:
-        """Make a change; return its failures as sentences. An adapter that failed stays loaded and routed as before.
+        """Make a change; return its failures as sentences. An adapter that failed stays loaded and routed as before, as
+        does one that a server lacks because its load failed in an earlier change.
 
         Raises `OutputError`: the state can't be written; the change stops there.
         """
@@ -180,8 +181,13 @@ class Acting:
         for s, name in change.load:
             if name not in failed and (fault := self._load(s, name)):
                 failed[name] = fault
-        routes = {name: shares for name, shares in change.route.items() if name not in failed}
-        gone = {name for _, name in change.unload} - set(change.route) - set(failed)
+        left = set(failed)
+        for name, shares in change.route.items():
+            if name not in left and not all(self._holds(s, name) for s in shares):
+                self.say(f"{shown(name)} is not on all its new servers and stays as it is")
+                left.add(name)
+        routes = {name: shares for name, shares in change.route.items() if name not in left}
+        gone = {name for _, name in change.unload} - set(change.route) - left
         if routes or gone:
             try:
                 self._route(routes, gone, {name: {s for s, n in change.unload if n == name} for name in gone})
@@ -189,7 +195,7 @@ class Acting:
                 return [*faults, *failed.values(), str(error)]
             time.sleep(self.fleet.limits.settle_s if change.unload or change.stop else 0.0)
         for s, name in change.unload:
-            if name not in failed:
+            if name not in left:
                 what = f"unload {shown(name)} from {self.servers[s].name}"
                 self._try(faults, what, partial(self._unload, s, name))
         for s in change.stop:
@@ -224,6 +230,9 @@ class Acting:
                     raise
                 self.say(f"trying again: {error}")
                 time.sleep(min(POLL_S * 2 ** (self.fleet.limits.tries - left), 10.0))
+
+    def _holds(self, s: int, name: str) -> bool:
+        return name in self.state.servers.get(self.servers[s].name, {})
 
     def _load(self, s: int, name: str) -> str:
         """Load an adapter, and unload it again if that fails; returns the failure."""

@@ -13,6 +13,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.change import Change
 from packer.errors import FileFormatError, IncompatibleError, LiveError, OutputError
 from packer.evaluation import Evaluations
 from packer.io import files
@@ -254,6 +255,20 @@ def test_an_adapter_with_requests_stays_loaded(
     servers[0].busy = set()
     assert run(plan_of(GOAL), fleet) == []
     assert reached(fleet, servers)
+
+
+def test_an_adapter_whose_load_failed_keeps_its_routes_in_later_changes(
+    fleet: LiveFleet, servers: list[StandIn], plan_of: Callable[..., Plan]
+) -> None:
+    """An adapter is never routed to a server that does not hold it, nor unloaded from the one that does."""
+    acting = Acting(plan_of([{"a": 1.0, "b": 1.0, "f": 1.0}, {"c": 1.0, "d": 1.0, "g": 1.0}]), fleet)
+    servers[1].faults = [(LOAD, 0, "400")]
+    later = Change(0.0, route={"a": {1: 1.0}}, unload=((0, "a"),))
+    with acting.held():
+        (failed,) = apply(acting, [Change(0.0, load=((1, "a"),)), later], "test")
+    assert failed.startswith("load 'a' on gpu-1: ")
+    assert routed(fleet)["a"] == {"gpu-0": 1.0}
+    check(fleet, servers)
 
 
 def test_two_at_once_are_refused(fleet: LiveFleet, plan_of: Callable[..., Plan]) -> None:
