@@ -235,10 +235,12 @@ class Acting:
         return name in self.state.servers.get(self.servers[s].name, {})
 
     def _load(self, s: int, name: str) -> str:
-        """Load an adapter, and unload it again if that fails; returns the failure."""
+        """Load an adapter if there is room for it, and unload it again if that fails; returns the failure."""
         server, own = self.servers[s], self.state.servers.setdefault(self.servers[s].name, {})
         path = self.fleet.path_of(name, self.ranks.get(name, 0), server.where.url)
-        what = f"load {shown(name)} on {server.name}"
+        what, room = f"load {shown(name)} on {server.name}", server.host.room
+        if room is not None and sum(self.ranks.get(each, 1) > 0 for each in own) >= room:
+            return f"{what}: not done, the server has room for {counted(room, 'adapter')} and holds as many."
 
         def work() -> None:
             self._tried(lambda: server.load(name, path))

@@ -271,6 +271,23 @@ def test_an_adapter_whose_load_failed_keeps_its_routes_in_later_changes(
     check(fleet, servers)
 
 
+def test_a_load_waits_for_an_unload_that_failed(
+    fleet: LiveFleet, servers: list[StandIn], plan_of: Callable[..., Plan]
+) -> None:
+    """A server never holds more adapters than it has room for, also where one of them could not be unloaded."""
+    servers[0].busy = {"a"}
+    full = replace(fleet, servers=(replace(fleet.servers[0], room=3), fleet.servers[1]))
+    plan = plan_of([{"b": 1.0, "c": 1.0, "f": 1.0}, {"a": 1.0, "d": 1.0, "g": 1.0}])
+    unload, load = run(plan, full)
+    assert "unload 'a' from gpu-0" in unload
+    assert load.startswith("load 'c' on gpu-0: not done, the server has room for 3 adapters")
+    assert servers[0].adapters.keys() == {"a", "b", "f"}
+    check(full, servers)
+    servers[0].busy = set()
+    assert run(plan, full) == []
+    assert servers[0].adapters.keys() == {"b", "c", "f"}
+
+
 def test_two_at_once_are_refused(fleet: LiveFleet, plan_of: Callable[..., Plan]) -> None:
     """A second process does not change servers that a first one changes."""
     acting = Acting(plan_of(GOAL), fleet)
