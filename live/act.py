@@ -29,6 +29,10 @@ POLL_S = 0.25
 """Seconds between checks whether an adapter's requests have ended, and before the second look at a server."""
 
 
+class _BusyError(LiveError):
+    """Requests of an adapter did not end in time."""
+
+
 class Acting:
     """The servers of a fleet, packer's state of them, and the actions on them.
 
@@ -220,13 +224,13 @@ class Acting:
             faults.append(f"{what}: {error}")
 
     def _tried(self, work: Callable[[], Any]) -> None:
-        """Call `work`; if it fails, retry after pauses, up to `limits.tries` attempts."""
+        """Call `work`; if it fails, retry after pauses, up to `limits.tries` attempts; not after `_BusyError`."""
         for left in reversed(range(self.fleet.limits.tries)):
             try:
                 work()
                 return
             except LiveError as error:
-                if not left:
+                if not left or isinstance(error, _BusyError):
                     raise
                 self.say(f"trying again: {error}")
                 time.sleep(min(POLL_S * 2 ** (self.fleet.limits.tries - left), 10.0))
@@ -289,7 +293,7 @@ class Acting:
                 break
             if time.monotonic() > end:
                 limit = f"{self.fleet.limits.drain_s:g} s"
-                raise LiveError(f"Requests of {shown(name)} did not end within {limit}; it stays loaded.")
+                raise _BusyError(f"Requests of {shown(name)} did not end within {limit}; it stays loaded.")
             time.sleep(POLL_S)
         server.unload(name)
         self.state.servers.get(server.name, {}).pop(name, None)
