@@ -68,7 +68,7 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
     plan, fleet = whole(file.plan()), read_live_fleet(given.servers)
     acting = Acting(plan, fleet, out.note)
     names = [each.name for each in fleet.servers]
-    with acting.held():
+    with nullcontext() if given.dry_run else acting.held():
         changes = acting.changes(prune=given.prune)
         steps = [step for change in changes for step in words(change, names)]
         listing = [*(f"{k}. {step}" for k, step in enumerate(steps, 1)), counted(len(steps), "step")]

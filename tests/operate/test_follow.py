@@ -250,6 +250,7 @@ def test_the_commands_apply_and_refuse(
     assert run([*words, "--dry-run"]) == 0
     assert "load 'a1' on gpu-0" in capsys.readouterr().out
     assert "a1" not in servers[0].adapters
+    assert {each.name for each in tmp_path.iterdir()} == {"plan.json", "servers.toml"}
     assert run([*words, "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["failed"] == []
     assert "a1" in servers[0].adapters
