@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from packer.errors import LiveError, PackerError, ValidationError, shown
+from packer.errors import LiveError, OutputError, PackerError, ValidationError, shown
 from packer.export import quoting
 from packer.export.formats import FORMATS
 from packer.export.servers import Module, Options, servers
-from packer.io.files import make_folder, write_text
+from packer.io.files import make_folder, write_bytes
 from packer.live.fleet_file import LiveFleet
 from packer.live.host import ShellCommand
 from packer.plan import Plan
@@ -67,33 +67,44 @@ class RouterWriter:
         texts: dict[str, str] = render(tuple(found), options)
         return texts
 
+    def _files(self, routes: Routes) -> tuple[dict[Path, bytes], dict[Path, bytes]]:
+        """Return the files of these routes, and what they contain now; files that don't exist are left out there."""
+        router = self.fleet.router
+        assert router is not None
+        texts, target = self.texts(routes), Path(router.file)
+        single = len(texts) == 1
+        if target.exists() and target.is_dir() == single:
+            expected, got = ("a file", "a folder") if single else ("a folder", "a file")
+            rule = f"Expected `file` of [router] to be {expected} for the format {router.format}"
+            raise OutputError(f"{rule}, got {got}: {target}")
+        paths = [target] if single else [target / name for name in texts]
+        try:
+            old = {path: path.read_bytes() for path in paths if path.exists()}
+        except OSError as error:
+            raise OutputError(f"`file` of [router] can't be read: {error}.") from None
+        return dict(zip(paths, (text.encode() for text in texts.values()), strict=True)), old
+
     def write(self, routes: Routes, *, again: bool = False) -> None:
         """Write the files and make the router reload them; if that fails, restore the old files and remove new ones.
 
         `again`: reload even if no file changes, because packer may have been killed before the router read them.
-        Raises `LiveError`: a write or the reload fails; `OutputError`: the folder or the old files can't be written.
+        Raises `LiveError`: a write or the reload fails; `OutputError`: the old files can't be read or written.
         """
-        router = self.fleet.router
-        if router is None:
+        if self.fleet.router is None:
             return
-        texts = self.texts(routes)
-        target = Path(router.file)
-        if len(texts) == 1:
-            files = {target: next(iter(texts.values()))}
-        else:
-            make_folder(target)
-            files = {target / name: text for name, text in texts.items()}
-        old = {path: path.read_text() for path in files if path.exists()}
+        files, old = self._files(routes)
         if old == files and not again:
             return
         try:
-            for path, text in files.items():
-                write_text(path, text)
+            if Path(self.fleet.router.file) not in files:
+                make_folder(self.fleet.router.file)
+            for path, data in files.items():
+                write_bytes(path, data)
             self._reload()
         except PackerError as error:
             for path in files:  # a new one would pass at the next attempt for one that the router has read
                 if path in old:
-                    write_text(path, old[path])
+                    write_bytes(path, old[path])
                 else:
                     path.unlink(missing_ok=True)
             if old:

@@ -10,12 +10,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from packer.errors import LiveError, ValidationError
+from packer.errors import LiveError, OutputError, ValidationError
 from packer.live.fleet_file import ROUTING, Host, LiveFleet, RouterFile
 from packer.live.router_file import RouterWriter
 from packer.plan import Plan
@@ -84,6 +85,27 @@ def test_a_refused_file_is_taken_back(tmp_path: Path, plan_of: Callable[..., Pla
     with pytest.raises(LiveError, match="did not take"):
         RouterWriter(broken, plan_of(PLACED), RANKS).write({"a": {1: 1.0}})
     assert file.read_text() == before
+
+
+def test_whatever_a_router_file_contains_is_taken_back(
+    tmp_path: Path,
+    plan_of: Callable[..., Plan],  # noqa: F811
+) -> None:
+    """The old file need not be text; a folder in its place is refused, with the key that names it."""
+    file = tmp_path / "routes.conf"
+    file.write_bytes(b"\xff\xfe")
+    broken = LiveFleet(
+        (Host("http://a:1"), Host("http://b:1")), RouterFile("nginx", str(file), "false"), FAST
+    )
+    with pytest.raises(LiveError, match="did not take"):
+        RouterWriter(broken, plan_of(PLACED), RANKS).write(ROUTES)
+    assert file.read_bytes() == b"\xff\xfe"
+    for kind, path, rule in (("nginx", tmp_path, "a file"), ("routing", file, "a folder")):
+        wrong = replace(broken, router=RouterFile(kind, str(path)))
+        with pytest.raises(
+            OutputError, match=rf"`file` of \[router\] to be {rule} for the format {kind}, got"
+        ):
+            RouterWriter(wrong, plan_of(PLACED), RANKS).write(ROUTES)
 
 
 def test_addresses_that_a_router_file_cannot_hold_are_refused(plan_of: Callable[..., Plan]) -> None:  # noqa: F811
