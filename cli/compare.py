@@ -13,6 +13,7 @@ from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import Table, figures, heads, write_json
 from packer.cli.settings import OneProfile
 from packer.cli.traffic import refuse_unused
+from packer.errors import shown
 from packer.io.files import write_text
 from packer.words import counted, listed, number
 
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 
 
 def split_names(text: str) -> list[str]:
-    """Split comma-separated names, each with its parameters, as in "gpus,slo:mean_ttft_ms=5,p99_itl_ms=6"."""
+    """Split different comma-separated names, each with its parameters, as in "gpus,slo:mean_ttft_ms=5,p99_itl_ms=6"."""
     found: list[str] = []
     for part in filter(None, text.split(",")):
         if "=" in part and ":" not in part and found:
             found[-1] += f",{part}"
         else:
             found.append(part)
+    if not found or len(set(found)) < len(found):
+        raise click.UsageError(f"Expected different names with commas between them, got {shown(text)}.")
     return found
 
 

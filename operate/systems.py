@@ -18,7 +18,8 @@ from packer.progress import Progress, silent
 from packer.strategies import Placement, SizedPlacement
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System, judged, load_system, placed
-from packer.twin.uncertainty import MAX_SEEDS, Interval, interval
+from packer.twin.stability import served_of_due
+from packer.twin.uncertainty import MAX_SEEDS, Interval, interval_of
 from packer.workload import Workload
 
 FIGURES = (
@@ -30,7 +31,10 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class SystemResult:
-    """One system: the mean and 95 % interval of each of `FIGURES` over the seeds. `seeds`: its value for each seed."""
+    """One system: the mean and 95 % interval of each of `FIGURES` over the seeds.
+
+    `seeds`: the value of each figure for each seed, and the share of the tokens due that are served, `served`.
+    """
 
     system: str
     router: str
@@ -190,7 +194,8 @@ def _attained(result: SystemResult) -> float:
 def _figures(**given: Any) -> dict[str, Any]:
     """The figures of one run, which a worker sends back."""
     run = simulate_cluster(**given)
-    return {"router": run.router} | {name: float(getattr(run, name)) for name in FIGURES}
+    served = served_of_due(run) if run.status == "ok" else 0.0
+    return {"router": run.router, "served": served} | {name: float(getattr(run, name)) for name in FIGURES}
 
 
 def _run_all(
@@ -211,6 +216,6 @@ def _run_all(
 
 
 def _result(system: System, runs: Sequence[Mapping[str, Any]], servers: int) -> SystemResult:
-    by_seed = {name: tuple(run[name] for run in runs) for name in FIGURES}
-    figures = {name: interval(np.array(values)) for name, values in by_seed.items()}
+    by_seed = {name: tuple(run[name] for run in runs) for name in (*FIGURES, "served")}
+    figures = {name: interval_of(name, np.array(by_seed[name])) for name in FIGURES}
     return SystemResult(system.name, runs[0]["router"], servers, figures, by_seed)

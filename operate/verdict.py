@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ SAME = 0.001
 CLEAR = 0.01
 """Shares of requests are not called equal if the interval of their difference reaches beyond this."""
 SERVED = 0.9
-"""The servers of a system that serves less than this share of the tokens sent are overloaded, as a server starves."""
+"""The servers of a system that serves less than this share of the tokens due are overloaded, as a server starves."""
 MORE = 1.02
 """A system serves more than another if it serves more than this many times its tokens."""
 
@@ -32,10 +33,17 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
     The best system keeps the SLO for the most requests. A system is as good if the 95 % interval of its difference from
     the best, seed by seed, holds 0, or the difference is at most 0.001, unless the interval is so wide that it may be
     worse. Of systems that are as good, the one with the lowest TPOT is named. Without an SLO, the TPOT alone counts.
+    Systems without token times, as those that serve whole jobs, are left out and named.
     """
     known = [each for each in results if each.figures["mean_tpot_ms"].mean is not None]
-    if len(known) < 2:
-        return ""
+    others = [each.system for each in results if each not in known]
+    said = _judged(workload, cluster, known) if len(known) > 1 else ""
+    apart = f"Without token times, and so not compared: {listed(others)}." if others and known else ""
+    return f"{said} {apart}".strip()
+
+
+def _judged(workload: Workload, cluster: Cluster, known: Sequence[SystemResult]) -> str:
+    """The sentences on at least two systems with token times."""
     judged = all(each.figures["slo_attainment"].mean is not None for each in known)
     name = "slo_attainment" if judged else "mean_tpot_ms"
     order = sorted(known, key=lambda each: (each.figures[name].mean or 0.0) * (-1.0 if judged else 1.0))
@@ -50,16 +58,16 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
         after = ", within noise" if len(alike) > 1 else f"; next {rest[0].system} ({_tpot(rest[0])})"
         return f"{text}{after}."
     kept = f"{order[0].figures[name].mean:.1%} of the requests keep the SLO"
-    runs = order[0].figures[name].runs
+    runs = counted(order[0].figures[name].runs, "seed")
     points, where = _gap(order[0], rest[0]) if rest else ("", "")
     if len(alike) == 1:
         best = "best in the mean" if unsure else "best"
         text = f"{order[0].system} is {best}: {kept}"
         text += f", {points} points more than with {rest[0].system}{where}." if rest else "."
     else:
-        fastest = min(alike, key=lambda each: each.figures["mean_tpot_ms"].mean or 0.0)
+        fastest = min(alike, key=lambda each: each.figures["mean_tpot_ms"].mean or math.inf)
         shares = [f"{each.system} ({each.figures[name].mean:.1%})" for each in alike]
-        text = f"{listed(shares)} keep the SLO for as many requests, within the noise of {runs} seeds."
+        text = f"{listed(shares)} keep the SLO for as many requests, within the noise of {runs}."
         others = [each for each in alike if each is not fastest]
         if all(_differs(fastest, each, "mean_tpot_ms", 0.0) for each in others):
             text += f" Of these {fastest.system} has the lowest TPOT ({_tpot(fastest)})."
@@ -67,7 +75,7 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
             text += f" {rest[0].system} follows, {points} points below{where}."
     if unsure:
         shares = [f"{each.system} ({each.figures[name].mean:.1%})" for each in unsure]
-        text += f" {runs} seeds do not tell whether {listed(shares)} would keep it for as many: give more --seeds."
+        text += f" {runs} do not tell whether {listed(shares)} would keep it for as many: give more --seeds."
     return f"{text} {_why(workload, cluster, order)}".rstrip()
 
 
@@ -116,11 +124,13 @@ def _why(workload: Workload, cluster: Cluster, order: Sequence[SystemResult]) ->
             f"adapter {workload.names[hottest]!r} has {loads[hottest] / loads.sum():.0%} of the load, what one of "
             f"{servers} equal servers gets or more: replicas spread it"
         )
-    if tok_s[0] < SERVED * workload.offered_tok_s:
-        how = "what keeps its queues equal loses least"
-        if tok_s[0] > MORE * max(tok_s[1:]):
-            how = "adapters on few servers each leave fewer in a batch, which serves more tokens"
-        reasons.append(f"the servers are overloaded: {how}")
+    if np.mean(order[0].seeds["served"]) < SERVED:
+        most, how = max(tok_s[1:]), ""
+        if tok_s[0] > MORE * most:
+            how = ": adapters on few servers each leave fewer in a batch, which serves more tokens"
+        elif tok_s[0] >= most / MORE:
+            how = ": what keeps its queues equal loses least"
+        reasons.append(f"the servers are overloaded{how}")
     elif len(workload) <= slots:
         reasons.append(
             f"all {len(workload)} adapters fit in the slots of each server: replicas everywhere cost no loads"

@@ -71,7 +71,7 @@ def _spans_and_gaps(sim: Run) -> tuple[FloatArray, FloatArray]:
     gaps between tokens."""
     done = sim.raw.finished
     span_ms = (sim.raw.finish_s[done] - sim.raw.first_s[done]) * 1e3
-    return sums(sim, span_ms), sums(sim, sim.raw.requests.output_tokens[done] - 1.0)
+    return sums(sim, span_ms), sums(sim, sim.gaps.astype(np.float64))
 
 
 def pooled_p95_ttft_ms(sim: Run) -> FloatArray:
@@ -322,7 +322,7 @@ def per_adapter_frame(sim: Run) -> pl.DataFrame:
         side: sums(sim, getattr(raw.requests, side)[raw.finished])
         for side in ("input_tokens", "output_tokens")
     }
-    many = raw.requests.adapter[raw.finished & (raw.requests.output_tokens > 1)]
+    many = sim.owners[sim.gaps > 0]
     tpot_ms = ratio(np.bincount(many, sim.tpot_ms, m), np.bincount(many, minlength=m))
     columns: dict[str, Any] = {
         "adapter": list(sim.workload.names),

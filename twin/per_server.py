@@ -61,7 +61,7 @@ def mean_itl_ms(run: Run) -> float:
     """See `Run.mean_itl_ms`."""
     raw = run.raw
     done = np.flatnonzero(raw.finished)
-    gaps = int((raw.requests.output_tokens[done] - 1).sum())
+    gaps = int(run.gaps.sum())
     span_s = float((raw.finish_s[done] - raw.first_s[done]).sum())
     merged = int(raw.server["merged"]) / max(int(raw.server["gaps"]), 1)
     seen = gaps * (1.0 - merged)  # 0 where the front end stands still for longer than every request runs

@@ -191,13 +191,19 @@ class Run:
         return (self.raw.first_s[done] - self.raw.requests.time_s[done]) * 1e3
 
     @cached_property
+    def gaps(self) -> npt.NDArray[np.int64]:
+        """Gaps between the tokens of each completed request, int64 (completed,); none where whole requests are served
+        as jobs, whose first token is their last."""
+        done = self._completed
+        jobs = (self.raw.finish_s[done] == self.raw.first_s[done]).all()
+        return (self.raw.requests.output_tokens[done] - 1) * (not jobs)
+
+    @cached_property
     def tpot_ms(self) -> FloatArray:
         """Time per output token after the first of each completed request with at least two, ms."""
-        done = self._completed
-        tokens = self.raw.requests.output_tokens[done]
-        many = tokens > 1
-        done, tokens = done[many], tokens[many]
-        return (self.raw.finish_s[done] - self.raw.first_s[done]) * 1e3 / (tokens - 1)
+        many = self.gaps > 0
+        done, gaps = self._completed[many], self.gaps[many]
+        return (self.raw.finish_s[done] - self.raw.first_s[done]) * 1e3 / gaps
 
     e2e_ms = cached_property(
         lambda self: (self.raw.finish_s - self.raw.requests.time_s)[self._completed] * 1e3
@@ -208,7 +214,7 @@ class Run:
         """Return "ttft", "e2e" or (of two tokens and more) "tpot" of completed requests, ms, and their adapters."""
         owners = self.owners
         if what == "tpot":
-            owners = owners[self.raw.requests.output_tokens[self._completed] > 1]
+            owners = owners[self.gaps > 0]
         return getattr(self, f"{what}_ms"), owners
 
     def figure(self, key: str) -> float:

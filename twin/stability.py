@@ -40,14 +40,19 @@ def served_share(sim: Run) -> float:
     if sim.closed_loop:  # open requests at the end are no backlog
         return 1.0
     if sim.workload.arrivals.trace is not None and not sim.paced:
-        requests, finished = sim.raw.requests, sim.raw.finished
-        if sim.refused and sim.raw.turned_away is not None:
-            requests, finished = requests.take(~sim.raw.turned_away), finished[~sim.raw.turned_away]
-        refused = sim.sent_tokens - float((requests.input_tokens + requests.output_tokens).sum())
-        return due_share(requests, finished, sim.duration_s, sim.mean_tpot_ms, refused)
+        return served_of_due(sim)
     if not sim.sent_tokens:
         return 1.0
     return min(sim.total_token_throughput * sim.duration_s / sim.sent_tokens, 1.0)  # but for rounding
+
+
+def served_of_due(sim: Run) -> float:
+    """Tokens completed / tokens due in one simulation, in [0, 1]: without requests still in flight at its end."""
+    requests, finished = sim.raw.requests, sim.raw.finished
+    if sim.refused and sim.raw.turned_away is not None:
+        requests, finished = requests.take(~sim.raw.turned_away), finished[~sim.raw.turned_away]
+    refused = sim.sent_tokens - float((requests.input_tokens + requests.output_tokens).sum())
+    return due_share(requests, finished, sim.duration_s, sim.mean_tpot_ms, refused)
 
 
 def due_share(

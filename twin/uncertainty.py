@@ -64,6 +64,16 @@ def interval(values: npt.NDArray[np.float64]) -> Interval:
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
+def interval_of(metric: str, values: npt.NDArray[np.float64]) -> Interval:
+    """Return the interval of the mean of a metric, within the values that it may have."""
+    found = interval(values)
+    if found.low is not None and not (values < 0.0).any():  # counts and times are not negative
+        found = found._replace(low=max(found.low, 0.0))
+    if found.high is not None and metric in SHARES:
+        found = found._replace(high=min(found.high, 1.0))
+    return found
+
+
 def intervals(simulations: Sequence[Run], metrics: Sequence[str] = SUMMARY) -> pl.DataFrame:
     """Return the mean of each metric over simulations that differ by their seeds, and the interval of the mean.
 
@@ -74,12 +84,7 @@ def intervals(simulations: Sequence[Run], metrics: Sequence[str] = SUMMARY) -> p
     rows = []
     for metric in metrics:
         values = np.array([float(getattr(simulation, metric)) for simulation in simulations])
-        found = interval(values)
-        if found.low is not None and (values >= 0.0).all():  # counts and times are not negative
-            found = found._replace(low=max(found.low, 0.0))
-        if found.high is not None and metric in SHARES:
-            found = found._replace(high=min(found.high, 1.0))
-        rows.append((metric, *found))
+        rows.append((metric, *interval_of(metric, values)))
     kinds = {
         "metric": pl.String,
         **dict.fromkeys(("mean", "low", "high", "sd"), pl.Float64),

@@ -16,6 +16,7 @@ from packer.io.profiles import load_profile
 from packer.operate.systems import FIGURES, Trials, compare_systems, servers_needed
 from packer.planning.recommend import recommend
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.uncertainty import SHARES, intervals
 from packer.workload import Workload
 
 SLO = {"ttft_ms": 300.0}
@@ -35,18 +36,40 @@ def cluster() -> Cluster:
 
 
 def test_figures_are_means_over_seeds_with_their_intervals(fleet: Workload, cluster: Cluster) -> None:
-    """Each figure is the mean over the seeds' runs, within Student's interval; threads change nothing."""
+    """Each figure is the mean over the seeds' runs, within Student's interval, as `packer simulate` gives it; threads
+    change nothing."""
     (found,) = compare_systems(fleet, cluster, ["round-robin"], seeds=3, seed=5, duration_s=60.0)
     assert found.router == "round-robin"
     runs = [simulate_cluster(fleet, cluster, "round-robin", duration_s=60.0, seed=5 + k) for k in range(3)]
+    same = {name: row for name, *row in intervals(runs, FIGURES).iter_rows()}
     for name in FIGURES:
         values = np.array([getattr(run, name) for run in runs])
         row = found.figures[name]
         assert row.mean == pytest.approx(values.mean())
         half = 4.302653 * values.std(ddof=1) / np.sqrt(3)  # 97.5 % quantile of Student's t with 2 degrees
-        assert (row.low, row.high) == pytest.approx((values.mean() - half, values.mean() + half))
+        most = 1.0 if name in SHARES else np.inf
+        bounds = max(values.mean() - half, 0.0), min(values.mean() + half, most)
+        assert (row.low, row.high) == pytest.approx(bounds)
+        assert list(row) == pytest.approx(same[name])
     (again,) = compare_systems(fleet, cluster, ["round-robin"], seeds=3, seed=5, duration_s=60.0, jobs=1)
     assert again == found
+
+
+def test_requests_in_flight_at_the_end_are_no_overload(fleet: Workload, cluster: Cluster) -> None:
+    """Servers that serve all that a short run leaves time for are not called overloaded."""
+    (found,) = compare_systems(fleet, cluster, ["round-robin"], seeds=1, duration_s=20.0)
+    sent = fleet.offered_tok_s * 20.0
+    assert found.figures["total_token_throughput"].mean * 20.0 < 0.9 * sent
+    assert found.seeds["served"] == (1.0,)
+
+
+def test_whole_jobs_have_no_token_times(fleet: Workload, cluster: Cluster) -> None:
+    """TPOT and ITL of servers that run whole jobs are unknown, not 0."""
+    run = simulate_cluster(fleet, cluster, "lrums", duration_s=60.0)
+    assert run.completed > 0
+    figures = run.to_dict()
+    assert {figures[f"{name}_{what}_ms"] for name in ("mean", "p99") for what in ("tpot", "itl")} == {None}
+    assert run.per_adapter["mean_tpot_ms"].null_count() == len(fleet)
 
 
 def test_a_plan_is_one_of_the_systems(fleet: Workload, cluster: Cluster) -> None:
@@ -117,7 +140,7 @@ def test_the_search_for_a_size_does_not_skip_numbers(
 
     def runs(given: Sequence[dict[str, Any]], *_: Any) -> list[dict[str, Any]]:
         held = len(given[0]["cluster"]) in holding
-        return [dict.fromkeys(FIGURES, float(held)) | {"router": "hrw"} for _ in given]
+        return [dict.fromkeys((*FIGURES, "served"), float(held)) | {"router": "hrw"} for _ in given]
 
     monkeypatch.setattr("packer.operate.systems._run_all", runs)
     found = servers_needed(fleet, cluster, "hrw", Trials(2), share=0.9)

@@ -19,13 +19,16 @@ FLEET = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(8)])
 CLUSTER = Cluster.of(small_profile(), 4, max_loras=4)
 
 
-def result(name: str, kept: list[float], tpot_ms: float, tok_s: float = 1e5) -> SystemResult:
+def result(
+    name: str, kept: list[float], tpot_ms: float, tok_s: float = 1e5, served: float = 1.0
+) -> SystemResult:
     """A system with these shares by seed."""
     values = {figure: tuple([math.nan] * len(kept)) for figure in FIGURES}
     values |= {
         "slo_attainment": tuple(kept),
         "total_token_throughput": tuple([tok_s] * len(kept)),
         "mean_tpot_ms": tuple(tpot_ms + 0.1 * k for k in range(len(kept))),
+        "served": tuple([served] * len(kept)),
     }
     return SystemResult(name, name, 4, {k: interval(np.array(v)) for k, v in values.items()}, values)
 
@@ -63,6 +66,15 @@ def test_a_wide_interval_is_no_equality() -> None:
     )
 
 
+def test_systems_without_token_times_are_left_out() -> None:
+    """Whole jobs have no TPOT: their systems are named, not compared."""
+    one, two = result("one", [0.9] * 3, 50.0), result("two", [0.9] * 3, 20.0)
+    whole = result("whole", [1.0] * 3, math.nan)
+    said = verdict(FLEET, CLUSTER, [one, whole, two])
+    assert "Of these two has the lowest TPOT" in said
+    assert said.endswith("Without token times, and so not compared: whole.")
+
+
 def test_without_an_slo_the_tpot_decides() -> None:
     """Nothing is said of requests that keep limits."""
     one, two = result("one", [math.nan] * 3, 50.0), result("two", [math.nan] * 3, 20.0)
@@ -83,12 +95,16 @@ def test_without_an_slo_the_tpot_decides() -> None:
         ([1.0] * 8, 4, (1e5, 1e5), "8 adapters share 4 slots"),
         ([1.0] * 8, 4, (100.0, 99.0), "the servers are overloaded: what keeps its queues equal"),
         ([1.0] * 8, 4, (100.0, 90.0), "the servers are overloaded: adapters on few servers"),
+        ([1.0] * 8, 4, (90.0, 100.0), "the servers are overloaded."),
     ],
 )
 def test_the_reason_is_the_fleets(
     rates: list[float], slots: int, tok_s: tuple[float, float], words: str
 ) -> None:
-    """A hot adapter, few adapters, many adapters, too much load."""
+    """A hot adapter, few adapters, many adapters, too much load; requests still in flight at the end are no load."""
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
-    rows = [result("one", [0.9] * 3, 50.0, tok_s[0]), result("two", [0.8] * 3, 20.0, tok_s[1])]
+    served = 0.5 if "overloaded" in words else 1.0
+    rows = [
+        result("one", [0.9] * 3, 50.0, tok_s[0], served), result("two", [0.8] * 3, 20.0, tok_s[1], served)
+    ]  # fmt: skip
     assert words in verdict(fleet, Cluster.of(small_profile(), 4, max_loras=slots), rows)
