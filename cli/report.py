@@ -43,7 +43,7 @@ def report(file: PlanArgument, page: ReportPage, out: Writing) -> None:
 
     out.check(page.output, what="page", endings=(".html", ".htm"))
     plan = file.plan()
-    comparison = read_comparison(page.comparison_path) if page.comparison_path else ()
+    comparison = read_comparison(page.comparison_path, plan.workload) if page.comparison_path else ()
     out.note_profiles(*(item.profile for item in plan.bins))
     with out.progress() as progress:
         given = values(page, "output", "comparison_path") | {"force": out.force, "progress": progress}

@@ -26,6 +26,7 @@ from packer.room import room_rows
 from packer.solvers.evaluator import Evaluator
 from packer.twin.hours import Hours, with_adapters
 from packer.twin.per_adapter import quiet_adapters
+from packer.workload import Workload
 
 _WORDS = (words.visible, words.plural, words.counted, words.number, words.by_rank)
 _FIGURES = (context.milliseconds, context.slowest, context.percent, context.by_load, context.memory_bars)
@@ -140,8 +141,13 @@ def _growing(plan: Plan, predictor: str, seed: int) -> Evaluate:
 
 
 @reader
-def read_comparison(path: str | os.PathLike[str]) -> Sequence[Mapping[str, object]]:
-    """Read rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`."""
+def read_comparison(
+    path: str | os.PathLike[str], fleet: Workload | None = None
+) -> Sequence[Mapping[str, object]]:
+    """Read rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`.
+
+    `fleet`: what must have been compared, by the name and the numbers of adapters that the file has.
+    """
     data = parse_json(read_text(path))
     rows = data.get("rows") if isinstance(data, dict) else data
     if (
@@ -157,4 +163,13 @@ def read_comparison(path: str | os.PathLike[str]) -> Sequence[Mapping[str, objec
                     f"expected text, a number, true, false or null in each cell, got {shown(value)} as "
                     f"{shown(key)} of entry {number}."
                 )
+    if fleet is not None:
+        name = data.get("workload", fleet.name) if isinstance(data, dict) else fleet.name
+        sizes = list(dict.fromkeys(row["adapters"] for row in rows if "adapters" in row))
+        if name != fleet.name or (sizes and len(fleet) not in sizes):
+            found = f"{shown(name)} of {words.listed(sizes)}" if sizes else shown(name)
+            raise FileFormatError(
+                f"expected a comparison on the plan's workload, {shown(fleet.name)} of "
+                f"{words.counted(len(fleet), 'adapter')}, got {found}."
+            )
     return rows
