@@ -93,9 +93,10 @@ class Acting:
                     placed[name] = 1.0 / len(holding)
         return found
 
-    def goal(self, seen: Sequence[Models | str]) -> list[dict[str, float]]:
+    def goal(self, seen: Sequence[Models | str], *, prune: bool = False) -> list[dict[str, float]]:
         """Return the plan's placement on the servers, matched so that as many adapters as possible stay.
 
+        `prune`: adapters that the plan does not name take no room.
         Raises `IncompatibleError`: there are fewer servers than in the plan, or none fits a server of the plan.
         """
         from scipy.optimize import linear_sum_assignment
@@ -105,11 +106,13 @@ class Acting:
             more = len(bins) - len(self.servers)
             raise IncompatibleError(f"The plan needs {len(bins)} servers: {more} more are needed.")
         weight = np.full((len(bins), len(self.servers)), -math.inf)
+        reasons: list[list[str]] = [[] for _ in bins]
         for k, item in enumerate(bins):
             wanted = {names[i] for i in item.adapters}
             for s, models in enumerate(seen):
-                why = self.misfit(item, s, models)
-                if why is None and not isinstance(models, str):
+                if why := self.misfit(item, s, models) or self._crowded(wanted, s, models, prune):
+                    reasons[k].append(why)
+                elif not isinstance(models, str):
                     weight[k, s] = len(wanted & set(models.adapters)) + (1e-3 if s == k else 0.0)
         # Servers that do not fit cost more than all adapters together.
         rows, columns = linear_sum_assignment(-np.where(np.isneginf(weight), -1e9, weight))
@@ -117,13 +120,20 @@ class Acting:
         found: list[dict[str, float]] = [dict(base) for _ in self.servers]
         for k, s in zip(rows.tolist(), columns.tolist(), strict=True):
             if math.isinf(weight[k, s]):
-                reasons = [self.misfit(bins[k], each, models) or "" for each, models in enumerate(seen)]
-                raise IncompatibleError(
-                    f"No server fits number {k} of the plan: {listed(filter(None, reasons), 3)}."
-                )
+                raise IncompatibleError(f"No server fits number {k} of the plan: {listed(reasons[k], 3)}.")
             placed = zip(bins[k].adapters, bins[k].shares, strict=True)
             found[s] |= {names[i]: share for i, share in placed}
         return found
+
+    def _crowded(self, wanted: set[str], s: int, models: Models | str, prune: bool) -> str | None:
+        """Return why a server has no room for these adapters beside others that stay there; None if it has."""
+        server, held = self.servers[s], () if isinstance(models, str) or prune else models.adapters
+        staying = set(held) - set(self.ranks)
+        count, room = len(wanted | staying), server.host.room
+        if room is None or count <= room:
+            return None
+        beside = f", {len(staying)} of them not of the plan" if staying else ""
+        return f"{server.name} has room for {counted(room, 'adapter')}, and would hold {count}{beside}"
 
     def misfit(self, item: Bin, s: int, models: Models | str) -> str | None:
         """Return why a server does not fit the plan's server `item`; None if it fits."""
@@ -153,7 +163,7 @@ class Acting:
     def changes(self, *, prune: bool = False) -> list[Change]:
         """Return the changes to the plan. Raises `IncompatibleError`: servers are missing, do not fit or lack room."""
         seen = self.look()
-        goal = self.goal(seen)
+        goal = self.goal(seen, prune=prune)
         now = self.placement(seen)
         away = [self.servers[s].name for s, models in enumerate(seen) if isinstance(models, str)]
         for name in away:

@@ -292,6 +292,20 @@ def test_a_load_waits_for_an_unload_that_failed(
     assert servers[0].adapters.keys() == {"b", "c", "f"}
 
 
+def test_a_plan_goes_to_the_servers_that_have_room_for_it(
+    fleet: LiveFleet, servers: list[StandIn], plan_of: Callable[..., Plan]
+) -> None:
+    """Adapters stay where they are only if the plan's other adapters of that server have room beside them."""
+    plan = plan_of([{"c": 1.0, "d": 1.0, "e": 1.0, "g": 1.0}, {"a": 1.0, "b": 1.0}])
+    near = replace(fleet, servers=(replace(fleet.servers[0], room=5), replace(fleet.servers[1], room=3)))
+    with pytest.raises(
+        IncompatibleError, match="gpu-0 has room for 5 adapters, and would hold 7, 1 of them not of"
+    ):
+        run(plan_of([dict.fromkeys("abcdeg", 1.0), {"h": 1.0}]), near)
+    assert run(plan, near) == []
+    assert [set(each.adapters) for each in servers] == [set("cdefg"), set("ab")]
+
+
 def test_two_at_once_are_refused(fleet: LiveFleet, plan_of: Callable[..., Plan]) -> None:
     """A second process does not change servers that a first one changes."""
     acting = Acting(plan_of(GOAL), fleet)
