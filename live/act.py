@@ -62,6 +62,11 @@ class Acting:
             self.state = LiveState.read(self.fleet.state)
             yield
 
+    @property
+    def base(self) -> set[str]:
+        """Names of the base model, which every server holds besides its adapters."""
+        return {name for name, rank in self.ranks.items() if not rank}
+
     # ---- observe
     def look(self) -> list[Models | str]:
         """Return what each server serves, or why it does not answer; a server that fails is queried once more."""
@@ -116,8 +121,9 @@ class Acting:
                     weight[k, s] = len(wanted & set(models.adapters)) + (1e-3 if s == k else 0.0)
         # Servers that do not fit cost more than all adapters together.
         rows, columns = linear_sum_assignment(-np.where(np.isneginf(weight), -1e9, weight))
-        base = {name: 0.0 for name, rank in self.ranks.items() if not rank}
-        found: list[dict[str, float]] = [dict(base) for _ in self.servers]
+        found: list[dict[str, float]] = [
+            {} if isinstance(models, str) else dict.fromkeys(self.base, 0.0) for models in seen
+        ]
         for k, s in zip(rows.tolist(), columns.tolist(), strict=True):
             if math.isinf(weight[k, s]):
                 raise IncompatibleError(f"No server fits number {k} of the plan: {listed(reasons[k], 3)}.")
@@ -129,7 +135,7 @@ class Acting:
         """Return why a server has no room for these adapters beside others that stay there; None if it has."""
         server, held = self.servers[s], () if isinstance(models, str) or prune else models.adapters
         staying = set(held) - set(self.ranks)
-        count, room = len(wanted | staying), server.host.room
+        count, room = len((wanted | staying) - self.base), server.host.room
         if room is None or count <= room:
             return None
         beside = f", {len(staying)} of them not of the plan" if staying else ""
@@ -169,7 +175,7 @@ class Acting:
         for name in away:
             self.say(f"{name} does not answer and is left out")
         rooms = [each.host.room for each in self.servers]
-        return ordered(now, goal, rooms, prune=prune)
+        return ordered(now, goal, rooms, prune=prune, roomless=self.base)
 
     # ---- act
     def adopt(self, placed: Placement, what: str) -> None:
@@ -253,7 +259,7 @@ class Acting:
         server, own = self.servers[s], self.state.servers.setdefault(self.servers[s].name, {})
         path = self.fleet.path_of(name, self.ranks.get(name, 0), server.where.url)
         what, room = f"load {shown(name)} on {server.name}", server.host.room
-        if room is not None and sum(self.ranks.get(each, 1) > 0 for each in own) >= room:
+        if room is not None and len(own.keys() - self.base) >= room:
             return f"{what}: not done, the server has room for {counted(room, 'adapter')} and holds as many."
 
         def work() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from packer.bin import Bin
@@ -146,6 +146,7 @@ class _Order:
 
     goal: Placement
     room: Sequence[int | None]
+    roomless: Set[str]
     held: list[set[str]]
     routes: dict[str, dict[int, float]]
     doomed: set[tuple[int, str]]
@@ -154,7 +155,7 @@ class _Order:
     def free(self, server: int) -> float:
         """Number of adapters that a server can still load."""
         room = self.room[server]
-        return float("inf") if room is None else room - len(self.held[server])
+        return float("inf") if room is None else room - len(self.held[server] - self.roomless)
 
     def missing(self) -> list[tuple[int, str]]:
         """Loads that are left; loads that let an adapter leave another server come first."""
@@ -226,14 +227,16 @@ class _Order:
 
 
 def ordered(
-    now: Placement, goal: Placement, room: Sequence[int | None] = (), *, prune: bool = False
-) -> list[Change]:
+    now: Placement, goal: Placement, room: Sequence[int | None] = (), *, prune: bool = False,
+    roomless: Set[str] = frozenset(),
+) -> list[Change]:  # fmt: skip
     """Changes from `now` to `goal`; each change loads, then routes, then unloads.
 
     An adapter leaves a server only after all its new servers hold it. A load waits until another adapter's move frees
     a place. A cycle of moves that wait for each other is broken by a free slot or by a replica.
 
-    `room`: largest number of adapters of each server; None, or an empty sequence: any number.
+    `room`: largest number of adapters of each server; None, or an empty sequence: any number. Those of `roomless`, as
+    the base model, take no room.
     `prune`: also unload adapters that the goal does not name at all.
     Raises `IncompatibleError`: the goal has more adapters on a server than fit, or the servers are so full that no
     order exists.
@@ -241,7 +244,7 @@ def ordered(
     rooms = list(room) or [None] * len(goal)
     named = {name for placed in goal for name in placed}
     for s, placed in enumerate(goal):
-        kept = {*placed, *(name for name in now[s] if not prune and name not in named)}
+        kept = {*placed, *(name for name in now[s] if not prune and name not in named)} - roomless
         limit = rooms[s]
         if limit is not None and len(kept) > limit:
             rule = f"Expected at most {limit} adapters on server {s}, for which it has room, got {len(kept)}."
@@ -249,7 +252,7 @@ def ordered(
     routes = by_adapter((s, {n: share for n, share in own.items() if share}) for s, own in enumerate(now))
     running = ((s, name) for s, placed in enumerate(now) for name in placed)
     doomed = {(s, name) for s, name in running if name not in goal[s] and (prune or name in named)}
-    work = _Order(goal, rooms, [set(placed) for placed in now], routes, doomed)
+    work = _Order(goal, rooms, roomless, [set(placed) for placed in now], routes, doomed)
     while work.step() or (work.missing() and work.make_room()):
         pass
     if left := work.missing():

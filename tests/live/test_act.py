@@ -36,12 +36,12 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plan_of(profile: Profile) -> Callable[[list[dict[str, float]]], Plan]:
-    """A plan with these adapters and shares on its servers, four slots each."""
+    """A plan with these adapters and shares on its servers, four slots each; `tiny` is the base model."""
     small = replace(profile, model=replace(profile.model, name="tiny", repository="acme/tiny"))
 
     def make(placed: list[dict[str, float]]) -> Plan:
         names = sorted({name for own in placed for name in own})
-        adapters = [Adapter(name, 8, 1.0) for name in names]
+        adapters = [Adapter(name, 8 * (name != "tiny"), 1.0) for name in names]
         fleet = Workload(adapters, Lengths.gamma(20, 0.5, high=60), Lengths.gamma(8, 0.5, high=20), 0.0)
         bins = tuple(
             Bin(tuple(names.index(n) for n in own), small.settings(4, 8), small, tuple(own.values()))
@@ -304,6 +304,17 @@ def test_a_plan_goes_to_the_servers_that_have_room_for_it(
         run(plan_of([dict.fromkeys("abcdeg", 1.0), {"h": 1.0}]), near)
     assert run(plan, near) == []
     assert [set(each.adapters) for each in servers] == [set("cdefg"), set("ab")]
+
+
+def test_the_base_model_takes_no_room_and_is_not_loaded(
+    fleet: LiveFleet, servers: list[StandIn], plan_of: Callable[..., Plan]
+) -> None:
+    """It is routed to full servers, and a server that does not answer is asked for nothing."""
+    hosts = (*(replace(each, room=3) for each in fleet.servers), Host("http://127.0.0.1:9"))
+    plan = plan_of([{**dict.fromkeys(own, 1.0), "tiny": 0.5} for own in ("abf", "cdg")])
+    assert run(plan, replace(fleet, servers=hosts)) == []
+    assert routed(fleet)["tiny"] == {"gpu-0": 0.5, "gpu-1": 0.5}
+    assert not [path for each in servers for path, _ in each.calls if "lora_adapter" in path]
 
 
 def test_two_at_once_are_refused(fleet: LiveFleet, plan_of: Callable[..., Plan]) -> None:
