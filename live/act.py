@@ -108,8 +108,8 @@ class Acting:
 
         bins, names = self.plan.bins, self.plan.workload.names
         if len(bins) > len(self.servers):
-            more = len(bins) - len(self.servers)
-            raise IncompatibleError(f"The plan needs {len(bins)} servers: {more} more are needed.")
+            needed = f"{counted(len(bins), 'server')}, as the plan has"
+            raise IncompatibleError(f"Expected at least {needed}, got {len(self.servers)}.")
         weight = np.full((len(bins), len(self.servers)), -math.inf)
         reasons: list[list[str]] = [[] for _ in bins]
         for k, item in enumerate(bins):
@@ -174,8 +174,8 @@ class Acting:
         away = [self.servers[s].name for s, models in enumerate(seen) if isinstance(models, str)]
         for name in away:
             self.say(f"{name} does not answer and is left out")
-        rooms = [each.host.room for each in self.servers]
-        return ordered(now, goal, rooms, prune=prune, roomless=self.base)
+        rooms, names = [each.host.room for each in self.servers], list(self.numbers)
+        return ordered(now, goal, rooms, prune=prune, roomless=self.base, names=names)
 
     # ---- act
     def adopt(self, placed: Placement, what: str) -> None:

@@ -9,7 +9,7 @@ from packer.bin import Bin
 from packer.change import Change
 from packer.errors import IncompatibleError, shown
 from packer.plan import Moves, Plan
-from packer.words import listed
+from packer.words import counted, listed
 from packer.workload import Workload
 
 Placement = Sequence[Mapping[str, float]]
@@ -228,7 +228,7 @@ class _Order:
 
 def ordered(
     now: Placement, goal: Placement, room: Sequence[int | None] = (), *, prune: bool = False,
-    roomless: Set[str] = frozenset(),
+    roomless: Set[str] = frozenset(), names: Sequence[str] = (),
 ) -> list[Change]:  # fmt: skip
     """Changes from `now` to `goal`; each change loads, then routes, then unloads.
 
@@ -237,18 +237,18 @@ def ordered(
 
     `room`: largest number of adapters of each server; None, or an empty sequence: any number. Those of `roomless`, as
     the base model, take no room.
-    `prune`: also unload adapters that the goal does not name at all.
+    `prune`: also unload adapters that the goal does not name at all. `names`: of the servers, for messages.
     Raises `IncompatibleError`: the goal has more adapters on a server than fit, or the servers are so full that no
     order exists.
     """
-    rooms = list(room) or [None] * len(goal)
+    rooms, names = list(room) or [None] * len(goal), names or [f"server {s}" for s in range(len(goal))]
     named = {name for placed in goal for name in placed}
     for s, placed in enumerate(goal):
         kept = {*placed, *(name for name in now[s] if not prune and name not in named)} - roomless
         limit = rooms[s]
         if limit is not None and len(kept) > limit:
-            rule = f"Expected at most {limit} adapters on server {s}, for which it has room, got {len(kept)}."
-            raise IncompatibleError(rule)
+            most = f"{counted(limit, 'adapter')} on {names[s]}, for which it has room"
+            raise IncompatibleError(f"Expected at most {most}, got {len(kept)}.")
     routes = by_adapter((s, {n: share for n, share in own.items() if share}) for s, own in enumerate(now))
     running = ((s, name) for s, placed in enumerate(now) for name in placed)
     doomed = {(s, name) for s, name in running if name not in goal[s] and (prune or name in named)}
@@ -256,9 +256,9 @@ def ordered(
     while work.step() or (work.missing() and work.make_room()):
         pass
     if left := work.missing():
-        names = listed([f"{shown(name)} on server {s}" for s, name in left], 3)
+        waiting = listed([f"{shown(name)} on {names[s]}" for s, name in left], 3)
         raise IncompatibleError(
-            f"The servers are full, and no order of moves makes room for {names}: give one of them room for an "
+            f"The servers are full, and no order of moves makes room for {waiting}: give one of them room for an "
             "adapter more."
         )
     return work.changes

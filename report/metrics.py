@@ -23,7 +23,7 @@ from packer.errors import OutputError, ValidationError, shown
 from packer.io.web import bare
 from packer.plan import Plan
 from packer.report.templates import render
-from packer.words import visible
+from packer.words import counted, visible
 
 
 def metrics_text(plan: Plan, drift: Mapping[str, Any], read_at_s: float) -> str:
@@ -79,7 +79,7 @@ def live_page(following: Any, rows: Sequence[Any]) -> str:
     return render(
         "live.html", following=following, rows=rows, history=history, title=visible(following.fleet.name),
         made=f"{datetime.fromtimestamp(following.looked_s or time.time(), UTC):%Y-%m-%d %H:%M:%S} UTC",
-        error=visible(following.last_error),
+        error=visible(following.last_error), counted=counted,
     )  # fmt: skip
 
 

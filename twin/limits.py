@@ -152,7 +152,7 @@ def _limits(sim: Run) -> list[Limit]:
         Limit("loading", loading, f"{loading:.0%} of the time goes into loading adapters", _more_slots(sim)),
         Limit(
             "step time", itl / float(itl_limits_ms.min()),
-            f"ITL {itl:.0f} ms with {running:.0f} requests running", "fewer requests per GPU",
+            f"ITL {itl:.0f} ms with {counted(round(running), 'request')} running", "fewer requests per GPU",
         ),
     ]  # fmt: skip
     if sim.max_loras < sim.workload.n_loras:

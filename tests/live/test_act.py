@@ -332,7 +332,7 @@ def test_servers_of_another_model_are_refused(
     with pytest.raises(IncompatibleError, match="serves 'large', the plan is for 'tiny'"):
         run(plan_of(GOAL), fleet)
     assert not [path for each in servers for path, _ in each.calls if "lora_adapter" in path]
-    with pytest.raises(IncompatibleError, match="1 more are needed"):
+    with pytest.raises(IncompatibleError, match="at least 3 servers, as the plan has, got 2"):
         run(plan_of([{"a": 1.0}, {"b": 1.0}, {"c": 1.0}]), fleet)
 
 

@@ -148,8 +148,9 @@ def test_adapters_without_a_server_are_named(
     text = live_metrics(loop, rows_of(loop))
     assert "packer_live_servers_needed 1.0" in text
     assert "packer_live_error 1.0" in text
-    unserved = "no server has room for 2 adapters: a2, a3"
-    assert unserved in live_page(loop, rows_of(loop))
+    unserved, page = "no server has room for 2 adapters: a2, a3", live_page(loop, rows_of(loop))
+    assert unserved in page
+    assert "1 more server needed." in page
     assert said.count(unserved) == 1
 
 
@@ -166,6 +167,7 @@ def test_a_dry_run_changes_nothing(
     assert not (tmp_path / "state.json").exists()
     page = live_page(loop, rows_of(loop))
     assert "what would be done" in page
+    assert "1 change, 2 adapters loaded" in page
     assert "2 adapters without a server" in page
     assert loop.step(120.0) == [], "what would have been done is not said again"
     assert loop.changes == 1

@@ -124,8 +124,8 @@ def test_full_servers_without_a_way_are_refused() -> None:
     """Nothing is done where no order keeps every adapter served."""
     with pytest.raises(IncompatibleError, match="full"):
         ordered([{"a": 1.0}, {"b": 1.0}], [{"b": 1.0}, {"a": 1.0}], [1, 1])
-    with pytest.raises(IncompatibleError, match="at most 1 adapters on server 0"):
-        ordered([{}], [{"a": 1.0, "b": 1.0}], [1])
+    with pytest.raises(IncompatibleError, match="at most 1 adapter on left, for which it has room, got 2"):
+        ordered([{}], [{"a": 1.0, "b": 1.0}], [1], names=["left"])
 
 
 def test_adapters_that_the_plan_does_not_name_stay() -> None:
