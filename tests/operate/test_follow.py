@@ -15,7 +15,6 @@ import pytest
 
 import packer
 from packer.change import Change
-from packer.cli import run
 from packer.errors import IncompatibleError
 from packer.live import act
 from packer.live.fleet_file import Host, LiveFleet, RouterFile, StepLimits
@@ -64,10 +63,8 @@ def servers(plan: Plan) -> Iterator[list[StandIn]]:
 @pytest.fixture
 def following(servers: list[StandIn], plan: Plan, tmp_path: Path) -> Callable[..., Following]:
     """The loop, with the router's file in a folder."""
-    router = RouterFile("routing", str(tmp_path / "router"))
-    fleet = LiveFleet(
-        tuple(Host(each.url) for each in servers), router, FAST, state=str(tmp_path / "state.json")
-    )
+    router, hosts = RouterFile("routing", str(tmp_path / "router")), tuple(Host(each.url) for each in servers)
+    fleet = LiveFleet(hosts, router, FAST, state=str(tmp_path / "state.json"))
 
     def make(**given: bool) -> Following:
         acting = act.Acting(plan, fleet)
@@ -236,27 +233,6 @@ def test_metrics_say_what_is_there(following: Callable[..., Following], servers:
         line for line in text.splitlines() if line.startswith('packer_live_server_load_tok_s{server="gpu-0"')
     ]
     assert 1500.0 < float(load.split()[-1]) < 2600.0
-
-
-def test_the_commands_apply_and_refuse(
-    servers: list[StandIn], plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command prints the steps of a dry run, carries them out with --yes, and needs servers or a trace."""
-    plan.save(tmp_path / "plan.json")
-    text = "".join(f'[[servers]]\nurl = "{each.url}"\n' for each in servers)
-    (tmp_path / "servers.toml").write_text(f"schema = 1\n{text}[limits]\nsettle_s = 0.0\n")
-    servers[0].adapters.pop("a1")
-    for each in servers:
-        each.longest = plan.bins[0].profile.engine.max_model_len
-    words = ["live", "apply", str(tmp_path / "plan.json"), "--servers", str(tmp_path / "servers.toml")]
-    assert run([*words, "--dry-run"]) == 0
-    assert "load 'a1' on gpu-0" in capsys.readouterr().out
-    assert "a1" not in servers[0].adapters
-    assert {each.name for each in tmp_path.iterdir()} == {"plan.json", "servers.toml"}
-    assert run([*words, "--yes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["failed"] == []
-    assert "a1" in servers[0].adapters
-    assert run(["live", "follow", str(tmp_path / "plan.json")]) == 2
 
 
 def test_measured_lengths_and_hits_enter_the_decision(
