@@ -10,6 +10,7 @@ import click
 from packer.cli.declare import Readers, bundle, command, option, pairs
 from packer.cli.options import Writing, common
 from packer.cli.output import Table
+from packer.cli.traffic import refuse_unused
 from packer.settings import Settings
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ def calibrate(given: CalibrationInput, out: Writing) -> None:
         raise click.UsageError("Give either --launch or --url.")
     if given.url is not None and len(given.running) < len(RUNNING):
         raise click.UsageError("--url needs --profile, --max-loras and --max-lora-rank.")
+    if given.url is None:
+        refuse_unused("--launch", ("running", "api_key_env"))
+    else:
+        refuse_unused("--url", ("servers",))
     out.check(given.output)
     with out.progress() as progress:
         common: dict[str, Any] = {"budget_s": given.budget, "seed": given.seed, "progress": progress}

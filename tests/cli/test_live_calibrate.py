@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from packer.cli.live.calibrate import calibrate, duration, slots_of_servers
+from packer.cli import run
+from packer.cli.live.calibrate import duration, slots_of_servers
 from packer.settings import Settings
+
+URL = ["--url", "http://127.0.0.1:9", "--profile", "p", "--max-loras", "8", "--max-lora-rank", "16"]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
@@ -43,12 +45,16 @@ def test_bad_servers_are_refused(text: str) -> None:
         ([], "either --launch or --url"),
         (["--launch", "a", "--url", "b"], "either --launch or --url"),
         (["--url", "http://127.0.0.1:9"], "--profile"),
+        (["--launch", "a", "--max-loras", "9"], "--max-loras has no effect with --launch"),
+        (["--launch", "a", "--api-key-env", "KEY"], "--api-key-env has no effect with --launch"),
+        ([*URL, "--servers", "64x64"], "--servers has no effect with --url"),
     ],
 )
-def test_what_to_measure_must_be_clear(arguments: list[str], words: str, tmp_path: Path) -> None:
-    """One of a launch file and a URL, the latter with its settings."""
+def test_what_to_measure_must_be_clear(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of a launch file and a URL, the latter with its settings, and no option of the other."""
     output = ["-o", str(tmp_path / "p.toml"), "--folder", str(tmp_path / "w")]
-    done = CliRunner().invoke(calibrate, [*arguments, *output])
-    assert done.exit_code == 2
-    assert words in done.output
+    assert run(["live", "calibrate", *arguments, *output]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
