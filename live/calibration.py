@@ -33,6 +33,7 @@ FIRST_TOK_S_PER_SEQ = 8.0
 """Initial estimate of a loaded server's output per sequence of the batch; scales the rates of the mixed loads."""
 BURST_PAUSE_S = 1.0
 PREFILL_PAUSE_S = 0.4
+BUDGET_ENDED = "the budget ended before the measurements did; the same command goes on from here"
 SERVERS: tuple[Settings, ...] = (Settings(8, 16), Settings(32, 8), Settings(8, 64), Settings(16, 32))
 """Settings of the servers that a calibration starts by default, most important first."""
 
@@ -145,7 +146,7 @@ def calibrate(
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress)
     with claimed(folder):
         outcomes = campaign.run(sessions(launch, servers, seed=seed))
-    return profile_of(launch, outcomes), outcomes, campaign.out_of_time
+    return _fitted(campaign, outcomes, None)
 
 
 def calibrate_url(
@@ -179,7 +180,18 @@ def calibrate_url(
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress, endpoint=endpoint)
     with claimed(folder):
         outcomes = campaign.run([session])
-    return profile_of(launch, outcomes, known.memory), outcomes, campaign.out_of_time
+    return _fitted(campaign, outcomes, known.memory)
+
+
+def _fitted(
+    campaign: Campaign, outcomes: list[Outcome], memory: MemorySpec | None
+) -> tuple[Profile, list[Outcome], bool]:
+    try:
+        return profile_of(campaign.launch, outcomes, memory), outcomes, campaign.out_of_time
+    except LiveError as error:
+        if not campaign.out_of_time:
+            raise
+        raise LiveError(f"{error} {BUDGET_ENDED.capitalize()}.") from None
 
 
 def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec | None = None) -> Profile:

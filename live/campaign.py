@@ -191,8 +191,8 @@ class Campaign:
         except FileFormatError:
             steps = None  # the worker cannot record steps of this vLLM version; the other results are valid
         tokens = metrics.kv_cache_tokens
-        if tokens is not None:
-            tokens -= self.launch.engine.block_size  # vLLM's null block (vllm/v1/core/block_pool.py)
+        if tokens is not None and metrics.block_size is not None:
+            tokens -= metrics.block_size  # vLLM's null block (vllm/v1/core/block_pool.py)
         return Outcome(session, task, None, load, metrics, steps, tokens)
 
 

@@ -159,10 +159,16 @@ def _version(where: Address) -> Check:
     return Check("version", True, f"vLLM {version}")
 
 
-def served_models(where: Address | str) -> list[str]:
-    """Return the names of the models that the server serves; empty if it reports none."""
+def served_models(where: Address) -> list[str]:
+    """Return the names of the models that the server serves; empty if it reports none.
+
+    Raises `LiveError`: there is no answer.
+    """
+    status, text = get(where, "/v1/models")
+    if not status:
+        raise LiveError(f"{where.url} can't be reached: {text}.")
     try:
-        return [str(item["id"]) for item in parse_json(get(where, "/v1/models")[1])["data"]]
+        return [str(item["id"]) for item in parse_json(text)["data"]]
     except (ValueError, KeyError, TypeError):
         return []
 

@@ -33,6 +33,7 @@ class Page:
     adapters: frozenset[str] | None = None
     max_loras: int | None = None
     kv_cache_tokens: int | None = None
+    block_size: int | None = None
 
     @property
     def in_flight(self) -> frozenset[str] | None:
@@ -73,6 +74,7 @@ def page_of(text: str, time_s: float = 0.0) -> Page:
         frozenset(adapters) if latest else None,
         _whole(lists.get("max_lora")),
         blocks * size if blocks is not None and size is not None else None,
+        size,
     )
 
 
@@ -118,6 +120,7 @@ class MetricsSummary:
     samples: int
     restarts: int = 0
     prefix_hit_rate: float | None = None
+    block_size: int | None = None
 
 
 def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
@@ -134,8 +137,9 @@ def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
 
     counts = [page.figures["preemptions"] for page in seen if "preemptions" in page.figures]
     queries, hits = growth("prefix_queries"), growth("prefix_hits")
-    tokens = next((page.kv_cache_tokens for page in seen if page.kv_cache_tokens is not None), None)
+    sized = next((page for page in seen if page.kv_cache_tokens is not None), Page(0.0, {}))
+    tokens, size = sized.kv_cache_tokens, sized.block_size
     hit_rate = hits / queries if hits is not None and queries else None
     restarts, grew = sum(b < a for a, b in pairwise(counts)), growth("preemptions")
     running, waiting, usage = mean("running"), mean("waiting"), mean("kv_usage")
-    return MetricsSummary(running, waiting, usage, grew, tokens, len(seen), restarts, hit_rate)
+    return MetricsSummary(running, waiting, usage, grew, tokens, len(seen), restarts, hit_rate, size)

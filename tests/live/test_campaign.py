@@ -208,16 +208,19 @@ def test_a_running_server_is_calibrated_from_outside(
     slots = ServerOptions(tuple((f"a{i}", "x") for i in range(4)), Settings(4, 8))
     with LiveServer(launch, slots, tmp_path / "server") as server:
         assert server.start() is None
-        fitted, outcomes, late = calibrate_url(server.url, profile, tmp_path / "run", settings=Settings(4, 8))
+        known = replace(profile, engine=replace(profile.engine, block_size=16))
+        fitted, outcomes, late = calibrate_url(server.url, known, tmp_path / "run", settings=Settings(4, 8))
     assert not late
     assert all(o.complete for o in outcomes)
-    assert fitted.memory.measured == ((4, 8, 128 * 32),)
+    assert fitted.memory.measured == ((4, 8, 128 * 32),)  # by the page's block size: the profile's is another
     assert fitted.calibrated
     assert fitted.latency.coefficients["base_ms"] > 1.0
 
 
-def test_a_calibration_without_a_server_says_why(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
-    """No profile comes from nothing; the message has the server's reason."""
+def test_a_calibration_without_a_server_says_why(
+    with_fault: Callable[..., Launch], profile: Profile, tmp_path: Path
+) -> None:
+    """No profile comes from nothing; the message has the server's reason, or says that the budget ended."""
     with pytest.raises(LiveError, match="No available memory"):
         calibrate(with_fault("memory"), tmp_path, servers=(Settings(8, 16),))
 
@@ -259,3 +262,9 @@ def test_a_server_that_fails_every_request_gives_no_profile(
         assert server.start() is None
         with pytest.raises(LiveError, match=r"No server could be measured: .* failed.*HTTP 500"):
             calibrate_url(server.url, profile, tmp_path / "run", settings=Settings(4, 8), budget_s=5.0)
+    with pytest.raises(
+        LiveError, match=r"too short\. The budget ended .* the same command goes on from here\."
+    ):
+        calibrate(with_fault(""), tmp_path / "late", servers=(Settings(8, 16),), budget_s=0.0)
+    with pytest.raises(LiveError, match=r"http://127\.0\.0\.1:9 can't be reached: .*refused"):
+        calibrate_url("http://127.0.0.1:9", profile, tmp_path / "off", settings=Settings(8, 16))
