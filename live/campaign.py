@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +24,30 @@ from packer.live.server import Failure, LiveServer, ServerOptions
 from packer.live.step_log import read_steps
 from packer.live.task import BASE, Endpoint, Outcome, Session, Task
 from packer.progress import Progress, silent
+from packer.words import listed
 
 STEP_LOG_FLUSH_S = 0.7
+MEASURED_WITH = (
+    "model", "adapter_path", "engine", "python", "command", "arguments", "environment", "emulation", "step_log",
+    "server_cores", "api_cores", "token_ids",
+)  # fmt: skip
+"""Keys of a launch file on which results depend."""
 METRICS_SAMPLES = 60
 """Scrapes of /metrics in a run of a minute or more: each stops the server's output while the page is rendered."""
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Of which server a session's results are, and a digest of its settings and adapters."""
+
+    server: Mapping[str, str]
+    loaded: str
 
 
 class Campaign:
     """Runs sessions one after another and keeps every result on disk.
 
-    `folder`: of the results; a campaign with the same folder continues where the last one stopped.
+    `folder`: of the results; a campaign with the same folder and servers continues where the last one stopped.
     `budget_s`: no new task begins after this many seconds; None means no limit.
     `cores`: CPU cores of the servers, instead of the launch file's.
     `progress`: called with (what, tasks done, total tasks).
@@ -58,7 +73,12 @@ class Campaign:
         self.out_of_time = False
 
     def run(self, sessions: Sequence[Session]) -> list[Outcome]:
-        """Return outcomes in order; if the budget ends, the rest is absent and `out_of_time` is True."""
+        """Return outcomes in order; if the budget ends, the rest is absent and `out_of_time` is True.
+
+        Raises `ValidationError`: a session's folder has results of another server.
+        """
+        for session in sessions:
+            self._check_server(session)
         outcomes: list[Outcome] = []
         total = sum(len(session.tasks) for session in sessions)
         for session in sessions:
@@ -72,7 +92,7 @@ class Campaign:
         missing: list[Task] = []
         for task in session.tasks:
             if (known := self.load(session, task)) is not None:
-                yield known
+                yield replace(known, reused=True)
             else:
                 missing.append(task)
         while missing and not self._late():
@@ -83,6 +103,36 @@ class Campaign:
             if not done:
                 return
             missing = missing[done:]
+
+    def _check_server(self, session: Session) -> None:
+        """Note of which server the session's results are; those for other settings or adapters are not used again."""
+        place, server = self.folder / session.key, self._server()
+        names = dict.fromkeys(name for task in session.tasks for name in task.workload.names)
+        origin = _Origin(server, _digest([asdict(session.options), list(names)]))
+        path = place / "server.json"
+        with reading(path):
+            was = parse(_Origin, parse_json(read_text(path))) if path.exists() else None
+        if was is not None and was.server != server:
+            changed = [key for key in {**was.server, **server} if was.server.get(key) != server.get(key)]
+            raise ValidationError(
+                f"{place}: Expected the server that these results are of, got one with other values of "
+                f"{listed(changed)}; give another folder, or delete this one."
+            )
+        if was != origin:
+            for name in ("done.json", "failure.json"):
+                for result in place.glob(f"*/{name}"):
+                    result.unlink()
+            place.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(asdict(origin), indent=2))
+
+    def _server(self) -> dict[str, str]:
+        """What tells a server from others; the launch file's values as digests, since some are secret."""
+        if self.endpoint is not None:
+            return {"url": self.endpoint.url}
+        given = asdict(self.launch)
+        # which of several equal GPUs runs a server does not matter
+        given["environment"] = {k: v for k, v in given["environment"].items() if k != "CUDA_VISIBLE_DEVICES"}
+        return {key: _digest(given[key]) for key in MEASURED_WITH}
 
     def _late(self) -> bool:
         self.out_of_time = self.out_of_time or time.monotonic() > self.deadline
@@ -179,8 +229,13 @@ class Campaign:
             return None
         outcome = self._read(session, task)
         wanted = task.requests(self.launch.engine.max_model_len)
-        same = outcome.load is not None and np.array_equal(outcome.load.scheduled_s, wanted.time_s)
-        return outcome if same else None
+        if (sent := outcome.load) is None:
+            return None
+        pairs = (
+            (sent.scheduled_s, wanted.time_s), (sent.adapter, wanted.adapter),
+            (sent.input_tokens, wanted.input_tokens), (sent.output_tokens, wanted.output_tokens),
+        )  # fmt: skip
+        return outcome if all(np.array_equal(*each) for each in pairs) else None
 
     def _read(self, session: Session, task: Task) -> Outcome:
         place = self._place(session, task)
@@ -194,6 +249,10 @@ class Campaign:
         if tokens is not None and metrics.block_size is not None:
             tokens -= metrics.block_size  # vLLM's null block (vllm/v1/core/block_pool.py)
         return Outcome(session, task, None, load, metrics, steps, tokens)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_adapters(options: ServerOptions) -> None:

@@ -56,7 +56,10 @@ class Session:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Outcome of a task: a failure to start, or a load (perhaps cut short), metrics and steps."""
+    """Outcome of a task: a failure to start, or a load (perhaps cut short), metrics and steps.
+
+    `reused`: measured by an earlier campaign in the same folder.
+    """
 
     session: Session
     task: Task
@@ -65,6 +68,7 @@ class Outcome:
     metrics: MetricsSummary | None = None
     steps: Steps | None = None
     kv_cache_tokens: int | None = None
+    reused: bool = False
 
     @property
     def memory_error(self) -> bool:

@@ -111,14 +111,16 @@ def calibrate(given: CalibrationInput, out: Writing) -> None:
     failures = {o.session.key: o.failure.message for o in outcomes if o.failure is not None}
     data = {"profile": profile_to_dict(profile), "output": given.output, "budget_spent": late}
     data |= {"measurements": len(outcomes), "failures": failures}
+    data["reused"] = sum(each.reused for each in outcomes)
     out.result(data, lambda: _tables(profile))
     if out.as_json:
         return
     for key, message in failures.items():
         out.note(f"{key}: {message}")
     if late:
-        out.note("the budget ended before the measurements did; the same command goes on from here")
-    out.note(f"wrote {given.output}: {profile.name}, {len(outcomes)} measurements")
+        out.note(calibration.BUDGET_ENDED)
+    earlier = f", {reused} of them from {given.folder}" if (reused := data["reused"]) else ""
+    out.note(f"wrote {given.output}: {profile.name}, {len(outcomes)} measurements{earlier}")
 
 
 def _tables(profile: Profile) -> list[Table]:

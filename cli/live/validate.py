@@ -195,6 +195,8 @@ def _write(job: Validation, plan: Plan, runs: Runs, out: Writing) -> None:
 def _lines(job: Validation) -> list[Table | str]:
     lines: list[Table | str] = [_table(report) for report in job.reports]
     lines.append(f"Predicted for {servers(job.bins)}")
+    if reused := sum(run.outcome.reused for report in job.reports for run in report.runs):
+        lines.append(f"{counted(reused, 'run')} measured before, from {job.folder}")
     for report in job.reports:
         for message, count in report.failed_requests.items():
             lines.append(f"server {report.index}: {count} requests failed: {message}")

@@ -48,6 +48,45 @@ def test_a_campaign_measures_and_resumes(launch: Launch, session: Session, tmp_p
     again = run(launch, session, tmp_path)
     assert (tmp_path / "s" / "server.log").stat().st_mtime_ns == log
     assert [o.load.summary() for o in again if o.load] == [o.load.summary() for o in first if o.load]
+    assert [o.reused for o in (*first, *again)] == [False, False, True, True]
+
+
+def test_results_of_another_server_are_refused(launch: Launch, session: Session, tmp_path: Path) -> None:
+    """Another launch file or URL needs another folder; what changes no measurement does not. No variable is written."""
+
+    def begin(changed: Launch, url: str | None = None) -> None:
+        endpoint = None if url is None else Endpoint(url)
+        key = "launched" if url is None else "url"
+        Campaign(changed, tmp_path, endpoint=endpoint).run([replace(session, key=key, tasks=())])
+
+    begin(replace(launch, environment={"TOKEN": "hidden"}))
+    begin(replace(launch, name="other", startup_timeout_s=1.0, environment={"TOKEN": "hidden"}))
+    visible = {"TOKEN": "hidden", "CUDA_VISIBLE_DEVICES": "3"}
+    begin(replace(launch, environment=visible))
+    with pytest.raises(
+        ValidationError, match=r"launched: .*other values of model, environment; give another"
+    ):
+        begin(replace(launch, model="other"))
+    begin(launch, "http://127.0.0.1:1")
+    with pytest.raises(ValidationError, match="other values of url"):
+        begin(launch, "http://127.0.0.1:2")
+    assert all("hidden" not in path.read_text() for path in tmp_path.rglob("server.json"))
+
+
+def test_other_settings_or_adapters_are_measured_anew(
+    launch: Launch, session: Session, fleet: Workload, tmp_path: Path
+) -> None:
+    """A memory error of other slots is no result for these, nor are requests to other adapters."""
+    full = replace(session, options=replace(session.options, kv_cache_bytes=0))
+    run(launch, full, tmp_path)
+    campaign = Campaign(launch, tmp_path)
+    assert [o.reused for o in campaign.run([full])] == [True, True]
+    renamed = replace(fleet, adapters=tuple(replace(a, name=f"b{a.name}") for a in fleet.adapters))
+    for other in (
+        replace(full, options=replace(full.options, settings=Settings(5, 8))),
+        replace(full, tasks=tuple(replace(task, workload=renamed) for task in full.tasks)),
+    ):
+        assert [o.reused for o in campaign.run([other])] == [False, False]
 
 
 def test_other_requests_are_measured_anew(launch: Launch, session: Session, tmp_path: Path) -> None:
@@ -223,6 +262,12 @@ def test_a_calibration_without_a_server_says_why(
     """No profile comes from nothing; the message has the server's reason, or says that the budget ended."""
     with pytest.raises(LiveError, match="No available memory"):
         calibrate(with_fault("memory"), tmp_path, servers=(Settings(8, 16),))
+    with pytest.raises(
+        LiveError, match=r"too short\. The budget ended .* the same command goes on from here\."
+    ):
+        calibrate(with_fault(""), tmp_path / "late", servers=(Settings(8, 16),), budget_s=0.0)
+    with pytest.raises(LiveError, match=r"http://127\.0\.0\.1:9 can't be reached: .*refused"):
+        calibrate_url("http://127.0.0.1:9", profile, tmp_path / "off", settings=Settings(8, 16))
 
 
 def test_the_doctor_looks_at_a_running_server(launch: Launch, tmp_path: Path) -> None:
@@ -262,9 +307,3 @@ def test_a_server_that_fails_every_request_gives_no_profile(
         assert server.start() is None
         with pytest.raises(LiveError, match=r"No server could be measured: .* failed.*HTTP 500"):
             calibrate_url(server.url, profile, tmp_path / "run", settings=Settings(4, 8), budget_s=5.0)
-    with pytest.raises(
-        LiveError, match=r"too short\. The budget ended .* the same command goes on from here\."
-    ):
-        calibrate(with_fault(""), tmp_path / "late", servers=(Settings(8, 16),), budget_s=0.0)
-    with pytest.raises(LiveError, match=r"http://127\.0\.0\.1:9 can't be reached: .*refused"):
-        calibrate_url("http://127.0.0.1:9", profile, tmp_path / "off", settings=Settings(8, 16))
