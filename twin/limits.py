@@ -132,13 +132,7 @@ def _limits(sim: Run) -> list[Limit]:
     tokens = float(raw.timeline["prefill"].sum() + raw.timeline["decode"].sum()) / max(sim.engine_steps, 1)
     _, itl_limits_ms = sim.workload.slo.columns(sim.workload)
     itl = sim.mean_itl_ms if math.isfinite(sim.mean_itl_ms) else 0.0
-    outside_ms = sim.mean_ttft_ms - sim.engine_mean_ttft_ms if sim.completed else 0.0
     found = [
-        Limit(
-            "front end", outside_ms / max(sim.mean_ttft_ms, 1e-9),
-            f"{outside_ms:.0f} of {sim.mean_ttft_ms:.0f} ms of the TTFT pass in the API server",
-            "fewer adapters per GPU",
-        ),
         Limit("KV cache", kv, f"{kv:.0%} of {sim.kv_cache_tokens:,} tokens", _more_cache(sim)),
         Limit(
             "batch", running / engine.server_seqs, f"{running:.0f} of {engine.server_seqs} requests run",
@@ -155,6 +149,12 @@ def _limits(sim: Run) -> list[Limit]:
             f"ITL {itl:.0f} ms with {counted(round(running), 'request')} running", "fewer requests per GPU",
         ),
     ]  # fmt: skip
+    if sim.completed:
+        outside_ms = sim.mean_ttft_ms - sim.engine_mean_ttft_ms
+        usage = f"{outside_ms:.0f} of {sim.mean_ttft_ms:.0f} ms of the TTFT pass in the API server"
+        found.insert(
+            0, Limit("front end", outside_ms / max(sim.mean_ttft_ms, 1e-9), usage, "fewer adapters per GPU")
+        )
     if sim.max_loras < sim.workload.n_loras:
         slots = active / sim.max_loras
         used = f"{active:.0f} of {sim.max_loras} in use"
@@ -203,8 +203,9 @@ def _smaller_slots(sim: Run) -> str:
 
 
 def thrashes(sim: Run) -> bool:
-    """Whether an average request makes the server load more than one adapter."""
-    return sim.status == "ok" and sim.loads_per_request > MOST_LOADS
+    """Whether an average request makes the server load more than one adapter, and not only as adapters come first."""
+    again = sim.adapter_loads > sim.workload.n_loras
+    return sim.status == "ok" and again and sim.loads_per_request > MOST_LOADS
 
 
 def relief(sim: Run) -> Run | None:

@@ -123,6 +123,9 @@ def _cause(sim: Run) -> tuple[Limit, str]:
     if (client := client_limit(sim)) is not None:
         return client, f": {client.name}, {client.usage}"
     servers = sim.servers
+    if sim.sent and not any(server.sent for server in servers):
+        found = Limit("router", 1.0, "it gives no request to a server", "another router")
+        return found, f": {found.name}, {found.usage}"
     worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
     found = limit_of(servers[worst])
     where = f"server {worst}, " if len(servers) > 1 else ""

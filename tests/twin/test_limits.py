@@ -7,7 +7,7 @@ from dataclasses import replace
 import packer
 from packer import Adapter, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
-from packer.twin.limits import BEFORE_TRAFFIC, Limit, limit_of
+from packer.twin.limits import BEFORE_TRAFFIC, Limit, limit_of, thrashes
 from packer.twin.run import Run
 
 
@@ -113,3 +113,12 @@ def test_a_queue_limit_that_refuses_requests_is_named() -> None:
     wide, other = found(2000, 40, 0.1)
     assert wide.refused == 0
     assert other.name != "queue limit"
+
+
+def test_first_loads_are_no_thrashing() -> None:
+    """With a slot for each adapter, a run that ends before most requests has loads, but no slot is used again."""
+    fleet = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(24)])
+    server = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+    short = packer.simulate(fleet, server, max_loras=24, duration_s=2.0)
+    assert short.loads_per_request > 1.0
+    assert not thrashes(short)

@@ -12,6 +12,7 @@ from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.goal import Goal
 from packer.profile import Profile
+from packer.twin.cluster.routers.base import HOLD, AnyCluster
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.simulate import simulate
 from packer.twin.verdict import verdict_of, verdict_of_all
@@ -160,3 +161,23 @@ def test_a_cluster_names_the_server(toy_profile: Profile) -> None:
     found = verdict_of(simulate_cluster(fleet(12, 0.4), cluster, router="round-robin", duration_s=600))
     assert not found.holds
     assert ": server " in found.text
+
+
+class Holding(AnyCluster):
+    """A router that gives no server a request."""
+
+    name = "holding"
+
+    def start(self, *_given: object) -> None:
+        """Nothing to prepare."""
+
+    def route(self, *_given: object) -> int:
+        """Hold it."""
+        return HOLD
+
+
+def test_a_router_that_holds_everything_is_named(toy_profile: Profile) -> None:
+    """Servers that get no request limit nothing."""
+    cluster = Cluster.of(toy_profile, 2, max_loras=1, max_lora_rank=8)
+    found = verdict_of(simulate_cluster(fleet(12, 0.4), cluster, router=Holding(), duration_s=60))
+    assert found.text.endswith(": router, it gives no request to a server.")
