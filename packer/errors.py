@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from numbers import Number
 from typing import Concatenate, ParamSpec, TypeVar
 
 from packer.words import listed
@@ -133,8 +134,8 @@ class KernelsNotKeptWarning(RuntimeWarning):
 
 
 def shown(value: object) -> str:
-    """`repr` of a value for a message, cut to 80 characters."""
-    text = repr(value)
+    """`repr` of a value for a message, cut to 80 characters; of a number of NumPy without its type."""
+    text = repr(value.item() if isinstance(value, Number) and hasattr(value, "item") else value)
     return text if len(text) <= 80 else f"{text[:80]}… ({len(text)} characters)"
 
 

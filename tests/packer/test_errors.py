@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
 from packer import errors
@@ -44,6 +45,16 @@ def test_a_command_ends_with_the_exit_code_of_its_error(
 
     monkeypatch.setattr("packer.cli.cli.main", fails)
     assert run(["live"]) == code
+
+
+def test_numbers_of_numpy_are_shown_as_numbers() -> None:
+    """The type of a number says nothing to a user."""
+    assert [errors.shown(value) for value in (np.float64(1.5), np.int64(3), 2, "x")] == [
+        "1.5",
+        "3",
+        "2",
+        "'x'",
+    ]
 
 
 def test_a_file_error_says_where() -> None:
