@@ -58,6 +58,7 @@ def parse(kind: type[T], data: Any, key: str = "") -> T:
     if first["type"] == "value_error":  # raised by packer's constructors; the message has the value received
         raise FileFormatError(first["msg"].removeprefix("Value error, "), key=where)
     rule = first["msg"].replace("Input should be", "expected")
+    rule = re.sub(r"\w+ should have (at \w+ \d+) items? after validation.*", r"expected \1 in the list", rule)
     rule = re.sub(r"a valid dictionary( or (instance|object).*)?$|an object$", "a table", rule)
     raise FileFormatError(f"{rule}, got {shown(first['input'])}.", key=where)
 
