@@ -171,7 +171,7 @@ def _thrashing(sim: Run) -> list[str]:
 class Chosen:
     """The system to show."""
 
-    name: str | None = argument("NAME", required=False, default=None)
+    name: str | None = argument("[NAME]", required=False, default=None)
 
 
 @command

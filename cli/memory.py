@@ -28,7 +28,8 @@ class SlotArguments:
 
     max_loras: Slots: a number, a list with commas, or a range.
     max_lora_rank: Slot ranks: a number, a list with commas, or a range.
-    rank_needed: Largest rank of your adapters: shows what larger slots waste. [default: the smallest shown]
+    rank_needed: Largest rank of your adapters: shows which slots are too small, and what larger ones waste.
+        [default: the smallest shown]
     """
 
     max_loras: tuple[int, ...] = option(type=COUNTS, default="1..384", metavar="N..N")
@@ -82,6 +83,7 @@ def _costs(found: MemoryTable, slots: SlotArguments) -> Table:
         cost = slot_cost_tokens(found.profile, rank)
         extra = cost - slot_cost_tokens(found.profile, needed)
         limit = f"> {MAX_LORAS:,}" if found.largest[rank] >= MAX_LORAS else f"{found.largest[rank]:,}"
-        rows.append((rank, limit, number(cost, 0), f"+{extra:,.0f} each" if extra > 0 else "–"))
+        beyond = f"+{extra:,.0f} each" if extra > 0 else "–"
+        rows.append((rank, limit, number(cost, 0), "too small" if rank < needed else beyond))
     columns = ("slot rank", "most slots", "KV tokens a slot", f"beyond rank {needed}")
     return Table("Slots", columns, rows, left=())

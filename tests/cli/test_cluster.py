@@ -183,6 +183,8 @@ def test_systems_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     found = _json(["systems"], capsys)
     assert {"vllm", "packer"} <= {each["name"] for each in found}  # type: ignore[index, misc]
     assert run(["systems", "nothing"]) == 2
+    assert run(["systems", "--help"]) == 0
+    assert "[NAME]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,12 @@ def test_memory_table_and_plot(tmp_path: Path, capsys: Capture) -> None:
     assert "slot rank 128" in plot.read_text("utf-8")
 
 
+def test_slots_below_the_needed_rank_are_too_small(capsys: Capture) -> None:
+    """Slots of a smaller rank than the adapters' cannot hold them, and the table says so."""
+    assert run(["memory", "--max-loras", "8", "--max-lora-rank", "64,128", "--rank-needed", "128"]) == 0
+    assert capsys.readouterr().out.count("too small") == 1
+
+
 def test_memory_agrees_with_the_twin(capsys: Capture) -> None:
     """Every figure is the memory model's, and the largest number of slots is really the last that starts."""
     from packer.io.profiles import load_profile
