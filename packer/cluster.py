@@ -87,7 +87,7 @@ class Cluster:
     `nodes`: the machines, in the order of the servers; empty: each server has its own, whose host memory holds all
     adapters.
     `store`: the store of adapters that no host holds; required if some host memory is limited.
-    `network_ms`: network time from the router to a server, and from the server back.
+    `network_ms`: network time each way, from the router to a server and back: the TTFT is longer by twice as much.
     `fine_tuning`: fine-tuning job of each server, if the workload has none.
     """
 
