@@ -43,7 +43,7 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
 
     `started`: `time.monotonic()` when the user started the command. None means now.
     """
-    as_json = "--json" in arguments
+    as_json, out = "--json" in arguments, sys.stdout
 
     def failed(error: BaseException, code: int, message: str = "") -> int:
         return fail(error, code, message=message, as_json=as_json)
@@ -70,9 +70,11 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
     except MemoryError as error:
         return failed(error, 2, message="not enough memory")
     except BaseException as error:  # a plug-in may raise anything
-        if isinstance(error, SystemExit) and COMPLETION in os.environ:
-            raise  # click ends the process after it printed completions
-        if os.environ.get("PACKER_DEBUG"):
+        # click exits after it printed completions, and, with wrapped streams, if the reader of a pipe is gone.
+        ended = isinstance(error, SystemExit)
+        if ended and sys.stdout is not out:
+            return 0
+        if (ended and COMPLETION in os.environ) or os.environ.get("PACKER_DEBUG"):
             raise
         return failed(error, *_blamed(error))
     return result if isinstance(result, int) else 0

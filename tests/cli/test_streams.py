@@ -40,7 +40,8 @@ def shell(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
         ("packer --version >/dev/full", 2, b"No space left"),
         ("packer profiles show none 2>/dev/full", 2, b""),
         ("packer profiles show none 2>&-", 2, b""),
-        ("packer profiles list | true", 0, b""),
+        ("{ packer profiles list; echo exit $? >&2; } | true", 0, b"exit 0"),
+        ("{ packer profiles list --json; echo exit $? >&2; } | true", 0, b"exit 0"),
         ("packer solve \"$(printf 'f\\377.csv')\"", 2, b"f\\udcff.csv: there is no such file"),
     ],
 )
