@@ -5,8 +5,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 
+import numpy as np
+
 from packer.bin import Bin
-from packer.evaluation import Evaluations
+from packer.evaluation import STARVATION_THRESHOLD, Evaluation
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
 from packer.planning.prove import closed, rounded
@@ -62,7 +64,10 @@ def assemble(
             reasons=(
                 *solution.reasons,
                 *beyond_measured(problem.workload, solution.bins)[:8],
-                *_broken_bins(problem, solution.bins, evaluations, holds.tolist()),
+                *(
+                    f"server {k} {_broken(problem, solution.bins[k], evaluations[k])}"
+                    for k in np.flatnonzero(~holds).tolist()
+                ),
             ),
             unplaced=solution.unplaced,
             runtime_s=runtime_s,
@@ -83,37 +88,27 @@ def simulated_once(problem: Problem, bins: Sequence[Bin]) -> bool:
     return plain and problem.evaluator.confirms and len(bins) > MOST_GPUS
 
 
-def _broken_bins(
-    problem: Problem, bins: Sequence[Bin], evaluations: Evaluations, holds: Sequence[bool]
-) -> tuple[str, ...]:
-    reasons = []
-    for k, ok in enumerate(holds):
-        if ok:
-            continue
-        row, bin_ = evaluations[k], bins[k]
-        if row.memory_error:
-            why = memory_error(bin_.profile, bin_.settings) or "memory error"
-            ways = what_starts(bin_.profile, bin_.settings)
-            reasons.append(f"server {k} does not start: {why}. What would start: {ways}")
-        elif row.starved:
-            reasons.append(
-                f"server {k} starves: the load of {counted(len(bin_.adapters), 'adapter')} is "
-                f"{row.offered_tok_s:,.0f} tok/s, {row.total_token_throughput:,.0f} are served. "
-                "What would help: more GPUs"
-            )
-        else:
-            limits = problem.objective.limits.items()
-            broken = [
-                f"{key} {value:,.{0 if top >= 10.0 else 2}f} > {top:g}"
-                for key, top in limits
-                if (value := getattr(row, key)) > top
-            ]
-            broken = [text for text in broken if not text.startswith("slo_used")] or broken
-            name = problem.objective.name
-            reasons.append(
-                f"server {k} breaks a limit of the objective {name!r}{': ' * bool(broken)}{', '.join(broken)}"
-            )
-    return tuple(reasons)
+def _broken(problem: Problem, item: Bin, row: Evaluation) -> str:
+    """Why a server may not be part of a plan, and what would help, as words that follow its number."""
+    name = problem.objective.name
+    if row.memory_error:
+        why, ways = memory_error(item.profile, item.settings), what_starts(item.profile, item.settings)
+        return f"does not start: {why or 'memory error'}. What would start: {ways}"
+    if row.starved:
+        several = len(problem.evaluator.scenarios(problem.workload)) > 1
+        beyond = f"at a load of the objective {name!r}" if several else "with rates raised by the margin"
+        where, given = (f" {beyond}", " as given") if row.served_share >= STARVATION_THRESHOLD else ("", "")
+        return (
+            f"starves{where}: the load of {counted(len(item.adapters), 'adapter')} is {row.offered_tok_s:,.0f} tok/s"
+            f"{given}, {row.total_token_throughput:,.0f} are served. What would help: more GPUs"
+        )
+    broken = [
+        f"{key} {value:,.{0 if top >= 10.0 else 2}f} > {top:g}"
+        for key, top in problem.objective.limits.items()
+        if (value := getattr(row, key)) > top
+    ]
+    broken = [text for text in broken if not text.startswith("slo_used")] or broken
+    return f"breaks a limit of the objective {name!r}{': ' * bool(broken)}{', '.join(broken)}"
 
 
 def versions(profiles: Sequence[Profile]) -> dict[str, str]:

@@ -127,7 +127,24 @@ def test_bins_that_starve_make_a_plan_infeasible() -> None:
     plan = plan_of(random_fleet(40, seed=4, rates=(2.0,)), solver="spread", max_gpus=2)
     assert plan.status is Status.INFEASIBLE
     assert plan.evaluations.starved.all()
-    assert "server 0 starves" in plan.reasons[0]
+    assert "server 0 starves: the load of" in plan.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"objective": "headroom:factor=3.0"}, "starves at a load of the objective 'headroom': the load of"),
+        ({"margin": 2.0}, "starves with rates raised by the margin: the load of"),
+    ],
+)
+def test_a_server_that_only_starves_beyond_the_rates_as_given_says_so(
+    changes: dict[str, Any], says: str
+) -> None:
+    """Figures are those at the rates as given, at which such a server serves its load."""
+    plan = plan_of(random_fleet(12, seed=4, rates=(0.4,)), solver="spread", max_gpus=1, **changes)
+    assert plan.status is Status.INFEASIBLE
+    assert f"server 0 {says}" in plan.reasons[0]
+    assert "tok/s as given" in plan.reasons[0]
 
 
 @pytest.mark.parametrize(
