@@ -152,13 +152,17 @@ class Output:
         note(message, quiet=self.quiet)
 
     def note_profiles(self, *profiles: Profile) -> None:
-        """Note which profiles may have large errors, and at which settings a server with fewer GPUs would start."""
+        """Note which profiles may have large errors or drafters without a time, and at which settings a server with
+        fewer GPUs would start."""
         for profile in dict.fromkeys(profiles):
             if profile.doubts:
                 from packer.fit.bands import bands_in_words
 
                 said = bands_in_words(profile) or "expect large errors"
                 self.note(f"the profile {profile.label}: {said}.")
+            drafts = profile.engine.speculation
+            if drafts is not None and not drafts.draft_pass_ms + drafts.draft_token_ms:
+                self.note("the drafter's passes take no time here; draft_pass_ms of speculation gives it.")
             if "fewer GPUs" in profile.provenance:
                 gpus = counted(profile.engine.gpus, "GPU")
                 self.note(

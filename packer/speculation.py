@@ -20,7 +20,7 @@ class SpeculationSpec:
     adapters without their own value (`Adapter.acceptance`). The drafter runs without adapters. Each step runs
     `num_speculative_tokens` passes of the drafter, which take `draft_pass_ms` each plus `draft_token_ms` per token.
     `draft_bytes`, `draft_kv_bytes_per_token`: memory of the drafter's weights and of its KV cache. `model`: the
-    drafter's path or repository.
+    drafter's path or repository, without which vLLM starts mtp only.
     """
 
     method: str
@@ -77,6 +77,9 @@ class SpeculationSpec:
 
     @property
     def config(self) -> dict[str, object]:
-        """vLLM's `--speculative-config`."""
+        """vLLM's `--speculative-config`. Raises `ValidationError`: vLLM would not start, since `model` is not given."""
+        if self.model is None and self.method != "mtp":
+            rule = "Expected a setting model (path or repository of the drafter) of speculation"
+            raise ValidationError(f"{rule}: vLLM does not start {self.method} without it; got {str(self)!r}.")
         names = ("method", "model", "num_speculative_tokens")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -154,3 +154,23 @@ def test_refused_settings_say_what_is_allowed(fleet: str, capsys: Capture, setti
     """A value that vLLM does not take, or that breaks a rule, is refused with the rule."""
     assert run(["simulate", fleet, "--max-loras", "2", "--set", setting]) == 2
     assert re.search(said, " ".join(capsys.readouterr().err.split()))
+
+
+@pytest.mark.parametrize(("given", "said"), [("", True), (",draft_pass_ms=0.8", False)])
+def test_drafters_without_a_time_are_noted(fleet: str, capsys: Capture, given: str, said: bool) -> None:
+    """Speculative decoding looks better than it is if its passes take no time."""
+    drafts = f"speculation=mtp:num_speculative_tokens=1,acceptance=0.6{given}"
+    words = [
+        "simulate",
+        fleet,
+        "--max-loras",
+        "2",
+        "--vllm-version",
+        "0.32.0",
+        "--duration",
+        "5",
+        "--set",
+        drafts,
+    ]
+    assert run(words) == 0
+    assert ("draft_pass_ms of speculation gives it" in capsys.readouterr().err) == said

@@ -33,12 +33,23 @@ def _with(**changes: object) -> Profile:
 
 def test_a_text_gives_the_same_settings_back() -> None:
     """What `str` writes, `parse` reads; vLLM's flag holds what vLLM knows of them."""
-    spec = SpeculationSpec.parse(TEXT)
-    assert spec == SpeculationSpec("eagle3", 3, 0.6, draft_pass_ms=0.8)
+    spec = SpeculationSpec.parse(f"{TEXT},model=acme/toy-eagle")
+    assert spec == SpeculationSpec("eagle3", 3, 0.6, draft_pass_ms=0.8, model="acme/toy-eagle")
     assert SpeculationSpec.parse(str(spec)) == spec
-    flag = _with().engine.arguments["speculative-config"]
+    flag = replace(_with().engine, speculation=spec).arguments["speculative-config"]
     assert isinstance(flag, str)
-    assert json.loads(flag) == {"method": "eagle3", "num_speculative_tokens": 3}
+    assert json.loads(flag) == {"method": "eagle3", "model": "acme/toy-eagle", "num_speculative_tokens": 3}
+
+
+def test_vllm_is_not_started_without_a_drafter() -> None:
+    """vLLM ends with "num_speculative_tokens was provided but without speculative model", but for mtp."""
+    assert SpeculationSpec("mtp", 1, 0.6).config == {"method": "mtp", "num_speculative_tokens": 1}
+    for method in ("draft_model", "eagle", "eagle3"):
+        spec = SpeculationSpec(method, 1, 0.6)
+        with pytest.raises(
+            ValidationError, match=rf"a setting model .* does not start {method} .* got '{method}:num"
+        ):
+            _ = spec.config
 
 
 @pytest.mark.parametrize(
