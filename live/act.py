@@ -21,7 +21,7 @@ from packer.live.fleet_file import LiveFleet, LiveState
 from packer.live.host import Models, RunningServer, ShellCommand, each_of
 from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
-from packer.moves import Placement, ordered
+from packer.moves import Placement, by_adapter, ordered
 from packer.plan import Plan
 from packer.words import counted, listed
 
@@ -177,15 +177,24 @@ class Acting:
         rooms, names = [each.host.room for each in self.servers], list(self.numbers)
         return ordered(now, goal, rooms, prune=prune, roomless=self.base, names=names)
 
+    def unwritten(self) -> bool:
+        """Whether `adopt` has to write the routes: the router's file lacks them, or packer was ended in a step."""
+        if self.fleet.router is None:
+            return False
+        placed = enumerate(self.placement(self.look()))
+        routes = by_adapter((s, {name: share for name, share in own.items() if share}) for s, own in placed)
+        return bool(routes) and (self.state.doing != "" or self.router.differs(routes))
+
     # ---- act
-    def adopt(self, placed: Placement, what: str) -> None:
+    def adopt(self, placed: Placement, plan: str) -> None:
         """Set the state to `placed`; write the routes once more, because packer may have been killed before."""
-        self.state.plan = what
+        self.state.plan = plan
         names = (server.name for server in self.servers)
         self.state.servers = {name: dict(held) for name, held in zip(names, placed, strict=True)}
         self.state.doing = ""
         if routes := self.state.routes(self.numbers):
-            self._step("route as the state says", lambda: self.router.write(routes, again=self._fresh))
+            what = "route as the state says"
+            self._step(what, lambda: self._tried(lambda: self.router.write(routes, again=self._fresh)))
         self._fresh = False
 
     def carry_out(self, change: Change) -> list[str]:

@@ -84,6 +84,11 @@ class RouterWriter:
             raise OutputError(f"`file` of [router] can't be read: {error}.") from None
         return dict(zip(paths, (text.encode() for text in texts.values()), strict=True)), old
 
+    def differs(self, routes: Routes) -> bool:
+        """Whether the files are not those of these routes. Raises `OutputError`: the files can't be read."""
+        files, old = self._files(routes)
+        return files != old
+
     def write(self, routes: Routes, *, again: bool = False) -> None:
         """Write the files and make the router reload them; if that fails, restore the old files and remove new ones.
 

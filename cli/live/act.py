@@ -70,7 +70,8 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
     names = [each.name for each in fleet.servers]
     with nullcontext() if given.dry_run else acting.held():
         changes = acting.changes(prune=given.prune)
-        steps = [step for change in changes for step in words(change, names)]
+        steps = ["write the routes for the router"] if acting.unwritten() else []
+        steps += [step for change in changes for step in words(change, names)]
         listing = [*(f"{k}. {step}" for k, step in enumerate(steps, 1)), counted(len(steps), "step")]
         if given.dry_run or not steps:
             out.result({"steps": steps, "failed": []}, lambda: listing)

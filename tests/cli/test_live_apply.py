@@ -13,6 +13,16 @@ from tests.live.stand_in import StandIn
 from tests.operate.test_follow import plan, servers  # noqa: F401 - fixtures
 
 
+def told(servers: list[StandIn], plan: Plan, folder: Path, more: str = "") -> list[str]:  # noqa: F811
+    """The command, with the plan and the servers in files."""
+    plan.save(folder / "plan.json")
+    text = "".join(f'[[servers]]\nurl = "{each.url}"\n' for each in servers)
+    (folder / "servers.toml").write_text(f"schema = 1\n{text}[limits]\nsettle_s = 0.0\n{more}")
+    for each in servers:
+        each.longest = plan.bins[0].profile.engine.max_model_len
+    return ["live", "apply", str(folder / "plan.json"), "--servers", str(folder / "servers.toml")]
+
+
 def test_the_commands_apply_and_refuse(
     servers: list[StandIn],  # noqa: F811
     plan: Plan,  # noqa: F811
@@ -20,13 +30,8 @@ def test_the_commands_apply_and_refuse(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The command prints the steps of a dry run, carries them out with --yes, and needs servers or a trace."""
-    plan.save(tmp_path / "plan.json")
-    text = "".join(f'[[servers]]\nurl = "{each.url}"\n' for each in servers)
-    (tmp_path / "servers.toml").write_text(f"schema = 1\n{text}[limits]\nsettle_s = 0.0\n")
     servers[0].adapters.pop("a1")
-    for each in servers:
-        each.longest = plan.bins[0].profile.engine.max_model_len
-    words = ["live", "apply", str(tmp_path / "plan.json"), "--servers", str(tmp_path / "servers.toml")]
+    words = told(servers, plan, tmp_path)
     assert run([*words, "--dry-run"]) == 0
     assert "load 'a1' on gpu-0" in capsys.readouterr().out
     assert "a1" not in servers[0].adapters
@@ -35,3 +40,30 @@ def test_the_commands_apply_and_refuse(
     assert json.loads(capsys.readouterr().out)["failed"] == []
     assert "a1" in servers[0].adapters
     assert run(["live", "follow", str(tmp_path / "plan.json")]) == 2
+
+
+def test_the_router_is_told_of_adapters_that_need_not_move(
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Servers that hold what the plan says are routed to; the step is listed, and done again where the file is lost."""
+    router = f'[router]\nformat = "nginx"\nfile = "packer.conf"\nreload = "echo . >> {tmp_path}/reloads"\n'
+    words, file = told(servers, plan, tmp_path, router), tmp_path / "packer.conf"
+    steps = []
+    for given in (["--dry-run"], ["--yes"], ["--yes"]):
+        assert run([*words, *given, "--json"]) == 0
+        steps.append(json.loads(capsys.readouterr().out)["steps"])
+        assert file.exists() == (given == ["--yes"])
+    assert steps == [["write the routes for the router"], ["write the routes for the router"], []]
+    file.unlink()
+    assert run([*words, "--yes"]) == 0
+    assert "a3" in file.read_text()
+    state = json.loads((tmp_path / "servers.state.json").read_text())
+    assert state["servers"]["gpu-0"] == {"a0": 1.0, "a1": 1.0}
+    (tmp_path / "servers.state.json").write_text(json.dumps(state | {"doing": "route as the state says"}))
+    assert run([*words, "--yes"]) == 0
+    assert (tmp_path / "reloads").read_text().count(".") == 3, (
+        "packer was ended before the router had read the file"
+    )
