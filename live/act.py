@@ -317,8 +317,11 @@ class Acting:
             if busy is not None and name not in busy:
                 break
             if time.monotonic() > end:
-                limit = f"{self.fleet.limits.drain_s:g} s"
-                raise _BusyError(f"Requests of {shown(name)} did not end within {limit}; it stays loaded.")
+                within = f"within {self.fleet.limits.drain_s:g} s"
+                why = f"Requests of {shown(name)} did not end {within}"
+                if busy is None:
+                    why = f"/metrics did not say {within} that no request of {shown(name)} is in flight"
+                raise _BusyError(f"{why}; it stays loaded.")
             time.sleep(POLL_S)
         server.unload(name)
         self.state.servers.get(server.name, {}).pop(name, None)

@@ -25,7 +25,9 @@ MAX_FIGURE = 1e18
 class Page:
     """One scrape of /metrics; a figure that is not on the page is absent from `figures`, or None.
 
-    `figures`: by the keys of `NAMES`. `adapters`: adapters with requests in the engine when this list last changed.
+    `figures`: by the keys of `NAMES`. `adapters`: adapters with requests in the engine when this list last changed;
+    `all_named`: also those of requests without a first token. vLLM's two lists, of running and of waiting adapters,
+    are then not the same one (`series_of_lists` in `packer.twin.engine_rules`).
     """
 
     time_s: float
@@ -34,14 +36,17 @@ class Page:
     max_loras: int | None = None
     kv_cache_tokens: int | None = None
     block_size: int | None = None
+    all_named: bool = False
 
     @property
     def in_flight(self) -> frozenset[str] | None:
         """Adapters with requests in the engine now; None if the page does not determine them."""
         if "running" not in self.figures:
             return None
-        idle = not self.figures["running"] and not self.figures.get("waiting")
-        return frozenset() if idle else self.adapters
+        waiting = self.figures.get("waiting")
+        if not self.figures["running"] and not waiting:
+            return frozenset()
+        return None if waiting and not self.all_named else self.adapters
 
 
 def page_of(text: str, time_s: float = 0.0) -> Page:
@@ -66,8 +71,8 @@ def page_of(text: str, time_s: float = 0.0) -> Page:
     figures = {key: next((values[n] for n in names if n in values), None) for key, names in NAMES.items()}
     sizes, lists = dict(_LABEL.findall(cache)), dict(_LABEL.findall(loras))
     blocks, size = _whole(sizes.get("num_gpu_blocks")), _whole(sizes.get("block_size"))
-    listed = ",".join(lists.get(f"{state}_lora_adapters", "") for state in ("running", "waiting"))
-    adapters = {re.sub(r"\\(.)", r"\1", part).strip() for part in listed.split(",")} - {""}
+    listed = [lists.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")]
+    adapters = {re.sub(r"\\(.)", r"\1", part).strip() for part in ",".join(listed).split(",")} - {""}
     return Page(
         time_s,
         {key: value for key, value in figures.items() if value is not None},
@@ -75,6 +80,7 @@ def page_of(text: str, time_s: float = 0.0) -> Page:
         _whole(lists.get("max_lora")),
         blocks * size if blocks is not None and size is not None else None,
         size,
+        listed[0] != listed[1],
     )
 
 

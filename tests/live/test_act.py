@@ -256,7 +256,10 @@ def test_an_adapter_with_requests_stays_loaded(
     assert "did not end" in failed
     assert "a" in servers[0].adapters
     assert not any("trying again" in text for text in said), "the limit is for all attempts"
-    servers[0].busy = set()
+    servers[0].busy, servers[0].faults = set(), [(METRICS, 0, "garbage")]
+    (failed,) = run(plan_of(GOAL), fleet)
+    assert "/metrics did not say within 0.4 s that no request of 'a' is in flight" in failed
+    servers[0].faults = []
     assert run(plan_of(GOAL), fleet) == []
     assert reached(fleet, servers)
 

@@ -99,11 +99,14 @@ def test_a_figure_that_no_server_has_is_missing(value: str) -> None:
         (PAGE.replace("} 20.0", "} 0").replace("} 42.0", "} 0"), frozenset()),
         (PAGE.replace("vllm:num_requests_running{", "vllm:running{"), None),
         (PAGE.replace("lora_requests_info{", "lora_info{"), None),
+        (PAGE.replace('waiting_lora_adapters=""', 'waiting_lora_adapters="a0"'), None),
+        (PAGE.replace("} 42.0", "} 0").replace('adapters=""', 'adapters="a0"'), {"a0"}),
         (PAGE.replace('"a0"', r'"a\\b,c \"d\""'), {"a\\b", 'c "d"'}),
     ],
 )
 def test_an_adapter_is_idle_only_where_the_page_says_so(page: str, busy: frozenset[str] | None) -> None:
-    """It is unloaded then: a page without the figures must not pass for one of an idle server."""
+    """It is unloaded then: neither a page without the figures, nor one that does not name the adapters of requests
+    that wait, must pass for one of an idle server."""
     assert page_of(page).in_flight == busy
 
 
