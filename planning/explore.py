@@ -20,7 +20,7 @@ from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, Hour, KeptHours
 from packer.planning.overload import Overload
 from packer.planning.redeal import dealt_anew
-from packer.planning.replicas import MOST_REPLICAS, Replicas, needed, on_all
+from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
 from packer.planning.solve import solve
 from packer.planning.splits import EVENER, SLOTS, even_splits, most_even
@@ -315,7 +315,11 @@ class Frontier(Clock, Conditions):
         On fewer servers than the trees ask for, the first proposal is the only one if it starves in the twin, too.
         """
         wide = self._wide(n_gpus)
-        found = self._any_splits(n_gpus) if wide else chain(self._proposed(n_gpus), self._splits(n_gpus))
+        found = (
+            self._any_splits(n_gpus)
+            if wide
+            else chain(self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus))
+        )
         for number, bins in enumerate(found):
             if following is not None and not wide:
                 self._begin(following)
@@ -323,6 +327,11 @@ class Frontier(Clock, Conditions):
             if number == 0 and n_gpus < self._fewest and self.fullest(bins)[1] >= FAR_BEYOND:
                 break
         yield from () if wide else self._on_all(n_gpus)
+
+    def _hot_alone(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
+        """The plan with each part of a hot adapter on a server of its own."""
+        parts = {} if self.spare else self.parts.parts
+        return hot_alone(self.workload, self.profile, parts, n_gpus, self.max_replicas, self.placed)
 
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Even splits whose most loaded server keeps its limits; all servers get the slots that suit that server."""
@@ -365,22 +374,21 @@ class Frontier(Clock, Conditions):
                 bins = tuple(replace(item, settings=make(item.max_loras, rank)) for item in bins)
             yield bins
 
-    def placed(self, parts: Replicas, n_gpus: int) -> Sequence[Bin]:
+    def placed(self, fleet: Workload, n_gpus: int) -> Sequence[Bin]:
         """The servers with the lowest latency for these adapters; empty if some have no place."""
-        plan = self._solved(parts, "latency", solver=SOLVERS[0], max_gpus=n_gpus * self.size)
+        whole = Replicas(fleet, {})
+        plan = self._solved(whole, "latency", solver=SOLVERS[0], max_gpus=n_gpus * self.size)
         return () if plan.unplaced else plan.bins
 
     def _on_all(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Plans with a part of every adapter on every server. With a spare GPU, first split only adapters with more
         load than a GPU's share: if a server is lost, its parts go to all others."""
-
-        def placed(cool: Workload) -> Sequence[Bin]:
-            return self.placed(Replicas(cool, {}), n_gpus)
-
         fair = self.workload.offered_tok_s / n_gpus
         few = 1 < n_gpus <= (self.max_replicas or MOST_REPLICAS) and not self.replayed
         for least in ((fair, 0.0) if self.spare else (0.0,)) if few else ():
-            yield from on_all(self.workload, self.profile, n_gpus, least, placed, all_slots=bool(self.spare))
+            yield from on_all(
+                self.workload, self.profile, n_gpus, least, self.placed, all_slots=bool(self.spare)
+            )
 
     def put(self, bins: Sequence[Bin]) -> FrontierPoint:
         """Make the point of these servers, which replaces the one with as many servers."""

@@ -98,7 +98,7 @@ class Overload:
             return []
         split = {k: job.parts.parts[i] for k, i in enumerate(first) if i in job.parts.parts}
         parts = Replicas(job.workload.subset(tuple(first)), split).spread_over(n - 1, job.max_replicas)
-        found = [item.under(first) for item in parts.joined(job.placed(parts, n - 1))]
+        found = [item.under(first) for item in parts.joined(job.placed(parts.fleet, n - 1))]
         rank = slot_rank_for(int(job.workload.ranks[rest].max()))
         found.append(Bin(tuple(rest), job.profile.settings(1, rank), job.profile))
         return [item.with_slots(likely_slots(job.workload, item)) for item in found] if found[:-1] else []

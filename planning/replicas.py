@@ -129,12 +129,42 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     return found
 
 
+def hot_alone(
+    fleet: Workload,
+    profile: Profile,
+    parts: Mapping[int, int | None],
+    n_gpus: int,
+    allowed: int | None,
+    placed: Callable[[Workload, int], Sequence[Bin]],
+) -> Iterator[tuple[Bin, ...]]:
+    """Yield servers with one part each of the adapters that have `parts`, and the other adapters on the servers left.
+
+    Servers that the others do not need get further parts. Nothing if no adapter has parts, if there are too few
+    servers, or if `placed` has no place for the others on them. `allowed`: maximum number of parts, as in `needed`.
+    """
+    hot = {i: n for i, n in parts.items() if n}
+    cool = tuple(i for i in range(len(fleet)) if i not in hot)
+    left = n_gpus - sum(hot.values())
+    if not hot or left < bool(cool):
+        return
+    bins = placed(fleet.subset(cool), left) if cool else ()
+    if cool and not bins:
+        return
+    more = dict(hot)
+    for _ in range(left - len(bins)):
+        able = [i for i, n in hot.items() if more[i] < most_parts(n, allowed, 2)]
+        for i in sorted(able, key=lambda i: more[i] / hot[i])[:1]:
+            more[i] += 1
+    own = [part(fleet, profile, i, n) for i, n in more.items() for _ in range(n)]
+    yield (*own, *(item.under(cool) for item in bins))
+
+
 def on_all(
     fleet: Workload,
     profile: Profile,
     n_gpus: int,
     least: float,
-    placed: Callable[[Workload], Sequence[Bin]],
+    placed: Callable[[Workload, int], Sequence[Bin]],
     *,
     all_slots: bool = False,
 ) -> Iterator[tuple[Bin, ...]]:
@@ -145,7 +175,7 @@ def on_all(
     """
     is_hot = fleet.offered_tok_s_by_adapter >= least * (1.0 - 1e-9)
     hot, cool = (tuple(np.flatnonzero(each).tolist()) for each in (is_hot, ~is_hot))
-    bins = placed(fleet.subset(cool)) if hot and cool else ()
+    bins = placed(fleet.subset(cool), n_gpus) if hot and cool else ()
     whole = [tuple(cool[i] for i in item.adapters) for item in bins]
     if not hot or sum(map(len, (hot, *whole))) < len(fleet):
         return

@@ -12,8 +12,9 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
 from packer.cluster import Cluster
+from packer.planning.explore import Frontier
 from packer.planning.kept import KeptHours
-from packer.planning.replicas import MOST_REPLICAS, Replicas, least_parts, needed
+from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, least_parts, needed
 from packer.planning.starving import PlannedHours
 from packer.profile import Profile
 from packer.sessions import Sessions
@@ -39,6 +40,42 @@ def test_every_gpu_has_a_part(
         assert len(replicas.spread_over(n, allowed).fleet) >= min(n, len(fleet))
     assert len(replicas.spread_over(most, allowed).fleet) == most
     assert len(replicas.spread_over(most + 1, allowed).fleet) < most + 1
+
+
+@pytest.mark.parametrize("parts", [{}, {1: 2, 3: 3}, {1: 2, 2: None}])
+@pytest.mark.parametrize("allowed", [None, 4])
+def test_hot_adapters_have_servers_of_their_own(
+    server: Profile, parts: dict[int, int | None], allowed: int | None
+) -> None:
+    """Each part has a server of its own, and each adapter all of its requests, on no more servers than there are."""
+    fleet = Workload([Adapter(f"a{k}", 8, 1.0 + k) for k in range(4)])
+
+    def placed(cool: Workload, n: int) -> list[Bin]:
+        return [Bin(tuple(range(len(cool))), server.settings(1, 8), server)] if n else []
+
+    for n in range(1, 30):
+        found = list(hot_alone(fleet, server, parts, n, allowed, placed))
+        fewest = sum(count for count in parts.values() if count) + 1
+        assert len(found) == (bool(parts) and n >= fewest)
+        for bins in found:
+            shares: dict[int, list[float]] = {}
+            for item in bins:
+                for i, share in zip(item.adapters, item.shares, strict=True):
+                    shares.setdefault(i, []).append(share)
+            assert {i: sum(own) for i, own in shares.items()} == pytest.approx(dict.fromkeys(range(4), 1.0))
+            assert all(len(shares[i]) >= count for i, count in parts.items() if count)
+            hot = sum(count is not None for count in parts.values())
+            assert len(bins) == min(n, 1 + hot * (allowed or MOST_REPLICAS))
+
+
+def test_hot_adapters_of_far_ranks_take_the_servers_that_they_take_alone(server: Profile) -> None:
+    """A goal on the ITL, which a large rank breaks at fewer tokens, does not cost a server."""
+    lengths = {"input_tokens": packer.Lengths.gamma(mean=1500.0, cv=0.5)}
+    lengths["output_tokens"] = packer.Lengths.gamma(mean=800.0, cv=1.0)
+    fleet = Workload([Adapter("small", 8, 5.0), Adapter("large", 256, 1.75)], **lengths)
+    job = Frontier(fleet.held_to("p95_ttft_ms=1000,mean_itl_ms=40"), server)
+    assert job.parts.parts == {0: 2, 1: 2}
+    assert job.at(4).holds
 
 
 def test_parts_of_adapters_with_long_names_have_names() -> None:
