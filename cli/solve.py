@@ -148,14 +148,12 @@ class Planning:
         import_meanwhile(*later)
         given |= {"max_gpus": self.gpus, "seed": self.seed, "verify": self.verify}
         given |= {"time_limit_s": self.remaining_s(), "old_plan": old}
-        given |= {"confidence": self.confidence, "margin": self.margin}
+        given |= {"confidence": self.confidence, "margin": self.margin, "max_replicas": self.max_replicas}
         if self.recommends(old):
-            given |= {"max_replicas": self.max_replicas, "spare": self.spare}
-            return recommend(fleet, kinds, log_hour=hour, **given)
+            return recommend(fleet, kinds, log_hour=hour, spare=self.spare, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
         objective = self.objective or ("gpus" if old is None else objective_of(old))
         solver = self.solver or (None if old is None else "replan")
-        given["max_replicas"] = self.max_replicas or 1
         slo = fleet.slo if self.slo or follows else None
         return run(fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given)
 

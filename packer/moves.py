@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,11 @@ def by_adapter(placed: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, d
         for name, share in own.items():
             found.setdefault(name, {})[s] = share
     return found
+
+
+def most_copies(bins: Iterable[Bin]) -> int:
+    """The largest number of servers that hold the same adapter, at least 1."""
+    return max(Counter(i for item in bins for i in item.adapters).values(), default=1)
 
 
 def going_on(old: Plan, workload: Workload) -> dict[int, Bin]:

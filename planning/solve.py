@@ -12,7 +12,7 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
-from packer.moves import aligned, moves_of
+from packer.moves import aligned, most_copies, moves_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble, simulated_once
@@ -60,7 +60,7 @@ def solve(
     solver: str | Solver | None = None,
     predictor: str | Predictor = "auto",
     max_gpus: int | None = None,
-    max_replicas: int = 1,
+    max_replicas: int | None = None,
     seed: int = 0,
     time_limit_s: float | None = None,
     confidence: float | None = None,
@@ -90,10 +90,9 @@ def solve(
         running plan; mixed for the lowest price with several kinds of server; spread-refined for objectives on a given
         number of GPUs.
     max_gpus
-        Maximum number of GPUs; with an objective that spreads, their exact number. Several base models share
-        them.
+        Maximum number of GPUs; with an objective that spreads, their exact number. Several base models share them.
     max_replicas
-        Maximum number of GPUs over which one adapter may be split.
+        Maximum number of GPUs over which one adapter may be split. None: as many as in the running plan, or 1.
     seed
         Seed of everything random.
     time_limit_s
@@ -138,14 +137,15 @@ def solve(
     margins = {each: rate_margin_for(each, confidence=confidence, margin=own[each]) for each in profiles}
     evaluator = Evaluator.load(predictor, profiles, seed=seed, objective=goal, margin=margins)
     problem = Problem(
-        workload, profiles, goal, evaluator, max_gpus=max_gpus, stock=stock_of(kinds), max_replicas=max_replicas,
-        seed=seed, time_limit_s=time_limit_s, old_bins=old_bins, progress=progress, stop=stop,
+        workload, profiles, goal, evaluator, max_gpus=max_gpus, stock=stock_of(kinds),
+        max_replicas=most_copies(old_bins) if max_replicas is None else max_replicas, seed=seed,
+        time_limit_s=time_limit_s, old_bins=old_bins, progress=progress, stop=stop,
     )  # fmt: skip
     solver, notes = (solver, ()) if solver else _usual(problem)
     search = _fitting(problem, solver)
     again = partial(
         solve, profile=profile, solver="greedy", predictor=predictor, confidence=confidence, margin=margin,
-        max_replicas=max_replicas, seed=seed, verify=False, with_headroom=False, stop=stop,
+        max_replicas=problem.max_replicas, seed=seed, verify=False, with_headroom=False, stop=stop,
     )  # fmt: skip
     plan = planned(SolverTask(problem, search, again, verify, margin is confidence is None, with_headroom))
     notes += raised_words(margins, plan.bins)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from packer.bin import Bin
 from packer.errors import ValidationError
-from packer.moves import aligned, as_running, moved, moves_of
+from packer.moves import aligned, as_running, most_copies, moved, moves_of
 from packer.objectives.base import Objective
 from packer.placement import check_placement
 from packer.plan import Plan
@@ -100,8 +99,7 @@ def _unchanged(problem: Problem) -> list[Bin] | None:
         check_placement(problem.workload, old, ())
     except ValidationError:
         return None
-    copies = Counter(i for item in old for i in item.adapters)
-    few = max(copies.values()) <= problem.max_replicas
+    few = most_copies(old) <= problem.max_replicas
     return list(old) if few and all(SlotSearch(problem).holds(old)) else None
 
 

@@ -12,10 +12,12 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.goal import Goal
+from packer.moves import most_copies
 from packer.objectives.cost import Cost
 from packer.objectives.gpus import Gpus
 from packer.objectives.moves import FewestMoves
 from packer.plan import Moves
+from packer.planning.solve import solve
 from packer.planning.verify import check
 from packer.settings import Settings
 from packer.solvers.base import Problem
@@ -111,7 +113,7 @@ def test_a_running_plan_with_a_split_adapter_stays_if_it_holds() -> None:
     assert Replan().supports(posed) is None
     found = Replan().solve(posed)
     check(posed, found)
-    assert (found.bins, found.moves) == (old, Moves((), (0, 1)))
+    assert (found.bins, found.moves) == (old, Moves((), tuple(range(first.n_gpus))))
     busier = replace(running(workload.scaled(1.9), old, AnalyticPredictor()), max_replicas=4)
     found = Replan().solve(busier)
     check(busier, found)
@@ -188,3 +190,20 @@ def test_a_server_that_goes_on_keeps_the_settings_with_which_it_holds() -> None:
     assert settled(posed, wanted) == [enough, wanted[1]]
     low = replace(posed, old_bins=(replace(enough, settings=Settings(12, 16)), few))
     assert settled(low, wanted) == wanted
+
+
+def test_a_running_plan_that_splits_adapters_may_go_on_splitting_them() -> None:
+    """Without a maximum number of servers per adapter, the running plan's holds: servers that hold all stay."""
+    workload = random_fleet(1, seed=1, rates=(20.0,))
+    parts = tuple(Bin((0,), Settings(1, 32), PROFILE, (0.25,)) for _ in range(4))
+    posed = {"predictor": AnalyticPredictor(), "verify": False, "margin": 0.0}
+    first = solve(workload, PROFILE, max_replicas=4, **posed)
+    assert first.n_gpus > 1
+    assert most_copies(parts) == 4
+    plan = solve(workload, PROFILE, old_plan=first, **posed)
+    assert (plan.status, plan.n_gpus, plan.moves) == (
+        first.status,
+        first.n_gpus,
+        Moves((), tuple(range(first.n_gpus))),
+    )
+    assert solve(workload, PROFILE, old_plan=first, max_replicas=1, **posed).unplaced == (0,)
