@@ -65,6 +65,8 @@ def predict(
     Raises `IncompatibleError`: the predictor has nothing to explain; others as `packer.evaluate_server`.
     """
     model = load_predictor(predictor, profile, seed=seed) if isinstance(predictor, str) else predictor
+    if isinstance(model, AutoPredictor):
+        model = model.for_one()
     slots: dict[str, Any] = {"max_loras": max_loras, "max_lora_rank": max_lora_rank}
     figures = evaluate_server(fleet, profile, **slots, predictor=model)
     settings = profile.settings(max_loras, fleet.slot_rank(max_lora_rank))

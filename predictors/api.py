@@ -61,6 +61,11 @@ def evaluate_server(
 ) -> Evaluation:  # fmt: skip
     """Evaluate one server that serves the whole fleet.
 
+    Where the predictor is the twin, or leaves the server to it, the latencies are those of `packer.simulate` for an
+    hour with the same seed, and the throughput is the offered load times the share of the tokens that is served. Fewer
+    than 1,500 requests an hour take longer, more than 300,000 less, and a server at the edge of starvation gets the
+    means of three hours. Plans are searched with shorter runs, in which the first uses of adapters weigh more.
+
     `workload`: the fleet.
     `server`: the server's profile.
     `max_loras`: adapters on the GPU at once.
@@ -80,6 +85,7 @@ def evaluate_server(
     if isinstance(predictor, str | os.PathLike):
         predictor = load_predictor(predictor, server, seed=seed)
     checks.instance("the predictor", predictor, Predictor, "packer.load_predictor(NAME, PROFILE)")
+    for_one = getattr(predictor, "for_one", None)  # of those that simulate
     settings = server.settings(max_loras, workload.slot_rank(max_lora_rank))
     item = Bin(tuple(range(len(workload))), settings, server)
-    return evaluated(predictor, workload, [item])[0]
+    return evaluated(for_one() if for_one else predictor, workload, [item])[0]

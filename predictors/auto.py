@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import fields, replace
 
 import numpy as np
@@ -72,6 +73,12 @@ class AutoPredictor:
             with suppress(ModelError):
                 guide = BoostingPredictor.guide(profile)
         return cls(learned, TwinPredictor(seed=seed), guide=guide)
+
+    def for_one(self) -> AutoPredictor:
+        """Return the same predictors for one server, which the twin simulates whole."""
+        found = self if self.twin.whole else copy(self)
+        found.twin = self.twin.for_one()
+        return found
 
     def for_search(self, *, cautious: bool = False) -> AutoPredictor:
         """Return the same predictors for a search whose result is evaluated again: the twin evaluates only servers

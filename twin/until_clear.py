@@ -138,6 +138,7 @@ def evaluate_until_clear(
     max_outstanding: int | None = None,
     edge_seeds: int = EDGE_SEEDS,
     workers: int = 1,
+    screened: bool = True,
 ) -> ClearEvaluation:
     """Simulate one server until it is clear whether it starves.
 
@@ -146,7 +147,8 @@ def evaluate_until_clear(
     `edge_seeds` runs. Servers with few requests are simulated for longer, so that chance does not starve them, and
     servers with hundreds of requests a second for less: at most `MAX_REQUESTS`, but at least `SCREENING_S`, and never
     more than `HARD_LIMIT` requests. Further runs take `workers` threads. Replayed traces are always simulated whole,
-    and piecewise rates in whole cycles.
+    and piecewise rates in whole cycles. Without `screened` no short run suffices: the first uses of adapters and the
+    requests unfinished at its end weigh more there than in an hour.
     """
     rate, kind = workload.rate, workload.arrivals.kind
     enough_s = min(MIN_REQUESTS / rate, LONGEST_S)
@@ -170,7 +172,7 @@ def evaluate_until_clear(
     # Without a slot for each adapter a pace is never steady: the short run only suffices for a calm server.
     watch = QueueWatch(FEW_WAITING) if len(workload) > settings.max_loras else None
     sim = None
-    if kind == "poisson" and short_s < 0.5 * whole_s:
+    if screened and kind == "poisson" and short_s < 0.5 * whole_s:
         with suppress(BrokenError):
             sim = run(short_s, seed, watch)
     if sim is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import packer
 from packer.bin import Bin
 from packer.operate.evaluate import holds_routed
+from packer.operate.predict import predict
 from packer.planning.explore import Frontier
+from packer.planning.frontier import point_of
 
 SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 
@@ -48,6 +52,20 @@ def test_a_plan_is_the_cluster_of_its_servers(workload: packer.Workload) -> None
     assert alone.holds == (holds_routed(plan, run) and not run.starved)
 
 
+@pytest.mark.parametrize("predictor", ["twin", "auto"])
+def test_one_server_is_evaluated_as_it_is_simulated(predictor: str) -> None:
+    """Where the twin evaluates a server, its figures are those of the simulated hour, whatever the entry point."""
+    engine = replace(SERVER.engine, version="0.11.0")  # for which no trees were trained
+    server = replace(SERVER, engine=engine)
+    workload = fleet(24, 0.5, 0.0)
+    found = packer.evaluate_server(workload, server, max_loras=24, predictor=predictor, seed=3)
+    assert predict(workload, server, predictor, max_loras=24, seed=3).figures == found
+    run = packer.simulate(workload, server, max_loras=24, seed=3)
+    for name in ("mean_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "slo_attainment", "starved", "stable"):
+        assert getattr(found, name) == getattr(run, name), name
+    assert found.total_token_throughput == pytest.approx(run.served_share * workload.offered_tok_s)
+
+
 def test_mean_itl_of_a_plan_is_that_of_all_gaps() -> None:
     """A server whose requests have few output tokens counts with their gaps, as in a run of the whole cluster."""
     long, short = packer.Lengths.constant(3000), packer.Lengths.constant(20)
@@ -60,7 +78,7 @@ def test_mean_itl_of_a_plan_is_that_of_all_gaps() -> None:
         for first, rank in ((0, 8), (10, 64))
     ]
     job = Frontier(workload, SERVER)
-    point = job.point_of(bins)
+    point = point_of(job, bins)
     servers = job.hours.all(bins, workload)
     run = packer.simulate_cluster(workload, point.plan.cluster(), router="plan", seed=1)
     assert servers[1].figures.mean_itl_ms > 1.3 * servers[0].figures.mean_itl_ms
