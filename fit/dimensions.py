@@ -20,8 +20,9 @@ LORA_MODULES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 MXFP4_BLOCK = 256
 """vLLM pads the intermediate size of MXFP4 experts to a multiple of this (layers/quantization/mxfp4.py)."""
 
-EXPERTS_ONLY = ("mxfp4", "int4-experts", "nvfp4-experts")
-"""Quantisations that apply to the experts only: gpt-oss, Kimi K2.5 and models derived from it."""
+QUANTIZATIONS = table("packer.fit", "quantization.toml")
+EXPERTS_ONLY = tuple(name for name, row in QUANTIZATIONS.items() if row.get("experts_only"))
+"""Quantisations that apply to the experts only."""
 
 
 @dataclass(frozen=True, slots=True)

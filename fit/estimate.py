@@ -15,7 +15,7 @@ from packer import checks
 from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.fit.bands import band_errors, kind_of
-from packer.fit.dimensions import BYTES, LORA_MODULES, ModelDimensions
+from packer.fit.dimensions import BYTES, LORA_MODULES, QUANTIZATIONS, ModelDimensions
 from packer.fit.memory import kv_budget
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
@@ -36,10 +36,6 @@ ENGINES = {"vllm": "0.32.0", "sglang": "0.5"}
 
 KV_CACHE_DTYPES = {"auto": None, "bfloat16": 2.0, "fp8": 1.0}
 """Bytes of a KV cache element by vLLM's `--kv-cache-dtype`."""
-
-FP8_CACHES = ("fp8", "nvfp4", "nvfp4-experts")
-"""Quantisations whose measured servers kept the KV cache in FP8, as their checkpoints say. The first one does so only
-for dense models."""
 
 _MODULES_SINCE = (0, 17)
 """First vLLM with `--lora-target-modules` (vllm-project/vllm, PR 34984)."""
@@ -241,7 +237,8 @@ def _latency(
 ) -> LatencySpec:
     """Combine the base model's terms from the roofline with the other terms scaled from the profile `known`."""
     if cache_bytes is None:
-        cache_bytes = 1.0 if sizes.quantization in FP8_CACHES[bool(sizes.experts) :] else BYTES
+        in_fp8 = QUANTIZATIONS[sizes.quantization or "bf16"].get("fp8_cache", ())
+        cache_bytes = 1.0 if ("experts" if sizes.experts else "dense") in in_fp8 else BYTES
     n, ranks = engine.tensor_parallel_size, engine.data_parallel_size
     terms, ridge, share = law_terms(Roofline(sizes, sheet, n, cache_bytes, ranks))
     scaled = scaled_law(sizes, sheet, known, n)

@@ -8,25 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from packer.errors import IncompatibleError, UnknownNameError, shown
-from packer.fit.dimensions import BYTES, EXPERTS_ONLY, ModelDimensions
+from packer.fit.dimensions import EXPERTS_ONLY, QUANTIZATIONS, ModelDimensions
 
 GROUP = 128
 """Weights that share a 16-bit scale if the config of quantised weights gives no group size."""
 
-WEIGHT_BITS = {
-    "bf16": 8.0 * BYTES,
-    "fp8": 8.0,
-    "int8": 8.0,
-    "awq": 4.0 + 20.0 / GROUP,  # a 16-bit scale and a 4-bit zero point for each group
-    "gptq": 4.0 + 16.0 / GROUP,
-    "nvfp4": 4.0 + 8.0 / 16.0,  # an FP8 scale for each block of 16
-    "mxfp4": 4.0 + 8.0 / 32.0,
-}
+WEIGHT_BITS = {name: row["bits"] for name, row in QUANTIZATIONS.items() if "bits" in row}
 """Bits of a weight of the linear layers with its share of the scales, by name."""
 
-_SAME = {"bfloat16": "bf16", "fp4": "nvfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq",
-         "gptq_marlin": "gptq", "int4": "gptq", "w4a16": "gptq", "w8a8": "int8"}  # fmt: skip
-"""Other names of these quantisations that vLLM and people use."""
+_SAME = {other: name for name, row in QUANTIZATIONS.items() for other in row.get("same", ())}
+"""Other names of these quantisations."""
 
 
 def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:

@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy as np
 
 from packer.arrays import FloatArray
-from packer.fit.dimensions import BYTES, EXPERTS_ONLY, ModelDimensions
+from packer.fit.dimensions import BYTES, EXPERTS_ONLY, QUANTIZATIONS, ModelDimensions
 from packer.io.shipped import table
 from packer.twin.datasheets import Datasheet
 
@@ -34,7 +34,6 @@ _SHARP = 3.0
 _ALIKE = 2.0 ** -np.arange(0.0, 4.0)
 """Factors tried on the experts per token, to represent tokens that choose similar experts."""
 
-_BITS = {"fp8": "8", "int8": "8", "nvfp4": "4"}
 _ARITHMETIC = {"8": "fp8_flops", "4": "fp4_flops"}
 
 
@@ -74,7 +73,7 @@ class Roofline:
     def _matrix_ms(self, tokens: FloatArray, inputs: float, outputs: float) -> FloatArray:
         """Return the time of one product of (tokens, inputs) by (inputs, outputs), ms."""
         model, shares = self.model, self.shares
-        bits = _BITS.get(model.quantization or "", "16")
+        bits = str(QUANTIZATIONS[model.quantization or "bf16"].get("multiply", 16))
         stored = model.weight_bits if model.quantization not in (None, *EXPERTS_ONLY) else 8.0 * BYTES
         name = bits if stored > 4.9 or bits == "4" else "4"
         read = stored / 8.0 * inputs * outputs + BYTES * tokens * (inputs + outputs)
