@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from packer.errors import ModelError
 from packer.fit import score, step_law
@@ -122,14 +123,10 @@ def calibrate(
     total = ROUNDS * len(started)
     if folds:
         total += 2 * len(runs) + ROUNDS * sum(run.family not in fold for run in started for fold in folds)
-    count = [0]
+    number = count(1)  # threads may count at once
 
     def step(stage: str) -> Callable[[], None]:
-        def done() -> None:
-            count[0] += 1
-            progress(stage, count[0], total)
-
-        return done
+        return lambda: progress(stage, next(number), total)
 
     def fitted(chosen: Sequence[MeasuredRun], stage: str) -> Profile:
         return fit_runs(alone, profiling, chosen, done=step(stage))
