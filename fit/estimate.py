@@ -140,7 +140,9 @@ def estimate_profile(
 def _with_batch(engine: EngineSpec, sheet: Datasheet, tokens: int | None, seqs: int | None) -> EngineSpec:
     """Return the engine with the given tokens and sequences per batch, or vLLM's defaults for the GPU."""
     if engine.lora_target_modules and engine.release < _MODULES_SINCE:
-        raise IncompatibleError(f"vLLM has lora_target_modules since 0.17, got version {engine.version}.")
+        raise IncompatibleError(
+            f"vLLM has lora_target_modules since 0.17, got {engine.name} {engine.version}."
+        )
     release = engine.release if engine.name == "vllm" else OLDEST
     usual_tokens, usual_seqs = server_defaults(release, sheet.memory_bytes, sheet.title)
     batch = tokens or max(usual_tokens, seqs or 0)

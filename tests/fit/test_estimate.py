@@ -300,6 +300,10 @@ def test_slots_hold_the_modules_that_the_server_is_told() -> None:
     ):
         with pytest.raises(IncompatibleError, match="lora_target_modules"):
             estimate_profile(model, "h200", lora_target_modules=names, **settings_of)  # type: ignore[arg-type]
+    with pytest.raises(
+        IncompatibleError, match=r"vLLM has lora_target_modules since 0\.17, got sglang 0\.5\."
+    ):
+        estimate_profile("Qwen/Qwen3-8B", "h200", lora_target_modules=("o_proj",), engine_name="sglang")
 
 
 def test_a_server_is_started_with_the_widths_that_its_estimate_has() -> None:
