@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_PRIORITY
-from packer.blocks import Blocks, apart
+from packer.blocks import Blocks, apart, at_rows
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS
 
@@ -138,13 +138,7 @@ class RequestTrace:
 
     def take(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> RequestTrace:
         """The requests of some rows, which must be in order of time; `end_s` is not kept."""
-        return RequestTrace(
-            self.time_s[rows], self.adapter[rows], self.input_tokens[rows], self.output_tokens[rows],
-            blocks=None if self.blocks is None else self.blocks.take(rows),
-            sessions=None if self.sessions is None else self.sessions[rows],
-            priority=None if self.priority is None else self.priority[rows], start_s=self.start_s,
-            step_s=self.step_s,
-        )  # fmt: skip
+        return replace(self, **at_rows(self, rows), end_s=None)
 
     @classmethod
     def joined(cls, parts: Sequence[RequestTrace], *, end_s: float | None = None) -> RequestTrace:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -124,3 +125,11 @@ class Blocks:
                 f"Expected each id of a block to follow the same id wherever it stands, because it stands for all "
                 f"that comes before it, got id {ids[place]} of request {self._request_of(place):,} behind several."
             )
+
+
+def at_rows(requests: Any, rows: slice | IntArray | BoolArray) -> dict[str, Any]:
+    """The fields of a dataclass of requests that have a value for each request, by name, for some of the requests."""
+    columns = {each.name: getattr(requests, each.name) for each in fields(requests)}
+    found = {name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)}
+    blocks = {name: each.take(rows) for name, each in columns.items() if isinstance(each, Blocks)}
+    return found | blocks

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
 from packer.arrival import RequestTrace
-from packer.blocks import Blocks
+from packer.blocks import Blocks, at_rows
 from packer.errors import ValidationError, shown
 from packer.io.frames import pl
 
@@ -80,11 +80,7 @@ class Trace:
 
     def take(self, rows: IntArray) -> Trace:
         """The requests of some rows, which must be in order of time and include at least one of each adapter."""
-        columns = {each.name: getattr(self, each.name) for each in fields(self)}
-        kept: dict[str, Any] = {
-            key: column[rows] for key, column in columns.items() if isinstance(column, np.ndarray)
-        }
-        return replace(self, **kept, blocks=None if self.blocks is None else self.blocks.take(rows))
+        return replace(self, **at_rows(self, rows))
 
     def requests(self) -> RequestTrace:
         """The requests for replay; every request must have an adapter."""
