@@ -47,14 +47,16 @@ def limit_of(sim: Run) -> Limit:
     the share of the time that loads take, the ITL relative to its limit (for the time of a step), the share of the TTFT
     that passes outside the engine, and, if the server refuses requests, the places of `max_num_queued_reqs` that run:
     all of them if hardly any request waits. If less than `USED_UP` of each is in use, requests wait because they come
-    together. If requests wait longer than their limit only in the first `START_S`, or only because of the first uses of
-    adapters, the start or these first uses limit the server.
+    together. If requests wait longer than their limit only in the first `START_S` (and first half) of the run, or only
+    because of the first uses of adapters, the start or these first uses limit the server. A closed loop sends its first
+    requests at once, so that its start says nothing about the server.
     """
     sent_s, waits_ms = sim.late
     served = sim.stable and sim.mean_itl_ms <= sim.workload.slo.columns(sim.workload)[1].min()
     if served and sent_s.size:
         waits = f"wait up to {waits_ms.max() / 1e3:.1f} s"
-        if starting(sent_s, sim.workload).all():
+        early = starting(sent_s, sim.workload) & (sent_s < sim.duration_s / 2.0)
+        if early.all() and not sim.closed_loop:
             usage = f"requests of the first {sent_s.max():.0f} s {waits}"
             return Limit("start", 1.0, usage, BEFORE_TRAFFIC)
         if _of_first_uses(sim, sent_s, waits_ms):

@@ -128,6 +128,14 @@ def _cause(sim: Run) -> tuple[Limit, str]:
         return found, f": {found.name}, {found.usage}"
     worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
     found = limit_of(servers[worst])
+    if sim.closed_loop:
+        open_now = f"{counted(sim.concurrency or 0, 'request')} are outstanding, {sim.mean_running:,.0f} run"
+        known = found.name != "bursts"  # which a client with a fixed number of open requests can't send
+        found = (
+            found._replace(usage=f"{found.usage}; {open_now}")
+            if known
+            else Limit("concurrency", 1.0, open_now, "fewer outstanding requests")
+        )
     where = f"server {worst}, " if len(servers) > 1 else ""
     return found, f": {where}{found.name}, {found.usage}"
 

@@ -11,9 +11,11 @@ import pytest
 from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.goal import Goal
+from packer.io.profiles import load_profile
 from packer.profile import Profile
 from packer.twin.cluster.routers.base import HOLD, AnyCluster
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.limits import BEFORE_TRAFFIC
 from packer.twin.simulate import simulate
 from packer.twin.verdict import verdict_of, verdict_of_all
 from packer.workload import Workload
@@ -100,6 +102,25 @@ def test_limits_of_requests_that_only_break_together_are_named_together(toy_prof
     found = verdict_of(replace(run, workload=replace(run.workload, slo=goal)))
     assert [each.kept for each in found.limits] == [False, False]
     assert f"breaks {goal.limits} (" in found.text
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "limit_ms", "cause", "outstanding"),
+    [(3000, 2000.0, "step time", "3,000 requests are outstanding, 834 run"),
+     (100, 20.0, "concurrency", "100 requests are outstanding, 99 run")],
+)  # fmt: skip
+def test_a_closed_loop_of_too_many_requests_is_not_limited_by_its_start_or_bursts(
+    concurrency: int, limit_ms: float, cause: str, outstanding: str
+) -> None:
+    """As many requests as the client keeps open are sent at once, and wait because more are outstanding than run."""
+    crowd = replace(fleet(3, 0.5), slo=Goal.of(limit_ms, 100.0))
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    found = verdict_of(simulate(crowd, profile, max_loras=3, duration_s=300.0, concurrency=concurrency))
+    assert not found.holds
+    assert found.cause is not None
+    assert found.cause.name == cause
+    assert found.cause.advice != BEFORE_TRAFFIC
+    assert outstanding in found.text
 
 
 @pytest.mark.parametrize("client", [{"concurrency": 1, "paced": True}, {"max_outstanding": 1}])
