@@ -112,10 +112,12 @@ class Acting:
             raise IncompatibleError(f"Expected at least {needed}, got {len(self.servers)}.")
         weight = np.full((len(bins), len(self.servers)), -math.inf)
         reasons: list[list[str]] = [[] for _ in bins]
+        placed = {names[i] for item in bins for i in item.adapters}
         for k, item in enumerate(bins):
             wanted = {names[i] for i in item.adapters}
             for s, models in enumerate(seen):
-                if why := self.misfit(item, s, models) or self._crowded(wanted, s, models, prune):
+                held = () if prune or isinstance(models, str) else models.adapters
+                if why := self.misfit(item, s, models) or self._crowded(s, wanted, set(held) - placed):
                     reasons[k].append(why)
                 elif not isinstance(models, str):
                     weight[k, s] = len(wanted & set(models.adapters)) + (1e-3 if s == k else 0.0)
@@ -127,19 +129,17 @@ class Acting:
         for k, s in zip(rows.tolist(), columns.tolist(), strict=True):
             if math.isinf(weight[k, s]):
                 raise IncompatibleError(f"No server fits number {k} of the plan: {listed(reasons[k], 3)}.")
-            placed = zip(bins[k].adapters, bins[k].shares, strict=True)
-            found[s] |= {names[i]: share for i, share in placed}
+            shares = zip(bins[k].adapters, bins[k].shares, strict=True)
+            found[s] |= {names[i]: share for i, share in shares}
         return found
 
-    def _crowded(self, wanted: set[str], s: int, models: Models | str, prune: bool) -> str | None:
+    def _crowded(self, s: int, wanted: set[str], staying: set[str]) -> str | None:
         """Return why a server has no room for these adapters beside others that stay there; None if it has."""
-        server, held = self.servers[s], () if isinstance(models, str) or prune else models.adapters
-        staying = set(held) - set(self.ranks)
-        count, room = len((wanted | staying) - self.base), server.host.room
-        if room is None or count <= room:
+        count, host = len((wanted | staying) - self.base), self.servers[s].host
+        if host.room is None or count <= host.room:
             return None
         beside = f", {len(staying)} of them not of the plan" if staying else ""
-        return f"{server.name} has room for {counted(room, 'adapter')}, and would hold {count}{beside}"
+        return f"{host.name} has room for {counted(host.room, 'adapter')}, and would hold {count}{beside}"
 
     def misfit(self, item: Bin, s: int, models: Models | str) -> str | None:
         """Return why a server does not fit the plan's server `item`; None if it fits."""
