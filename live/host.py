@@ -160,7 +160,7 @@ class ShellCommand:
             return ""
         self._said.seek(0)
         said = self._said.read().decode(errors="replace").strip()[-ERROR_TEXT:]
-        return f"The command {shown(self.text)} ended with status {status}: {said}"
+        return f"The command {shown(self.text)} ended with status {status}{f': {said}' if said else '.'}"
 
     def wait(self, limit_s: float) -> None:
         """Wait for the command's end. Raises `LiveError`: the command fails, or takes longer than `limit_s`. After this

@@ -82,7 +82,7 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
             if not click.confirm("Make these changes?", err=True):
                 return 0
         failed = apply(acting, changes, f"{plan.workload.name}: {plan.goal}")
-    said = [*failed, f"{len(failed)} of {len(steps)} steps failed."]
+    said = [*failed, f"{len(failed)} of {counted(len(steps), 'step')} failed."]
     out.result({"steps": steps, "failed": failed}, lambda: said)
     return 3 if failed else 0
 
