@@ -88,10 +88,10 @@ def calibrate(given: CalibrationInput, out: Writing) -> None:
 
     if (given.launch_path is None) == (given.url is None):
         raise click.UsageError("Give either --launch or --url.")
-    if given.url is not None and len(given.running) < len(RUNNING):
-        raise click.UsageError("--url needs --profile, --max-loras and --max-lora-rank.")
     if given.url is None:
         refuse_unused("--launch", ("running", "api_key_env"))
+    elif len(given.running) < len(RUNNING):
+        raise click.UsageError("--url needs --profile, --max-loras and --max-lora-rank.")
     else:
         refuse_unused("--url", ("servers",))
     out.check(given.output)

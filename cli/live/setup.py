@@ -10,6 +10,7 @@ import click
 from packer.cli.declare import argument, bundle, command, flag, option, pairs
 from packer.cli.options import Output, Writing, numbers
 from packer.cli.output import Table
+from packer.cli.traffic import refuse_unused
 
 FOLDER = click.Path(file_okay=False)
 SETTINGS = {"max-model-len": 4096, "max-num-seqs": 256, "max-num-batched-tokens": 2048}
@@ -46,6 +47,7 @@ def doctor(given: DoctorOptions, out: Output) -> int:
     if given.url is None:
         checks = diagnose(given.python)
     else:
+        refuse_unused("--url", ("python",))
         checks = diagnose_url(address_of(given.url, key_of(given.api_key_env)))
     ok = all(check.ok for check in checks)
     rows = [("ok" if c.ok else "MISSING", c.name, c.detail, c.fix) for c in checks]
@@ -79,6 +81,8 @@ def setup_cpu(given: CpuSetup, out: Writing) -> None:
     """
     from packer.live.setup import setup_cpu as make
 
+    if given.python is not None:
+        refuse_unused("--python", ("find_links",))
     place = place_of(given.folder, out)
     ready(make(place, python=given.python, find_links=given.find_links, progress=out.note), out)
 

@@ -58,3 +58,18 @@ def test_what_to_measure_must_be_clear(
     assert run(["live", "calibrate", *arguments, *output]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("doctor --url http://a:1 --python python", "--python has no effect with --url"),
+        ("setup-cpu folder --python python --find-links links", "--find-links has no effect with --python"),
+    ],
+)
+def test_options_of_an_environment_without_effect_are_refused(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interpreter does nothing for a server that runs, nor the place of torch for an interpreter that has it."""
+    assert run(["live", *words.split()]) == 2
+    assert message in capsys.readouterr().err
