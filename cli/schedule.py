@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from packer.cli.cluster import refuse_without
 from packer.cli.declare import bundle, command, flag, option, pairs, values
 from packer.cli.kinds import KindArguments
 from packer.cli.options import FleetFile, Writing, common
@@ -130,6 +131,8 @@ def schedule(
     from packer.traces.pattern import clock
 
     static_path, servers_path, keda_path, routes_path = map(results.files.get, PARTS)
+    refuse_without("--keda", () if keda_path else ("timezone",))
+    refuse_without("--routes", () if routes_path else ("address",))
     files = (static_path, servers_path, keda_path, results.output)
     out.check(*files)
     if routes_path is not None:

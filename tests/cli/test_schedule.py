@@ -55,6 +55,15 @@ def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"the static plan of {counted(found['static_gpus'], 'GPU')} takes" in " ".join(out.split())
 
 
+@pytest.mark.parametrize(("option", "needed"), [("--timezone", "--keda"), ("--address", "--routes")])
+def test_names_need_the_file_that_has_them(
+    option: str, needed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A time zone is of cron triggers, an address of routing tables: without them it would have no effect."""
+    assert run(["schedule", "fleet.csv", "--rates", "day.csv", option, "UTC"]) == 2
+    assert f"{option} needs {needed}" in capsys.readouterr().err
+
+
 def test_routes_of_each_period_name_its_servers() -> None:
     """Every period has tables for gateways: its adapters on its servers, called as all day, by its shares."""
     words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "21600", "--margin", "0"]
