@@ -192,7 +192,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         ("starve", "or do not start", point.starving),
         ("break", f"the goal{_raised(point, job.workload.slo)}", () if holds else point.queueing),
     )
-    broken = [_listed(gpus, verb, rest) for verb, rest, gpus in which if gpus]
+    broken = [_listed([k + job.before for k in gpus], verb, rest) for verb, rest, gpus in which if gpus]
     points = [replace(each, n_gpus=each.plan.n_gpus) for each in job.points]
     later = job.broken if plan.verified is False else ()
     weaker = {goal: count * job.size for goal, count in weaker_goals(job, point).items()}
@@ -215,7 +215,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         objective="recommend",
         reasons=(
             *plan.reasons,
-            *beyond_measured(plan.workload, plan.bins)[:8],
+            *beyond_measured(plan.workload, plan.bins, job.before)[:8],
             *broken,
             *(start_words(job.kept, point.plan.bins, job.number) if holds and not job.over() else ()),
             *((REPLAYED,) if job.replayed else ()),

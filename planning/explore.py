@@ -55,10 +55,12 @@ class Frontier(Clock, Conditions):
     fresh hours. An hour that breaks a plan is kept from then on, and the search goes on.
 
     `workload`, `profile`: the fleet, with its latency limits (`Workload.slo`), and the server.
+    `before`: number of servers of other models that come before those of this fleet, for reasons that name servers.
     """
 
     workload: Workload
     profile: Profile
+    before: int = 0
     broken: list[Hour] = field(default_factory=list, init=False)
     """The fresh hours that break the plan that was judged last."""
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)

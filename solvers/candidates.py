@@ -89,12 +89,15 @@ def tried_words(most: int) -> str:
     return f"with max_loras from {{{shown.rstrip(', ')}, the most that are of use}}; "
 
 
-def beyond_measured(workload: Workload, bins: Sequence[Bin]) -> tuple[str, ...]:
-    """A sentence on each kind of server that cuts requests, and on each GPU with more adapters than were measured."""
+def beyond_measured(workload: Workload, bins: Sequence[Bin], first: int = 0) -> tuple[str, ...]:
+    """A sentence on each kind of server that cuts requests, and on each GPU with more adapters than were measured.
+
+    `first`: number of the first server.
+    """
     many = (
         f"server {k} holds {len(item.adapters):,} adapters, beyond the {item.profile.measured_adapters:,} up to which "
         f"the profile was measured (measured_adapters in {item.profile.name})"
-        for k, item in enumerate(bins)
+        for k, item in enumerate(bins, first)
         if len(item.adapters) > item.profile.measured_adapters
     )
     return (*cut_words(workload, dict.fromkeys(item.profile for item in bins)), *many)

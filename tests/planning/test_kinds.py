@@ -49,6 +49,17 @@ def fleet(n: int, models: tuple[str | None, ...]) -> Workload:
     return Workload([Adapter(f"a{i}", 8, 0.05, model=models[i % len(models)]) for i in range(n)])
 
 
+def test_reasons_name_servers_by_their_numbers_in_the_whole_plan() -> None:
+    """The servers of the second model come after those of the first, in reasons, too."""
+    both = fleet(4, ("llama-3.1-8b-instruct", "qwen-2.5-7b-instruct"))
+    plan = recommend(both, [LLAMA, QWEN], slo="mean_itl_ms=1", margin=0.0)
+    assert [item.profile.model.name for item in plan.bins] == [LLAMA.model.name, QWEN.model.name]
+    assert [text for text in plan.reasons if text.startswith("server ")] == [
+        "server 0 breaks the goal",
+        "server 1 breaks the goal",
+    ]
+
+
 @pytest.fixture(scope="module")
 def two_models() -> Plan:
     """Two models; llama has a dear and a cheap kind of server."""
