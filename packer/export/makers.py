@@ -15,27 +15,25 @@ class Maker:
 
     `resource`: the resource of the maker's Kubernetes device plug-in. `variable`: the environment variable from which
     vLLM's platform takes the numbers of its GPUs (vllm/platforms, `device_control_env_var`; vLLM on ROCm reads CUDA's).
+    `words`: regular expression that finds the maker in the name of a GPU.
     """
 
     name: str
     resource: str
     variable: str
+    words: str = ""
 
 
 NVIDIA = Maker("NVIDIA", "nvidia.com/gpu", "CUDA_VISIBLE_DEVICES")
-AMD = Maker("AMD", "amd.com/gpu", "CUDA_VISIBLE_DEVICES")
-GAUDI = Maker("Gaudi", "habana.ai/gaudi", "HABANA_VISIBLE_MODULES")
-INTEL = Maker("Intel", "gpu.intel.com/xe", "ZE_AFFINITY_MASK")
-_NAMES = {
-    GAUDI: re.compile(r"gaudi|habana|\bhl-?\d", re.IGNORECASE),
-    AMD: re.compile(r"\bamd\b|instinct|radeon|\bmi\d{2}", re.IGNORECASE),
-    INTEL: re.compile(r"\bintel\b|\barc\b", re.IGNORECASE),
-}
+AMD = Maker("AMD", "amd.com/gpu", "CUDA_VISIBLE_DEVICES", r"\bamd\b|instinct|radeon|\bmi\d{2}")
+GAUDI = Maker("Gaudi", "habana.ai/gaudi", "HABANA_VISIBLE_MODULES", r"gaudi|habana|\bhl-?\d")
+INTEL = Maker("Intel", "gpu.intel.com/xe", "ZE_AFFINITY_MASK", r"\bintel\b|\barc\b")
 
 
 def maker(gpu: str) -> Maker:
     """The maker of a GPU by the GPU's name, as in profiles or from a driver; NVIDIA if that names no other maker."""
-    return next((each for each, words in _NAMES.items() if words.search(gpu)), NVIDIA)
+    others = (each for each in (GAUDI, AMD, INTEL) if re.search(each.words, gpu, re.IGNORECASE))
+    return next(others, NVIDIA)
 
 
 def check_image(gpus: Iterable[str], image: str | None) -> None:
