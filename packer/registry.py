@@ -148,6 +148,8 @@ def make(kind: str, spec: str, classes: Mapping[str, Any] | None = None) -> Any:
         if key not in known:
             listed = ", ".join(sorted(known)) or "none"
             raise ValidationError(f"The {kind} {name!r} has no parameter {shown(key)}; it has: {listed}.")
+        if key in given:
+            raise ValidationError(f"Expected each parameter once, got {key} twice in {shown(spec)}.")
         given[key] = _value(value)
     with blaming_plugins():
         return made(**given)

@@ -56,14 +56,15 @@ class SpeculationSpec:
         Raises `ValidationError`: the text has another form, or a value breaks a rule.
         """
         method, _, rest = text.partition(":")
-        given = dict(part.partition("=")[::2] for part in rest.split(","))
+        parts = [part.partition("=")[::2] for part in rest.split(",")]
+        given = dict(parts)
         kinds: dict[str, type] = {"num_speculative_tokens": int, "model": str}
         known = {item.name for item in fields(cls)} - {"method"}
         try:
             values = {key: kinds.get(key, float)(value) for key, value in given.items()}
         except ValueError:
             values = {}
-        if not {"num_speculative_tokens", "acceptance"} <= values.keys() <= known:
+        if len(given) < len(parts) or not {"num_speculative_tokens", "acceptance"} <= values.keys() <= known:
             raise ValidationError(
                 "Expected speculation as METHOD:num_speculative_tokens=N,acceptance=SHARE and perhaps "
                 f"{', '.join(sorted(known - {'num_speculative_tokens', 'acceptance'}))}, got {shown(text)}."

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from packer import Adapter, Workload, load_profile, registry, solve
-from packer.errors import IncompatibleError, MissingDependencyError, PluginError, UnknownNameError
+from packer.errors import (
+    IncompatibleError,
+    MissingDependencyError,
+    PluginError,
+    UnknownNameError,
+    ValidationError,
+)
 from packer.objectives.gpus import Gpus
 from packer.testing.analytic import AnalyticPredictor
 
@@ -41,6 +47,13 @@ def test_unknown_names_list_the_known(entries) -> None:
     entries(("greedy", "packer.errors:PackerError"))
     with pytest.raises(UnknownNameError, match="Did you mean 'greedy'"):
         registry.load("solver", "greedi")
+
+
+def test_a_parameter_is_given_once() -> None:
+    """A parameter that is given twice is an error, as the second value would replace the first."""
+    assert registry.make("engine", "lightllm:max_wait_tokens=1").max_wait_tokens == 1
+    with pytest.raises(ValidationError, match=r"once, got max_wait_tokens twice in 'lightllm:"):
+        registry.make("engine", "lightllm:max_wait_tokens=1,max_wait_tokens=2")
 
 
 def test_one_name_for_two_things_is_an_error(entries) -> None:

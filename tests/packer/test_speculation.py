@@ -57,7 +57,8 @@ def test_vllm_is_not_started_without_a_drafter() -> None:
     ["eagle3", "eagle3:num_speculative_tokens=3", "eagle3:num_speculative_tokens=x,acceptance=0.5",
      "medusa:num_speculative_tokens=3,acceptance=0.5", "eagle3:num_speculative_tokens=3,acceptance=0.5,match_rate=0.5",
      "ngram:num_speculative_tokens=3,acceptance=0.5", "eagle3:num_speculative_tokens=0,acceptance=0.5",
-     "eagle3:num_speculative_tokens=3,acceptance=1.5", "eagle3:num_speculative_tokens=3,acceptance=0.5,speed=2"],
+     "eagle3:num_speculative_tokens=3,acceptance=1.5", "eagle3:num_speculative_tokens=3,acceptance=0.5,speed=2",
+     "eagle3:num_speculative_tokens=3,acceptance=0.5,acceptance=0.6"],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
     """A method that is not simulated, a setting of another or of none, a value out of range: errors that show it."""
