@@ -128,7 +128,7 @@ def _package(module: str) -> str:
 
 
 def make(kind: str, spec: str, classes: Mapping[str, Any] | None = None) -> Any:
-    """The strategy that a text names: "gpus", or with parameters "slo:mean_ttft_ms=500,p99_itl_ms=60".
+    """The strategy that a text names: "gpus", or with parameters "lightllm:max_wait_tokens=1".
 
     Parameters are the fields of its dataclass. `classes`: classes by name to use instead of the registered ones.
 
