@@ -62,12 +62,14 @@ class Following:
         plan = self.acting.plan
         said = repr([(each.adapters, each.shares, each.settings) for each in plan.bins])
         self.version = hashlib.sha256(said.encode()).hexdigest()[:12]
-        startable = [each.host.start is not None for each in servers]
+        startable, stoppable = (
+            [getattr(each.host, what) is not None for each in servers] for what in ("start", "stop")
+        )
         limits = self.acting.fleet.limits
         self.keeper = Keeper(
             self.fleet, server_kinds(plan, len(servers)), [{} for _ in servers], self.ready.copy(), rooms,
             self.every_s, max(item.profile.startup_s for item in plan.bins), limits.loads_per_hour,
-            all(startable),
+            startable, stoppable,
         )  # fmt: skip
 
     def check(self, seen: Sequence[Models | str]) -> None:

@@ -85,9 +85,9 @@ class Keeper:
     `kinds`: kind of each server, with its settings. `held`: adapters of each server, by index, with the share of their
     requests; 0 for an idle copy. `on`: which servers are to serve. `rooms`: maximum adapters of each; None: any number.
     `startup_s`: from the start of a server until it serves. `loads_per_hour`: maximum number of adapter loads, except
-    for adapters without a server. `may_start`: whether servers may be started and stopped; otherwise `missing` is the
-    number of servers to add. `waiting`: a change that is not yet worth its cost, in words. `learnt`: by server, what
-    its requests showed at the last decision, in sentences.
+    for adapters without a server. `may_start`, `may_stop`: whether servers, all alike or each, may be started and
+    stopped. `missing`: number of servers to add beyond those that start. `waiting`: a change that is not yet worth its
+    cost, in words. `learnt`: by server, what its requests showed at the last decision, in sentences.
     """
 
     workload: Workload
@@ -98,7 +98,8 @@ class Keeper:
     period_s: float = 60.0
     startup_s: float = 120.0
     loads_per_hour: int = 600
-    may_start: bool = True
+    may_start: bool | Sequence[bool] = True
+    may_stop: bool | Sequence[bool] = True
     seed: int = 0
     log: list[Decision] = field(default_factory=list)
     missing: int = 0
@@ -320,8 +321,7 @@ class Keeper:
         needed = self.missing = max(by_load, by_room)
         if needed > 0:
             self._spare_since_s = math.inf
-            off = [s for s in range(len(self.kinds)) if not self.on[s]]
-            starts = tuple(off[:needed]) if self.may_start else ()
+            starts = tuple(np.flatnonzero(~self.on & np.asarray(self.may_start))[:needed].tolist())
             if not starts:
                 return []
             for s in starts:
@@ -339,12 +339,13 @@ class Keeper:
     def _one_less(self, now_s: float, load: FloatArray, serving: list[int]) -> list[Decision]:
         """Stop a server once the others have had the capacity for its load for longer than the stop costs."""
         total, caps = float(load.sum()), self.caps(serving)
-        if len(serving) < 2 or self.starting or not self.may_start:
+        able = np.flatnonzero(np.broadcast_to(self.may_stop, len(self.on))[serving]).tolist()
+        if len(serving) < 2 or self.starting or not able:
             return []
         copies = Counter(a for s in serving for a in self.held[s])
         alone = [sum(copies[a] == 1 for a in self.held[s]) for s in serving]
         offered = self._near(load).used()
-        k = min(range(len(serving)), key=lambda k: (alone[k], offered[serving[k]], -serving[k]))
+        k = min(able, key=lambda k: (alone[k], offered[serving[k]], -serving[k]))
         s, others = serving[k], [t for t in serving if t != serving[k]]
         if total > ENOUGH * (float(caps.sum()) - float(caps[k])):
             self._spare_since_s = math.inf

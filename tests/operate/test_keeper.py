@@ -91,6 +91,19 @@ def test_adapters_without_room_need_servers() -> None:
     assert (control.missing, control.left.words(0)) == (0, "no server takes a rank above 8: a1")
 
 
+def test_only_servers_with_commands_are_started_and_stopped() -> None:
+    """One server that cannot be started or stopped keeps no other from it."""
+    control = keeper(4, 2, may_start=[False, False, False, True], may_stop=[True, False, False, False])
+    (made,) = control.decide(0.0, seen(3500.0, [True, True, False, False]))
+    assert (made.change.start, control.missing) == ((3,), 1)
+    control = keeper(2, 2, may_stop=[False, True])
+    for now_s in (0.0, 300.0):
+        assert control.decide(now_s, seen(500.0, [True, True])) == []
+    assert control.decide(700.0, seen(500.0, [True, True]))[0].change.stop == (1,)
+    control = keeper(2, 2, may_stop=False)
+    assert not any(control.decide(now_s, seen(500.0, [True, True])) for now_s in (0.0, 300.0, 700.0))
+
+
 def test_a_server_less_waits_until_it_is_worth_it() -> None:
     """It stops after the others have had enough for a while, and its adapters go to them first."""
     control = keeper(2, 2)
