@@ -8,6 +8,7 @@ of preemption, the walk over the slots, slices of outputs, and the default grid 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
 from packer.engine_spec import V1_RELEASE, EngineSpec
@@ -123,9 +124,11 @@ def _check_since(first: Release, engine: EngineSpec, what: str) -> None:
 
 def followed(engine: EngineSpec) -> str:
     """Return in words which version's rules hold if the engine's own version was not read; "" if it was."""
-    release = engine.release
-    if engine.name != "vllm" or release in READ or release > READ[-1]:
+    release, numbered = engine.release, re.match(r"v?\d", engine.version)
+    if engine.name != "vllm" or (numbered and (release in READ or release > READ[-1])):
         return ""
+    if not numbered:
+        return f"vLLM {engine.version}, which is no version, follows the rules of {_name(V1_RELEASE)}"
     older = max((each for each in READ if each <= release), default=V1_RELEASE)
     return f"vLLM {engine.version} follows the rules of {_name(older)}, the newest before it"
 

@@ -78,6 +78,9 @@ def test_versions_between_two_say_which_they_follow(make_profile: Callable[..., 
     assert followed(replace(engine, version="0.26.1")).endswith(
         "follows the rules of 0.24, the newest before it"
     )
+    assert followed(replace(engine, version="banana")).endswith(
+        "which is no version, follows the rules of 0.8"
+    )
     assert followed(replace(engine, version="0.32.0")) == followed(replace(engine, name="other")) == ""
 
 
