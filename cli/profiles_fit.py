@@ -98,6 +98,7 @@ def fit(given: Measurements, out: Writing) -> None:
         replace(result.profile, name=given.about.get("name", base.name), provenance={}),
         method=f"packer profiles fit on micro-benchmarks {'and runs' if runs else 'only'}",
         measured_by=given.about.get("note", ""),
+        prior=result.profile.provenance.get("prior", ""),
     )
     result = replace(result, profile=profile)
     errors = {"errors_micro_benchmarks_only": dict(result.micro_profile.errors)}

@@ -59,7 +59,8 @@ def _rounded(profile: Profile) -> Profile:
 def micro_profile(base: Profile, profiling: Profiling) -> Profile:
     """Fit a profile to micro-benchmarks only; parts without a table stay as in `base`.
 
-    Terms that micro-benchmarks do not determine stay near another model's terms (`packer.fit.step_law`).
+    Terms that micro-benchmarks do not determine stay near those of `base` (`packer.fit.step_law.prior_of`). An estimate
+    stays one unless adapters were measured.
     """
     memory, loading = base.memory, base.loading
     if profiling.kv_capacity:
@@ -72,8 +73,9 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
         prior = prior_of(base)
         law = step_law.solve(equations, TERMS, prior)
         latency = LatencySpec("linear", law, base.latency.graph_max_tokens)
-        note = "" if prior is None else f"{prior.source}, scaled, for what micro-benchmarks leave open"
-    profile = replace(base, memory=memory, loading=loading, latency=latency, calibrated=True, errors={})
+        note = "" if prior is None else f"{prior.source}, for what micro-benchmarks leave open"
+    calibrated = base.calibrated or bool(profiling.adapters)
+    profile = replace(base, memory=memory, loading=loading, latency=latency, calibrated=calibrated, errors={})
     return with_provenance(_rounded(profile), prior=note)
 
 
@@ -85,7 +87,8 @@ def fit_runs(
     micro = step_law.micro_equations(profiling, start.engine, graph)
     first = step_law.solve(micro + step_law.run_equations(runs, graph), TERMS)
     first = {term: value for term, value in first.items() if value > 0}
-    begun = replace(with_provenance(start, prior=""), latency=LatencySpec("linear", first, graph))
+    law = LatencySpec("linear", first, graph)
+    begun = replace(with_provenance(start, prior=""), latency=law, calibrated=True)
     return _rounded(fit_mean_state(begun, runs, micro, TERMS, seed=SEED, done=done))
 
 

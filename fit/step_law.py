@@ -4,15 +4,16 @@ A mean step time is linear in the mean features, so each micro-benchmark, whole 
 (`packer.live`) gives one equation. Rows are weighted by 1 / step time, so that errors are relative.
 
 Micro-benchmarks vary the batch and its adapters, but hardly ever slots, their rank and prefills with adapters. Least
-squares then attribute the cost of slots to an arbitrary term, and predictions for other slots are wrong by half. LoRA
-kernels are the same for every model, so their costs scaled by the bytes of an adapter (`packer.fit.scaled`) are a good
-guess. A fit with a `Prior` holds each term near this guess as far as the measurements do not determine the term.
+squares then attribute the cost of slots to an arbitrary term, and predictions for other slots are wrong by half. The
+law of the base profile, or without one that of another model, is a good guess: LoRA kernels are the same for every
+model, and their costs scale with the bytes of an adapter (`packer.fit.scaled`). A fit with a `Prior` holds each term
+near this guess as far as the measurements do not determine the term.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,14 +42,19 @@ SMALLEST = 0.02
 
 @dataclass(frozen=True)
 class Prior:
-    """Coefficients of terms, ms, and the profile that they come from."""
+    """Coefficients of terms, ms, and where they come from."""
 
-    coefficients: dict[str, float]
+    coefficients: Mapping[str, float]
     source: str
 
 
 def prior_of(base: Profile) -> Prior | None:
-    """Return a prior from the other model's shipped profile with the nearest weights; None if there is none."""
+    """The law of the base profile; if it has none, that of the other model's shipped profile with the nearest weights.
+
+    None: there is no such profile.
+    """
+    if base.latency.form == "linear" and base.latency.coefficients:
+        return Prior(base.latency.coefficients, base.name)
     sheet = next((sheet for sheet in GPUS.values() if sheet.title == base.gpu.name), None)
     if sheet is None:
         return None
@@ -61,7 +67,7 @@ def prior_of(base: Profile) -> Prior | None:
     if not others or base.model.weights_bytes <= 0:
         return None
     nearest = min(others, key=lambda each: abs(math.log(each.model.weights_bytes / base.model.weights_bytes)))
-    return Prior(scaled_law(base.model, sheet, nearest), nearest.name)
+    return Prior(scaled_law(base.model, sheet, nearest), f"{nearest.name}, scaled")
 
 
 @dataclass(frozen=True, eq=False)

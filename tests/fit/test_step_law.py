@@ -33,6 +33,10 @@ def _states(batches: tuple[tuple[int, int], ...], slots: float, rank: float) -> 
     )  # fmt: skip
 
 
+def _without_law(profile: Profile) -> Profile:
+    return replace(profile, latency=replace(profile.latency, coefficients={}))
+
+
 def _law(profile: Profile) -> np.ndarray:
     from packer.twin.law.law import coefficient_vector
 
@@ -44,9 +48,9 @@ def test_other_slots_than_measured_are_predicted() -> None:
     true = _law(load_profile(LLAMA))
     measured = _states(SEEN, 300, 8)
     seen = Equations(measured, measured @ true, np.ones(len(SEEN)))
-    prior = prior_of(load_profile(LLAMA))
+    prior = prior_of(_without_law(load_profile(LLAMA)))
     assert prior is not None
-    assert prior.source == QWEN
+    assert prior.source == f"{QWEN}, scaled"
     laws = [solve(seen, TERMS, each) for each in (prior, None)]
     assert np.abs(residuals(seen, laws[0])).mean() < 0.04
     errors = []
@@ -77,19 +81,36 @@ def test_measurements_win_where_they_say_something() -> None:
 
 def test_unknown_hardware_has_no_prior() -> None:
     """A GPU without a data sheet is not compared with an H100."""
-    known = load_profile(QWEN)
+    known = _without_law(load_profile(QWEN))
     assert prior_of(replace(known, gpu=GpuSpec("CPU", 1e9))) is None
 
 
 def test_the_profile_says_where_open_terms_come_from() -> None:
     """A fit to micro-benchmarks alone names the profile behind its prior."""
-    rows = tuple(
+    found = micro_profile(_without_law(load_profile(LLAMA)), Profiling(backbone=_decodes(12.0, 0.02)))
+    assert found.provenance["prior"].startswith(QWEN)
+    assert found.latency.coefficients["per_slot_ms"] > 0
+
+
+def _decodes(base_ms: float, per_decode_ms: float) -> tuple[Row, ...]:
+    """Rows of decodes of the base model."""
+    return tuple(
         Row(0, {
             "phase": "decode", "set_batch_size": str(batch), "set_output_length": "100", "actual_prompt_len": "5",
-            "itl_mean_ms": str(12.0 + 0.02 * batch),
+            "itl_mean_ms": str(base_ms + per_decode_ms * batch),
         })
         for batch in (50, 100, 200, 400)
     )  # fmt: skip
-    found = micro_profile(load_profile(LLAMA), Profiling(backbone=rows))
-    assert found.provenance["prior"].startswith(QWEN)
-    assert found.latency.coefficients["per_slot_ms"] > 0
+
+
+def test_what_was_not_measured_stays_as_in_the_base() -> None:
+    """Decodes of the base model change no term of adapters, and make no calibrated profile of an estimate."""
+    base = load_profile(LLAMA)
+    measured = Profiling(backbone=_decodes(20.0, 0.03))
+    found = micro_profile(base, measured)
+    assert found.latency.coefficients["base_ms"] > 1.5 * base.latency.coefficients["base_ms"]
+    for term in ("first_adapter_ms", "per_adapter_ms", "per_slot_rank_ms", "per_lora_token_ms"):
+        assert found.latency.coefficients[term] == pytest.approx(base.latency.coefficients[term], rel=1e-5)
+    assert found.provenance["prior"] == f"{LLAMA}, for what micro-benchmarks leave open"
+    assert found.calibrated
+    assert not micro_profile(replace(base, calibrated=False), measured).calibrated
