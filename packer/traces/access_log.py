@@ -17,6 +17,7 @@ from packer.io.frames import pl
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
 from packer.traces.columns import FORMATS, KEYS
+from packer.words import counted
 
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S")
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
@@ -101,6 +102,10 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
         requests = named
     elif fields.keys.get("model") or left_out["skipped"]:
         requests = []
+    known = all(seen.keys() & set(wanted[name]) for name in ("time", "input", "output"))
+    if not requests and known and (failed := left_out["failed"]):
+        rule = "expected at least one request with input and output tokens"
+        raise FileFormatError(f"{rule}, got {counted(failed, 'request')} without.")
     if not requests:
         raise FileFormatError(nothing(seen, left_out["skipped"], fields.skip))
     more = {"dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     """The first argument of `trace_of_requests`, and further ones by name."""
 
 MAX_TIME_S = 1e15
+_JSON_LINES = re.compile(r"[\ufeff\s]*([{\[]|[^\n]*\n\s*\{)")
+"""The first line or the second is an object: one may be damaged."""
 
 
 @reader
@@ -77,7 +80,7 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: 
     source = os.path.basename(os.fspath(path))
     if not isinstance(content, str):
         kind, found = _read_frame(content, fields)
-    elif content.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
+    elif _JSON_LINES.match(content):
         kind, found = _read_jsonl(content, fields)
     else:
         kind, found = _read_csv(content, fields)

@@ -88,6 +88,12 @@ def test_a_known_trace_takes_the_column_of_its_adapters(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", "row 1: expected JSON"),
+        ('garbage\n{"time": 1, "model": "a", "prompt_tokens": 1}', "row 1: expected JSON"),
+        (
+            '{"time": 1, "model": "a", "status": 500, "prompt_tokens": 9, "completion_tokens": 0}',
+            "at least one request with input and output tokens, got 1 request without",
+        ),
+        ('{"time": 1, "model": "a", "prompt_tokens": 9, "generated": 5}', "--key time=NAME"),
         ("[1]", "expected a JSON object"),
         ('{"a": 1}', "--key time=NAME"),
         (f'{{"{"k" * 9000}": 1}}', f"Found: {'k' * 40}; --key"),
