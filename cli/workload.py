@@ -84,7 +84,7 @@ class Made:
 
     adapters: How many adapters.
     ranks: LoRA ranks; each comes equally often.
-    rates: Request rates, req/s; each comes equally often. [default: 0.1,0.05,0.025]
+    rates: Request rates, req/s; each comes equally often; 0 is an idle adapter. [default: 0.1,0.05,0.025]
     total_rate: Instead of --rates: this many req/s in all, shared by a power law.
     exponent: Of the power law: the k-th adapter gets a share proportional to k^-EXPONENT.
     input_tokens: Mean input length, tokens.

@@ -14,7 +14,7 @@ MIN_RATE = 1e-12
 MAX_RATE = 1e6
 """Largest request rate that is accepted, req/s. Rates that are scaled may be outside of the two."""
 IDLE_RATE = 1e-6
-"""Rate, req/s, that replaces a rate of 0 in files: the adapter is served but gets no requests."""
+"""Rate, req/s, that replaces a rate of 0: the adapter is served but gets no requests."""
 MAX_PRIORITY = 10**6
 A_LENGTH = "packer.Lengths.gamma(mean=300, cv=1.1)"
 """Example of a length distribution, for error messages."""
@@ -26,7 +26,7 @@ class Adapter:
 
     `name`: unique within a workload; up to 256 characters, without control characters.
     `rank`: LoRA rank, 1 … 512. With 0 the requests use no adapter: they take no slot and load nothing.
-    `rate`: mean request rate, req/s, at least `MIN_RATE`.
+    `rate`: mean request rate, req/s, at least `MIN_RATE`; 0: the adapter is served, but idle (`IDLE_RATE`).
     `input_tokens`, `output_tokens`: length distributions; None takes the workload's.
     `model`: the base model that the adapter was trained for; None in a fleet of one model. Adapters of different
     models never share a server.
@@ -54,7 +54,10 @@ class Adapter:
         checks.name("an adapter's name", self.name)
         who = f"of adapter {self.name!r}"
         checks.keep_integer(self, "rank", f"the rank {who}", low=0, high=MAX_RANK)
-        checks.keep_real(self, "rate", f"the rate {who}", low=MIN_RATE, high=MAX_RATE)
+        checks.keep_real(self, "rate", f"the rate {who}", low=0.0, high=MAX_RATE)
+        if not self.rate:
+            object.__setattr__(self, "rate", IDLE_RATE)
+        checks.real(f"the rate {who}", self.rate, low=MIN_RATE)
         shared = "shared_prefix_tokens"
         checks.keep_integer(self, shared, f"{shared} {who}", low=0, high=MAX_TOKENS)
         checks.keep_integer(self, "priority", f"the priority {who}", low=-MAX_PRIORITY, high=MAX_PRIORITY)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field
 
-from packer.adapter import IDLE_RATE, Adapter
+from packer.adapter import Adapter
 from packer.errors import ValidationError, located
 from packer.goal import Goal, Limits
 from packer.io.arrivals_schema import ArrivalsTable, arrivals_to_dict
@@ -136,7 +136,7 @@ def workload_from_dict(data: Any, *, name: str = "workload") -> Workload:
             own["output_tokens"] = _lengths(row.output_tokens, outputs)
             if row.sessions is not None:
                 own["sessions"] = parse(Sessions, row.sessions, f"adapters.{k}.sessions")
-            adapters.append(Adapter(**{**dict(row), **own, "rate": row.rate or IDLE_RATE}))
+            adapters.append(Adapter(**{**dict(row), **own}))
     with located("slo"):
         slo = file.slo.slo()
     with located("fine_tuning"):

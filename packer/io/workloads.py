@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packer.adapter import IDLE_RATE, MAX_PRIORITY, MAX_RANK, Adapter
+from packer.adapter import MAX_PRIORITY, MAX_RANK, MAX_RATE, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, located, reader, shown
 from packer.goal import Goal
@@ -116,7 +116,7 @@ def _bursts(row: Row, column: str) -> Bursts:
 
 def _adapter(name: str, row: Row) -> Adapter:
     rank = row.integer("rank", low=0, high=MAX_RANK)
-    rate = row.real("rate", low=0.0, high=1e6) or IDLE_RATE
+    rate = row.real("rate", low=0.0, high=MAX_RATE)
     inputs = _mean_and_cv(row, "input_tokens", "input_cv", SHAREGPT_INPUT)
     outputs = _mean_and_cv(row, "output_tokens", "output_cv", SHAREGPT_OUTPUT)
     more = {column: read(row, column) for column, read in _READERS.items() if not row.is_blank(column)}

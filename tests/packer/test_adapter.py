@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from packer.adapter import Adapter
+from packer.adapter import IDLE_RATE, Adapter
 from packer.errors import ValidationError
+from packer.traces.assign import generate_workload
 
 
 @pytest.mark.parametrize(
@@ -35,11 +36,19 @@ def test_shared_prefixes(tokens: object) -> None:
         Adapter("a", 8, 0.1, shared_prefix_tokens=tokens)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rate", [0, -0.1, math.nan, math.inf, 1e-320, 1e-13, 1e7, "0.1", None])
+@pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf, 1e-320, 1e-13, 1e7, "0.1", None])
 def test_rates(rate: object) -> None:
-    """A rate is a finite number from 1e-12 to 1e6 req/s: times between requests must not overflow."""
+    """A rate is 0 or a finite number from 1e-12 to 1e6 req/s: times between requests must not overflow."""
     with pytest.raises(ValidationError, match="rate of adapter 'a'"):
         Adapter("a", 8, rate)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rate", [0, 0.0, -0.0])
+def test_a_rate_of_0_is_idle(rate: float) -> None:
+    """An adapter without requests is part of a fleet, in Python as in files and generated fleets."""
+    assert Adapter("a", 8, rate).rate == IDLE_RATE
+    fleet = generate_workload(4, ranks=[8], rates=[0.0, 1.0])
+    assert sorted(fleet.rates) == [IDLE_RATE, IDLE_RATE, 1.0, 1.0]
 
 
 def test_numpy_values_become_plain_and_frozen() -> None:

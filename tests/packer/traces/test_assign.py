@@ -39,8 +39,8 @@ def test_the_seed_decides() -> None:
     assert first != other
 
 
-@pytest.mark.parametrize("rates", [(), (0.0,), PowerLaw(-1.0)])
+@pytest.mark.parametrize("rates", [(), (-0.1,), PowerLaw(-1.0)])
 def test_nonsense_is_refused(rates: tuple[float, ...] | PowerLaw) -> None:
-    """A set of rates that is not empty, or a total; each is above 0."""
+    """A set of rates that is not empty, none negative, or a total above 0."""
     with pytest.raises(ValidationError):
         generate_workload(3, ranks=(8,), rates=rates)
