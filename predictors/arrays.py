@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from packer.arrays import IntArray
 
+LARGEST_LEAF = 500.0
+"""Leaves have logarithms of factors and odds, whose exponentials must be finite; trained models have less than 20."""
+
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -59,6 +62,8 @@ def _check_trees(arrays: Arrays, features: int, outputs: int) -> None:
     _require(bool(((left > node) & (left < n - 1))[inner].all()), "left", "behind each node")
     _require(bool((feature[inner] < features).all()), "feature", f"< {features}")
     _require(bool((feature[~inner] == features).all()), "feature", f"{features} in leaves")
+    leaves = np.abs(arrays["threshold"][~inner])
+    _require(bool((leaves <= LARGEST_LEAF).all()), "threshold", f"within ±{LARGEST_LEAF:g} in leaves")
     _require(bool((roots < n).all()), "roots", f"< {n}")
     parents = np.bincount(np.concatenate([roots, left[inner], left[inner] + 1]), minlength=n)
     _require(bool((parents <= 1).all()), "left", "the children of one node each")

@@ -68,6 +68,15 @@ def test_random_arrays_with_a_valid_hash(
     assert refused > len(model.arrays)
 
 
+def test_leaves_without_finite_figures_are_refused(models: dict[str, Model]) -> None:
+    """A factor of e to the power of a million is no prediction; neither an evaluation nor its rules meet it."""
+    huge = np.full_like(models["tree"].arrays["threshold"], 1e6)
+    changed = replace(models["tree"], arrays={**models["tree"].arrays, "threshold": huge})
+    assert outcome(changed) == (
+        "m.packer: the predictor can't be used: expected the array 'threshold' to be within ±500 in leaves."
+    )
+
+
 ODD: dict[str, Callable[[Any], Any]] = {
     "kind": lambda _: "oracle",
     "family": lambda _: "neighbours",
