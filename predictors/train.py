@@ -213,7 +213,8 @@ def _header(
 def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
     """Score a model on some rows of a dataset: on all of them, by family of scenarios, and by regime.
 
-    Regimes by the served share: "served" >= 0.97, "edge" in [0.8, 0.97[, "overloaded" below.
+    Regimes by the served share: "served" >= 0.97, "edge" in [0.8, 0.97[, "overloaded" below. An F1 is None where all
+    rows are of one class: a single error would make it a half.
     """
     features = data.features[rows]
     x = np.ascontiguousarray(features, dtype=np.float32)
@@ -238,8 +239,8 @@ def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str,
         own = {
             "rows": int(part.sum()),
             "throughput_smape": smape(share_pairs),
-            "starvation_macro_f1": macro_f1(np.column_stack((chance >= 0.5, starved))[part]),
-            "stability_macro_f1": macro_f1(stable_pairs),
+            "starvation_macro_f1": _f1(np.column_stack((chance >= 0.5, starved))[part]),
+            "stability_macro_f1": _f1(stable_pairs),
             "starvation_brier": float(np.mean((chance[part] - starved[part]) ** 2)),
         }
         for latency in LATENCIES:
@@ -247,3 +248,8 @@ def scores(model: Model, data: Dataset, rows: npt.NDArray[np.intp]) -> dict[str,
             own[f"{latency}_smape"] = smape(np.column_stack((predicted[latency], actual[latency]))[known])
         card[name] = {k: round(v, 4) if np.isfinite(v) else None for k, v in own.items()}
     return card
+
+
+def _f1(pairs: BoolArray) -> float:
+    """Macro F1 of (predicted, actual), bool (n, 2); NaN if only one class is present."""
+    return macro_f1(pairs) if pairs[:, 1].any() and not pairs[:, 1].all() else math.nan

@@ -44,6 +44,9 @@ def test_kinds_learn(models: dict[str, Model], kind: str) -> None:
     assert card["starvation_macro_f1"] > 0.8
     assert card["throughput_smape"] < 15.0
     assert card["rows"] > 20
+    assert (
+        models[kind].header["scores"]["regime served"]["starvation_macro_f1"] is None
+    )  # none of them starves
 
 
 @pytest.mark.parametrize("kind", ["boosting", "tree"])
