@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packer.cli.declare import bundle, command, flag, option, typed, values
-from packer.cli.evaluated import conclusion_lines, drift_lines, servers_table
+from packer.cli.evaluated import SHOWN, conclusion_lines, drift_lines, servers_table
 from packer.cli.options import Output, PlanArgument, Writing, common
 from packer.cli.output import note
 from packer.cli.traffic import PlanLogOptions, PrometheusOptions, RankOptions, refuse_unused
 from packer.errors import IncompatibleError, InputError, ValidationError
+from packer.words import listed
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from packer.operate.evaluate import PlanEvaluation
     from packer.plan import Plan
     from packer.report.metrics import Exporter
+    from packer.traces.assign import Ranks
     from packer.traces.trace import Trace
     from packer.workload import Workload
 
@@ -156,7 +158,7 @@ def evaluate(
 
     With --log, --url or --input the rates are those measured, and the advice is "keep" (the plan holds),
     "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server or a limit breaks, or new adapters
-    have much of the load; exit code 3).
+    have no server or much of the load; exit code 3).
 
     \b
     Examples:
@@ -225,8 +227,10 @@ def _follow(
 ) -> int:
     """Evaluate at the measured rates, once or every `traffic.every_s` seconds."""
 
+    from packer.io.workloads import write_workload
     from packer.operate.drift import drift, with_base
     from packer.report.metrics import metrics_text
+    from packer.traces.measure import rounded
 
     refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s", "rewrite"))
     if not plan.bins:
@@ -235,7 +239,7 @@ def _follow(
         while True:
             try:
                 measured, requests = read()
-                seen = with_base(plan, measured, ranks.base)
+                seen, given_ranks = with_base(plan, measured, ranks.base), ranks.read()
             except InputError as error:
                 if traffic.every_s is None:
                     raise
@@ -247,10 +251,10 @@ def _follow(
                     named = dict(zip(measured.names, seen.names, strict=True))
                     requests = replace(requests, names=tuple(named[name] for name in requests.names))
                     given["requests"] = requests, traffic.window_s
-                found = drift(plan, seen, **given)
+                found = drift(plan, _placeable(plan, seen, given_ranks, out), **given)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
                 if traffic.seen_path is not None:
-                    _write_seen(plan, seen, ranks, traffic.seen_path)
+                    write_workload(rounded(_ranked(plan, seen, given_ranks)), traffic.seen_path, force=True)
                 _write(found.evaluation, changes.output, out)
                 out.result(found.to_dict, partial(drift_lines, plan, found, traffic))
                 if traffic.every_s is None:
@@ -266,15 +270,23 @@ def _write(found: PlanEvaluation, path: str | None, out: Writing) -> None:
         out.note(f"wrote {path}")
 
 
-def _write_seen(plan: Plan, seen: Workload, ranks: RankOptions, path: str) -> None:
-    """Write the measured fleet; ranks are those of the plan, and for new adapters those of --ranks."""
-
-    from packer.io.workloads import write_workload
-    from packer.traces.measure import rounded
-
-    given = ranks.read()
+def _ranked(plan: Plan, seen: Workload, given: Ranks) -> Workload:
+    """The measured fleet with ranks: those of the plan, and those that are given for new adapters."""
     known = {adapter.name: adapter.rank for adapter in plan.workload.adapters}
     known |= {adapter.name: 0 for adapter in seen.adapters if not adapter.rank}
     found = replace(given, table={**known, **given.table}).of(seen.names)
     adapters = tuple(replace(a, rank=rank) for a, rank in zip(seen.adapters, found, strict=True))
-    write_workload(rounded(replace(seen, adapters=adapters)), path, force=True)
+    return replace(seen, adapters=adapters)
+
+
+def _placeable(plan: Plan, seen: Workload, given: Ranks, out: Output) -> Workload:
+    """`_ranked`; where no rank is given for a new adapter, it gets the plan's largest, which is noted."""
+    known = {*plan.workload.names, *given.table}
+    unknown = [each.name for each in seen.adapters if each.rank and each.name not in known]
+    if given.others or not unknown:
+        return _ranked(plan, seen, given)
+    largest = max(1, *plan.workload.ranks.tolist())
+    out.note(
+        f"{listed(unknown, SHOWN)}: no rank is given (--rank); taken to be {largest}, the plan's largest"
+    )
+    return _ranked(plan, seen, replace(given, others=(largest,)))

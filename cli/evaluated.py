@@ -8,7 +8,7 @@ from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.cli.plan_table import result_of, servers
 from packer.gpu import serves
 from packer.room import growth
-from packer.words import listed, number, plural
+from packer.words import counted, listed, number, plural
 
 if TYPE_CHECKING:
     from packer.cli.evaluate import ObservedTraffic
@@ -43,11 +43,8 @@ def servers_table(plan: Plan, found: PlanEvaluation) -> Table:
     return Table(title, columns, rows, left=())
 
 
-def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
-    """Say whether the plan holds, which server breaks first, and which profiles were evaluated.
-
-    `new`: number of measured adapters that are not in the plan.
-    """
+def conclusion_lines(found: PlanEvaluation) -> list[Part]:
+    """Say whether the plan holds, which server breaks first, and which profiles were evaluated."""
     plan = found.plan
     lines: list[Part] = []
     unlimited = plan.workload.slo.is_none
@@ -64,13 +61,13 @@ def conclusion_lines(found: PlanEvaluation, new: int = 0) -> list[Part]:
         lines += _unplaced(plan)
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
     late = len(found.over_limits) if plan.limits else 0
-    said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced) + new, late)
+    said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced), late)
     if not found.holds and not found.broken and not plan.unplaced:
         how = ": requests queue without end" if unlimited else " its latency limits"
         said = f"The plan breaks{how}. packer solve --from makes the next one."
-    elif found.over_limits and found.holds and not (plan.limits or new):
+    elif found.over_limits and found.holds and not plan.limits:
         said = f"The plan holds. It was made for {plan.objective}, not for these limits."
-    lines.append(Judged(said, found.holds and not new))
+    lines.append(Judged(said, found.holds))
     if found.holds or not (found.over_limits or found.broken):
         lines += [f"{reason}." for reason in plan.reasons]
     elif found.rarely:
@@ -118,22 +115,35 @@ def drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Part
         f"{hour} {traffic.window_s / 60:g} min: offered load {number(found.measured_tok_s, 0)} tok/s, "
         f"planned for {number(found.planned_tok_s, 0)}; "
         f"{len(found.drifted)} of {len(plan.workload)} rates drifted, "
-        f"{len(found.new_adapters)} new adapters, {len(found.silent_adapters)} silent."
+        f"{counted(len(found.new_adapters), 'new adapter')}, {len(found.silent_adapters)} silent."
     )
-    if found.new_adapters:
-        lines.append(f"Without a server: {listed(found.new_adapters, SHOWN)}.")
+    lines += _newcomers(found)
     if plan.workload.arrivals.trace is not None:
         lines.append("The plan replays a trace: evaluated with Poisson arrivals at the measured rates.")
-    lines += conclusion_lines(found.evaluation, len(found.new_adapters))
+    lines += conclusion_lines(found.evaluation)
     if found.replayed is not None:
         said = f"With the requests of that window as they were: {_lower(found.replayed.text)}"
         lines.append(Judged(said, found.replayed.holds))
+    much = found.evaluation.holds and (found.replayed is None or found.replayed.holds)
+    why = f" (new adapters have {found.new_share:.0%} of the load)" if much else ""
     advice = {
         "keep": "Keep the plan.",
         "watch": "Keep the plan for now; make a new one when convenient.",
-        "replan": f"Plan again: packer solve {traffic.seen_path or 'WORKLOAD'} --from PLAN.",
+        "replan": f"Plan again{why}: packer solve {traffic.seen_path or 'WORKLOAD'} --from PLAN.",
     }
     return [*lines, advice[found.advice]]
+
+
+def _newcomers(found: Drift) -> list[str]:
+    """Say which new adapters are evaluated, and which are not, as several base models are served."""
+    plan = found.evaluation.plan
+    placed = {plan.workload.names[i] for item in plan.bins for i in item.adapters}
+    on = [name for name in found.new_adapters if name in placed]
+    left = [name for name in found.new_adapters if name not in plan.workload.names]
+    lines = (
+        [f"Evaluated on the least loaded servers with large enough slots: {listed(on, SHOWN)}."] if on else []
+    )
+    return [*lines, f"Not evaluated, without a known base model: {listed(left, SHOWN)}."] if left else lines
 
 
 def _lower(sentence: str) -> str:

@@ -34,11 +34,13 @@ class Drifted:
 class Drift:
     """What changed since the plan was made.
 
-    `evaluation`: the plan's adapters at the measured rates and lengths, on their servers.
+    `evaluation`: the plan's adapters at the measured rates and lengths, on their servers, and new adapters on the least
+    loaded servers with large enough slots.
     `advice`: "keep"; "watch": the plan holds, but rates drifted or adapters are new; "replan": the plan does not hold,
-    drawn or replayed requests alike, or new adapters have more than the tolerated share of the load.
+    drawn or replayed requests alike, or new adapters have no server or more than the tolerated share of the load.
     `drifted`: adapters whose rate differs by more than the tolerance, the largest difference first.
-    `new_adapters`, `silent_adapters`: adapters seen that have no server; adapters of the plan that were not seen.
+    `new_adapters`, `silent_adapters`: adapters seen that the plan does not have; adapters of the plan that were not
+    seen. `new_share`: share of the new adapters in the measured load.
     `planned_tok_s`, `measured_tok_s`: offered loads.
     `replayed`: whether the replayed requests keep the goal; None if the requests are not known.
     """
@@ -50,6 +52,7 @@ class Drift:
     silent_adapters: tuple[str, ...]
     planned_tok_s: float
     measured_tok_s: float
+    new_share: float = 0.0
     replayed: RunVerdict | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,10 +81,11 @@ def drift(
 ) -> Drift:
     """Compare the measured fleet with a plan and evaluate the plan's servers at the measured rates.
 
-    `plan`, `seen`: the running plan, and the fleet as measured (`packer.operate.observe`). Rank 0 is the base model
-    (`with_base`): its requests go to the least loaded server if the plan has none. Other measured ranks are ignored.
-    `tolerance`: a rate that differs by more than this share of the planned one counts as drifted; adapters without a
-    server that have more than this share of the measured load need another plan.
+    `plan`, `seen`: the running plan, and the fleet as measured (`packer.operate.observe`), with the ranks of adapters
+    that the plan does not have. These are placed as `evaluate_plan` does, unless the plan has several base models and
+    it is not clear to which of them they belong. Rank 0 is the base model (`with_base`).
+    `tolerance`: a rate that differs by more than this share of the planned one counts as drifted; new adapters that
+    have more than this share of the measured load need another plan.
     `predictor`, `seed`: as for `evaluate_plan`, as are the errors raised.
     `in_log`: whether the fleet was measured from requests. If so, its bursts and length correlation, which metrics do
     not show, replace those of the plan.
@@ -89,10 +93,10 @@ def drift(
     are replayed on the plan's servers.
     """
     planned = plan.workload
-    base = (
-        _of_model(planned, each) for each in seen.adapters if not each.rank and each.name not in planned.names
-    )
-    plain = [each for each in base if each is not None]
+    known = set(planned.names)
+    come = [_of_model(planned, each) for each in seen.adapters if each.name not in known]
+    added = [each for each in come if each is not None]
+    plain = [each for each in added if not each.rank]
     now = {adapter.name: adapter for adapter in seen.adapters}
     adapters = [
         replace(old, rate=IDLE_RATE)
@@ -103,8 +107,8 @@ def drift(
     fleet = replace(unreplayed(planned), adapters=tuple(adapters))
     if in_log:
         fleet = replace(fleet, arrivals=seen.arrivals, length_correlation=seen.length_correlation)
-    found = evaluate_plan(replace(plan, workload=fleet), predictor, add=plain, seed=seed)
-    known, measured = set(planned.names), set(seen.names)
+    found = evaluate_plan(replace(plan, workload=fleet), predictor, add=added, seed=seed)
+    measured = set(seen.names)
     rows = [
         Drifted(old.name, old.rate, new.rate if old.name in measured else 0.0)
         for old, new in zip(planned.adapters, fleet.adapters, strict=True)
@@ -117,10 +121,10 @@ def drift(
     load = dict(zip(seen.names, seen.offered_tok_s_by_adapter.tolist(), strict=True))
     replayed = None if requests is None else replayed_on(found.plan, *requests)
     kept = found.holds and (replayed is None or replayed.holds)
-    holds = kept and sum(load[name] for name in new) <= tolerance * seen.offered_tok_s
-    advice: Advice = "replan" if not holds else "watch" if rows or new else "keep"
+    share = sum(load[name] for name in new) / seen.offered_tok_s
+    advice: Advice = "replan" if not kept or share > tolerance else "watch" if rows or new else "keep"
     silent, loads = tuple(sorted(set(planned.names) - measured)), (planned.offered_tok_s, seen.offered_tok_s)
-    return Drift(found, advice, tuple(rows), new, silent, *loads, replayed)
+    return Drift(found, advice, tuple(rows), new, silent, *loads, share, replayed)
 
 
 def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | None:
@@ -129,12 +133,11 @@ def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | No
     `window_s`: minimum simulated time. It is longer than a short log, so that all of its requests end.
     Requests of adapters without a server are left out; None if there are no other requests.
     """
-    placed = {i for item in plan.bins for i in item.adapters}
-    served = [name if i in placed else "" for i, name in enumerate(plan.workload.names)]
-    trace = requests_to(served, requests, window_s)
+    served = plan.workload.subset(sorted({i for item in plan.bins for i in item.adapters}))
+    trace = requests_to(served.names, requests, window_s)
     if trace is None:
         return None
-    fleet = plan.workload.replaying(trace)
+    fleet = served.replaying(trace)
     run = simulate_cluster(fleet, plan.cluster(), router="plan", seed=plan.seed)
     found = verdict_of(run)
     if "slo_used" in plan.limits or run.status != "ok":
@@ -160,7 +163,7 @@ def with_base(plan: Plan, seen: Workload, names: Collection[str] = ()) -> Worklo
 
 
 def _of_model(planned: Workload, seen: Adapter) -> Adapter | None:
-    """Requests to the base model as an adapter of the fleet; None if it is not clear to which model they go."""
+    """An adapter, or requests to the base model, with its base model; None if it is not clear which one that is."""
     models = {base_model(model): model for model in planned.models}
     model = models.get(base_model(seen.name), planned.models[0] if len(models) == 1 else None)
     return replace(seen, model=model) if model or not models else None

@@ -96,6 +96,29 @@ def test_traffic_advises(
     assert seen.read_text().count("\n") >= 5
 
 
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("--rank", "8"), 0), (("--rank", "64"), 3)])
+def test_new_adapters_are_judged_where_they_would_be_served(
+    plan_path: str, tmp_path: Path, capsys: Capture, words: tuple[str, ...], code: int
+) -> None:
+    """They go to the least loaded server with large enough slots, as with --add, at the plan's largest rank if none is
+    given; one that no server can hold has no server, and the plan does not hold."""
+    log = tmp_path / "log.jsonl"
+    log.write_text(traffic(300) + "\n".join(line(START + 10 * n, "new") for n in range(30)))
+    given = ["evaluate", plan_path, "--log", str(log), "--window", "100", *words]
+    assert run([*given, "--json"]) == code
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["new_adapters"], found["advice"]) == (["new"], "replan" if code else "watch")
+    assert (found["unplaced"], found["holds"]) == (["new"] if code else [], not code)
+    assert sum(each["adapters"] for each in found["servers"]) == (4 if code else 5)
+    assert ("new: no rank is given (--rank); taken to be 8" in err) == (not words)
+    assert run(given) == code
+    out = " ".join(capsys.readouterr().out.split())
+    where = "No server has slots large enough for: new." if code else "The plan holds."
+    assert where in out
+    assert ("Evaluated on the least loaded servers" in out) == (not code)
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("models/toy-7b", ()), ("alias", ("--base", "alias")), ("alias", ())]
 )
@@ -103,7 +126,7 @@ def test_requests_to_the_base_model_need_no_adapter(
     plan_path: str, tmp_path: Path, capsys: Capture, name: str, words: tuple[str, ...]
 ) -> None:
     """The base model, by its own name or one that --base gives, is on every server: its requests are evaluated there,
-    and are no new adapter."""
+    and are no new adapter, which they are under an unknown name."""
     log, seen = tmp_path / "log.jsonl", tmp_path / "seen.csv"
     log.write_text(traffic(300) + "\n".join(line(START + 10 * n, name) for n in range(30)))
     known = name != "alias" or bool(words)
@@ -111,7 +134,7 @@ def test_requests_to_the_base_model_need_no_adapter(
     assert run([*given, "--json", "--rank", "8"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["new_adapters"] == ([] if known else [name])
-    assert sum(each["adapters"] for each in found["servers"]) == 4 + known
+    assert sum(each["adapters"] for each in found["servers"]) == 5
     assert [(each["adapter"], each["planned"]) for each in found["drifted"]] == [(name, 0.0)] * known
     fleet = read_workload(seen)
     assert fleet.ranks[fleet.names.index(name)] == (0 if known else 8)
@@ -210,7 +233,7 @@ def test_measured_traffic_that_breaks_the_limits_needs_another_plan(
     assert "The plan breaks its latency limits." in out
     assert "slow" in out
     log.write_text("\n".join(line(START + 10 * n, "new") for n in range(30)))
-    assert run(words) == 3
+    assert run([*words, "--rank", "64"]) == 3
     out = capsys.readouterr().out
     assert "The servers hold, but 1 adapter has no server." in out
 
