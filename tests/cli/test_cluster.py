@@ -148,6 +148,15 @@ def test_systems_side_by_side(fleet: str, cluster: str, capsys: pytest.CaptureFi
     assert "most-idle" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("names", [",", "vllm,vllm"])
+def test_what_is_compared_is_something_else(
+    names: str, fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing, or a name with itself, is not compared."""
+    assert run(["compare", fleet, "--cluster", cluster, "--systems", names]) == 2
+    assert f"Expected different names with commas between them, got {names!r}." in capsys.readouterr().err
+
+
 def test_number_of_servers_for_an_slo(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`--size` gives a number of servers at which the SLO holds; one fewer does not hold it."""
     busy = fleet.replace("fleet", "busy")

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 
 from packer.bin import Bin
@@ -383,13 +382,6 @@ def test_compare_refuses_what_it_can_not_do(words: list[str], capsys: pytest.Cap
 def test_parameters_stay_with_their_objective(text: str, names: list[str]) -> None:
     """A list of objectives with parameters is split where a new name starts."""
     assert split_names(text) == names
-
-
-@pytest.mark.parametrize("text", [",", "vllm,vllm"])
-def test_what_is_compared_is_something_else(text: str) -> None:
-    """Nothing, or a name with itself, is not compared."""
-    with pytest.raises(click.UsageError, match="Expected different names with commas between them, got "):
-        split_names(text)
 
 
 def test_a_changed_fleet_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
