@@ -227,7 +227,7 @@ def _merged(
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
         objective="recommend",
         objective_value=(float(sum(plan.n_gpus for plan in plans)),),
-        margin=max(plan.margin or 0.0 for plan in plans),
+        margin=max((plan.margin for plan in plans if plan.margin is not None), default=None),
         rooms=tuple(room for plan in plans for room in plan.rooms),
         headroom=tuple(factor for plan in plans for factor in plan.headroom),
         reasons=(*unpriced(options), *(reason for plan in plans for reason in plan.reasons)),

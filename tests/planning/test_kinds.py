@@ -85,6 +85,15 @@ def test_each_model_gets_the_cheapest_kind_that_keeps_the_goal(two_models: Plan)
     ]
 
 
+def test_a_replayed_trace_has_no_margin(two_models: Plan) -> None:
+    """A plan for several models whose rates were not raised has no margin, as one for a single model has none."""
+    replayed = replace(two_models, margin=None)
+    option = Option(None, "kinds", replayed, holds=True, told="")
+    everyone = tuple(range(len(replayed.workload)))
+    plan = kinds._merged(replayed.workload, [(everyone, option)], [option], {}, 0.0)
+    assert plan.margin is None
+
+
 def test_without_all_prices_the_fewest_gpus_decide(two_models: Plan) -> None:
     """A kind without a price is not taken for a free one: the number of GPUs decides, and the plan says so."""
     many = replace(two_models, bins=(*two_models.bins, *two_models.bins))
