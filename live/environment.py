@@ -162,11 +162,13 @@ def _version(where: Address) -> Check:
 def served_models(where: Address) -> list[str]:
     """Return the names of the models that the server serves; empty if it reports none.
 
-    Raises `LiveError`: there is no answer.
+    Raises `LiveError`: there is no answer, or it is an error.
     """
     status, text = get(where, "/v1/models")
     if not status:
         raise LiveError(f"{where.url} can't be reached: {text}.")
+    if status != 200:
+        raise LiveError(f"{where.url}/v1/models answers {_answer(status, text)}.")
     try:
         return [str(item["id"]) for item in parse_json(text)["data"]]
     except (ValueError, KeyError, TypeError):
@@ -174,7 +176,10 @@ def served_models(where: Address) -> list[str]:
 
 
 def _models(where: Address) -> Check:
-    names = served_models(where)
+    try:
+        names = served_models(where)
+    except LiveError as error:
+        return Check("adapters", False, str(error))
     fix = "" if len(names) > 1 else "vllm serve … --enable-lora --lora-modules name=path …"
     return Check("adapters", len(names) > 1, f"{max(len(names) - 1, 0)} adapters beside the base model", fix)
 

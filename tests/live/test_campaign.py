@@ -295,6 +295,20 @@ def test_a_damaged_list_of_models_is_none(models: str, monkeypatch: pytest.Monke
     assert not any(checks[name].ok for name in ("version", "adapters", "metrics"))
 
 
+@pytest.mark.parametrize(("status", "words"), [(0, "can't be reached: gone"), (401, "answers 401")])
+def test_a_list_of_models_that_does_not_come_has_a_reason(
+    status: int, words: str, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor goes on and says it, a calibration ends with it."""
+    page = "/v1/models"
+    monkeypatch.setattr(environment, "get", lambda _, path: (status, "gone") if path == page else (200, "{}"))
+    checks = {check.name: check for check in diagnose_url("http://127.0.0.1:9")}
+    assert not checks["adapters"].ok
+    assert words in checks["adapters"].detail
+    with pytest.raises(LiveError, match=words):
+        calibrate_url("http://127.0.0.1:9", profile, tmp_path, settings=Settings(8, 16))
+
+
 def test_a_server_that_fails_every_request_gives_no_profile(
     with_fault: Callable[..., Launch], profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
