@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, IntArray
 from packer.io.frames import pl
 from packer.twin.engine import state as rows
 
@@ -57,14 +57,22 @@ def engine_mean_tpot_ms(run: Run) -> float:
     return mean((engine_ms(run, 1, 2) / np.maximum(count - 1, 1))[count > 1])
 
 
+def gaps(run: Run) -> IntArray:
+    """See `Run.gaps`. None where whole requests are served as jobs, whose first token is their last."""
+    raw, done = run.raw, run.raw.finished
+    jobs = (raw.finish_s[done] == raw.first_s[done]).all()
+    found: IntArray = (raw.requests.output_tokens[done] - 1) * (not jobs)
+    return found
+
+
 def mean_itl_ms(run: Run) -> float:
     """See `Run.mean_itl_ms`."""
     raw = run.raw
     done = np.flatnonzero(raw.finished)
-    gaps = int(run.gaps.sum())
+    count = int(run.gaps.sum())
     span_s = float((raw.finish_s[done] - raw.first_s[done]).sum())
     merged = int(raw.server["merged"]) / max(int(raw.server["gaps"]), 1)
-    seen = gaps * (1.0 - merged)  # 0 where the front end stands still for longer than every request runs
+    seen = count * (1.0 - merged)  # 0 where the front end stands still for longer than every request runs
     return span_s * 1e3 / seen if seen else math.nan
 
 

@@ -190,13 +190,8 @@ class Run:
         done = self._completed
         return (self.raw.first_s[done] - self.raw.requests.time_s[done]) * 1e3
 
-    @cached_property
-    def gaps(self) -> npt.NDArray[np.int64]:
-        """Gaps between the tokens of each completed request, int64 (completed,); none where whole requests are served
-        as jobs, whose first token is their last."""
-        done = self._completed
-        jobs = (self.raw.finish_s[done] == self.raw.first_s[done]).all()
-        return (self.raw.requests.output_tokens[done] - 1) * (not jobs)
+    gaps = cached_property(by_server.gaps)
+    """Gaps between the tokens of each completed request, int64 (completed,)."""
 
     @cached_property
     def tpot_ms(self) -> FloatArray:
