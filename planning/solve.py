@@ -21,7 +21,7 @@ from packer.planning.loop import planned
 from packer.planning.prove import bounded, closed
 from packer.planning.rooms import with_room
 from packer.planning.spare import with_spare
-from packer.planning.verify import check, twin_failures
+from packer.planning.verify import beyond_limits, check, twin_failures, verified
 from packer.predictors.twin import TwinPredictor
 from packer.progress import Progress, silent
 from packer.room import Room
@@ -34,7 +34,7 @@ from packer.solvers.headroom import MOST_GPUS
 from packer.solvers.replan import Replan, settled, total
 from packer.solvers.support import counts_gpus
 from packer.strategies import Predictor
-from packer.twin.hours import Hours
+from packer.twin.hours import Hours, of_hours
 from packer.twin.margin import HARDENING_STEP, HARDENING_STEPS
 from packer.workload import Workload
 
@@ -230,8 +230,17 @@ class SolverTask:
             return replace(plan, reasons=(*plan.reasons, UNVERIFIED))
         figures = simulated_once(self.problem, plan.bins)
         plan = verified(plan, self.problem.objective, figures=figures, number=number)
+        if plan.verified and self.problem.objective.limits and self._is_detailed(plan):
+            plan = self._as_shown(plan)
         self.first = self.first if number else plan
         return plan if plan.verified or number + 1 < self.rounds else self.first
+
+    def _as_shown(self, plan: Plan) -> Plan:
+        """The plan, not verified if figures that it will show break its limits: parts of adapters are shown for as many
+        hours as there are parts (`packer.twin.parts`)."""
+        shown = of_hours(plan.evaluations, self.hours.all(plan.bins, self.workload))
+        broken = beyond_limits(self.problem.objective, shown, "in the hours that its figures come from")
+        return replace(plan, verified=not broken, reasons=(*plan.reasons, *broken.values()))
 
     def repair(self, plan: Plan, number: int) -> Plan:
         """The plan that the solver finds with a larger margin, with the first plan's bound, which is the weaker claim;
@@ -310,9 +319,12 @@ class SolverTask:
 
     def rooms(self, plan: Plan) -> tuple[Room, ...]:
         """The room of each server from simulated hours; () if the twin does not confirm plans, or for large plans."""
+        return self.hours.rooms(plan.bins, self.workload) if self._is_detailed(plan) else ()
+
+    def _is_detailed(self, plan: Plan) -> bool:
+        """Whether the plan gets figures of simulated hours: the twin confirms it, and it is not too large."""
         few = self.with_headroom and not self.over() and 0 < len(plan.bins) <= MOST_GPUS
-        twins = few and all(self.problem.evaluator.twin_of(item.profile) is not None for item in plan.bins)
-        return self.hours.rooms(plan.bins, self.workload) if twins else ()
+        return few and all(self.problem.evaluator.twin_of(item.profile) is not None for item in plan.bins)
 
     def prove(self, plan: Plan) -> Plan:
         """The plan with a bound by the solver or by load, or with an estimate if one is wanted and quick to make."""
@@ -372,23 +384,3 @@ def _fitting(problem: Problem, given: str | Solver) -> Solver:
             f"{problem.objective.name!r}): {reason}."
         )
     return solver
-
-
-def verified(
-    plan: Plan, objective: Objective | None = None, *, figures: bool = False, number: int = 0
-) -> Plan:
-    """The plan, `verified` by the twin with a fresh seed at the rates as given and at the loads of the objective.
-
-    Without an objective (a plan in a file has only its name), only starvation and memory are checked.
-    `figures`: replace the plan's figures by the twin's at the rates as given, except for which servers starve.
-    `number`: number of plans judged before. If it is not 0, the plan must also hold in one more fresh hour.
-    """
-    twin = TwinPredictor(seed=fresh(plan.seed))
-    failures = twin_failures(plan.workload, plan.bins, twin=twin, objective=objective)
-    if number and not failures:
-        another = TwinPredictor(seed=fresh(plan.seed, 1 + number))
-        failures = twin_failures(plan.workload, plan.bins, twin=another, objective=objective)
-    if figures:
-        known = {name: getattr(plan.evaluations, name) for name in ("starved", "memory_error", "stable")}
-        plan = replace(plan, evaluations=replace(twin.evaluate(plan.workload, plan.bins), **known))
-    return replace(plan, verified=not failures, reasons=(*plan.reasons, *failures.values()))

@@ -12,10 +12,12 @@ import numpy as np
 
 from packer.bin import Bin, indices
 from packer.errors import ValidationError, VerificationError
-from packer.evaluation import Evaluation
+from packer.evaluation import Evaluation, Evaluations
 from packer.objectives.base import Objective
 from packer.placement import check_placement
+from packer.plan import Plan
 from packer.predictors.twin import TwinPredictor
+from packer.seeds import fresh
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.confirm import holding
 from packer.solvers.evaluator import Evaluator
@@ -23,6 +25,8 @@ from packer.twin.margin import LATENCY_SLACK
 from packer.twin.memory.policy import memory_error
 from packer.twin.stability import stability
 from packer.workload import Workload
+
+FRESH = "in the twin with a fresh seed"
 
 
 def check(problem: Problem, solution: Solution) -> None:
@@ -61,6 +65,26 @@ def check(problem: Problem, solution: Solution) -> None:
             raise VerificationError(f"The plan has {used[name]} GPUs {name}, more than the {most} at hand.")
 
 
+def verified(
+    plan: Plan, objective: Objective | None = None, *, figures: bool = False, number: int = 0
+) -> Plan:
+    """The plan, `verified` by the twin with a fresh seed at the rates as given and at the loads of the objective.
+
+    Without an objective (a plan in a file has only its name), only starvation and memory are checked.
+    `figures`: replace the plan's figures by the twin's at the rates as given, except for which servers starve.
+    `number`: number of plans judged before. If it is not 0, the plan must also hold in one more fresh hour.
+    """
+    twin = TwinPredictor(seed=fresh(plan.seed))
+    failures = twin_failures(plan.workload, plan.bins, twin=twin, objective=objective)
+    if number and not failures:
+        another = TwinPredictor(seed=fresh(plan.seed, 1 + number))
+        failures = twin_failures(plan.workload, plan.bins, twin=another, objective=objective)
+    if figures:
+        known = {name: getattr(plan.evaluations, name) for name in ("starved", "memory_error", "stable")}
+        plan = replace(plan, evaluations=replace(twin.evaluate(plan.workload, plan.bins), **known))
+    return replace(plan, verified=not failures, reasons=(*plan.reasons, *failures.values()))
+
+
 def twin_failures(
     workload: Workload, bins: Sequence[Bin], *, twin: TwinPredictor, objective: Objective | None = None
 ) -> dict[int, str]:
@@ -87,10 +111,17 @@ def twin_failures(
             for k in np.flatnonzero(~rows.feasible).tolist():
                 share = f"{scenario.name}, {rows[k].served_share:.0%} of the load is served"
                 failed.setdefault(k, _breaks(k, objective, share))
-        whole = evaluator.evaluate(workload, bins)
-        for k in np.flatnonzero(~holding(objective, whole)).tolist():
-            failed.setdefault(k, _breaks(k, objective, _exceeded(objective, whole[k]) or "it does not hold"))
+        failed = beyond_limits(objective, evaluator.evaluate(workload, bins), FRESH) | failed
     return dict(sorted(failed.items()))
+
+
+def beyond_limits(objective: Objective, rows: Evaluations, when: str) -> dict[int, str]:
+    """Which of the servers with these figures the objective refuses, apart from `LATENCY_SLACK`: server → why, a
+    sentence. `when`: where the figures come from."""
+    return {
+        k: _breaks(k, objective, _exceeded(objective, rows[k]) or "it does not hold", when)
+        for k in np.flatnonzero(~holding(objective, rows)).tolist()
+    }
 
 
 def _broken(gpu: int, bin_: Bin, row: Evaluation) -> str:
@@ -100,8 +131,8 @@ def _broken(gpu: int, bin_: Bin, row: Evaluation) -> str:
     return f"server {gpu} starves in the twin with a fresh seed: {row.served_share:.0%} of its load served"
 
 
-def _breaks(gpu: int, objective: Objective, why: str) -> str:
-    return f"server {gpu} breaks the objective {objective.name!r} in the twin with a fresh seed: {why}"
+def _breaks(gpu: int, objective: Objective, why: str, when: str = FRESH) -> str:
+    return f"server {gpu} breaks the objective {objective.name!r} {when}: {why}"
 
 
 def _exceeded(objective: Objective, row: Evaluation) -> str:

@@ -15,7 +15,7 @@ from packer.cli import run
 from packer.cli.plan_table import plan_lines
 from packer.evaluation import Evaluations
 from packer.plan import Moves, Plan, Status
-from packer.planning.solve import verified
+from packer.planning.verify import verified
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.twin.hours import Hours, merged

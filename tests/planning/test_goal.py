@@ -74,3 +74,17 @@ def test_an_slo_class_needs_limits_in_every_plan_for_a_goal() -> None:
             plan(fleet, SERVER, slo="p95_ttft_ms=300")
     assert packer.solve(fleet, SERVER).n_gpus == 1  # for throughput alone
     assert packer.solve(fleet, SERVER, slo="p95_ttft_ms=300; gold:p95_ttft_ms=200").n_gpus == 1
+
+
+def test_figures_of_a_plan_that_holds_keep_its_limits(server: packer.Profile) -> None:
+    """Parts of an adapter that keep the limits in one hour, but not in the hours that are shown, are no plan."""
+    fleet = packer.Workload(
+        [packer.Adapter("hot", 64, 2.836)],
+        input_tokens=packer.Lengths.gamma(mean=6000.0, cv=0.5),
+        output_tokens=packer.Lengths.gamma(mean=800.0, cv=1.04),
+        length_correlation=-0.2,
+    )
+    plan = packer.solve(fleet, server, "slo:p95_ttft_ms=2000,mean_itl_ms=40", max_replicas=8)
+    assert plan.status is not packer.Status.INFEASIBLE
+    assert plan.verified
+    assert plan.evaluations.slo_used.max() <= 1.0

@@ -16,7 +16,8 @@ from packer.gpu import GpuKind
 from packer.moves import moves_of
 from packer.objectives.base import Objective
 from packer.plan import Moves, Plan, Status
-from packer.planning.solve import solve, verified
+from packer.planning.solve import solve
+from packer.planning.verify import verified
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
 from packer.solvers.evaluator import rate_margin_for
