@@ -230,7 +230,7 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
         results.append(len(bins))
         return {} if len(results) > 2 else {0: "server 0 starves"}
 
-    monkeypatch.setattr("packer.planning.solve.twin_failures", twin)
+    monkeypatch.setattr("packer.planning.verify.twin_failures", twin)
     plan = solve(FLEET, PROFILE, predictor=AnalyticPredictor())
     assert plan.verified is True
     assert plan.details["margin_at_first"] == UNCALIBRATED_MARGIN
