@@ -154,7 +154,7 @@ WRONG_JSON: tuple[tuple[str, bytes | str], ...] = (
 )  # fmt: skip
 
 ASKED = {
-    **http_faults("/v1/models", "MISSING adapters 0 adapters"),
+    **http_faults("/v1/models", r"MISSING adapters (0 adapters|\S+ can't be reached: |\S+/v1/models answers )"),
     **contents("/v1/models", "MISSING adapters 0 adapters", WRONG_JSON),
     **contents("/version", "MISSING version .*without a version", WRONG_JSON[:6]),
     "/v1/models: a title as a name": Fault("/v1/models", models({"id": "base"}, {"id": "\x1b]0;t\x07"}),
