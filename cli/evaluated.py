@@ -34,7 +34,7 @@ def servers_table(plan: Plan, found: PlanEvaluation) -> Table:
     rows = []
     for k, gpu in enumerate(found.gpus):
         new = found.plan.evaluations[k]
-        pairs = zip(figures(new, names), figures(found.before[k], names), strict=True)
+        pairs = zip(figures(new.to_show(), names), figures(found.before[k].to_show(), names), strict=True)
         cells = [cell for pair in pairs for cell in pair]
         adapters = len(found.plan.bins[k].adapters)
         result = "slow" if gpu in found.over_limits else result_of(new)

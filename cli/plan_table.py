@@ -6,13 +6,14 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from packer.adapter import IDLE_RATE
 from packer.cli.changes import changes
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.errors import UnknownNameError
 from packer.io.frames import pl
 from packer.moves import by_adapter
-from packer.room import grouped, room_rows
-from packer.words import by_rank, counted, money, number
+from packer.room import grouped, room_rows, spans
+from packer.words import by_rank, counted, money, number, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -100,7 +101,9 @@ def _frontier(plan: Plan) -> Table:
     """Table of latency and price for each number of GPUs."""
     from packer.evaluation import PLAN_FIGURES
 
-    points: Any = plan.details["frontier"]
+    given: Any = plan.details["frontier"]
+    nothing = {"worst_adapter_ttft_ms": None}  # of points without a completed request
+    points = [row if (row["p95_ttft_ms"] or 0.0) > 0.0 else {**row, **nothing} for row in given]
     known = {name for row in points for name, value in row.items() if value is not None}
     shown = {name: each for name, each in PLAN_FIGURES.items() if name in known - {"goodput_tok_s"}}
     rows = []
@@ -117,10 +120,16 @@ def _frontier(plan: Plan) -> Table:
 
 def _goal(plan: Plan) -> str:
     """Say what the goal is, and at which rates and in which hours plans are checked against it."""
-    judged = [f"with rates raised by {plan.margin:.1%}"] if plan.margin else []
+    judged = [_raised(plan)] if plan.margin else []
     judged += ["in several hours"] if plan.workload.arrivals.trace is None else []
     how = f", judged {' and '.join(judged)}; figures at the rates as given" if judged else ""
     return f"The goal: {plan.goal}{how}."
+
+
+def _raised(plan: Plan) -> str:
+    """Words about the margin: of several profiles the largest one."""
+    most = "up to " if len({item.profile for item in plan.bins}) > 1 else ""
+    return f"with rates raised by {most}{plan.margin or 0.0:.1%}"
 
 
 def _gpus(plan: Plan) -> Table:
@@ -138,7 +147,7 @@ def _gpus(plan: Plan) -> Table:
         ranks = by_rank(plan.workload.ranks[list(item.adapters)].tolist())
         held = f"{ranks} ({split}×shared)" if split else ranks
         slots = f"{item.max_loras} × {item.max_lora_rank}"
-        rows.append([k, *([kind] * several), held, slots, *figures(row, shown), headroom[k]])
+        rows.append([k, *([kind] * several), held, slots, *figures(row.to_show(), shown), headroom[k]])
         if columns[-1] == "problem":
             rows[-1].append("" if row.feasible else f"{result_of(row)}, {row.served_share:.0%} served")
     left = f"{len(plan.workload) - len(set(plan.unplaced)):,} of " if plan.unplaced else ""
@@ -225,7 +234,15 @@ def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
             number(None if row.get(key) is None else factor * row[key], digits)
             for key, (_, factor, digits) in ADAPTER_COLUMNS.items()
         )
-        rows.append((row["adapter"], row["rank"], f"{round(row['rate'], 5):.4g}", where or "none", *shown))
+        rows.append(
+            (
+                row["adapter"],
+                row["rank"],
+                f"{row['rate'] if row['rate'] > IDLE_RATE else 0:.4g}",
+                where or "none",
+                *shown,
+            )
+        )
     heads_of = ["adapter", "rank", "req/s", "server", *(head for head, *_ in ADAPTER_COLUMNS.values())]
     return Table(f"Adapters of {plan.workload.name!r}", heads_of, rows, left=(0, 3))
 
@@ -249,7 +266,7 @@ def _facts(plan: Plan) -> list[str]:
     offered = float(plan.evaluations.offered_tok_s.sum())
     served = float(plan.evaluations.total_token_throughput.sum())
     placed = len(plan.workload) - len(set(plan.unplaced))
-    margin = f" with rates raised by {plan.margin:.1%}" if plan.margin else ""
+    margin = f" {_raised(plan)}" if plan.margin else ""
     lines = [
         f"Status      {plan.outcome}; {_bound(plan)}{resimulated(plan)}",
         f"Found by    {plan.solver} for {plan.goal}, predicted by {plan.predictor}{margin}, "
@@ -339,7 +356,8 @@ def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:
         return []
     used = np.nan_to_num(found.slo_used, nan=-1.0, posinf=np.inf)
     most = int(np.lexsort((np.isnan(found.p95_ttft_ms), used == used.max()))[-1])
-    gpus = ", ".join(str(k) for k, item in enumerate(plan.bins) if most in item.adapters)
+    gpus = [k for k, item in enumerate(plan.bins) if most in item.adapters]
+    where = f"{plural(len(gpus), 'server')} {spans(gpus)}"
     share = (
         f"uses {used[most]:.0%} of its limits"
         if used[most] < np.inf
@@ -347,7 +365,7 @@ def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:
     )
     ttft, itl = found.p95_ttft_ms[most], found.mean_itl_ms[most]
     got = "no answer" if np.isnan(ttft) else f"p95 TTFT {ttft:,.0f} ms, ITL {itl:.1f} ms"
-    return [f"Tightest    adapter {plan.workload.names[most]!r} on server {gpus} {share}: {got}"]
+    return [f"Tightest    adapter {plan.workload.names[most]!r} on {where} {share}: {got}"]
 
 
 def assumed_lengths(fleet: Workload) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -104,6 +104,10 @@ class Evaluation(_Figures[float, bool]):
         """Throughput / offered load."""
         return self.total_token_throughput / self.offered_tok_s if self.offered_tok_s else 1.0
 
+    def to_show(self) -> Evaluation:
+        """The figures with a highest p95 TTFT of NaN if no request completed, where it is 0 for searches."""
+        return replace(self, worst_adapter_ttft_ms=math.nan) if math.isnan(self.mean_ttft_ms) else self
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
@@ -158,8 +162,11 @@ class AdapterFigures(NamedTuple):
     slo_used: npt.NDArray[np.float64]
 
     def to_show(self) -> AdapterFigures:
-        """The figures with a p95 of NaN for all adapters without completed requests, not only those without answer."""
-        return self._replace(p95_ttft_ms=np.where(np.isnan(self.mean_ttft_ms), np.nan, self.p95_ttft_ms))
+        """The figures with a p95 of NaN for all adapters without completed requests, not only those without answer; and
+        of the limits used, unless they are infinite."""
+        none = np.isnan(self.mean_ttft_ms)
+        used = np.where(none & np.isfinite(self.slo_used), np.nan, self.slo_used)
+        return self._replace(p95_ttft_ms=np.where(none, np.nan, self.p95_ttft_ms), slo_used=used)
 
 
 FIGURES: Mapping[str, Label] = {item.name: item.metadata["label"] for item in fields(Evaluation)}

@@ -165,6 +165,43 @@ def test_an_adapter_without_an_answer_is_named_and_has_no_figure(
     assert said in capsys.readouterr().out
 
 
+def test_nothing_is_shown_of_adapters_without_a_request(
+    server: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Adapters that are idle, or hardly used, have dashes instead of latencies of 0 and limits of which 0 % is used."""
+    fleet = Workload([Adapter("idle", 8, 0.0), Adapter("rare", 8, 2e-6)], name="fleet")
+    path = str(tmp_path / "plan.json")
+    solve(fleet, server, max_gpus=1).save(path)
+    assert run(["show", path]) == 0
+    cells = next(line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["0"])
+    assert len(cells) > 8
+    assert cells[6:-2] == ["–"] * len(cells[6:-2])
+    assert run(["show", path, "--adapter", "idle", "--adapter", "rare"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    dashes = ["–"] * 5
+    assert ["idle", "8", "0", "0", *dashes] in rows
+    assert ["rare", "8", "2e-06", "0", *dashes] in rows
+
+
+def test_servers_and_profiles_of_a_plan_are_named_briefly(
+    server: Profile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The servers of the tightest adapter are spans; of several profiles, which have margins of their own, the largest
+    margin is named as such."""
+    fleet = Workload([Adapter("hot", 8, 3.0)])
+    bins = tuple(Bin((0,), server.settings(1, 8), server, (0.25,)) for _ in range(4))
+    hours = Hours().all(bins, fleet)
+    rows, figures = Evaluations.of([hour.figures for hour in hours]), merged(fleet, bins, hours)
+    given: Any = {"adapters": figures, "margin": 0.04}
+    plan = Plan(fleet, bins, rows, Status.FEASIBLE, "gpus", "hand", "twin", **given)
+    said = "\n".join(map(str, plan_lines(plan)))
+    assert "Tightest    adapter 'hot' on servers 0–3 uses" in said
+    assert "with rates raised by 4.0%" in said
+    other = replace(server, name="other")
+    mixed = replace(plan, bins=(*bins[:3], replace(bins[3], profile=other)))
+    assert "with rates raised by up to 4.0%" in "\n".join(map(str, plan_lines(mixed)))
+
+
 def test_moves_from_another_plan_are_not_shown(
     plans: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
