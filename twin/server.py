@@ -26,6 +26,7 @@ from packer.twin.engine.each import Each
 from packer.twin.engine.each_step import advance_each
 from packer.twin.engine.pipeline import new_pipeline
 from packer.twin.engine.pool import Pool, new_pool, no_pool
+from packer.twin.engine.slots import register
 from packer.twin.engine_rules import EngineRules, rules_of
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import memory_policy
@@ -146,7 +147,7 @@ class Server:
             def ready(marks: Marks = marks, enough: int = enough) -> rows.ServerState:
                 state = self.state(marks, duration_s, timeline_bin_s, seed)
                 if state.server["track_host"] and not self.profile.loading.cold_start:
-                    rows.register(state, in_slots=not state.adapters["blocks"].any())
+                    register(state, in_slots=not state.adapters["blocks"].any())
                 if streamed:
                     state.server["stream"] = 1
                     state.server["next_s"] = time_s[0] if len(time_s) else np.inf

@@ -13,6 +13,7 @@ which are older than all of the former. The work is bounded by the adapters that
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray, Record
@@ -23,6 +24,25 @@ from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
 (BEFORE_ALL,) = numbers(-1, 0)  # place in the walk
+
+
+def register(state: ServerState, *, in_slots: bool) -> None:
+    """Load every adapter once before the first request, in order; host memory keeps the last `host_places` of them.
+
+    vLLM does this with the adapters of `--lora-modules` (vllm/entrypoints/openai/serving_models.py,
+    `init_static_loras`). `in_slots`: the adapters loaded last also stay in slots.
+    """
+    server, adapters = state.server, state.adapters
+    loaded = (np.flatnonzero(adapters["rank"][1:]) + 1).tolist()
+    kept = loaded[-int(server["host_places"]) :]
+    resident = kept[-int(server["slots"]) :] if in_slots else []
+    adapters["on_host"][kept] = 1
+    adapters["resident"][resident] = 1
+    server["on_host_count"], server["residents"] = len(kept), len(resident)
+    for ring, rows in (("host", kept[: len(kept) - len(resident)]), ("idle", resident)):
+        around = [0, *rows, 0]
+        adapters[ring]["before"][around[1:]] = around[:-1]
+        adapters[ring]["after"][around[:-1]] = around[1:]
 
 
 @njit(**INLINED)

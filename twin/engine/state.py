@@ -377,22 +377,3 @@ def new_state(
         members=np.zeros(places, dtype=MEMBER),
         series=np.zeros(table, dtype=np.int64),
     )
-
-
-def register(state: ServerState, *, in_slots: bool) -> None:
-    """Load every adapter once before the first request, in order; host memory keeps the last `host_places` of them.
-
-    vLLM does this with the adapters of `--lora-modules` (vllm/entrypoints/openai/serving_models.py,
-    `init_static_loras`). `in_slots`: the adapters loaded last also stay in slots.
-    """
-    server, adapters = state.server, state.adapters
-    loaded = (np.flatnonzero(adapters["rank"][1:]) + 1).tolist()
-    kept = loaded[-int(server["host_places"]) :]
-    resident = kept[-int(server["slots"]) :] if in_slots else []
-    adapters["on_host"][kept] = 1
-    adapters["resident"][resident] = 1
-    server["on_host_count"], server["residents"] = len(kept), len(resident)
-    for ring, rows in (("host", kept[: len(kept) - len(resident)]), ("idle", resident)):
-        around = [0, *rows, 0]
-        adapters[ring]["before"][around[1:]] = around[:-1]
-        adapters[ring]["after"][around[:-1]] = around[1:]
