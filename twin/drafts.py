@@ -36,7 +36,7 @@ def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter:
     Raises `ValidationError`: speculative decoding is not simulated with its version.
     """
     settings: dict[str, float] = {
-        "depth": 2 if rules.async_scheduling else 1, "max_model_len": engine.max_model_len,
+        "max_model_len": engine.max_model_len,
         "passes_itself": rules.passes_itself and engine.scheduling_policy == "priority",
         "caches_verified": rules.caches_verified,
     }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +18,9 @@ from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times, re
 from packer.twin.drafts import DraftTotals, each_of
 from packer.twin.engine import state as rows
 from packer.twin.engine.advance import advance
-from packer.twin.engine.advance_ahead import advance_ahead
 from packer.twin.engine.compile import prepare
 from packer.twin.engine.content import Content
 from packer.twin.engine.each import Each
-from packer.twin.engine.each_step import advance_each
-from packer.twin.engine.pipeline import new_pipeline
 from packer.twin.engine.pool import Pool, new_pool, no_pool
 from packer.twin.engine.slots import register
 from packer.twin.engine_rules import EngineRules, rules_of
@@ -175,25 +171,22 @@ class Server:
         until a request is preempted, which then finds its own blocks: such a run is repeated with blocks.
         """
         rules, law = self.rules(), law_of(self.profile)
-        if self.one_by_one():
-            return self._advance_each(ready(), marks, duration_s)
-        pipeline = partial(new_pipeline, 2 if rules.async_scheduling else 1)
         state, n = ready(), len(marks.adapter)
         content = marks.content() if rules.prefix_caching else None
-        if content is None:
-            if rules.async_scheduling:
-                ahead = no_pool(n), pipeline()
-                self._watched(lambda end_s: advance_ahead(state, law, *ahead, end_s), state, duration_s)
-            else:
-                if not getattr(advance, "overloads", True):  # with NUMBA_DISABLE_JIT nothing is compiled
-                    prepare()
-                self._watched(lambda end_s: advance(state, law, end_s, tuning), state, duration_s)
+        each = self.each(marks) if self.one_by_one() else None
+        if content is None and each is None:
+            counted = no_pool(n) if rules.async_scheduling else None
+            if counted is None and not getattr(
+                advance, "overloads", True
+            ):  # with NUMBA_DISABLE_JIT it has none
+                prepare()
+            self._watched(lambda end_s: advance(state, law, end_s, counted, None, tuning), state, duration_s)
             if not rules.prefix_caching or not state.server["preemptions"]:
                 return state, None, None
             state = ready()
         pool = self.pool(n, content)
-        advance_ahead(state, law, pool, pipeline(), duration_s)
-        return state, pool, None
+        advance(state, law, duration_s, pool, each, None)
+        return state, pool if rules.prefix_caching else None, each
 
     def _watched(self, forward: Callable[[float], None], state: rows.ServerState, duration_s: float) -> None:
         """Advance to the end; the watch looks on the way, unless refusals or the cache may change what it sees.
@@ -217,14 +210,6 @@ class Server:
         drafts = engine.speculation
         pool.all["lookahead"] = drafts is not None and drafts.reads_ahead and rules.hashes_ahead
         return pool
-
-    def _advance_each(
-        self, state: rows.ServerState, marks: Marks, duration_s: float
-    ) -> tuple[rows.ServerState, Pool | None, Each]:
-        n, caching = len(marks.adapter), self.rules().prefix_caching
-        pool, each = self.pool(n, marks.content() if caching else None), self.each(marks)
-        advance_each(state, law_of(self.profile), each, pool, duration_s)
-        return state, pool if caching else None, each
 
     def priorities(self, marks: Marks) -> IntArray | int:
         """Return the priorities of requests, int64 (n,); 0 if the engine takes requests as they come."""
@@ -300,6 +285,7 @@ class Server:
             "ring": rows.ring_of(int(marks.output_tokens.max()) if len(marks.adapter) else 1),
             "run_s": duration_s,
             "bin_s": timeline_bin_s,
+            "depth": 2 if rules.async_scheduling else 1,
             "slots": self.settings.max_loras,
             "slot_rank": self.settings.max_lora_rank,
             "kv_blocks": self.kv_blocks,

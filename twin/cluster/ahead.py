@@ -1,4 +1,4 @@
-"""Servers of a cluster that schedule ahead, cache prefixes (`engine.advance_ahead`), or count requests one by one."""
+"""Servers of a cluster that schedule ahead, cache prefixes, or count requests one by one."""
 
 from __future__ import annotations
 
@@ -13,39 +13,36 @@ from packer.errors import IncompatibleError
 from packer.twin.arrivals import Marks
 from packer.twin.engine.content import Content
 from packer.twin.engine.each import Each
-from packer.twin.engine.pipeline import new_pipeline
 from packer.twin.engine.pool import Pool
-from packer.twin.flags import ENGINE_FLAGS
+from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.server import Server
 
 
 class Ahead(NamedTuple):
     """State of such servers besides `cluster.state.Servers`; arrays have a leading axis for the server.
 
-    pool: its arrays of requests are shared. pipeline: of depth 0 for a server that neither schedules ahead nor caches
-    prefixes. each (`engine.each`): its rows of requests are shared; None if requests are not counted one by one.
+    pool: its arrays of requests are shared. each (`engine.each`): its rows of requests are shared; None if requests are
+    not counted one by one.
     """
 
     pool: Pool
-    pipeline: Record
     each: Any
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def ahead_of(c: Ahead, s: int) -> tuple[Pool, Record]:
-    """Return the pool and the pipeline of server `s`, as views."""
-    p = c.pool
-    pool = Pool(
+def pool_of(p: Pool, s: int) -> Pool:
+    """Return the pool of server `s`, as views."""
+    return Pool(
         p.all[s : s + 1], p.entries[s], p.blocks[s], p.table[s], p.seats[s], p.held[s], p.seat, p.run, p.first,
-        p.shared, p.numbers, p.found, p.after,
+        p.shared, p.numbers, p.found, p.ended,
     )  # fmt: skip
-    return pool, c.pipeline[s : s + 1]
 
 
-@njit(inline="always", **ENGINE_FLAGS)
-def each_of(c: Ahead, s: int) -> Each:
+@njit(**INLINED)
+def each_of(e: Any, s: int) -> Each | None:
     """Return the `Each` of server `s`, as views."""
-    e = c.each
+    if e is None:
+        return None
     return Each(
         e.whole[s : s + 1], e.rows, e.adapter, e.chances[s], e.running[s], e.limbo[s], e.batches[s], e.steps[s],
         e.lingers[s],
@@ -69,8 +66,7 @@ def one_by_one(servers: Sequence[Server]) -> bool:
 def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
     """Return the state before the first request; None if no server needs any of this."""
     rules, single = [server.rules() for server in servers], one_by_one(servers)
-    depths = [(1 + rule.async_scheduling) * (rule.async_scheduling or rule.prefix_caching) for rule in rules]
-    if not single and not any(depths):
+    if not single and not any(rule.async_scheduling or rule.prefix_caching for rule in rules):
         return None
     n = len(marks.adapter)
     content = marks.content() or Content.none(n)
@@ -83,7 +79,7 @@ def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
             whole=np.concatenate([part.whole for part in parts]), **_stacked(parts, OWN_EACH)
         )
     pool = first._replace(all=np.concatenate([pool.all for pool in pools]), **_stacked(pools, OWN))
-    return Ahead(pool, np.concatenate([new_pipeline(depth) for depth in depths]), each)
+    return Ahead(pool, each)
 
 
 OWN = ("entries", "blocks", "table", "seats", "held")
@@ -94,7 +90,7 @@ OWN_EACH = ("chances", "running", "limbo", "batches", "steps", "lingers")
 
 def own_parts(c: Ahead) -> list[Record]:
     """Return all arrays with a leading axis for the server."""
-    parts = [c.pipeline, c.pool.all, *(getattr(c.pool, key) for key in OWN)]
+    parts = [c.pool.all, *(getattr(c.pool, key) for key in OWN)]
     return parts if c.each is None else [*parts, c.each.whole, *(getattr(c.each, key) for key in OWN_EACH)]
 
 

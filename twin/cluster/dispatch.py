@@ -56,7 +56,6 @@ class Dispatch:
     others: tuple[EngineKernels, ...] = ()
     serving: Serving | None = None
     controller: Controller | None = None
-    ahead: Any = None
     sessions: IntArray | None = None
     concurrency: int | None = None
     bin_s: float = 10.0
@@ -70,7 +69,7 @@ class Dispatch:
     def loop(self) -> Loop:
         """The event loop, compiled for these engines and this router."""
         own = ((name, getattr(self.router, name, None)) for name in HOOKS)
-        return loop_of(self.others, tuple((name, each) for name, each in own if each is not None), self.ahead)
+        return loop_of(self.others, tuple((name, each) for name, each in own if each is not None))
 
     def assign(
         self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None,

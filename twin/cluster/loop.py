@@ -7,17 +7,14 @@ Plug-in routers and engines are compiled as packer's own are, and cached under t
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from numba import njit
 
 from packer.twin.cluster import events, state
-from packer.twin.cluster.ahead import one_by_one
-from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_ahead, run_each, run_other
+from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_other
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
-from packer.twin.server import Server
 
 _state_of = _advance = _event_s = _next = run_other
 _place = _own = 0
@@ -42,43 +39,26 @@ def _engine(c: Servers, s: int, until_s: float, engine: int) -> None:
         _next(c, s, until_s, engine)
 
 
-def runner_of(servers: Sequence[Server]) -> Any:
-    """Return the function for vLLM's servers that schedule ahead, cache prefixes or count one by one, else None."""
-    if one_by_one(servers):
-        return run_each
-    rules = [server.rules() for server in servers]
-    return run_ahead if any(each.prefix_caching or each.async_scheduling for each in rules) else None
-
-
 @cache
-def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ...], ahead: Any) -> Loop:
-    """Return the loop for vLLM's engine and `engines` (numbered from 1), with a router's own functions by name.
-
-    `ahead`: the result of `runner_of`.
-    """
+def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ...]) -> Loop:
+    """Return the loop for vLLM's engine and `engines` (numbered from 1), with a router's own functions by name."""
     chain: Any = run_other
     for place, kernels in enumerate(engines, start=1):
         chain = _variant(
             _engine, _state_of=kernels.state_of, _advance=kernels.advance, _event_s=kernels.event_s,
             _place=place, _own=place - 1, _next=chain,
         )  # fmt: skip
-    run_until, pass_on, waiting = state.run_until, events.pass_on, events.next_change_s
-    if ahead:
-        run_until = _variant(run_until, run_vllm=ahead)
+    run_until, pass_on, waiting, due = state.run_until, events.pass_on, events.next_change_s, events.set_out_s
     if engines:
         run_until = _variant(run_until, run_other=chain)
-    if engines or ahead:
         run_all_until = _variant(events.run_all_until, CALLED, run_until=run_until)
         pass_on = _variant(pass_on, run_all_until=run_all_until)
         waiting = _variant(waiting, INLINED, run_all_until=run_all_until)
-    route, due = events.route, events.set_out_s
-    if engines or ahead:
         due = _variant(due, INLINED, pass_on=pass_on, next_change_s=waiting)
-    choose = events.choose
-    own = dict(hooks)
+    route, choose, own = events.route, events.choose, dict(hooks)
     if own:
         choose = _variant(choose, **own)
-    if engines or ahead or own:
+    if engines or own:
         route = _variant(route, pass_on=pass_on, next_change_s=waiting, choose=choose, set_out_s=due, **own)
     return Loop(run_until, pass_on, choose, route)
 

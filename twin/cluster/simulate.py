@@ -21,7 +21,6 @@ from packer.twin.cluster.caching import CachePolicy
 from packer.twin.cluster.candidates import Candidates, candidates_of
 from packer.twin.cluster.client import LIKELY_REQ_S
 from packer.twin.cluster.dispatch import Dispatch
-from packer.twin.cluster.loop import runner_of
 from packer.twin.cluster.result import raw_of, sent_only, with_held_back
 from packer.twin.cluster.routers.base import Router
 from packer.twin.cluster.serving import Serving, ever_placed
@@ -122,7 +121,7 @@ def simulate_cluster(
         way = transit_of(workload, cluster, 0 if times is None else len(times[0]))
         work = Dispatch(
             chosen, cluster, workload, candidates, duration_s, stats_interval_s, seed, max_outstanding, way, policy,
-            kernels_of(own), serving, controller, runner_of([setup.server for setup in own]),
+            kernels_of(own), serving, controller,
             None if drawn.arrivals.trace is None else drawn.arrivals.trace.sessions, concurrency, timeline_bin_s,
         )  # fmt: skip
         servers = _run(work, kinds, own, drawn, times)

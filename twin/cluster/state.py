@@ -15,12 +15,10 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.arrays import BoolArray, ByteArray, FloatArray, IntArray, Record
-from packer.twin.cluster.ahead import ahead_of, each_of
+from packer.twin.cluster.ahead import Ahead, each_of, pool_of
 from packer.twin.cluster.caching import FIXED
 from packer.twin.cluster.client import Client
 from packer.twin.engine.advance import advance
-from packer.twin.engine.advance_ahead import advance_ahead
-from packer.twin.engine.each_step import advance_each
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.state import ADAPTER, NO_LIMIT, PLACED, ServerState, zeros
@@ -291,27 +289,14 @@ def run_other(c: Servers, s: int, until_s: float, engine: int) -> None:
     """Run a server of another engine, as `run_until` does; `packer.twin.cluster.loop` replaces this function."""
 
 
-@njit(inline="always", **ENGINE_FLAGS)
-def run_vllm(c: Servers, s: int, until_s: float) -> None:
+@njit(**INLINED)
+def run_vllm(c: Servers, s: int, until_s: float, ahead: Ahead | None) -> None:
     """Run a vLLM server that trains nothing, as `run_until` does."""
-    advance(state_of(c, s), law_of_server(c, s), until_s, None)
-
-
-@njit(**ENGINE_FLAGS)
-def run_ahead(c: Servers, s: int, until_s: float) -> None:
-    """Replace `run_vllm` if some server schedules ahead or caches prefixes."""
-    if c.ahead.pipeline[s].depth > 0:
-        pool, pipeline = ahead_of(c.ahead, s)
-        advance_ahead(state_of(c, s), law_of_server(c, s), pool, pipeline, until_s)
+    state, law = state_of(c, s), law_of_server(c, s)
+    if ahead is None:
+        advance(state, law, until_s, None, None, None)
     else:
-        advance(state_of(c, s), law_of_server(c, s), until_s, None)
-
-
-@njit(**ENGINE_FLAGS)
-def run_each(c: Servers, s: int, until_s: float) -> None:
-    """Replace `run_vllm` if servers count requests one by one."""
-    pool, _ = ahead_of(c.ahead, s)
-    advance_each(state_of(c, s), law_of_server(c, s), each_of(c.ahead, s), pool, until_s)
+        advance(state, law, until_s, pool_of(ahead.pool, s), each_of(ahead.each, s), None)
 
 
 @njit(**ENGINE_FLAGS)
@@ -323,9 +308,9 @@ def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
             run_other(c, s, until_s, engines[s])
             return
         tuning = Tuning(c.tuning.job[s], c.tuning.lengths)
-        advance(state_of(c, s), law_of_server(c, s), until_s, tuning)
+        advance(state_of(c, s), law_of_server(c, s), until_s, None, None, tuning)
     else:
-        run_vllm(c, s, until_s)
+        run_vllm(c, s, until_s, c.ahead)
     server = c.servers[s]
     if server.in_flight == 1:
         c.wake_s[s] = server.end_s

@@ -2,6 +2,7 @@
 
 Requests whose adapter finds no slot are passed over (`skipped_waiting_requests`); the first that finds no KV
 blocks ends the walk. Nothing is admitted in a step that preempted (`if not preempted_reqs`).
+`pool`, `ahead`: as in `schedule`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from numba import njit
 
 from packer.arrays import FloatArray, Record
 from packer.twin.engine.containers import link_last
+from packer.twin.engine.emit import last_bucket
+from packer.twin.engine.holding import find, hash_full, idle_blocks, sit_down
+from packer.twin.engine.pool import Pool, free_blocks, take_blocks
 from packer.twin.engine.schedule import blocks_of, end_prefill
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import ACTIVE, IDLE, NO_LIMIT, ServerState
@@ -18,7 +22,7 @@ from packer.twin.flags import ENGINE_FLAGS, INLINED
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def next_adapter(server: Record, adapters: Record, heaps: Record) -> int:
+def next_adapter(server: Record, heaps: Record) -> int:
     """Row of the adapter whose first request is admissible next; 0 if none finds a slot."""
     a = 0
     if server.heap_sizes[ACTIVE] > 0:
@@ -31,22 +35,76 @@ def next_adapter(server: Record, adapters: Record, heaps: Record) -> int:
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def fits(server: Record, adapters: Record, a: int, tokens: int, take: int) -> int:
-    """KV blocks that admitting a request of adapter row `a` takes, -1 if too few are free.
+def lingers(state: ServerState, a: int) -> bool:
+    """Whether adapter row `a` only has running requests whose last token the step in flight computes."""
+    left: bool = state.adapters[a].last_use == state.server.step + 1
+    return left and state.adapters[a].in_batch == 0
 
-    The request gets blocks for the `take` tokens, out of `tokens`, that this step computes. With the rule
-    `whole_sequence`, all `tokens` must fit (`full_sequence_must_fit` of `KVCacheManager.allocate_slots`).
+
+@njit(**INLINED)
+def next_of_running(state: ServerState) -> int:
+    """As `next_adapter`, but adapters that linger (`lingers`) also count against `slots`, and may be returned."""
+    server, adapters = state.server, state.adapters
+    if server.active + server.lingering < server.slots:
+        a = next_adapter(server, state.heaps)
+        server.lingering -= a > 0 and lingers(state, a)  # it joins the batch, or the walk ends
+        return int(a)
+    a = state.heaps[1, 0].row if server.heap_sizes[ACTIVE] > 0 else 0
+    bucket = server.sentinel + last_bucket(server)
+    r = state.links[bucket].due.after
+    while r != bucket:
+        e = state.requests[r].owner + 1
+        waits = adapters[e].head > 0 and lingers(state, e)
+        if waits and (a == 0 or adapters[e].first_key < adapters[a].first_key):
+            a = e
+        r = state.links[r].due.after
+    server.lingering -= a > 0 and lingers(state, a)
+    return int(a)
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def room_for(state: ServerState, pool: Pool | None, r: int, budget: int) -> tuple[int, int]:
+    """Return tokens of request `r` in the cache, -1 if blocks are too few, and tokens that this step computes.
+
+    The request gets blocks for the tokens that the step computes. With the rule `whole_sequence`, those of all its
+    tokens must be free (`full_sequence_must_fit` of `KVCacheManager.allocate_slots`).
     """
-    blocks: int = blocks_of(take, server.block_size)
-    needed = blocks_of(tokens, server.block_size) if server.whole_sequence == 1 else blocks
-    if adapters[a].resident == 0:
-        blocks += adapters[a].blocks
-        needed += adapters[a].blocks
-    if server.used + needed > server.kv_blocks:
-        make_room(server, adapters, needed, a)
-        if server.used + needed > server.kv_blocks:
-            return -1
-    return blocks
+    server, request, size = state.server, state.requests[r], state.server.block_size
+    a, tokens, hits = request.owner + 1, request.prompt + request.generated, 0
+    if pool is not None and pool.all[0].caching == 1:
+        hits = find(state, pool, r)
+    take = min(
+        tokens - hits * size, budget
+    )  # chunked prefill: a preempted request computes its outputs again, too
+    needed = blocks_of(hits * size + take, size)
+    if server.whole_sequence == 1:
+        needed = blocks_of(tokens, size)
+    if state.adapters[a].resident == 0:
+        needed += state.adapters[a].blocks
+    if needed > free_blocks(state):
+        make_room(server, state.adapters, needed, a)
+        held = 0
+        if pool is not None and hits > 0:  # blocks found in the free queue are not free any more
+            held = hits - idle_blocks(pool, r, hits, size)
+        if needed - held > free_blocks(state):
+            return -1, 0
+    return hits * size, take
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def take_room(state: ServerState, pool: Pool | None, r: int, cached: int, take: int) -> None:
+    """Give request `r` blocks for `take` tokens after the `cached` ones, and its adapter those that it needs."""
+    server, size, adapter = state.server, state.server.block_size, state.adapters[state.requests[r].owner + 1]
+    if pool is not None and pool.all[0].caching == 1:
+        sit_down(state, pool, r, cached // size)
+        take_blocks(state, pool, blocks_of(cached + take, size) - cached // size)
+        hash_full(state, pool, r, (cached + take) // size)
+        if pool.found[r] < 0:
+            pool.found[r] = cached
+    else:
+        server.used += blocks_of(take, size)
+        if adapter.resident == 0:
+            server.used += adapter.blocks
 
 
 @njit(inline="always", **ENGINE_FLAGS)
@@ -68,43 +126,34 @@ def admit_one(state: ServerState, loading: FloatArray, r: int, cached: int, take
         end_prefill(server, state.requests, r)
 
 
-@njit(inline="always", **ENGINE_FLAGS)
-def end_admission(state: ServerState, loading: FloatArray, end_key: int, awaited: int) -> None:
-    """End the walk over the waiting requests before the request with `end_key`; load adapters into slots.
-
-    `awaited`: number of adapter loads before the walk, plus the loads that the admitted requests wait for.
-    """
-    server = state.server
-    after_walk(server, state.requests, state.adapters, state.heaps, end_key)
-    if server.joiners > 0:
-        walk(server, state.adapters, state.sets, state.members, loading)
-    # Adapters of the batch that were evicted are loaded again without an admission.
-    server.unawaited += max(0, server.adapter_loads - awaited)
-
-
 @njit(**INLINED)
-def admit(state: ServerState, loading: FloatArray) -> None:
+def admit(state: ServerState, loading: FloatArray, pool: Pool | None, ahead: bool) -> None:
     """Admit waiting requests as far as slots, KV blocks, `max_seqs` and the token budget allow; sets `load_ms`."""
     server, adapters = state.server, state.adapters
     server.load_ms = 0.0
+    # Adapter loads before the walk, plus those that admitted requests wait for.
     awaited, end_key = server.adapter_loads, -NO_LIMIT
     if server.waiting > 0 and server.step_preempted == 0:  # `if not preempted_reqs`
         budget = server.token_budget - server.step_decodes - server.step_prefill
         while budget > 0 and server.running < server.max_seqs and server.partial == 0:
-            a = next_adapter(server, adapters, state.heaps)
+            if pool is not None and ahead and server.slots_of_running == 1 and server.lingering > 0:
+                a = next_of_running(state)
+            else:
+                a = next_adapter(server, state.heaps)
             if a == 0:  # all waiting requests are in `skipped_waiting_requests`
                 end_key = NO_LIMIT
                 break
             r = adapters[a].head - 1
-            request = state.requests[r]
-            end_key = request.key
-            tokens = request.prompt + request.generated
-            take = min(tokens, budget)  # chunked prefill: a preempted request computes its outputs again, too
-            blocks = fits(server, adapters, a, tokens, take)
-            if blocks < 0:  # `allocate_slots` returned None: the walk ends
+            end_key = state.requests[r].key
+            cached, take = room_for(state, pool, r, budget)
+            if cached < 0:  # `allocate_slots` returned None: the walk ends
                 break
-            server.used += blocks
             awaited += adapters[a].resident == 0
-            admit_one(state, loading, r, 0, take)
+            take_room(state, pool, r, cached, take)
+            admit_one(state, loading, r, cached, take)
             budget -= take
-    end_admission(state, loading, end_key, awaited)
+    after_walk(server, state.requests, adapters, state.heaps, end_key)
+    if server.joiners > 0:
+        walk(server, adapters, state.sets, state.members, loading)
+    # Adapters of the batch that were evicted are loaded again without an admission.
+    server.unawaited += max(0, server.adapter_loads - awaited)

@@ -9,7 +9,7 @@ from packer.twin.engine.slots import largest_rank
 from packer.twin.engine.state import ServerState
 from packer.twin.flags import ENGINE_FLAGS, INLINED
 from packer.twin.law.law import IS_PAPER, Law
-from packer.twin.law.linear import linear_ms, state_vector
+from packer.twin.law.linear import AT, linear_ms, state_vector
 from packer.twin.law.paper import paper_ms
 
 MIN_STEP_S = 5e-5  # no engine steps faster; without it, a run with a step law of 0 would never end
@@ -58,6 +58,21 @@ def step_ms(state: ServerState, law: Law) -> float:
     if state.means.size > 0:
         add_means(state.means, state.vector, server.step_decodes, total)
     return total
+
+
+@njit(**INLINED)
+def planned_ms(state: ServerState, law: Law) -> float:
+    """Duration of the step that was scheduled last, ms.
+
+    With asynchronous scheduling, the walk over the waiting requests is done while the previous step is executed: it
+    costs time only if it takes longer than the step itself. Loads of adapters are part of the step (`execute_model`).
+    """
+    load_ms = state.server.load_ms
+    ms: float = step_ms(state, law)
+    if state.server.depth == 1 or law.settings[IS_PAPER] > 0:
+        return ms
+    host_ms = law.coefficients[AT.per_waiting_ms] * state.vector[AT.per_waiting_ms]
+    return float(max(ms - load_ms - host_ms, host_ms) + load_ms)
 
 
 @njit(**INLINED)

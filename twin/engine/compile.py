@@ -14,13 +14,13 @@ from packer.twin.engine.state import adapters_of, new_state
 from packer.twin.engine.admit import admit
 from packer.twin.engine.advance import advance
 from packer.twin.engine.arrive import arrive
-from packer.twin.engine.charge import charge, step_ms
-from packer.twin.engine.emit import emit
+from packer.twin.engine.charge import charge, planned_ms
+from packer.twin.engine.emit import emit, turn
 from packer.twin.engine.schedule import schedule_running
 from packer.twin.kernel_cache import is_kept
 from packer.twin.law.law import FRONTEND, Law
 
-HERE, ELSEWHERE = (arrive, admit, schedule_running), (emit, step_ms, charge)
+HERE, ELSEWHERE = (arrive, admit, schedule_running), (turn, emit, planned_ms, charge)
 """The parts, split so that both processes take about as long: the other one starts later and compiles trees next."""
 
 
@@ -30,7 +30,8 @@ def signature(part: Dispatcher) -> tuple[Any, ...]:
     settings = {"slots": 1, "block_size": 16, "ring": 3, "run_s": 1.0, "bin_s": 1.0}
     state = new_state(1, *adapters_of(ones, ones), settings)
     law = Law(np.ones(1), np.ones(1), np.ones(1), np.ones(1, dtype=FRONTEND)[0])
-    values = {"state": state, "law": law, "now": 0.0, "ms": 0.0, **state._asdict(), **law._asdict()}
+    values = {"state": state, "law": law, "pool": None, "now": 0.0, "ms": 0.0, "ahead": False}
+    values |= state._asdict() | law._asdict()
     return types_of(values[name] for name in inspect.signature(part.py_func).parameters)
 
 

@@ -43,16 +43,10 @@ TRIED = record(
 )
 STEP = record(
     ("count", "i8"),  # requests
-    ("decodes", "i8"),  # tokens of decodes, drafts included
-    ("prefill", "i8"),
-    ("preempted", "i8"),
-    ("load_ms", "f8"),
-    ("ms", "f8"),
-    ("more_ms", "f8"),  # part of `ms` for drafts and their verification
+    ("more_ms", "f8"),  # part of its duration for drafts and their verification
 )
 WHOLE = record(
     # Settings.
-    ("depth", "i8"),  # steps that are scheduled at once: 1, or 2 with asynchronous scheduling
     ("drafts", "i8"),  # num_speculative_tokens, with KV blocks held for them (`num_lookahead_tokens`)
     ("draft_slots", "i8"),  # tokens of the budget that the drafter needs for each request
     ("drops_block", "i8"),  # 1: the last block found in the cache is computed again
@@ -62,8 +56,7 @@ WHOLE = record(
     ("pass_ms", "f8"),  # time of a pass of the drafter, ms
     ("token_ms", "f8"),  # time of each token of such a pass, ms
     # State.
-    ("current", "i8"),  # which of `steps` is in flight
-    ("ahead", "i8"),  # 1: the other of `steps` is scheduled
+    ("current", "i8"),  # which of `steps` is in flight; the other one is scheduled next
     ("limbo", "i8"),  # requests preempted in the last schedule; they wait from the next schedule on
     ("tried", "i8"),  # drafts verified so far
     ("kept", "i8"),  # drafts accepted so far

@@ -10,11 +10,10 @@ from numba import njit
 
 from packer.arrays import FloatArray
 from packer.twin.engine.admit import next_adapter
-from packer.twin.engine.charge import law_ms
+from packer.twin.engine.charge import law_ms, planned_ms
 from packer.twin.engine.by_priority import take_by_key
 from packer.twin.engine.each import Each, end_limbo
 from packer.twin.engine.holding import find, hash_full, idle_blocks, sit_down, stand_up
-from packer.twin.engine.plan import planned_ms
 from packer.twin.engine.pool import Pool, free_blocks, shared_blocks, take_blocks
 from packer.twin.engine.schedule import blocks_of
 from packer.twin.engine.slots import join, leave, walk
@@ -175,7 +174,7 @@ def next_waiting(state: ServerState, each: Each, lingering: int) -> int:
     """Row of the adapter whose first request is admissible next; 0 if none finds a slot."""
     server, adapters = state.server, state.adapters
     if server.active + lingering < server.slots or lingering == 0:
-        return int(next_adapter(server, adapters, state.heaps))
+        return int(next_adapter(server, state.heaps))
     a = state.heaps[1, 0].row if server.heap_sizes[1] > 0 else 0
     for i in range(server.running):
         e = state.requests[each.running[i]].owner + 1
@@ -272,11 +271,11 @@ def schedule_waiting(
 
 
 @njit(**INLINED)
-def note_batch(state: ServerState, each: Each, k: int, first: int) -> None:
-    """`_update_after_schedule`: record in row `k` what the step computes; requests from index `first` on are new."""
-    server, whole, step, count = state.server, each.whole[0], each.steps[k], 0
+def note_batch(state: ServerState, each: Each, first: int) -> None:
+    """`_update_after_schedule`: record what the next step computes; requests from index `first` on are new."""
+    server, whole, count = state.server, each.whole[0], 0
+    k = 1 - whole.current
     server.step_decodes = server.step_prefill = server.attended = server.context_tokens = 0
-    step.more_ms = 0.0
     for i in range(server.running):
         r = each.running[i]
         row, batch = each.rows[r], each.batches[k, count]
@@ -297,39 +296,41 @@ def note_batch(state: ServerState, each: Each, k: int, first: int) -> None:
         batch.padded = i >= first
         if row.chunk == 0:
             batch.tried = row.tried
-            if whole.depth == 2:
+            if server.depth == 2:
                 row.placeholders += 1 + row.tried
                 row.drafts = whole.drafts
         row.tokens = row.tried = 0
-    step.count, step.decodes, step.prefill = count, server.step_decodes, server.step_prefill
+    each.steps[k].count = count
 
 
 @njit(**INLINED)
-def cost(state: ServerState, law: Law, each: Each, k: int) -> None:
-    """Compute the duration of the step: time of its tokens plus time of the drafter's passes."""
-    server, whole, step = state.server, each.whole[0], each.steps[k]
-    step.ms = planned_ms(state, law, whole.depth)
+def cost(state: ServerState, law: Law, each: Each) -> float:
+    """Return the duration of the next step, ms: time of its tokens plus time of the drafter's passes."""
+    server, whole, k = state.server, each.whole[0], 1 - each.whole[0].current
+    step, decodes, prefill = each.steps[k], server.step_decodes, server.step_prefill
+    ms: float = planned_ms(state, law)
+    step.more_ms = 0.0
     if whole.drafts > 0:
         sampling = decoding = 0
         for i in range(step.count):
             sampling += each.batches[k, i].tried >= 0
             decoding += each.batches[k, i].tried > 0 and each.batches[k, i].padded == 0
         if sampling > 0:
-            tokens = step.decodes + step.prefill + (whole.drafts - 1) * sampling
+            tokens = decodes + prefill + (whole.drafts - 1) * sampling
             step.more_ms = whole.drafts * whole.pass_ms + tokens * whole.token_ms
-            step.ms += step.more_ms
+            ms += step.more_ms
         if decoding > 0 and law.settings[IS_PAPER] == 0:
-            extra = law_ms(state, law, step.decodes, step.prefill)
+            extra = law_ms(state, law, decodes, prefill)
             tried = 0
             for i in range(step.count):
                 tried += max(each.batches[k, i].tried, 0) if each.batches[k, i].padded == 0 else 0
-            step.more_ms += extra - law_ms(state, law, step.decodes - tried, step.prefill)
-    step.load_ms, step.preempted = server.load_ms, server.step_preempted
+            step.more_ms += extra - law_ms(state, law, decodes - tried, prefill)
+    return ms
 
 
 @njit(**INLINED)
-def plan_each(state: ServerState, law: Law, each: Each, pool: Pool, k: int) -> bool:
-    """`Scheduler.schedule`: write the next step to row `k` of `steps`; return whether the step has any tokens."""
+def plan_each(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
+    """`Scheduler.schedule`: set what the next step computes (`step_decodes`, `step_prefill`, `load_ms`)."""
     server = state.server
     end_limbo(state, each)
     server.step_preempted, server.load_ms = 0, 0.0
@@ -342,9 +343,6 @@ def plan_each(state: ServerState, law: Law, each: Each, pool: Pool, k: int) -> b
     if server.joiners > 0:
         walk(server, state.adapters, state.sets, state.members, law.loading)
     server.unawaited += max(0, server.adapter_loads - loads - awaited)
-    note_batch(state, each, k, first)
-    if each.steps[k].count == 0:
-        return False
-    cost(state, law, each, k)
-    server.step += 1
-    return True
+    note_batch(state, each, first)
+    if server.step_decodes + server.step_prefill > 0:
+        server.step += 1

@@ -1,28 +1,24 @@
-"""The step loop and the end of a step, for a server that counts the tokens of each request (`engine.each`)."""
+"""The end of a step of a server that counts the tokens of each request (`engine.each`)."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 from numba import njit
 
-from packer.twin.engine.advance import go_on, is_idle
-from packer.twin.engine.arrive import arrive_until, free_places
-from packer.twin.engine.charge import charge
+from packer.arrays import Record
 from packer.twin.engine.each import Each, accepted
-from packer.twin.engine.each_plan import give_up, hash_known, plan_each
+from packer.twin.engine.each_plan import give_up, hash_known
 from packer.twin.engine.emit import MIN_GAP_S, gap_bin, note_finish
-from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, change, count_series, scrape, stream
+from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, change, count_series, stream
 from packer.twin.engine.pool import Pool
 from packer.twin.engine.state import FINISHED, RUNS, WAITS, ServerState
-from packer.twin.flags import ENGINE_FLAGS, INLINED
-from packer.twin.law.law import Law
+from packer.twin.flags import INLINED
 
 
 @njit(**INLINED)
 def name_first(state: ServerState, each: Each, which: int, by: int) -> None:
-    """`frontend.follow`: call `change` for each request whose first token comes out."""
+    """As `emit.name_first`."""
     k = each.whole[0].current
     for i in range(each.steps[k].count):
         if each.batches[k, i].tried >= 0 and math.isnan(state.requests[each.batches[k, i].request].first_s):
@@ -68,7 +64,7 @@ def verify(state: ServerState, each: Each, i: int) -> int:
         row.computed -= 1 + kept - got
     if row.computed > 0:
         row.computed -= batch.tried - kept
-    if whole.depth == 2:
+    if state.server.depth == 2:
         row.placeholders -= got + (batch.tried - kept if row.placeholders > 0 else 0)
     else:
         row.drafts = whole.drafts
@@ -97,11 +93,11 @@ def show(state: ServerState, r: int, got: int, gap_s: float) -> None:
 
 
 @njit(**INLINED)
-def deliver(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
-    """`Scheduler.update_from_output`: deliver the tokens of the step that ends."""
+def emit_each(state: ServerState, frontend: Record, each: Each, pool: Pool) -> None:
+    """As `emit.emit`: deliver the tokens of the step that ends."""
     server, whole, requests = state.server, each.whole[0], state.requests
     outputs = count_outputs(state, each)
-    gap_s = stream(server, law.frontend, outputs)
+    gap_s = stream(server, frontend, outputs)
     counted = state.series.size > 1 and server.series_of_lists == 0 and outputs > CHUNK_OUTPUTS
     if state.series.size > 1 and server.series_of_lists == 0:
         name_first(state, each, RUNS, MORE)
@@ -112,7 +108,7 @@ def deliver(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
     for i in range(each.steps[whole.current].count):
         r = each.batches[whole.current, i].request
         row = each.rows[r]
-        stale, ahead = row.stale > 0, whole.depth == 2 and row.placeholders > 0
+        stale, ahead = row.stale > 0, server.depth == 2 and row.placeholders > 0
         got = verify(state, each, i)
         if got == 0:
             continue
@@ -120,7 +116,7 @@ def deliver(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
         if row.preempted == 0 and not stale and whole.caches_verified == 1:
             if ahead or whole.drafts > 0:
                 hash_known(state, each, pool, r, row.computed - row.in_flight)
-        elif row.preempted == 0 and not stale and whole.depth == 2:
+        elif row.preempted == 0 and not stale and server.depth == 2:
             hash_known(state, each, pool, r, row.computed - row.placeholders)
         if row.outputs == requests[r].output:
             note_finish(state, r)
@@ -139,64 +135,3 @@ def deliver(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
         server.running = count
     if state.series.size > 1 and not counted:
         count_series(server, state.adapters, state.series)
-
-
-@njit(**INLINED)
-def end_step(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
-    """End the step in flight: deliver its tokens."""
-    server = state.server
-    server.now_s = server.end_s
-    arrive_until(state, law.frontend, np.nextafter(server.now_s, 0.0))
-    scrape(server, law.frontend, server.now_s)
-    deliver(state, law, each, pool)
-    if server.concurrency > 0:
-        free_places(server, state.stream_s)
-    server.in_flight = 0
-
-
-@njit(**INLINED)
-def begin(state: ServerState, each: Each, k: int) -> None:
-    """Start executing the step in row `k`."""
-    server, whole, step = state.server, each.whole[0], each.steps[k]
-    server.step_decodes, server.step_prefill, server.step_preempted = (
-        step.decodes,
-        step.prefill,
-        step.preempted,
-    )
-    server.load_ms = step.load_ms
-    charge(server, state.timeline, step.ms)
-    whole.more_s += step.more_ms * 1e-3
-    if step.decodes > 0:
-        whole.decode_s += step.ms * 1e-3
-    server.in_flight, whole.current, whole.ahead = 1, k, 0
-
-
-@njit(**ENGINE_FLAGS)
-def advance_each(state: ServerState, law: Law, each: Each, pool: Pool, until_s: float) -> None:
-    """As `engine.advance.advance`: execute every step that starts strictly before `until_s`."""
-    server, whole = state.server, each.whole[0]
-    while True:
-        over = False
-        if server.in_flight == 1:
-            over = server.end_s > until_s
-            if not over:
-                end_step(state, law, each, pool)
-        idle = (
-            is_idle(server) and whole.ahead == 0
-        )  # a step scheduled ahead may compute tokens of finished requests only
-        over = go_on(server, idle, min(server.next_s, server.reach_s), until_s, over)
-        if over and until_s < server.run_s:
-            return
-        arrive_until(state, law.frontend, until_s if over else server.now_s)
-        if over or server.exhausted == 1:
-            return
-        if whole.ahead == 1:
-            begin(state, each, 1 - whole.current)
-        elif is_idle(server):
-            continue  # the requests that were sent are still at the front end
-        elif plan_each(state, law, each, pool, 1 - whole.current):
-            begin(state, each, 1 - whole.current)
-        else:
-            continue  # a request preempted itself before others got tokens: such a step takes no time
-        if whole.depth == 2 and server.running + server.waiting > 0:
-            whole.ahead = plan_each(state, law, each, pool, 1 - whole.current)

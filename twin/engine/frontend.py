@@ -15,7 +15,7 @@ from numba import njit
 
 from packer.arrays import IntArray, Record
 from packer.twin.engine.containers import link_last, unlink
-from packer.twin.engine.state import RUNS, WAITS, ServerState, numbers
+from packer.twin.engine.state import RUNS, numbers
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 CHUNK_OUTPUTS = 128
@@ -117,29 +117,3 @@ def stream(server: Record, frontend: Record, outputs: int) -> float:
     gap_s: float = server.free_s - server.seen_s
     server.seen_s = server.free_s
     return gap_s
-
-
-@njit(**INLINED)
-def begin(state: ServerState, outputs: int) -> bool:
-    """Move requests whose first token comes out from WAITS to RUNS; return whether the step's series is counted.
-
-    vLLM unites the labels after each slice of `CHUNK_OUTPUTS` outputs (`update_iteration_stats` writes into the same
-    dicts; `AsyncLLM.output_handler`). With several slices, they name requests that waited before the step and requests
-    that end with it. vLLM does not name those that end in the first slice, which never has new requests; the twin does.
-    """
-    server, requests = state.server, state.requests
-    follow(server, requests, state.adapters, RUNS, MORE)
-    if outputs > CHUNK_OUTPUTS:
-        count_series(server, state.adapters, state.series)
-    follow(server, requests, state.adapters, WAITS, LESS)
-    return outputs > CHUNK_OUTPUTS
-
-
-@njit(inline="always", **ENGINE_FLAGS)
-def follow(server: Record, requests: Record, adapters: Record, which: int, by: int) -> None:
-    """Call `change` for each request whose first token comes out."""
-    r = server.ended
-    while r > 0:
-        if requests[r - 1].generated == 0:
-            change(server, adapters, requests[r - 1].owner + 1, which, by)
-        r = requests[r - 1].next

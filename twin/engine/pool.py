@@ -70,7 +70,8 @@ class Pool(NamedTuple):
     seat for each running request that shares content. held (seats, most shared blocks of a request): entries. seat
     (n,): seat of each request, 0: none. run (n,): entry of the run that a preempted request finds again, 0: none.
     first, shared (n,), numbers: see `engine.content.Content`. found (n,): tokens of a request in the cache at its first
-    admission, -1 before. after (n,): the next request whose prefill ends in the same step, + 1.
+    admission, -1 before. ended (n,): as `REQUEST.next`, of the requests whose prefill the step in flight ends: planning
+    the next step may put them into other lists.
     """
 
     all: Record
@@ -85,7 +86,7 @@ class Pool(NamedTuple):
     shared: IntArray
     numbers: Int32Array
     found: Int32Array
-    after: Int32Array
+    ended: Int32Array
 
 
 def new_pool(n: int, kv_blocks: int, block_size: int, max_seqs: int, content: Content) -> Pool:
@@ -120,7 +121,7 @@ def no_pool(n: int) -> Pool:
     """Return the pool, without blocks, of a server without prefix caching for n requests."""
     pool = new_pool(0, 0, 1, 1, Content.none(0))
     pool.all["caching"] = 0
-    return pool._replace(seat=np.zeros(n, dtype=np.int32), after=np.zeros(n, dtype=np.int32))
+    return pool._replace(seat=np.zeros(n, dtype=np.int32), ended=np.zeros(n, dtype=np.int32))
 
 
 # ---- contents

@@ -2,6 +2,9 @@
 
 Each decode gets one token; the request whose prefill was cut gets its next chunk. If KV blocks are too few, the request
 admitted last is preempted (`self.running.pop()`) and goes to the front of the queue.
+
+`pool`: None if blocks are only counted and steps are scheduled one by one. `ahead`: whether the step is scheduled while
+the previous one is executed, so that the tokens of that one are not there yet.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from numba import njit
 
 from packer.arrays import Record
 from packer.twin.engine.containers import unlink
+from packer.twin.engine.holding import hash_full, leave_phase, stand_up
+from packer.twin.engine.pool import Pool, free_blocks, take_blocks
 from packer.twin.engine.slots import leave, make_room
 from packer.twin.engine.state import NONE, ServerState
 from packer.twin.engine.waiting import place, put_behind_skipped, put_first
@@ -22,11 +27,18 @@ def blocks_of(tokens: int, block_size: int) -> int:
     return (tokens + block_size - 1) // block_size
 
 
-@njit(**INLINED)
-def phase_of(requests: Record, r: int, block_size: int) -> int:
+@njit(inline="always", **ENGINE_FLAGS)
+def phase_of(state: ServerState, r: int) -> int:
     """Step, modulo `block_size`, in which decode `r` needs a further block: when its context fills one."""
-    phase: int = (requests[r].start + 1 - requests[r].context) % block_size
+    phase: int = (state.requests[r].start + 1 - state.requests[r].context) % state.server.block_size
     return phase
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def context_of(state: ServerState, r: int) -> int:
+    """Tokens of decode `r` that were computed, or scheduled, before the step that is being scheduled."""
+    tokens: int = state.requests[r].context + state.server.step - 1 - state.requests[r].start
+    return tokens
 
 
 @njit(**INLINED)
@@ -41,29 +53,45 @@ def end_prefill(server: Record, requests: Record, r: int) -> None:
 
 
 @njit(**CALLED)
-def preempt(state: ServerState) -> None:
-    """Preempt the request admitted last: it loses its blocks and starts over, with its tokens as prompt."""
-    server, requests, links = state.server, state.requests, state.links
-    size = server.block_size
+def preempt(state: ServerState, pool: Pool | None, ahead: bool) -> None:
+    """Preempt the request admitted last: it loses its blocks and starts over, with its tokens as prompt.
+
+    A request whose last token the step in flight computes only waits for the end of that step.
+    """
+    server, requests, links, size = state.server, state.requests, state.links, state.server.block_size
     r = links[server.sentinel].batch.before  # `self.running.pop()`
     request = requests[r]
     a = request.owner + 1
     unlink(links["batch"], r)
-    if r + 1 == server.partial:
-        server.used -= blocks_of(server.partial_done, size)
-        server.partial = 0
-    else:
-        held = request.context + server.step - 1 - request.start
-        server.used -= blocks_of(held, size)
-        server.context_tokens -= held
-        state.phase[phase_of(requests, r, size)] -= 1
-        request.generated += server.step - request.start
-        request.last_s = server.now_s
-        server.decodes -= 1
-        unlink(links["due"], r)
     server.running -= 1
     server.step_preempted += 1
     server.preemptions += 1
+    done = False
+    if r + 1 == server.partial:
+        held = server.partial_done
+        full = held // size
+        server.partial = 0
+    else:
+        held = context_of(state, r)
+        full = max(request.context // size, (held - ahead) // size)
+        if request.start != server.step - 1:  # else `emit` sets it when the token comes out
+            request.last_s = server.end_s if server.in_flight == 1 else server.now_s
+        request.generated += server.step - request.start
+        done = request.generated == request.output
+        if not done:
+            server.context_tokens -= held
+            server.decodes -= 1
+            unlink(links["due"], r)
+            state.phase[phase_of(state, r)] -= 1
+            if pool is not None and pool.seat[r] > 0:
+                leave_phase(pool, pool.seat[r])
+    if pool is not None and pool.all[0].caching == 1:
+        stand_up(state, pool, r, blocks_of(held, size), full, not done)
+    else:
+        server.used -= blocks_of(held, size)
+    if done:
+        server.waiting += 1
+        return
     if server.skipped_first == 1:
         put_behind_skipped(server, requests, state.adapters, state.heaps, r, a)
     else:
@@ -83,32 +111,75 @@ def chunk_of(server: Record, requests: Record) -> tuple[int, int]:
 
 
 @njit(**INLINED)
-def compute(server: Record, requests: Record, chunk: int) -> None:
-    """Set the step to compute one token of each decode and `chunk` tokens of the cut prefill."""
+def grow_counted(state: ServerState, pool: Pool | None, ahead: bool) -> int:
+    """Take blocks, which are only counted, for the running requests; return the tokens that the cut prefill gets."""
+    server, phase = state.server, state.phase
+    while True:
+        chunk, growth = chunk_of(server, state.requests)
+        # Each decode whose context has filled its last block in this phase needs one new block.
+        needed = growth + phase[server.phase]
+        if server.used + needed > server.kv_blocks:
+            make_room(server, state.adapters, needed, NONE)
+        if server.used + needed <= server.kv_blocks:
+            server.used += needed
+            return int(chunk)
+        preempt(state, pool, ahead)
+
+
+@njit(**INLINED)
+def hash_phase(state: ServerState, pool: Pool, phase: int, new: int) -> None:
+    """Hash the blocks that decodes of this phase fill, counting `new` tokens of the step that is being scheduled."""
+    s = pool.seats[phase].after
+    while s != phase:
+        r = pool.seats[s].request
+        hash_full(state, pool, r, (context_of(state, r) + new) // state.server.block_size)
+        s = pool.seats[s].after
+
+
+@njit(**INLINED)
+def grow_hashed(state: ServerState, pool: Pool, ahead: bool) -> int:
+    """As `grow_counted`, with prefix caching: taken blocks lose their hash. The order is that of `self.running`.
+
+    Requests take blocks one by one. When no block is free, the last request is preempted. A block that a decode fills
+    is hashed when the step that fills it is scheduled. With a token in flight (`ahead`), it is hashed one step later,
+    because `request.num_tokens` does not count that token yet (`allocate_slots`).
+    """
+    server, phase, taken = state.server, state.server.phase, 0
+    while taken < state.phase[phase]:
+        count = min(free_blocks(state), state.phase[phase] - taken)
+        if count == 0:
+            preempt(state, pool, ahead)
+        take_blocks(state, pool, count)
+        taken += count
+    if ahead:
+        hash_phase(state, pool, phase, 0)
+    else:
+        hash_phase(state, pool, phase + 1 if phase + 1 < server.block_size else 0, 1)
+    chunk, growth = chunk_of(server, state.requests)
+    if growth > free_blocks(state):
+        preempt(state, pool, ahead)  # the request of the cut prefill itself
+        return 0
+    if chunk > 0:
+        take_blocks(state, pool, growth)
+        hash_full(state, pool, server.partial - 1, (server.partial_done + chunk) // server.block_size)
+    return int(chunk)
+
+
+@njit(**INLINED)
+def schedule_running(state: ServerState, pool: Pool | None, ahead: bool) -> None:
+    """Give the running requests their tokens; sets what the step computes (`step_decodes`, `step_prefill`)."""
+    server = state.server
+    server.step_preempted = server.ended = 0
+    if pool is not None and pool.all[0].caching == 1:
+        chunk = grow_hashed(state, pool, ahead)
+    else:
+        chunk = grow_counted(state, pool, ahead)
     server.context_tokens += server.decodes
     server.step_decodes, server.step_prefill = server.decodes, chunk
     server.attended = chunk * (2 * server.partial_done + chunk) // 2
     if server.partial > 0:
         r = server.partial - 1
         server.partial_done += chunk
-        if server.partial_done == requests[r].context:
-            end_prefill(server, requests, r)
+        if server.partial_done == state.requests[r].context:
+            end_prefill(server, state.requests, r)
             server.partial = 0
-
-
-@njit(**INLINED)
-def schedule_running(state: ServerState) -> None:
-    """Give the running requests their tokens; sets what the step computes (`step_decodes`, `step_prefill`)."""
-    server, phase = state.server, state.phase
-    server.step_preempted = server.ended = 0
-    chunk, growth = chunk_of(server, state.requests)
-    # Each decode whose context has filled its last block in this phase needs one new block.
-    while server.used + growth + phase[server.phase] > server.kv_blocks:
-        make_room(server, state.adapters, growth + phase[server.phase], NONE)
-        if server.used + growth + phase[server.phase] > server.kv_blocks:
-            cut = server.partial
-            preempt(state)
-            if cut != server.partial:
-                chunk, growth = 0, 0
-    server.used += growth + phase[server.phase]
-    compute(server, state.requests, chunk)

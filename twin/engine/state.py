@@ -108,6 +108,7 @@ SERVER = record(
     ("skipped_reversed", "i8"),
     ("skipped_first", "i8"),
     ("slots_of_running", "i8"),
+    ("depth", "i8"),  # steps that are scheduled at once: 1, or 2 with asynchronous scheduling
     ("by_priority", "i8"),  # 1: requests are counted one by one (`engine.each`), and wait by priority
     # Requests that have not reached the engine.
     ("inbox", "i8"),  # first request of the inbox
@@ -157,6 +158,16 @@ SERVER = record(
     ("busy_s", "f8"),
     ("load_s", "f8"),
     ("stall_s", "f8"),  # time of loads × running requests
+    ("turned", "i8"),  # 1: the next step is counted from (`emit.turn`), though this one may still be executed
+    # The next step, if it is scheduled: fields of the step, and its duration in ms.
+    ("planned", "i8"),  # 1: it is scheduled
+    ("planned_ended", "i8"),
+    ("planned_ended_last", "i8"),
+    ("planned_decodes", "i8"),
+    ("planned_prefill", "i8"),
+    ("planned_preempted", "i8"),
+    ("planned_load_ms", "f8"),
+    ("planned_ms", "f8"),
 )
 REQUEST = record(  # 96 bytes: a run keeps millions
     ("owner", "i4"),  # its adapter
@@ -353,7 +364,7 @@ def new_state(
     that tokens see. `scraped_steps`: engine steps for which time series are counted, 0 if /metrics is not read.
     """
     server = np.zeros(1, dtype=SERVER)[0]
-    for field, value in {**settings, "sentinel": n}.items():
+    for field, value in {"depth": 1, **settings, "sentinel": n}.items():
         server[field] = value
     server.next_s = server.reach_s = server.scrape_s = np.inf
     table = 2 ** int(np.clip(np.ceil(np.log2(2.0 * scraped_steps)), 10, 24)) if scraped_steps else 1

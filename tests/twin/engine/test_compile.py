@@ -30,8 +30,9 @@ def test_two_processes_share_the_parts(compiled_anew: Callable[[str], list[str]]
         "arrive True 0",
         "admit True 0",
         "schedule_running True 0",
+        "turn True 1",
         "emit True 1",
-        "step_ms True 1",
+        "planned_ms True 1",
         "charge True 1",
         "advance 1 True",
     ]

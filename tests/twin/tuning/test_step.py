@@ -156,7 +156,7 @@ def test_how_a_run_is_cut_changes_nothing(profile: Profile, policy: str, cut_s: 
         assert tuning is not None
         fill_inbox(state, time_s)
         for until_s in pieces:
-            advance(state, law_of(profile), float(until_s), tuning)
+            advance(state, law_of(profile), float(until_s), None, None, tuning)
         found.append((state.requests.tobytes(), state.timeline.tobytes(), tuning.job.tobytes()))
     assert found[0] == found[1]
 
