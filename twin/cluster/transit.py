@@ -11,19 +11,21 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, Record, record
 from packer.cluster import Cluster, Node, Store
 from packer.errors import ValidationError
 from packer.twin.cluster.state import Servers, give
+from packer.twin.engine.containers import link_last, unlink
+from packer.twin.engine.state import LINK
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 from packer.workload import Workload
 
-# Columns of `places`: where an adapter is (0 only in the store, 1 on its way, 2 at the host), and its neighbours
-# by last use.
-(WHERE, OLDER, NEWER) = range(3)
+PLACE = record(
+    ("where", "i4"),  # ABSENT: only in the store; COMING: on its way; HELD: at the host
+    ("by_use", LINK),  # ring of the adapters at the host, by last use
+)
 (ABSENT, COMING, HELD) = range(3)
 # Columns of `transfers`: node, adapter, first waiting request + 1, last waiting request + 1.
 (NODE, ADAPTER, FIRST, LAST) = range(4)
@@ -37,16 +39,16 @@ class Transit(NamedTuple):
     """Requests and transfers under way.
 
     node (S,): node of each server. queue (n,), reach_s (n,): requests on the network in order, and when they reach
-    their node; target (n,): server of a request. places (nodes, m + 1, 3): host caches, row 0 is the ring's sentinel;
-    room (nodes,): free bytes; size (m,): bytes of an adapter. transfers (k, 4), left (k, 2): latency, s, and bytes
-    still to come. lanes: transfers at once, 0: any number, which share the bandwidth. counts, rates: registers.
+    their node; target (n,): server of a request. places (nodes, m + 1) of `PLACE`: host caches, row 0 is the ring's
+    sentinel; room (nodes,): free bytes; size (m,): bytes of an adapter. transfers (k, 4), left (k, 2): latency, s, and
+    bytes still to come. lanes: transfers at once, 0: any number, which share the bandwidth. counts, rates: registers.
     """
 
     node: IntArray
     queue: IntArray
     reach_s: FloatArray
     target: IntArray
-    places: npt.NDArray[np.int32]
+    places: Record
     room: FloatArray
     size: FloatArray
     transfers: IntArray
@@ -74,27 +76,13 @@ def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
     store = cluster.store or Store(1.0)  # not used where hosts hold everything
     transfers = min(n, len(nodes) * len(size)) if limited else 0
     node = np.repeat(np.arange(len(nodes)), [each.servers for each in nodes])
-    places = np.zeros((len(nodes), len(size) + 1 if limited else 1, 3), dtype=np.int32)
+    places = np.zeros((len(nodes), len(size) + 1 if limited else 1), dtype=PLACE)
     rates = np.array([cluster.network_ms * 1e-3, store.latency_ms * 1e-3, store.bandwidth_bytes_s, 0.0])
     return Transit(
         node=node, queue=np.zeros(n, dtype=np.int64), reach_s=np.zeros(n), target=np.zeros(n, dtype=np.int64),
         places=places, room=capacity, size=size, transfers=np.zeros((transfers, 4), dtype=np.int64),
         left=np.zeros((transfers, 2)), lanes=store.concurrent, counts=np.zeros(6, dtype=np.int64), rates=rates,
     )  # fmt: skip
-
-
-@njit(**INLINED)
-def _link_newest(places: npt.NDArray[np.int32], a: int) -> None:
-    newest = places[0, OLDER]
-    places[a, OLDER], places[a, NEWER] = newest, 0
-    places[newest, NEWER] = a
-    places[0, OLDER] = a
-
-
-@njit(**INLINED)
-def _unlink(places: npt.NDArray[np.int32], a: int) -> None:
-    older, newer = places[a, OLDER], places[a, NEWER]
-    places[older, NEWER], places[newer, OLDER] = newer, older
 
 
 @njit(**INLINED)
@@ -178,23 +166,23 @@ def _want(c: Servers, way: Transit, r: int, at_s: float) -> bool:
     places = way.places[node]
     if c.ranks[a - 1] == 0:  # a request to the base model
         return bool(_deliver(c, way, r, at_s))
-    if way.room[node] == math.inf or places[a, WHERE] == HELD:
+    if way.room[node] == math.inf or places[a].where == HELD:
         if not _deliver(c, way, r, at_s):
             return False
         way.counts[HITS] += 1
-        if places.shape[0] > 1 and places[a, WHERE] == HELD:
-            _unlink(places, a)
-            _link_newest(places, a)
+        if places.size > 1 and places[a].where == HELD:
+            unlink(places["by_use"], a)
+            link_last(places["by_use"], 0, a)
         return True
     way.counts[MISSES] += 1
     c.requests[r].next = 0
-    if places[a, WHERE] == COMING:
+    if places[a].where == COMING:
         for k in range(way.counts[ACTIVE]):
             if way.transfers[k, NODE] == node and way.transfers[k, ADAPTER] == a:
                 c.requests[way.transfers[k, LAST] - 1].next = r + 1
                 way.transfers[k, LAST] = r + 1
         return True
-    places[a, WHERE] = COMING
+    places[a].where = COMING
     k = way.counts[ACTIVE]
     way.counts[ACTIVE] = k + 1
     row = way.transfers[k]
@@ -214,14 +202,14 @@ def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
             return False
         way.transfers[k, FIRST] = following
     places = way.places[node]
-    while way.room[node] < way.size[a - 1] and places[0, NEWER] != 0:
-        oldest = places[0, NEWER]
-        _unlink(places, oldest)
-        places[oldest, WHERE] = ABSENT
+    while way.room[node] < way.size[a - 1] and places[0].by_use.after != 0:
+        oldest = places[0].by_use.after
+        unlink(places["by_use"], oldest)
+        places[oldest].where = ABSENT
         way.room[node] += way.size[oldest - 1]
         way.counts[EVICTED] += 1
-    places[a, WHERE] = HELD
-    _link_newest(places, a)
+    places[a].where = HELD
+    link_last(places["by_use"], 0, a)
     way.room[node] -= way.size[a - 1]
     way.counts[ACTIVE] -= 1
     for i in range(k, way.counts[ACTIVE]):  # the others keep their order

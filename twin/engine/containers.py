@@ -1,6 +1,6 @@
 """Rings and heaps inside the arrays of a server, compiled by Numba.
 
-A ring is a doubly linked list around a sentinel; its links (`engine.state.LINK`) are a field of the records that it
+A ring is a doubly linked list around a sentinel; its links (`engine.state.LINK`) are fields of the records that it
 links. A heap holds rows of adapters with their keys (`engine.state.PLACED`), the smallest key first. The field `place`
 of an adapter is its position in its heap.
 """
@@ -15,7 +15,7 @@ from packer.twin.flags import CALLED, INLINED
 
 @njit(**INLINED)
 def link_last(ring: Record, sentinel: int, i: int) -> None:
-    """Append row `i` to the ring around `sentinel`."""
+    """Append row `i` to the ring around `sentinel`; before any other row in place of `sentinel`."""
     last = ring[sentinel].before
     ring[i].before = last
     ring[i].after = sentinel

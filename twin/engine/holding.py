@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.pool import (
-    LONE, Pool, RUN, block_of, drop_entry, free_run, into_queue, new_entry, out_of_queue, shared_blocks, slot_of,
+    LONE, Pool, RUN, block_of, drop_entry, free_run, new_entry, shared_blocks, slot_of,
 )  # fmt: skip
 from packer.twin.engine.state import ServerState
 from packer.twin.flags import CALLED, INLINED
@@ -115,7 +116,7 @@ def hold(state: ServerState, pool: Pool, e: int) -> None:
     entry = pool.entries[e]
     entry.refs += 1
     if entry.refs == 1:
-        out_of_queue(pool, e)
+        unlink(pool.entries, e)
         state.server.used += 1
 
 
@@ -125,7 +126,7 @@ def let_go(state: ServerState, pool: Pool, e: int) -> None:
     entry = pool.entries[e]
     entry.refs -= 1
     if entry.refs == 0:
-        into_queue(pool, e, pool.entries[0].before)
+        link_last(pool.entries, 0, e)
         state.server.used -= 1
 
 
@@ -204,7 +205,7 @@ def stand_up(state: ServerState, pool: Pool, r: int, held: int, full: int, again
     free_run(pool, held - entries - own, pool.all[0].unhashed_first == 1)
     if own > 0 and again:
         pool.run[r] = new_entry(pool, RUN - 1 - r, own)
-        into_queue(pool, pool.run[r], pool.entries[0].before)
+        link_last(pool.entries, 0, pool.run[r])
     else:
         free_run(pool, own, False)
     if s == 0:
@@ -224,16 +225,11 @@ def enter_phase(pool: Pool, s: int, phase: int, size: int) -> None:
     seat = pool.seats[s]
     if seat.chained + seat.lone == shared_blocks(pool, seat.request, size):
         return
-    last = pool.seats[phase].before
-    pool.seats[s].before, pool.seats[s].after = last, phase
-    pool.seats[last].after = s
-    pool.seats[phase].before = s
+    link_last(pool.seats, phase, s)
 
 
 @njit(**INLINED)
 def leave_phase(pool: Pool, s: int) -> None:
     """Take the request in seat `s` out of the ring of its phase: it takes no further block."""
-    seat = pool.seats[s]
-    pool.seats[seat.before].after = seat.after
-    pool.seats[seat.after].before = seat.before
-    seat.before = seat.after = s
+    unlink(pool.seats, s)
+    pool.seats[s].before = pool.seats[s].after = s

@@ -23,6 +23,7 @@ import numpy as np
 from numba import njit
 
 from packer.arrays import IntArray, Record, record
+from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.content import Content, Int32Array
 from packer.twin.engine.state import ServerState
 from packer.twin.flags import ENGINE_FLAGS, INLINED
@@ -208,26 +209,9 @@ def new_entry(pool: Pool, block: int, count: int) -> int:
 
 
 @njit(**INLINED)
-def out_of_queue(pool: Pool, e: int) -> None:
-    """Remove entry `e` from the free queue."""
-    entry = pool.entries[e]
-    pool.entries[entry.before].after = entry.after
-    pool.entries[entry.after].before = entry.before
-
-
-@njit(**INLINED)
-def into_queue(pool: Pool, e: int, before: int) -> None:
-    """Insert entry `e` into the free queue after entry `before`; 0: at the front."""
-    entry, after = pool.entries[e], pool.entries[before].after
-    entry.before, entry.after = before, after
-    pool.entries[before].after = e
-    pool.entries[after].before = e
-
-
-@njit(**INLINED)
 def drop_entry(pool: Pool, e: int) -> None:
     """Remove entry `e`, which has no blocks any more, from the free queue; it is unused from now on."""
-    out_of_queue(pool, e)
+    unlink(pool.entries, e)
     pool.entries[e].after = pool.all[0].free_entry
     pool.all[0].free_entry = e
 
@@ -241,7 +225,7 @@ def free_run(pool: Pool, count: int, front: bool) -> None:
     if pool.blocks[e].block == RUN and e > 0:
         pool.blocks[e].count += count
     else:
-        into_queue(pool, new_entry(pool, RUN, count), 0 if front else e)
+        link_last(pool.entries, e if front else 0, new_entry(pool, RUN, count))
 
 
 @njit(**INLINED)
