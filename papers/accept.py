@@ -7,6 +7,7 @@ import math
 from numba import njit
 
 from packer.papers.state import CellState
+from packer.twin.cluster.state import next_event_s
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.state import ACCEPTED
 from packer.twin.flags import ENGINE_FLAGS
@@ -41,3 +42,9 @@ def leave_queue(state: CellState, r: int) -> None:
     server.waiting -= 1
     server.waiting_prompt -= state.requests[r].prompt
     state.cached[state.requests[r].owner + 1].wanted -= 1
+
+
+@njit(**ENGINE_FLAGS)
+def event_s(state: CellState) -> float:
+    """When the server next has something to do, infinite if it is idle."""
+    return float(next_event_s(state.server))

@@ -12,14 +12,14 @@ import math
 
 from numba import njit
 
-from packer.papers.accept import accept
+from packer.papers.accept import accept, event_s
 from packer.papers.cache.kernel import load_ms
 from packer.papers.dlora.credit import adjust_shares, choose, first_in_queue, pay, pick_by_credit
 from packer.papers.state import CellState, Own, state_of
 from packer.twin.cluster.state import Servers, wakes
 from packer.twin.engine.advance import go_on
 from packer.twin.engine.charge import charge
-from packer.twin.engine.containers import unlink
+from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.emit import gap_bin
 from packer.twin.engine.schedule import blocks_of
 from packer.twin.engine.state import ACCEPTED, FINISHED
@@ -53,9 +53,7 @@ def arrive(state: CellState, now: float) -> None:
             unlink(state.links["due"], r)
             while before != server.sentinel and before > r:
                 before = state.links[before].due.before
-            after = state.links[before].due.after
-            state.links[r].due.before, state.links[r].due.after = before, after
-            state.links[before].due.after = state.links[after].due.before = r
+            link_last(state.links["due"], state.links[before].due.after, r)
 
 
 @njit(**ENGINE_FLAGS)
@@ -330,17 +328,6 @@ def advance(state: CellState, law: Law, until_s: float) -> None:
             continue
         begin(state, law, plan(state))
         server.in_flight = 1
-
-
-@njit(**ENGINE_FLAGS)
-def event_s(state: CellState) -> float:
-    """Time of the server's next event, for the cluster's event loop."""
-    server = state.server
-    if server.in_flight == 1:
-        return float(server.end_s)
-    if server.running + server.waiting > 0:
-        return float(server.now_s)
-    return float(min(server.next_s, server.reach_s))
 
 
 @njit(**ENGINE_FLAGS)

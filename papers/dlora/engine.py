@@ -84,7 +84,8 @@ class DLoraEngine:
 
     def kernels(self) -> EngineKernels:
         """The kernels, which are imported and compiled only if used."""
+        from packer.papers.accept import event_s
         from packer.papers.cache.kernel import keep
-        from packer.papers.dlora.advance import advance, event_s, withdraw
+        from packer.papers.dlora.advance import advance, withdraw
 
         return EngineKernels(memory, state_of, advance, event_s, keep, withdraw)

@@ -18,6 +18,7 @@ from packer.papers.cache.loading import ASYNC, CPU_ASSIST, PREFETCH
 from packer.papers.lightllm.peak import insert, peak, remove
 from packer.papers.lightllm.queue import arrive, fetch, finish_loads, give_up
 from packer.papers.state import CellState
+from packer.twin.cluster.state import next_event_s
 from packer.twin.engine.advance import go_on
 from packer.twin.engine.charge import charge
 from packer.twin.engine.containers import link_last
@@ -316,12 +317,7 @@ def wake_s(state: CellState) -> float:
 
 @njit(**ENGINE_FLAGS)
 def event_s(state: CellState) -> float:
-    """Time of the server's next event, for the cluster's event loop."""
-    server, own = state.server, state.own
-    if server.in_flight == 1:
-        return float(server.end_s)
-    if own.blocked == 1:
+    """When the server next has something to do, infinite if it is idle."""
+    if state.server.in_flight == 0 and state.own.blocked == 1:
         return float(wake_s(state))
-    if server.running + server.waiting > 0:
-        return float(server.now_s)
-    return float(min(server.next_s, server.reach_s))
+    return float(next_event_s(state.server))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from packer.errors import ValidationError, shown
 from packer.workload import Workload
 
 
-@dataclass(frozen=True, eq=False)
-class Candidates:
+class Candidates(NamedTuple):
     """Groups of adapters that the same servers may serve: without a placement, equal servers make one group.
 
     group int64 (m,): group of each adapter. start int64 (g + 1,): group k has the servers
@@ -29,8 +28,7 @@ class Candidates:
 
     def same(self, other: Candidates) -> bool:
         """Whether each adapter has the same servers and shares."""
-        mine, theirs = ((c.group, c.start, c.server, c.share) for c in (self, other))
-        return all(np.array_equal(one, two) for one, two in zip(mine, theirs, strict=True))
+        return all(np.array_equal(one, two) for one, two in zip(self, other, strict=True))
 
     def of(self, adapter: int) -> IntArray:
         """Servers that may serve an adapter, int64."""

@@ -194,9 +194,7 @@ class Dispatch:
                 known = servers.servers.copy()
                 seen = servers._replace(servers=known, whole=whole_of(known), classes=servers.classes.copy())
             stop_s = min(clock.next_s, self.duration_s)
-            task = events.Task(
-                given, p, events.Ways(c.group, c.start, c.server), float(interval_s), limit, self.way
-            )
+            task = events.Task(given, p, c, float(interval_s), limit, self.way)
             r, now_s, asked = self.loop.route(servers, seen, task, r, (now_s, stop_s), engines)
             if r == n and clock.acts:
                 now_s = stop_s
@@ -251,7 +249,7 @@ class Dispatch:
             elif isinstance(self.router, StaticRouter):
                 s = int(given[r])
             else:
-                s = int(self.loop.choose(servers, p, events.Ways(c.group, c.start, c.server), r))
+                s = int(self.loop.choose(servers, p, c, r))
             if s == HOLD:
                 servers.server[r] = REFUSED
                 continue

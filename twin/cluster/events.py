@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray
+from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.client import first_free_s, is_closed, see_ends, take_place
 from packer.twin.cluster.routers.base import HOLD
 from packer.twin.cluster.state import (
@@ -23,16 +24,8 @@ from packer.twin.engine.state import NO_LIMIT
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
-class Ways(NamedTuple):
-    """Which servers may serve which adapter, as in `cluster.candidates.Candidates`."""
-
-    group: IntArray
-    start: IntArray
-    server: IntArray
-
-
 class Task(NamedTuple):
-    """How requests are routed: by `assigned`, or by a score function if `assigned` is empty.
+    """How requests are routed: by `assigned`, or by a score function if `assigned` is empty; to servers among `ways`.
 
     p: parameters of the score function. interval_s: time between updates of the server state that it reads; 0: up to
     date. limit: most open requests; further ones are refused. way: None if requests reach their server at once.
@@ -40,7 +33,7 @@ class Task(NamedTuple):
 
     assigned: IntArray
     p: Any
-    ways: Ways
+    ways: Candidates
     interval_s: float
     limit: int
     way: Transit | None
@@ -169,7 +162,7 @@ def sent(c: Servers, p: FloatArray, s: int, r: int) -> None:
 
 
 @njit(**ENGINE_FLAGS)
-def choose(c: Servers, p: FloatArray, ways: Ways, r: int) -> int:
+def choose(c: Servers, p: FloatArray, ways: Candidates, r: int) -> int:
     """Return the candidate with the smallest score, the next in turn among equal ones; HOLD if all are infinite."""
     g, server = ways.group[c.adapter[r]], ways.server
     first, last = ways.start[g], ways.start[g + 1]

@@ -311,14 +311,18 @@ def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
         advance(state_of(c, s), law_of_server(c, s), until_s, None, None, tuning)
     else:
         run_vllm(c, s, until_s, c.ahead)
-    server = c.servers[s]
+    c.wake_s[s] = next_event_s(c.servers[s])
+
+
+@njit(**INLINED)
+def next_event_s(server: Record) -> float:
+    """When a server next has something to do, infinite if it is idle."""
     if server.in_flight == 1:
-        c.wake_s[s] = server.end_s
-    elif server.running + server.waiting > 0:
-        c.wake_s[s] = server.now_s
-    else:
-        # A load may have kept the engine busy beyond the next arrival.
-        c.wake_s[s] = max(server.now_s, min(server.next_s, server.reach_s))
+        return float(server.end_s)
+    if server.running + server.waiting > 0:
+        return float(server.now_s)
+    # A load may have kept the engine busy beyond the next arrival.
+    return float(max(server.now_s, min(server.next_s, server.reach_s)))
 
 
 @njit(**ENGINE_FLAGS)
