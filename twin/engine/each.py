@@ -18,10 +18,7 @@ from packer.twin.engine.waiting import place, put_first
 from packer.twin.flags import INLINED
 
 EACH = record(
-    (
-        "computed",
-        "i8",
-    ),  # tokens computed, including those of scheduled steps, as if all drafts were accepted
+    ("computed", "i8"),  # tokens computed, with those of scheduled steps, as if all drafts were accepted
     ("outputs", "i8"),  # output tokens so far
     ("placeholders", "i8"),  # output tokens of steps in flight, as if all drafts were accepted
     ("in_flight", "i8"),  # tokens of steps in flight

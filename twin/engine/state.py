@@ -91,10 +91,7 @@ SERVER = record(
     ("host_places", "i8"),  # adapters for which host memory has room
     ("track_host", "i8"),  # 0: all adapters are in host memory from the start
     ("spares_batch", "i8"),  # 1: adapters of the batch are never evicted
-    (
-        "stream",
-        "i8",
-    ),  # 1: requests are sent at `stream_s` and take rows of `requests` in order; 0: the inbox lists rows
+    ("stream", "i8"),  # 1: requests are sent at `stream_s`, in the order of the rows; 0: by the inbox
     ("concurrency", "i8"),  # maximum number of requests that the client keeps open, 0: no maximum
     ("sentinel", "i8"),  # first row of `links` that heads a ring of the server
     ("ring", "i8"),  # number of rows of `links` that head rings of the server
