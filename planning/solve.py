@@ -23,6 +23,7 @@ from packer.planning.rooms import with_room
 from packer.planning.spare import with_spare
 from packer.planning.verify import beyond_limits, check, twin_failures, verified
 from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
 from packer.progress import Progress, silent
 from packer.room import Room
 from packer.seeds import fresh
@@ -36,6 +37,7 @@ from packer.solvers.support import counts_gpus
 from packer.strategies import Predictor
 from packer.twin.hours import Hours, of_hours
 from packer.twin.margin import HARDENING_STEP, HARDENING_STEPS
+from packer.words import listed
 from packer.workload import Workload
 
 ESTIMATED_GPUS = 32
@@ -149,6 +151,7 @@ def solve(
     )  # fmt: skip
     plan = planned(SolverTask(problem, search, again, verify, margin is confidence is None, with_headroom))
     notes += raised_words(margins, plan.bins)
+    notes += _unsplit(plan, profiles) if max_replicas is None and goal.minimises == "price" else ()
     return numbered(replace(plan, reasons=(*plan.reasons, *notes)), old_plan)
 
 
@@ -178,6 +181,15 @@ def _usual(problem: Problem) -> tuple[str, tuple[str, ...]]:
     several = len(problem.profiles) > max(1, len(workload.models)) and problem.max_replicas == 1
     mixes = goal.minimises == "price" and several and workload.arrivals.trace is None
     return "mixed" if mixes else "greedy", notes
+
+
+def _unsplit(plan: Plan, profiles: Sequence[Profile]) -> tuple[str, ...]:
+    """A note on adapters that have a dearer server to themselves: parts of them may fit on cheaper ones."""
+    least = min(profile.gpu.price_per_hour or 0.0 for profile in profiles)
+    dear = [item for item in plan.bins if (item.profile.gpu.price_per_hour or 0.0) > least]
+    alone = [plan.workload.names[item.adapters[0]] for item in dear if len(item.adapters) == 1]
+    said = f"Alone on a dearer server: {listed(alone)}. --max-replicas 2 or more splits them, which may be cheaper."
+    return (said,) if alone else ()
 
 
 @dataclass(eq=False)

@@ -204,6 +204,19 @@ def test_cost_chooses_the_cheaper_gpu_type() -> None:
     assert plan.objective_value == (float(plan.n_gpus), float(plan.n_gpus))
 
 
+@pytest.mark.parametrize(("max_replicas", "said"), [(None, True), (1, False)])
+def test_an_adapter_alone_on_a_dearer_kind_may_be_split(max_replicas: int | None, said: bool) -> None:
+    """Adapters have one server each by default; a reason says that splitting one that is alone may be cheaper."""
+    dear, cheap = _kind("dear/m", 3.0, 0.0), _kind("cheap/m", 1.0, 0.0)
+    hot = Workload([Adapter("first", 8, 6.0), Adapter("second", 8, 6.0)])
+    given: dict[str, Any] = {"objective": "cost", "max_replicas": max_replicas}
+    plan = plan_of(hot, profile=[GpuKind(dear), GpuKind(cheap, available=1)], **given)
+    assert {item.profile for item in plan.bins} == {dear, cheap}
+    found = [reason for reason in plan.reasons if "--max-replicas 2 or more splits" in reason]
+    assert len(found) == said
+    assert all(reason.startswith("Alone on a dearer server: ") for reason in found)
+
+
 def test_stopping_gives_a_whole_plan() -> None:
     """Ctrl-C from the start still gives a plan with every adapter, marked as interrupted."""
     plan = plan_of(stop=lambda: True)
