@@ -85,7 +85,8 @@ def _band(plan: Plan) -> list[str]:
     low, high = fewest["gpus"] or "?", most["gpus"] or "too many"
     span = f"{low} to {high} GPUs" if low != high else "as many GPUs"
     if _priced(plan):  # the number of GPUs says little if kinds differ in price
-        span = " to ".join(money(each["objective_value"]) for each in (fewest, most)) + " per hour"
+        prices = dict.fromkeys(money(each["objective_value"]) for each in (fewest, most))
+        span = f"{' to '.join(prices)} per hour"
     return [
         f"The profile is an estimate: at {most['capacity']:.2f} to {fewest['capacity']:.2f} times its capacity "
         f"the fleet takes {span}. Calibrate it (packer profiles fit) for one number."
@@ -105,7 +106,8 @@ def _frontier(plan: Plan) -> Table:
     nothing = {"worst_adapter_ttft_ms": None}  # of points without a completed request
     points = [row if (row["p95_ttft_ms"] or 0.0) > 0.0 else {**row, **nothing} for row in given]
     known = {name for row in points for name, value in row.items() if value is not None}
-    shown = {name: each for name, each in PLAN_FIGURES.items() if name in known - {"goodput_tok_s"}}
+    known -= {"goodput_tok_s"} | ({"worst_adapter_ttft_ms"} if len(plan.workload) == 1 else set())
+    shown = {name: each for name, each in PLAN_FIGURES.items() if name in known}
     rows = []
     for row in points:
         broken = len(row["queueing"])

@@ -256,11 +256,12 @@ def outcome(
     if math.isnan(best.p95_ttft_ms):
         lines.append("No request completed in the simulated hour.")
     else:
-        worst, rows = latency(best.worst_adapter_ttft_ms), best.plan.evaluations
+        worst, rows = f"worst adapter {latency(best.worst_adapter_ttft_ms)}, ", best.plan.evaluations
+        worst = worst if len(best.plan.workload) > 1 else ""
         served = rows.total_token_throughput.sum() / rows.offered_tok_s.sum()
         lines.append(
             f"{f'{served:.0%} of the load is served: ' if best.starving else ''}TTFT p95 {latency(best.p95_ttft_ms)}, "
-            f"worst adapter {worst}, ITL {best.mean_itl_ms:.0f} ms."
+            f"{worst}ITL {best.mean_itl_ms:.0f} ms."
         )
     if breaking is not None:
         parts = " with so few parts of an adapter" if limited else ""
@@ -274,7 +275,7 @@ def outcome(
         most = starving[-1]
         gpus = counted(most, "GPU")
         starves = f"{gpus} starve{'s' if most == 1 else ''}."
-        lines.append(starves if most < needed else f"On {gpus} no plan was found that serves it.")
+        lines.append(starves if most < needed else f"On {gpus} no plan was found that keeps the goal.")
     return "\n".join(lines)
 
 

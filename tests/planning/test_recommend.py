@@ -123,8 +123,11 @@ def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, 
     assert "\n8 GPUs serve it with" in text
     assert text.endswith("\n7 GPUs starve.")
     text = outcome(last, [*fewer, last], rooms, Slo(), breaking=None, needed=7.0)
-    assert text.endswith("\nOn 7 GPUs no plan was found that serves it.")
+    assert text.endswith("\nOn 7 GPUs no plan was found that keeps the goal.")
     assert not math.isnan(last.p95_ttft_ms)
+    one = replace(last, plan=replace(last.plan, workload=fleet.subset((0,))))
+    assert ", worst adapter " in text
+    assert "worst adapter" not in outcome(one, [one], rooms, Slo(), breaking=None)
 
 
 def test_many_quiet_adapters_share_a_gpu(server: Profile) -> None:
