@@ -239,12 +239,13 @@ def _follow(
         while True:
             try:
                 measured, requests = read()
-                seen, given_ranks = with_base(plan, measured, ranks.base), ranks.read()
+                seen = with_base(plan, measured, ranks.base)
             except InputError as error:
                 if traffic.every_s is None:
                     raise
                 note(str(error))  # the server may be reachable, or the log have requests, the next time
             else:
+                given_ranks = ranks.read()
                 given: dict[str, Any] = {"tolerance": traffic.tolerance, "predictor": changes.predictor}
                 given |= {"seed": changes.seed, "in_log": traffic.log_path is not None}
                 if requests is not None:
