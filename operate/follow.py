@@ -190,7 +190,7 @@ class Following:
 
     def _gone(self) -> list[Decision]:
         """Unload the adapters of the plan, or of an earlier fleet, that the fleet no longer has."""
-        left = set(self.acting.ranks) - set(self.fleet.names)
+        left = set(self.acting.ranks) - self.acting.base - set(self.fleet.names)
         held = [self.acting.state.servers.get(each.name, {}) for each in self.acting.servers]
         unload = tuple((s, name) for s, own in enumerate(held) for name in sorted(left & set(own)))
         return [Decision(Change(0.0, unload=unload), "adapters left the fleet")] if unload else []
