@@ -92,10 +92,11 @@ class RouterWriter:
     def write(self, routes: Routes, *, again: bool = False) -> None:
         """Write the files and make the router reload them; if that fails, restore the old files and remove new ones.
 
+        Without a route the files stay: a router has at least one server.
         `again`: reload even if no file changes, because packer may have been killed before the router read them.
         Raises `LiveError`: a write or the reload fails; `OutputError`: the old files can't be read or written.
         """
-        if self.fleet.router is None:
+        if self.fleet.router is None or not routes:
             return
         files, old = self._files(routes)
         if old == files and not again:

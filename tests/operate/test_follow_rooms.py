@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import packer
 from packer.operate.follow import Following
 from tests.live.stand_in import StandIn
-from tests.operate.test_follow import _short, following, plan, servers  # noqa: F401 - fixtures
+from tests.operate.test_follow import _short, following, plan, routes, servers  # noqa: F401 - fixtures
 
 
 def test_a_base_model_that_leaves_the_fleet_is_not_unloaded(
@@ -24,3 +25,23 @@ def test_a_base_model_that_leaves_the_fleet_is_not_unloaded(
     loop.step(60.0)
     assert loop.last_error == ""
     assert not [body for each in servers for path, body in each.calls if "unload" in path]
+
+
+def test_the_last_routes_stay_in_the_router_file(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Where all adapters leave and no new one can be loaded, there are no routes to write, and the loop goes on."""
+    loop = following()
+    loop.step(0.0)
+    for each in servers:
+        each.faults = [("/v1/load_lora_adapter", 0, "400")]
+    loop.serve(replace(loop.fleet, adapters=(packer.Adapter("new", 8, 0.1),)))
+    loop.step(60.0)
+    assert "load 'new' on" in loop.last_error
+    assert not any(each.adapters for each in servers)
+    for each in servers:
+        each.faults = []
+    loop.step(120.0)
+    assert set(routes(tmp_path)) == {"new"}
