@@ -109,6 +109,7 @@ class Following:
             names = [each.name for each in self.acting.servers]
             self.acting.state.servers = {name: dict(own) for name, own in zip(names, placed, strict=True)}
         self.held = [{number[n]: share for n, share in own.items() if n in number} for own in placed]
+        self.keeper.others = {s: len(own.keys() - self.acting.ranks.keys()) for s, own in enumerate(placed)}
         pretended, ready = self._pretended is not None, self.ready.copy()
         for s, from_s in (self._pretended or {}).items():
             ready[s] = now_s >= from_s

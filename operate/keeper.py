@@ -84,10 +84,10 @@ class Keeper:
 
     `kinds`: kind of each server, with its settings. `held`: adapters of each server, by index, with the share of their
     requests; 0 for an idle copy. `on`: which servers are to serve. `rooms`: maximum adapters of each; None: any number.
-    `startup_s`: from the start of a server until it serves. `loads_per_hour`: maximum number of adapter loads, except
-    for adapters without a server. `may_start`, `may_stop`: whether servers, all alike or each, may be started and
-    stopped. `missing`: number of servers to add beyond those that start. `waiting`: a change that is not yet worth its
-    cost, in words. `learnt`: by server, what its requests showed at the last decision, in sentences.
+    `others`: number of adapters on each beside the fleet's. `startup_s`: time of a server's start. `loads_per_hour`:
+    maximum of adapter loads, except for adapters without a server. `may_start`, `may_stop`: whether servers, all alike
+    or each, may be started and stopped. `missing`: servers to add beyond those that start. `waiting`: a change that is
+    not yet worth its cost, in words. `learnt`: by server, what its requests last showed, in sentences.
     """
 
     workload: Workload
@@ -106,6 +106,7 @@ class Keeper:
     waiting: str = ""
     level: float = 1.0
     learnt: dict[int, list[str]] = field(default_factory=dict)
+    others: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.requests = Requests(self.workload)
@@ -114,9 +115,7 @@ class Keeper:
         self.capacity = Capacity(self.workload, self.kinds, self.seed)
         self._asked_s: dict[int, float] = {}
         self._caps = np.zeros(len(self.kinds))
-        self.left = left_of(
-            (), self.workload, self.kinds, self.rooms
-        )  # adapters that no serving server takes
+        self.left = left_of((), self.workload, self.kinds, self.rooms)  # without a server
         self._spare_since_s = math.inf
         self._over_since_s = math.inf
         self._made: list[tuple[float, int]] = []
@@ -217,7 +216,8 @@ class Keeper:
         """The current placement, for the planner of `packer solve --from` to change."""
         ranks, most = self.workload.ranks, [rank_of(kind, self.workload) for kind in self.kinds]
         fits, base = lambda s, a: most[s] >= int(ranks[a]), np.flatnonzero(ranks == 0).tolist()
-        return Nearest(load, self.held, self.serving, fits, self.rooms, base)
+        rooms = [None if room is None else room - self.others.get(s, 0) for s, room in enumerate(self.rooms)]
+        return Nearest(load, self.held, self.serving, fits, rooms, base)
 
     def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
         """Load adapters without a server on those with the least load; give the shares of lost copies to the others."""
