@@ -128,7 +128,7 @@ def schedule(
     from packer.io.files import make_folder, write_text
     from packer.io.plans import write_plan
     from packer.operate.schedule import schedule as find
-    from packer.traces.pattern import clock
+    from packer.times import DAY_S
 
     static_path, servers_path, keda_path, routes_path = map(results.files.get, PARTS)
     refuse_without("--keda", () if keda_path else ("timezone",))
@@ -146,8 +146,9 @@ def schedule(
     out.note_profiles(*(kind.profile for kind in kinds))
     rates = hours.rates(fleet)
     period_s = hours.length_s(list(rates), out)
+    day_s = len(rates) * period_s
     if keda_path is not None:
-        check_day(len(rates) * period_s, timezone)
+        check_day(day_s, timezone)
     given = values(hours, "rates_path", "trace_path") | {"slo": fleet.slo, "period_s": period_s}
     with out.progress() as progress:
         found = find(fleet, kinds, rates, **given, progress=progress)
@@ -160,12 +161,13 @@ def schedule(
         write_plan(found.deployed, servers_path, force=out.force)
     if keda_path is not None:
         names = {f"{prefix}-{k}": found.running(k) for k in range(len(found.servers))}
-        times: dict[str, Any] = {"day_s": len(rates) * period_s, "startup_s": found.startup_s}
+        times: dict[str, Any] = {"day_s": day_s, "startup_s": found.startup_s}
         text = scaled_objects(names, **times, timezone=timezone)
         write_text(keda_path, text, force=out.force)
     if routes_path is not None:
         for each in found.periods:
-            begin = clock(each.start_s).replace(":", "")
+            begin_s = each.start_s % DAY_S if day_s <= DAY_S else each.start_s
+            begin = f"{int(begin_s // 3600):02d}{int(begin_s // 60) % 60:02d}"
             for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
                 write_text(os.path.join(routes_path, f"{begin}-{name}"), text, force=out.force)
     write_json(data, results.output)

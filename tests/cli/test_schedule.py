@@ -107,6 +107,13 @@ def test_a_day_may_begin_at_any_hour(capsys: pytest.CaptureFixture[str]) -> None
     assert "GPU-hours a day" in " ".join(capsys.readouterr().out.split())
 
 
+def test_routes_of_more_than_a_day_have_names_of_their_own() -> None:
+    """After the first day hours go on counting, so that no period writes over another one."""
+    words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "43200", "--margin", "0"]
+    assert run([*words, "--routes", "routes"]) == 0
+    assert {path.name[:4] for path in Path("routes").iterdir()} == {"0000", "1200", "3600"}
+
+
 def test_a_period_of_another_length_than_the_columns_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Columns six hours apart are no periods of half an hour."""
     day = Path("day.csv").read_text()
