@@ -67,7 +67,11 @@ def frame_of(requests: Sequence[LogRow]) -> pl.DataFrame:
     """Requests as columns. Columns that some request lacks are left out, but one session or priority is enough."""
     kinds = {"time_s": pl.Float64, "adapter": pl.String, "session": pl.String}
     schema = {name: kinds.get(name, pl.Int64) for name in LogRow._fields}
-    cells = {name: [row[k] for row in requests] for k, name in enumerate(schema)}
+    cells: dict[str, list[Any]] = {name: [row[k] for row in requests] for k, name in enumerate(schema)}
+    # JSON may hold surrogates, which a column of texts may not.
+    cells["session"] = [
+        each and each.encode("utf-8", "backslashreplace").decode() for each in cells["session"]
+    ]
     found = pl.DataFrame(cells, schema=schema)
     usual: dict[str, Any] = {"session": "", "priority": 0}
     always = LogRow._fields[:3]

@@ -213,3 +213,13 @@ def test_models_are_left_out_of_a_trace_too(tmp_path: Path) -> None:
     assert log.priority.tolist() == [3]
     with pytest.raises(FileFormatError, match="2 to base, v/a alone"):
         read_trace(path, Fields(skip=("base", "v/a")))
+
+
+def test_a_session_may_have_any_name(tmp_path: Path) -> None:
+    """JSON may hold half of a character as the name of a session: requests of the same name are one session."""
+    turns = [
+        {**EPOCH_MS, "ts": EPOCH_MS["ts"] + 1000 * k, "session_id": name}
+        for k, name in enumerate("\ud800\ud801\ud800")
+    ]
+    first, other, last = read_trace(write(tmp_path / "x.jsonl", [*turns])).sessions.tolist()
+    assert first == last != other
