@@ -17,6 +17,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.errors import IncompatibleError, PluginError, shown
 from packer.gpu import base_model, serving
+from packer.moves import aligned, moves_of
 from packer.objectives.gpus import Gpus
 from packer.plan import Moves
 from packer.solvers.base import Problem, Solution, Solver, used_gpus
@@ -25,6 +26,7 @@ from packer.solvers.limit import within_limit
 
 MOST_DIVISIONS = 24
 """Largest (spare GPUs × models) for which every division of the GPUs is evaluated; beyond, by marginal gain."""
+
 Rank = tuple[float, ...]
 
 
@@ -106,6 +108,9 @@ def solved(problem: Problem, solver: Solver) -> Solution:
     if dear is None or not found.unplaced:
         return found
     dear = replace(dear, lower_bound=None, bound_source="", proven=False)
+    if solver.name == "replan" and not dear.unplaced:
+        bins = tuple(aligned(problem.old_bins, dear.bins))
+        dear = replace(dear, bins=bins, moves=moves_of(problem.old_bins, bins))
     return min((found, dear), key=lambda one: rank(problem, one))
 
 
