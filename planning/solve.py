@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from packer.seeds import fresh
 from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
 from packer.solvers.confirm import solution_that_holds
-from packer.solvers.evaluator import Evaluator, Margin, raised_words, rate_margin_for
+from packer.solvers.evaluator import Evaluator, Margin, margins_for, raised_words
 from packer.solvers.headroom import MOST_GPUS
 from packer.solvers.replan import Replan, settled, total
 from packer.solvers.support import counts_gpus
@@ -135,8 +135,7 @@ def solve(
     old_bins = () if old_plan is None else running(old_plan, workload)
     goal = within(load_objective(objective), workload, slo, old_bins)
     workload = goal.fleet(workload)
-    own = margin if isinstance(margin, Mapping) else dict.fromkeys(profiles, margin)
-    margins = {each: rate_margin_for(each, confidence=confidence, margin=own[each]) for each in profiles}
+    margins = margins_for(profiles, confidence=confidence, margin=margin)
     evaluator = Evaluator.load(predictor, profiles, seed=seed, objective=goal, margin=margins)
     problem = Problem(
         workload, profiles, goal, evaluator, max_gpus=max_gpus, stock=stock_of(kinds),
@@ -149,7 +148,8 @@ def solve(
         solve, profile=profile, solver="greedy", predictor=predictor, confidence=confidence, margin=margin,
         max_replicas=problem.max_replicas, seed=seed, verify=False, with_headroom=False, stop=stop,
     )  # fmt: skip
-    plan = planned(SolverTask(problem, search, again, verify, margin is confidence is None, with_headroom))
+    hardens = margin is None and confidence is None
+    plan = planned(SolverTask(problem, search, again, verify, hardens, with_headroom))
     notes += raised_words(margins, plan.bins)
     notes += _unsplit(plan, profiles) if max_replicas is None and goal.minimises == "price" else ()
     return numbered(replace(plan, reasons=(*plan.reasons, *notes)), old_plan)

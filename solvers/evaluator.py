@@ -313,6 +313,19 @@ def rate_margin_for(
     return _default_margin(profile) if confidence is None else rate_margin(profile, confidence)
 
 
+def margins_for(
+    profiles: Sequence[Profile], *, confidence: float | None = None, margin: Margin | None = None
+) -> dict[Profile, float]:
+    """`rate_margin_for` each profile. `margin`: one for all servers, or one for each profile.
+
+    Raises `ValidationError`: a profile has no margin.
+    """
+    own = margin if isinstance(margin, Mapping) else dict.fromkeys(profiles, margin)
+    if without := [profile.name for profile in profiles if profile not in own]:
+        raise ValidationError(f"Expected a margin for each kind of server, got none for {listed(without)}.")
+    return {each: rate_margin_for(each, confidence=confidence, margin=own[each]) for each in profiles}
+
+
 def raised_words(margins: Mapping[Profile, float], bins: Sequence[Bin]) -> tuple[str, ...]:
     """A sentence with the margin of each kind of server in `bins`; () if no two differ."""
     used = {item.profile: margins[item.profile] for item in bins}

@@ -20,10 +20,9 @@ from packer.planning.solve import solve
 from packer.planning.verify import verified
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
-from packer.solvers.evaluator import rate_margin_for
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
-from packer.twin.margin import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, error_key, rate_margin
+from packer.twin.margin import UNCALIBRATED_MARGIN, error_key
 from packer.workload import Workload
 
 PROFILE = small_profile()
@@ -97,20 +96,6 @@ def test_margins_that_differ_are_said() -> None:
         assert AnalyticPredictor().evaluate(fleet, [item]).feasible.all()
     assert plan.margin == 0.3
     assert any(r.startswith("Rates are raised by") and "30 % on rough/m" in r for r in plan.reasons)
-
-
-def test_the_margin_comes_from_the_profile_unless_given() -> None:
-    """A profile's errors set the margin, one without gets the fixed one, and a given one wins."""
-    errors = {error_key(0.5): 0.0, error_key(0.95): 0.04, error_key(0.99): 0.08}
-    calibrated = replace(PROFILE, errors=errors, calibrated=True)
-    assert rate_margin_for(calibrated) == rate_margin(calibrated, DEFAULT_CONFIDENCE) == pytest.approx(0.04)
-    assert rate_margin_for(calibrated, confidence=0.99) == pytest.approx(0.08)
-    assert rate_margin_for(PROFILE) == UNCALIBRATED_MARGIN
-    assert rate_margin_for(calibrated, margin=0.0) == 0.0
-    with pytest.raises(ValidationError, match="both"):
-        rate_margin_for(calibrated, confidence=0.9, margin=0.1)
-    with pytest.raises(IncompatibleError, match="margin"):
-        rate_margin_for(PROFILE, confidence=0.9)
 
 
 def test_infeasible_is_a_status_with_reasons() -> None:

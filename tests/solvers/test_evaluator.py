@@ -10,7 +10,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.errors import PluginError
+from packer.errors import IncompatibleError, PluginError, ValidationError
 from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
 from packer.objectives.base import Objective, Scenario, load_objective
@@ -20,8 +20,9 @@ from packer.predictors.content import Factors
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.settings import Settings
-from packer.solvers.evaluator import Evaluator
+from packer.solvers.evaluator import Evaluator, margins_for, rate_margin_for
 from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.twin.margin import DEFAULT_CONFIDENCE, UNCALIBRATED_MARGIN, error_key, rate_margin
 from packer.workload import Workload
 
 PROFILE = small_profile()
@@ -163,3 +164,25 @@ def test_a_defect_of_a_predictor_names_it(bins: list[Bin], message: str) -> None
     """What a predictor of another package does wrong is said as such, not as a defect of packer."""
     with pytest.raises(PluginError, match=message):
         Evaluator(Faulty()).evaluate(FLEET, bins)
+
+
+def test_the_margin_comes_from_the_profile_unless_given() -> None:
+    """A profile's errors set the margin, one without gets the fixed one, and a given one wins."""
+    errors = {error_key(0.5): 0.0, error_key(0.95): 0.04, error_key(0.99): 0.08}
+    calibrated = replace(PROFILE, errors=errors, calibrated=True)
+    assert rate_margin_for(calibrated) == rate_margin(calibrated, DEFAULT_CONFIDENCE) == pytest.approx(0.04)
+    assert rate_margin_for(calibrated, confidence=0.99) == pytest.approx(0.08)
+    assert rate_margin_for(PROFILE) == UNCALIBRATED_MARGIN
+    assert rate_margin_for(calibrated, margin=0.0) == 0.0
+    with pytest.raises(ValidationError, match="both"):
+        rate_margin_for(calibrated, confidence=0.9, margin=0.1)
+    with pytest.raises(IncompatibleError, match="margin"):
+        rate_margin_for(PROFILE, confidence=0.9)
+
+
+def test_each_kind_of_server_needs_a_margin() -> None:
+    """Margins by kind of server name all kinds; the message names those without."""
+    other = small_profile("other/m", 2.0)
+    assert margins_for([PROFILE, other], margin={PROFILE: 0.1, other: 0.2}) == {PROFILE: 0.1, other: 0.2}
+    with pytest.raises(ValidationError, match="a margin for each kind of server, got none for other/m"):
+        margins_for([PROFILE, other], margin={PROFILE: 0.1})
