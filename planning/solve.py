@@ -150,7 +150,7 @@ def solve(
     )  # fmt: skip
     hardens = margin is None and confidence is None
     plan = planned(SolverTask(problem, search, again, verify, hardens, with_headroom))
-    notes += raised_words(margins, plan.bins)
+    notes += raised_words(margins, plan.bins, plan.margin)
     notes += _unsplit(plan, profiles) if max_replicas is None and goal.minimises == "price" else ()
     return numbered(replace(plan, reasons=(*plan.reasons, *notes)), old_plan)
 

@@ -326,12 +326,18 @@ def margins_for(
     return {each: rate_margin_for(each, confidence=confidence, margin=own[each]) for each in profiles}
 
 
-def raised_words(margins: Mapping[Profile, float], bins: Sequence[Bin]) -> tuple[str, ...]:
-    """A sentence with the margin of each kind of server in `bins`; () if no two differ."""
+def raised_words(
+    margins: Mapping[Profile, float], bins: Sequence[Bin], largest: float | None = None
+) -> tuple[str, ...]:
+    """A sentence with the margin of each kind of server in `bins`; () if no two differ.
+
+    `largest`: the largest of them after repairs, which raise all of them alike; None: as in `margins`.
+    """
     used = {item.profile: margins[item.profile] for item in bins}
     if len(set(used.values())) < 2:
         return ()
-    each = (f"{100 * margin:.3g} % on {profile.name}" for profile, margin in used.items())
+    more = 0.0 if largest is None else largest - max(used.values())
+    each = (f"{100 * (margin + more):.3g} % on {profile.name}" for profile, margin in used.items())
     return (f"Rates are raised by {listed(each)}.",)
 
 

@@ -22,7 +22,7 @@ from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
-from packer.twin.margin import UNCALIBRATED_MARGIN, error_key
+from packer.twin.margin import HARDENING_STEP, UNCALIBRATED_MARGIN, error_key
 from packer.workload import Workload
 
 PROFILE = small_profile()
@@ -187,6 +187,19 @@ def test_cost_chooses_the_cheaper_gpu_type() -> None:
     plan = plan_of(objective="cost", profile=[dear, cheap])
     assert {b.profile.name for b in plan.bins} == {"cheap/m"}
     assert plan.objective_value == (float(plan.n_gpus), float(plan.n_gpus))
+
+
+def test_a_repair_raises_the_margins_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a fresh hour breaks the first plan, the reason says the margins with which the second one was found."""
+
+    def second(plan: Plan, *_args: object, number: int, **_given: object) -> Plan:
+        return replace(plan, verified=number == 1)
+
+    monkeypatch.setattr("packer.planning.solve.verified", second)
+    stock = [GpuKind(_kind("exact/m", 1.0, 0.04), available=1), GpuKind(_kind("rough/m", 1.1, 0.3))]
+    plan = plan_of(objective="cost", profile=stock, solver="mixed", margin=None, verify=True)
+    assert (plan.verified, plan.margin) == (True, 0.3 + HARDENING_STEP)
+    assert any(f"{100 * plan.margin:.3g} % on rough/m" in reason for reason in plan.reasons)
 
 
 @pytest.mark.parametrize(("max_replicas", "said"), [(None, True), (1, False)])
