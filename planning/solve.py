@@ -185,8 +185,10 @@ def _usual(problem: Problem) -> tuple[str, tuple[str, ...]]:
 
 def _unsplit(plan: Plan, profiles: Sequence[Profile]) -> tuple[str, ...]:
     """A note on adapters that have a dearer server to themselves: parts of them may fit on cheaper ones."""
-    least = min(profile.gpu.price_per_hour or 0.0 for profile in profiles)
-    dear = [item for item in plan.bins if (item.profile.gpu.price_per_hour or 0.0) > least]
+    offered = serving(plan.workload, profiles).values()
+    prices = [{each: each.gpu.price_per_hour or 0.0 for each in kinds} for kinds in offered]
+    cheapest = {kind for own in prices for kind, price in own.items() if price == min(own.values())}
+    dear = [item for item in plan.bins if item.profile not in cheapest]
     alone = [plan.workload.names[item.adapters[0]] for item in dear if len(item.adapters) == 1]
     said = f"Alone on a dearer server: {listed(alone)}. --max-replicas 2 or more splits them, which may be cheaper."
     return (said,) if alone else ()

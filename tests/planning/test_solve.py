@@ -202,6 +202,19 @@ def test_a_repair_raises_the_margins_that_are_said(monkeypatch: pytest.MonkeyPat
     assert any(f"{100 * plan.margin:.3g} % on rough/m" in reason for reason in plan.reasons)
 
 
+def test_the_only_kind_of_a_model_is_not_dearer() -> None:
+    """A model has no cheaper server than its only kind, whatever those of other models cost."""
+    cheap, dear = small_profile("cheap/a", 1.0), small_profile("dear/b", 3.0)
+    kinds = [
+        replace(cheap, model=replace(cheap.model, name="a")),
+        replace(dear, model=replace(dear.model, name="b")),
+    ]
+    both = Workload([Adapter("first", 8, 1.0, model="a"), Adapter("second", 8, 1.0, model="b")])
+    plan = plan_of(both, objective="cost", profile=kinds)
+    assert {item.profile for item in plan.bins} == set(kinds)
+    assert not plan.reasons
+
+
 @pytest.mark.parametrize(("max_replicas", "said"), [(None, True), (1, False)])
 def test_an_adapter_alone_on_a_dearer_kind_may_be_split(max_replicas: int | None, said: bool) -> None:
     """Adapters have one server each by default; a reason says that splitting one that is alone may be cheaper."""
