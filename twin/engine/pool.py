@@ -122,7 +122,8 @@ def no_pool(n: int) -> Pool:
     """Return the pool, without blocks, of a server without prefix caching for n requests."""
     pool = new_pool(0, 0, 1, 1, Content.none(0))
     pool.all["caching"] = 0
-    return pool._replace(seat=np.zeros(n, dtype=np.int32), ended=np.zeros(n, dtype=np.int32))
+    seat, run, ended = np.zeros((3, n), dtype=np.int32)
+    return pool._replace(seat=seat, run=run, ended=ended)
 
 
 # ---- contents

@@ -147,6 +147,14 @@ def test_requests_of_a_lost_server_are_sent_again(
     assert [span[1:] for span in again.spans or () if span[0] == 0] == [(0.0, 30.0), (50.0, 90.0)]
 
 
+def test_servers_that_count_blocks_may_be_lost(fleet: Workload, h100: Profile) -> None:
+    """Servers that schedule ahead but cache no prefixes send the requests of a lost server again, too."""
+    engine = replace(h100.engine, version="0.18.0", async_scheduling=True, prefix_caching=False)
+    cluster = Cluster.of(replace(h100, engine=engine), 2, max_loras=6, max_lora_rank=8)
+    run = simulate_cluster(fleet, cluster, router="round-robin", duration_s=20.0, changes=[Change(5.0, fail=(0,))])
+    assert run.raw.finished[run.raw.requests.time_s < 10.0].all()
+
+
 def test_requests_take_the_ways_of_the_moment(fleet: Workload, halves: Cluster) -> None:
     """Shares hold from the time of their change; a server gets an adapter once it was loaded, until it is unloaded."""
     changes = [
