@@ -151,7 +151,9 @@ def test_servers_that_count_blocks_may_be_lost(fleet: Workload, h100: Profile) -
     """Servers that schedule ahead but cache no prefixes send the requests of a lost server again, too."""
     engine = replace(h100.engine, version="0.18.0", async_scheduling=True, prefix_caching=False)
     cluster = Cluster.of(replace(h100, engine=engine), 2, max_loras=6, max_lora_rank=8)
-    run = simulate_cluster(fleet, cluster, router="round-robin", duration_s=20.0, changes=[Change(5.0, fail=(0,))])
+    run = simulate_cluster(
+        fleet, cluster, router="round-robin", duration_s=20.0, changes=[Change(5.0, fail=(0,))]
+    )
     assert run.raw.finished[run.raw.requests.time_s < 10.0].all()
 
 
