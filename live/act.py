@@ -167,9 +167,15 @@ class Acting:
         return None
 
     def changes(self, *, prune: bool = False) -> list[Change]:
-        """Return the changes to the plan. Raises `IncompatibleError`: servers are missing, do not fit or lack room."""
+        """Return the changes to the plan.
+
+        Raises `IncompatibleError`: servers are missing, do not fit or lack room; `OutputError`: the router's file can't
+        be one.
+        """
         seen = self.look()
         goal = self.goal(seen, prune=prune)
+        if self.fleet.router is not None and (routes := _routes(goal)):
+            self.router.differs(routes)  # raises before the first change
         now = self.placement(seen)
         away = [self.servers[s].name for s, models in enumerate(seen) if isinstance(models, str)]
         for name in away:
@@ -181,8 +187,7 @@ class Acting:
         """Whether `adopt` has to write the routes: the router's file lacks them, or packer was ended in a step."""
         if self.fleet.router is None:
             return False
-        placed = enumerate(self.placement(self.look()))
-        routes = by_adapter((s, {name: share for name, share in own.items() if share}) for s, own in placed)
+        routes = _routes(self.placement(self.look()))
         return bool(routes) and (self.state.doing != "" or self.router.differs(routes))
 
     # ---- act
@@ -362,6 +367,13 @@ class Acting:
         self.state.servers[server.name] = {}
         if server.host.stop is not None:
             server.command(server.host.stop)
+
+
+def _routes(placed: Placement) -> dict[str, dict[int, float]]:
+    """For each adapter with requests, its servers with their shares."""
+    return by_adapter(
+        (s, {name: share for name, share in own.items() if share}) for s, own in enumerate(placed)
+    )
 
 
 def words(change: Change, names: Sequence[str]) -> list[str]:

@@ -67,3 +67,20 @@ def test_the_router_is_told_of_adapters_that_need_not_move(
     assert (tmp_path / "reloads").read_text().count(".") == 3, (
         "packer was ended before the router had read the file"
     )
+
+
+def test_a_router_file_of_the_wrong_kind_is_refused_before_the_first_load(
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Servers that hold nothing yet have no routes, but the plan will give them some."""
+    for each in servers:
+        each.adapters.clear()
+    (tmp_path / "packer.conf").mkdir()
+    words = told(servers, plan, tmp_path, '[router]\nformat = "nginx"\nfile = "packer.conf"\n')
+    for given in ("--dry-run", "--yes"):
+        assert run([*words, given]) == 2
+        assert "Expected `file` of [router] to be a file" in capsys.readouterr().err
+    assert not any(each.adapters for each in servers)
