@@ -44,8 +44,7 @@ class Acting:
         self.plan, self.fleet, self.say = plan, fleet, say
         self.servers = [RunningServer(host, where, fleet.limits) for host, where in pairs]
         self.numbers = {each.name: s for s, each in enumerate(self.servers)}
-        names, ranks = plan.workload.names, plan.workload.ranks.tolist()
-        self.ranks: dict[str, int] = dict(zip(names, ranks, strict=True))
+        self.ranks = {each.name: each.rank for each in plan.workload.adapters}
         self.router = RouterWriter(fleet, plan, self.ranks)
         self.state = LiveState.read(fleet.state)
         self.starting: dict[int, ShellCommand] = {}
@@ -87,7 +86,7 @@ class Acting:
         """
         known = self.state.routes(self.numbers)
         found: list[dict[str, float]] = []
-        base = {name: 0.0 for name, rank in self.ranks.items() if not rank}
+        base = dict.fromkeys(self.base, 0.0)
         for s, models in enumerate(seen):
             held = {} if isinstance(models, str) else dict.fromkeys(models.adapters, 1.0) | base
             found.append({n: known[n].get(s, 0.0) if n in known else share for n, share in held.items()})
@@ -169,17 +168,15 @@ class Acting:
     def changes(self, *, prune: bool = False) -> list[Change]:
         """Return the changes to the plan.
 
-        Raises `IncompatibleError`: servers are missing, do not fit or lack room; `OutputError`: the router's file can't
-        be one.
+        Raises `IncompatibleError`: servers are missing, do not fit or lack room; `OutputError`: of the router's file.
         """
         seen = self.look()
         goal = self.goal(seen, prune=prune)
         if self.fleet.router is not None and (routes := _routes(goal)):
             self.router.differs(routes)  # raises before the first change
         now = self.placement(seen)
-        away = [self.servers[s].name for s, models in enumerate(seen) if isinstance(models, str)]
-        for name in away:
-            self.say(f"{name} does not answer and is left out")
+        for server in (self.servers[s] for s, models in enumerate(seen) if isinstance(models, str)):
+            self.say(f"{server.name} does not answer and is left out")
         rooms, names = [each.host.room for each in self.servers], list(self.numbers)
         return ordered(now, goal, rooms, prune=prune, roomless=self.base, names=names)
 
@@ -194,12 +191,15 @@ class Acting:
     def adopt(self, placed: Placement, plan: str) -> None:
         """Set the state to `placed`; write the routes once more, because packer may have been killed before."""
         self.state.plan = plan
-        names = (server.name for server in self.servers)
-        self.state.servers = {name: dict(held) for name, held in zip(names, placed, strict=True)}
+        self.state.servers = {name: dict(held) for name, held in zip(self.numbers, placed, strict=True)}
         self.state.doing = ""
         if routes := self.state.routes(self.numbers):
             what = "route as the state says"
-            self._step(what, lambda: self._tried(lambda: self.router.write(routes, again=self._fresh)))
+            try:
+                self._step(what, lambda: self._tried(lambda: self.router.write(routes, again=self._fresh)))
+            except LiveError:
+                self.state.begin(what)  # not done: the file may be right, but its router has not read it
+                raise
         self._fresh = False
 
     def carry_out(self, change: Change) -> list[str]:

@@ -84,3 +84,21 @@ def test_a_router_file_of_the_wrong_kind_is_refused_before_the_first_load(
         assert run([*words, given]) == 2
         assert "Expected `file` of [router] to be a file" in capsys.readouterr().err
     assert not any(each.adapters for each in servers)
+
+
+def test_a_router_that_fails_to_read_its_file_is_asked_until_it_does(
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Where packer was ended before a reload and the next one fails, the right file is no reason to leave it there."""
+    router = f'[router]\nformat = "nginx"\nfile = "packer.conf"\nreload = "test -e {tmp_path}/well"\n'
+    words, well = told(servers, plan, tmp_path, f"tries = 1\n{router}"), tmp_path / "well"
+    well.touch()
+    assert run([*words, "--yes"]) == 0
+    state = json.loads((tmp_path / "servers.state.json").read_text())
+    (tmp_path / "servers.state.json").write_text(json.dumps(state | {"doing": "route as the state says"}))
+    well.unlink()
+    assert [run([*words, "--yes"]) for _ in range(2)] == [3, 3]
+    well.touch()
+    assert run([*words, "--yes"]) == 0
