@@ -206,8 +206,9 @@ def _smaller_slots(sim: Run) -> str:
 
 def thrashes(sim: Run) -> bool:
     """Whether an average request makes the server load more than one adapter, and not only as adapters come first."""
-    again = sim.adapter_loads > sim.workload.n_loras
-    return sim.status == "ok" and again and sim.loads_per_request > MOST_LOADS
+    if sim.status != "ok" or not sim.loads_per_request > MOST_LOADS:
+        return False
+    return any(server.adapter_loads > server.workload.n_loras for server in sim.servers)
 
 
 def relief(sim: Run) -> Run | None:

@@ -122,3 +122,8 @@ def test_first_loads_are_no_thrashing() -> None:
     short = packer.simulate(fleet, server, max_loras=24, duration_s=2.0)
     assert short.loads_per_request > 1.0
     assert not thrashes(short)
+    four = packer.Cluster.of(server, 4, max_loras=24, max_lora_rank=8)
+    many = packer.simulate_cluster(fleet, four, router="round-robin", duration_s=5.0)
+    assert many.adapter_loads > 24
+    assert many.loads_per_request > 1.0
+    assert not thrashes(many)
