@@ -129,7 +129,7 @@ def _cause(sim: Run) -> tuple[Limit, str]:
     worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
     found = limit_of(servers[worst])
     if sim.closed_loop:
-        open_now = f"{counted(sim.concurrency or 0, 'request')} are outstanding, {sim.mean_running:,.0f} run"
+        open_now = f"{counted(sim.concurrency or 0, 'request')} outstanding, {sim.mean_running:,.0f} running"
         known = found.name != "bursts"  # which a client with a fixed number of open requests can't send
         found = (
             found._replace(usage=f"{found.usage}; {open_now}")

@@ -106,13 +106,14 @@ def test_limits_of_requests_that_only_break_together_are_named_together(toy_prof
 
 @pytest.mark.parametrize(
     ("concurrency", "limit_ms", "cause", "outstanding"),
-    [(3000, 2000.0, "step time", "3,000 requests are outstanding, 834 run"),
-     (100, 20.0, "concurrency", "100 requests are outstanding, 99 run")],
+    [(3000, 2000.0, "step time", "3,000 requests outstanding, 834 running"),
+     (100, 20.0, "concurrency", "100 requests outstanding, 99 running"),
+     (1, 20.0, "front end", "1 request outstanding, 1 running")],
 )  # fmt: skip
 def test_a_closed_loop_of_too_many_requests_is_not_limited_by_its_start_or_bursts(
     concurrency: int, limit_ms: float, cause: str, outstanding: str
 ) -> None:
-    """As many requests as the client keeps open are sent at once, and wait because more are outstanding than run."""
+    """As many requests as the client keeps open are sent at once: what is outstanding and what runs is said."""
     crowd = replace(fleet(3, 0.5), slo=Goal.of(limit_ms, 100.0))
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
     found = verdict_of(simulate(crowd, profile, max_loras=3, duration_s=300.0, concurrency=concurrency))
