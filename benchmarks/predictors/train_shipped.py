@@ -20,6 +20,7 @@ from packer.predictors.dataset import Dataset, Spec, read_dataset
 from packer.predictors.store import KINDS, file_name, write_model
 from packer.predictors.train import train
 from packer.profile import Profile
+from packer.words import number
 
 ROWS = 22_000  # of the predictors that are shipped
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +74,7 @@ def main() -> None:
             card = model.header["scores"]["all"]
             print(
                 f"{path.name}: {path.stat().st_size / 1e3:.0f} kB, throughput SMAPE "
-                f"{card['throughput_smape']:.1f} %, macro F1 {card['starvation_macro_f1']:.3f}, "
+                f"{card['throughput_smape']:.1f} %, macro F1 {number(card['starvation_macro_f1'], 3)}, "
                 f"{time.process_time() - started:.0f} s of CPU",
                 flush=True,
             )
