@@ -179,7 +179,7 @@ def _models(where: Address) -> Check:
     try:
         names = served_models(where)
     except LiveError as error:
-        return Check("adapters", False, str(error))
+        return Check("adapters", False, str(error).rstrip("."))
     fix = "" if len(names) > 1 else "vllm serve … --enable-lora --lora-modules name=path …"
     return Check("adapters", len(names) > 1, f"{max(len(names) - 1, 0)} adapters beside the base model", fix)
 
