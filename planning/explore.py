@@ -311,8 +311,9 @@ class Frontier(Clock, Conditions):
         return len(self.workload) > WIDE * n_gpus
 
     def _proposals(self, n_gpus: int, following: int | None = None) -> Iterator[Sequence[Bin]]:
-        """Yield the solvers' plans, even splits, splits by rank, and plans with a part of every adapter on each server.
-        Wide fleets get the splits alone, or the most even one if no split keeps the limits.
+        """Yield the solvers' plans, a plan with the parts of hot adapters on servers of their own, even splits, splits
+        by rank, and plans with a part of every adapter on each server. Wide fleets get the splits alone, or the most
+        even one if no split keeps the limits.
 
         On fewer servers than the trees ask for, the first proposal is the only one if it starves in the twin, too.
         """
