@@ -49,10 +49,7 @@ class Blocks:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", checks.integer("tokens of a block", self.tokens, low=1))
         for key in ("starts", "ids"):
-            column = np.asarray(getattr(self, key))
-            if column.ndim != 1 or (column.size and not np.issubdtype(column.dtype, np.integer)):
-                raise ValidationError(f"Expected {key} of blocks to be a row of whole numbers.")
-            column = column.astype(np.int64, copy=False)
+            column = checks.row(f"{key} of blocks", getattr(self, key), whole=True)
             column.setflags(write=False)
             object.__setattr__(self, key, column)
         starts = self.starts

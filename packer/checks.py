@@ -84,7 +84,8 @@ def row(name: str, values: object, *, whole: bool = False) -> npt.NDArray[Any]:
         fit = np.isfinite(found) & ((np.rint(found) == found) & (np.abs(found) < 2.0**63) if whole else True)
         if not fit.all():
             k = int(fit.argmin())
-            raise ValidationError(f"{rule}, got {found[k]} in place {k:,}.")
+            large = " below 2**63" if whole and abs(found[k]) >= 2.0**63 else ""
+            raise ValidationError(f"{rule}{large}, got {found[k]} in place {k:,}.")
     return found.astype(kind, copy=False)
 
 

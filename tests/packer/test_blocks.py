@@ -65,8 +65,10 @@ def test_blocks_are_rows_of_whole_numbers() -> None:
         blocks([1], [-2])
     with pytest.raises(ValidationError, match="tokens of a block"):
         blocks([1], tokens=0)
-    with pytest.raises(ValidationError, match="whole numbers"):
+    with pytest.raises(ValidationError, match=r"a row of whole numbers, got 0\.5 in place 0"):
         Blocks(np.array([0, 1]), np.array([0.5]), 16)
+    with pytest.raises(ValidationError, match=f"whole numbers below 2\\*\\*63, got {2**63} in place 0"):
+        Blocks(np.array([0, 1]), np.array([2**63], dtype=np.uint64), 16)
 
 
 def test_a_trace_has_the_blocks_of_its_prompts() -> None:
