@@ -210,6 +210,9 @@ def _started(words: str, folder: Path, *, limit: int | None = None) -> tuple[int
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.chdir(folder)
         if limit is not None:
+            sys.dont_write_bytecode = (
+                True  # Python would keep the first bytes of a module, and fail to load them later
+            )
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         import packer.cli
         from packer.cli.streams import flush, prepare
