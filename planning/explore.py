@@ -288,14 +288,10 @@ class Frontier(Clock, Conditions):
             self._plans[key] = self._beside.submit(self._solved, parts, objective, **given)
         return self._plans[key]
 
-    def _spread(self, n_gpus: int, solver: str) -> tuple[Replicas, Future[Plan]]:
-        """The fleet with the parts for `n_gpus` GPUs, and the solver's plan for it."""
-        parts = self.parts.spread_over(n_gpus, self.max_replicas)
-        return parts, self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
-
     def _begin(self, n_gpus: int) -> None:
         """Begin, in a thread, the plan that is proposed first for `n_gpus` GPUs, and simulate its servers."""
-        (parts, plan), hour = self._spread(n_gpus, SOLVERS[0]), self.kept.hours[0]
+        parts, hour = self.parts.spread_over(n_gpus, self.max_replicas), self.kept.hours[0]
+        plan = self._plan(parts, "latency", solver=SOLVERS[0], max_gpus=n_gpus * self.size)
 
         def simulate() -> None:
             bins = () if plan.result().unplaced or self.spare else parts.joined(plan.result().bins)
@@ -366,9 +362,12 @@ class Frontier(Clock, Conditions):
             yield from self._proposed(n_gpus) if even is None else [parts.joined(even)]
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
-        """The solvers' plans on `n_gpus` GPUs; with a spare GPU, the slots of every server fit every rank."""
-        for solver in SOLVERS[: 1 if self._wide(n_gpus) else None]:
-            parts, plan = self._spread(n_gpus, solver)
+        """The solvers' plans on `n_gpus` GPUs, first with the parts for so many, then with the fewest parts; with a
+        spare GPU, the slots of every server fit every rank."""
+        spread = self.parts.spread_over(n_gpus, self.max_replicas)
+        ways = [(spread, solver) for solver in SOLVERS[: 1 if self._wide(n_gpus) else None]]
+        for parts, solver in ways + [(self.parts, SOLVERS[0])] * (spread is not self.parts):
+            plan = self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
             if plan.result().unplaced:
                 continue
             bins = parts.joined(plan.result().bins)
