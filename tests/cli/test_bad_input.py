@@ -209,7 +209,7 @@ def test_bad_profiles(
         ("workload generate --adapters 0 -o o.csv", "--adapters.*0 is not in the range"),
         ("workload generate --adapters 3 --ranks 8,x -o o.csv", "--ranks.*whole numbers.*'8,x'"),
         ("workload generate --adapters 3 --ranks 8,1000 -o o.csv", "rank .*1000"),
-        ("workload generate --adapters 3 --rates 0.1,0 -o o.csv", "rate .*got 0"),
+        ("workload generate --adapters 3 --rates 0.1,-1 -o o.csv", "rate .*got -1"),
         ("workload generate --adapters 3 --rates 1 --total-rate 1 -o o.csv", "exclude each other"),
         (
             "workload generate --adapters 3 --exponent 2 -o o.csv",
