@@ -117,15 +117,19 @@ def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
 def as_running(
     old: Sequence[Bin], bins: Sequence[Bin], becomes: Mapping[int, int] | None = None
 ) -> list[Bin]:
-    """The servers, each with the settings of the running one that it continues if the ranks of all that it holds fit
-    these. `becomes`: their `match`, if it is known."""
+    """The servers, each with the settings of the running one that it continues if all that it holds fits these.
+    `becomes`: their `match`, if it is known."""
     becomes = match(old, bins) if becomes is None else becomes
+    before = {k: old[j] for k, j in becomes.items() if _fits(bins[k], old[j])}
     return [
-        replace(item, settings=old[becomes[k]].settings)
-        if k in becomes and item.max_lora_rank <= old[becomes[k]].max_lora_rank
-        else item
-        for k, item in enumerate(bins)
+        replace(item, settings=before[k].settings) if k in before else item for k, item in enumerate(bins)
     ]
+
+
+def _fits(item: Bin, running: Bin) -> bool:
+    """Whether a server may have the settings of a running one: the ranks fit, and new adapters find LoRA on."""
+    known = bool(running.max_loras) or set(item.adapters) <= set(running.adapters)
+    return known and item.max_lora_rank <= running.max_lora_rank
 
 
 def moves_of(old: Sequence[Bin], bins: Sequence[Bin]) -> Moves:

@@ -270,9 +270,10 @@ def _levelled(loads: Mapping[int, float], more: float) -> dict[int, float]:
 
 
 def _with(fleet: Workload, item: Bin, held: Mapping[int, float], *, new: bool) -> Bin:
-    """The server, or a new one of its kind, with adapters `held`; with a slot for each if it is new or had that."""
+    """The server, or a new one of its kind, with adapters `held`; with a slot for each if it is new, had that or ran
+    without LoRA."""
     ranks = [slot_rank_for(fleet.adapters[i].rank) for i in held]
-    full = new or item.max_loras >= len(item.adapters)
+    full = new or not 0 < item.max_loras < len(item.adapters)
     rank = max(ranks) if new else max(item.max_lora_rank, *ranks)
     made = Bin(tuple(held), item.profile.settings(1, rank), item.profile, tuple(held.values()))
     return made.with_slots(min(len(held) if full else item.max_loras, candidates_of(made)[-1]))

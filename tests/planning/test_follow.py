@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -243,3 +244,18 @@ def test_spread_adapters_get_all_of_their_requests(
         assert max(sum(i in item.adapters for item in bins) for i in (0, 1)) <= most
     full = [max(item.offered_tok_s(hot) for item in bins) for bins in found]
     assert most < servers or min(full) < most_tok_s
+
+
+@pytest.mark.parametrize("plan", [packer.recommend, packer.solve])
+def test_a_server_without_lora_starts_again_for_its_first_adapter(
+    plan: Callable[..., Plan], server: Profile
+) -> None:
+    """A running server of the base model alone has slots once it holds an adapter, and goes on as it is until then."""
+    base = Workload([Adapter("base", 0, 1.0)])
+    old = plan(base, server)
+    off = replace(old, bins=tuple(replace(item, settings=server.settings(0, 8)) for item in old.bins))
+    assert plan(base.scaled(1.1), server, old_plan=off).bins == off.bins
+    (found,) = plan(
+        replace(base, adapters=(*base.adapters, Adapter("first", 8, 0.5))), server, old_plan=off
+    ).bins
+    assert (found.adapters, found.max_loras > 0) == ((0, 1), True)
