@@ -38,7 +38,7 @@ from packer.twin.tuning.step import step_beside_ms, work_idle
 
 @njit(inline="always", **ENGINE_FLAGS)
 def is_idle(server: Record) -> bool:
-    """Whether the engine has no request, and no step that it has scheduled."""
+    """Whether the engine has no request, and no scheduled step, which may compute tokens of finished requests only."""
     return bool(server.running == 0 and server.waiting == 0 and server.planned == 0)
 
 
@@ -79,7 +79,7 @@ def plan(
     server, ms = state.server, -1.0
     if pool is not None and each is None and ahead and server.turned == 0:
         turn(state, pool)
-    ended, ended_last, load_ms = server.ended, server.ended_last, server.load_ms
+    ended, load_ms = server.ended, server.load_ms
     decodes, prefill, preempted = server.step_decodes, server.step_prefill, server.step_preempted
     if each is not None:
         plan_each(state, law, each, pool)
@@ -94,10 +94,10 @@ def plan(
         else:
             ms = planned_ms(state, law)
     if pool is not None and ahead:
-        server.planned_ended, server.planned_ended_last = server.ended, server.ended_last
+        server.planned_ended = server.ended
         server.planned_decodes, server.planned_prefill = server.step_decodes, server.step_prefill
         server.planned_preempted, server.planned_load_ms = server.step_preempted, server.load_ms
-        server.ended, server.ended_last, server.load_ms = ended, ended_last, load_ms
+        server.ended, server.load_ms = ended, load_ms
         server.step_decodes, server.step_prefill, server.step_preempted = decodes, prefill, preempted
         server.planned, server.planned_ms = ms >= 0.0, ms
     return ms
@@ -108,7 +108,7 @@ def begin(state: ServerState, pool: Pool | None, each: Each | None, ms: float) -
     """Start executing the step that was scheduled last; it takes `ms` unless it was scheduled ahead."""
     server = state.server
     if pool is not None and server.planned == 1:
-        server.ended, server.ended_last = server.planned_ended, server.planned_ended_last
+        server.ended = server.planned_ended
         server.step_decodes, server.step_prefill = server.planned_decodes, server.planned_prefill
         server.step_preempted, server.load_ms = server.planned_preempted, server.planned_load_ms
         server.planned, ms = 0, server.planned_ms
@@ -155,7 +155,7 @@ def advance(
         for ahead in range(server.depth):  # the next step and, with asynchronous scheduling, the one after it
             if server.running + server.waiting > 0 and server.planned == 0:
                 ms = plan(state, law, pool, each, tuning, ahead == 1)
-            if ms < 0.0:
+            if ms < 0.0:  # a request preempted itself before others got tokens: such a step takes no time
                 break
             if ahead == 0:
                 begin(state, pool, each, ms)

@@ -65,7 +65,7 @@ SERVER = record(
     ("step_preempted", "i8"),  # requests that the step preempted
     ("attended", "i8"),  # sum over the step's prefill tokens of the tokens that each attends to
     ("ended", "i8"),  # first request whose prefill the step ends
-    ("ended_last", "i8"),  # last request whose prefill the step ends
+    ("ended_last", "i8"),  # last request of these, while the step is scheduled
     ("duration_s", "f8"),  # duration of the step
     ("load_ms", "f8"),  # part of the step's duration for loads of adapters, ms
     # The batch.
@@ -159,7 +159,6 @@ SERVER = record(
     # The next step, if it is scheduled: fields of the step, and its duration in ms.
     ("planned", "i8"),  # 1: it is scheduled
     ("planned_ended", "i8"),
-    ("planned_ended_last", "i8"),
     ("planned_decodes", "i8"),
     ("planned_prefill", "i8"),
     ("planned_preempted", "i8"),
