@@ -14,7 +14,7 @@ from numba import njit
 
 from packer.twin.cluster import events, state
 from packer.twin.cluster.state import EngineKernels, Servers, law_of_server, run_other
-from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
+from packer.twin.flags import CALLED, ENGINE_FLAGS, ENTERED, INLINED
 
 _state_of = _advance = _event_s = _next = run_other
 _place = _own = 0
@@ -50,7 +50,7 @@ def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ..
         )  # fmt: skip
     run_until, pass_on, waiting, due = state.run_until, events.pass_on, events.next_change_s, events.set_out_s
     if engines:
-        run_until = _variant(run_until, run_other=chain)
+        run_until = _variant(run_until, ENTERED, run_other=chain)
         run_all_until = _variant(events.run_all_until, CALLED, run_until=run_until)
         pass_on = _variant(pass_on, run_all_until=run_all_until)
         waiting = _variant(waiting, INLINED, run_all_until=run_all_until)

@@ -22,7 +22,7 @@ from packer.twin.engine.advance import advance
 from packer.twin.engine.arrive import offer
 from packer.twin.engine.containers import link_last
 from packer.twin.engine.state import ADAPTER, NO_LIMIT, PLACED, ServerState, zeros
-from packer.twin.flags import ENGINE_FLAGS, INLINED
+from packer.twin.flags import ENGINE_FLAGS, ENTERED, INLINED
 from packer.twin.law.law import Law
 from packer.twin.tuning.state import Tuning
 
@@ -299,7 +299,7 @@ def run_vllm(c: Servers, s: int, until_s: float, ahead: Ahead | None) -> None:
         advance(state, law, until_s, pool_of(ahead.pool, s), each_of(ahead.each, s), None)
 
 
-@njit(**ENGINE_FLAGS)
+@njit(**ENTERED)
 def run_until(c: Servers, s: int, until_s: float, engines: Engines) -> None:
     """Execute every step of server `s` that starts before `until_s`."""
     c.touched[s] = 1
