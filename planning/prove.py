@@ -43,8 +43,7 @@ def prove(
     if known is None or not counts or (not known.proven and known.value == most):
         found = [_by_load(part.problem, most, verified, simulated) for part in parts(problem)]
         source = " + ".join(dict.fromkeys(each.source for each in found))
-        proven = all(each.proven for each in found)
-        load = Bound(float(sum(each.value for each in found)), source, proven)
+        load = Bound(float(sum(each.value for each in found)), source, all(each.proven for each in found))
         # It is above the plan if trained predictors are more optimistic than the twin, or adapters are unplaced.
         if load.value <= most + 1e-9 and (known is None or load.value >= known.value):
             best = load
@@ -92,10 +91,9 @@ def _load_bound(problem: Problem, margins: Mapping[Profile, float], *, simulated
     """The bound by load, in GPUs or price. `simulated`: also simulate an overloaded server."""
     weights = {profile: problem.objective.weight(profile) for profile in problem.profiles}
     if len(weights) == 1:
-        stable = problem.objective.stable
-        margin = margins[problem.profile]
-        servers = load_bound(problem.workload, problem.profile, margin, simulated=simulated, stable=stable)
-        return servers * weights[problem.profile]
+        profile, stable = problem.profile, problem.objective.stable
+        servers = load_bound(problem.workload, profile, margins[profile], simulated=simulated, stable=stable)
+        return servers * weights[profile]
     return rounded(problem, mixed_bound(problem.workload, weights, margins))
 
 

@@ -97,16 +97,14 @@ def homeward(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
     for i in sorted(moved(problem.old_bins, made), key=lambda i: (loads[i], i)):
         target = continues.get(home[i])
         source = next(k for k, item in enumerate(made) if i in item.adapters)
-        if target is None or target == source or problem.out_of_time() or made[source].is_split:
+        if target is None or target == source or problem.out_of_time():
             continue
-        rest = [other for other in made[source].adapters if other != i]
-        host = made[target]
-        if host.is_split:
+        host, guest = made[target], made[source]
+        rest = [other for other in guest.adapters if other != i]
+        if host.is_split or guest.is_split or not rest:
             continue
         grown = slots.feasible((*host.adapters, i), host.profile, hint=host.max_loras)
-        if grown is None or not rest:
-            continue
-        left = slots.feasible(rest, made[source].profile, hint=min(made[source].max_loras, len(rest)))
-        if left is not None:
+        left = grown and slots.feasible(rest, guest.profile, hint=min(guest.max_loras, len(rest)))
+        if grown is not None and left is not None:
             made[target], made[source] = grown, left
     return made
