@@ -368,7 +368,9 @@ def test_a_running_dear_server_stays_where_the_cheapest_kind_needs_too_many_gpus
     kinds = [kind("one", "llama", 1.0), kind("four", "llama", 9.0)]
     workload = fleet(60, ("llama",))
     running = plan_of(workload, kinds[1:], predictor=_Four())
-    plan = plan_of(workload, kinds, objective="cost", predictor=_Four(), max_gpus=1, old_plan=running)
+    plan = plan_of(
+        workload, kinds, objective="cost", predictor=_Four(), max_gpus=1, old_plan=running, time_limit_s=2.0
+    )
     assert plan.status is Status.FEASIBLE
     assert plan.moves == Moves((), (0,))
     assert [each.settings for each in plan.bins] == [each.settings for each in running.bins]
@@ -378,7 +380,13 @@ def test_a_running_plan_that_goes_to_a_dearer_kind_says_what_moves() -> None:
     """If a limit on the GPUs takes a dearer kind than the running one, the decision counts what moves."""
     kinds = [kind("one", "llama", 1.0), kind("four", "llama", 9.0)]
     running = plan_of(fleet(20, ("llama",)), kinds[:1], predictor=_Four())
-    given = {"objective": "cost", "predictor": _Four(), "max_gpus": 1, "old_plan": running}
+    given = {
+        "objective": "cost",
+        "predictor": _Four(),
+        "max_gpus": 1,
+        "old_plan": running,
+        "time_limit_s": 2.0,
+    }
     plan = plan_of(fleet(60, ("llama",)), kinds, **given)
     assert [item.profile for item in plan.bins] == kinds[1:]
     assert plan.details["decision"] == "1 GPU holds, 20 moved."
