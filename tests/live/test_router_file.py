@@ -28,6 +28,13 @@ RANKS = dict.fromkeys("abc", 8)
 ROUTES = {"a": {0: 1.0}, "b": {0: 0.25, 1: 0.75}, "c": {1: 1.0}}
 
 
+def _fleet(name: str, folder: Path) -> LiveFleet:
+    """Two servers, with a router of this format."""
+    hosts = (Host("http://10.0.0.1:9001", "left"), Host("http://10.0.0.2:9002", "right"))
+    router = RouterFile(name, str(folder / "out"), adapters_claim="adapters", token_secret="hf")
+    return LiveFleet(hosts, router, FAST)
+
+
 @pytest.mark.parametrize("name", [each for each in ROUTING if each != "nginx"])
 def test_each_format_has_the_servers_as_they_are(
     name: str,
@@ -35,9 +42,7 @@ def test_each_format_has_the_servers_as_they_are(
     plan_of: Callable[..., Plan],  # noqa: F811
 ) -> None:
     """Files name the servers of the file of servers, and adapters only where they are routed."""
-    hosts = (Host("http://10.0.0.1:9001", "left"), Host("http://10.0.0.2:9002", "right"))
-    router = RouterFile(name, str(tmp_path / "out"), adapters_claim="adapters", token_secret="hf")
-    writer = RouterWriter(LiveFleet(hosts, router, FAST), plan_of(PLACED), RANKS)
+    writer = RouterWriter(_fleet(name, tmp_path), plan_of(PLACED), RANKS)
     texts = writer.texts({"a": {1: 1.0}})
     whole = "\n".join(texts.values())
     assert "right" in whole or "10.0.0.2:9002" in whole
@@ -57,9 +62,7 @@ def test_an_adapter_that_the_plan_lacks_is_an_adapter(
     plan_of: Callable[..., Plan],  # noqa: F811
 ) -> None:
     """`packer live follow --fleet` serves adapters that came after the plan: no format takes one for the base model."""
-    hosts = (Host("http://10.0.0.1:9001", "left"), Host("http://10.0.0.2:9002", "right"))
-    router = RouterFile(name, str(tmp_path / "out"), adapters_claim="adapters", token_secret="hf")
-    writer = RouterWriter(LiveFleet(hosts, router, FAST), plan_of(PLACED), {"a": 8, "b": 8, "c": 8, "d": 8})
+    writer = RouterWriter(_fleet(name, tmp_path), plan_of(PLACED), {"a": 8, "b": 8, "c": 8, "d": 8})
     known, new = (writer.texts({each: {0: 1.0}, "b": {0: 1.0}}) for each in "ad")
     for file, text in known.items():
         assert text.count("/adapters/a") == new[file].count("/adapters/d")

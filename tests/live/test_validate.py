@@ -210,15 +210,21 @@ def invoked(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, list(map(str, arguments)), standalone_mode=False)
 
 
+def validation(folder: Path, launch_file: Path, server: int = 0, duration: str = "0.5s") -> list[str | Path]:
+    """The words of a command that validates one server of the plan in this folder, with its results beside it."""
+    return [
+        "live", "validate", folder / "plan.json", "--launch", launch_file, "--duration", duration,
+        "--bins", str(server), "--folder", folder / "work",
+    ]  # fmt: skip
+
+
 def test_the_command_writes_report_and_page(
     launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
     """`packer live validate` on a plan file: JSON, HTML and a table, exit code 0; with --quiet nothing is printed."""
     make_plan(bins).save(tmp_path / "plan.json")
-    done = packer(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
-        "--folder", tmp_path / "work", "-o", tmp_path / "out.json", "--html", tmp_path / "out.html",
-    )  # fmt: skip
+    words = validation(tmp_path, launch_file)
+    done = packer(*words, "-o", tmp_path / "out.json", "--html", tmp_path / "out.html")
     text, errors = done.communicate(timeout=60)
     assert done.returncode == 0, errors
     assert "total_token_throughput" in text
@@ -228,10 +234,7 @@ def test_the_command_writes_report_and_page(
     assert data["gpus"][0]["runs"][0]["failed"] == 0
     assert "<html" in (tmp_path / "out.html").read_text()[:2000].lower()
     assert data["calibrated"] is True
-    again = invoked(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
-        "--folder", tmp_path / "work", "--quiet",
-    )  # fmt: skip
+    again = invoked(*words, "--quiet")
     assert (again.output, again.return_value or 0) == ("", 0)
 
 
@@ -240,10 +243,7 @@ def test_the_second_server_of_a_plan_has_its_number(
 ) -> None:
     """--bins chooses servers of a plan, which keep their numbers in the report and in the folder of results."""
     make_plan(bins).save(tmp_path / "plan.json")
-    done = invoked(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "1",
-        "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
-    )  # fmt: skip
+    done = invoked(*validation(tmp_path, launch_file, server=1), "-o", tmp_path / "out.json")
     assert "server 1: " in done.output
     assert [each["gpu"] for each in json.loads((tmp_path / "out.json").read_text())["gpus"]] == [1]
     assert (tmp_path / "work" / "gpu-1" / "repeat-0" / "done.json").exists()
@@ -277,10 +277,7 @@ def validated(fault: str, launch_file: Path, folder: Path) -> Result:
     """`live validate` of the first server of plan.json, with a fault; it writes out.json."""
     with launch_file.open("a") as file:
         file.write(f'[environment]\nFAKE_FAULT = "{fault}"\n')
-    return invoked(
-        "live", "validate", folder / "plan.json", "--launch", launch_file, "--duration", "0.5s", "--bins", "0",
-        "--folder", folder / "work", "-o", folder / "out.json",
-    )  # fmt: skip
+    return invoked(*validation(folder, launch_file), "-o", folder / "out.json")
 
 
 def test_failed_requests_are_shown_in_the_table(
@@ -330,10 +327,7 @@ def test_an_interrupt_keeps_what_was_measured(
 ) -> None:
     """Ctrl-C as soon as the load begins: exit code 130, a report marked as partial, and no server left."""
     make_plan(bins).save(tmp_path / "plan.json")
-    process = packer(
-        "live", "validate", tmp_path / "plan.json", "--launch", launch_file, "--duration", "60s", "--bins", "0",
-        "--folder", tmp_path / "work", "-o", tmp_path / "out.json",
-    )  # fmt: skip
+    process = packer(*validation(tmp_path, launch_file, duration="60s"), "-o", tmp_path / "out.json")
     log = tmp_path / "work" / "gpu-0" / "repeat-0" / "client.log"
     while not log.exists() and process.poll() is None:
         time.sleep(0.1)
