@@ -9,7 +9,7 @@ from numba import njit
 from packer.arrays import Record
 from packer.twin.engine.each import Each, accepted
 from packer.twin.engine.each_plan import give_up, hash_known
-from packer.twin.engine.emit import MIN_GAP_S, gap_bin, note_finish
+from packer.twin.engine.emit import MIN_GAP_S, gap_bin, note_finish, note_first
 from packer.twin.engine.frontend import CHUNK_OUTPUTS, LESS, MORE, change, count_series, stream
 from packer.twin.engine.pool import Pool
 from packer.twin.engine.state import FINISHED, RUNS, WAITS, ServerState
@@ -76,10 +76,7 @@ def show(state: ServerState, r: int, got: int, gap_s: float) -> None:
     """Show the client `got` tokens of request `r`; `gap_s` as returned by `frontend.stream`."""
     server, request = state.server, state.requests[r]
     if math.isnan(request.first_s):
-        request.first_s = server.now_s
-        request.first_seen_s = server.seen_s
-        if state.series.size > 1 and server.series_of_lists == 1:
-            change(server, state.adapters, request.owner + 1, RUNS, MORE)
+        note_first(state, r)
         got -= 1  # no gap before the first token
         if got > 0:
             server.gaps += got

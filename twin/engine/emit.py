@@ -129,14 +129,21 @@ def note_finish(state: ServerState, r: int) -> None:
 
 
 @njit(**INLINED)
+def note_first(state: ServerState, r: int) -> None:
+    """Record the first token of request `r`."""
+    server, request = state.server, state.requests[r]
+    request.first_s = server.now_s
+    request.first_seen_s = server.seen_s
+    if state.series.size > 1 and server.series_of_lists == 1:
+        change(server, state.adapters, request.owner + 1, RUNS, MORE)
+
+
+@njit(**INLINED)
 def first_token(state: ServerState, r: int) -> None:
     """Record the first token of request `r`, whose prefill ended, or its next token if it was preempted."""
     server, request = state.server, state.requests[r]
     if math.isnan(request.first_s):
-        request.first_s = server.now_s
-        request.first_seen_s = server.seen_s
-        if state.series.size > 1 and server.series_of_lists == 1:
-            change(server, state.adapters, request.owner + 1, RUNS, MORE)
+        note_first(state, r)
     else:
         state.histogram[gap_bin(server.now_s - request.last_s)] += 1
     request.last_s = server.now_s
