@@ -128,9 +128,9 @@ def note_finish(state: ServerState, r: int) -> None:
         change(server, state.adapters, a, RUNS, LESS)
 
 
-@njit(**INLINED)
+@njit(inline="always", **ENGINE_FLAGS)
 def note_first(state: ServerState, r: int) -> None:
-    """Record the first token of request `r`."""
+    """Record the first token of request `r`. Numba inlines it, because LLVM copies all parts of the server here."""
     server, request = state.server, state.requests[r]
     request.first_s = server.now_s
     request.first_seen_s = server.seen_s
