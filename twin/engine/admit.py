@@ -49,6 +49,7 @@ def next_of_running(state: ServerState) -> int:
         a = next_adapter(server, state.heaps)
         server.lingering -= a > 0 and lingers(state, a)  # it joins the batch, or the walk ends
         return int(a)
+    # No slot is left: only requests whose adapter is in the batch or lingers can be admitted.
     a = state.heaps[1, 0].row if server.heap_sizes[ACTIVE] > 0 else 0
     bucket = server.sentinel + last_bucket(server)
     r = state.links[bucket].due.after
@@ -148,6 +149,7 @@ def admit(state: ServerState, loading: FloatArray, pool: Pool | None, ahead: boo
             cached, take = room_for(state, pool, r, budget)
             if cached < 0:  # `allocate_slots` returned None: the walk ends
                 break
+            # Count before `admit_one`, which may load the adapter.
             awaited += adapters[a].resident == 0
             take_room(state, pool, r, cached, take)
             admit_one(state, loading, r, cached, take)

@@ -55,11 +55,13 @@ def end(state: ServerState, law: Law, pool: Pool | None, each: Each | None) -> N
     """End the step in flight: deliver its tokens."""
     server = state.server
     server.now_s = server.end_s
+    # A request that is sent exactly now comes after the tokens: a cluster offers it only after this call.
     arrive_until(state, law.frontend, np.nextafter(server.now_s, 0.0))
     scrape(server, law.frontend, server.now_s)
     if each is not None:
         emit_each(state, law.frontend, each, pool)
     else:
+        # `plan` has turned already if it scheduled the next step ahead.
         if server.turned == 0:
             turn(state, pool)
         emit(state, law.frontend, pool)
@@ -144,6 +146,7 @@ def advance(
         if tuning is not None and idle:
             next_s = work_idle(tuning, server, until_s)
         over = go_on(server, idle, next_s, until_s, over)
+        # Later arrivals wait for the next call: a cluster may offer further requests of that time.
         if over and until_s < server.run_s:
             return
         arrive_until(state, law.frontend, until_s if over else server.now_s)
@@ -153,6 +156,7 @@ def advance(
             continue  # the requests that were sent are still at the front end
         ms = 0.0
         for ahead in range(server.depth):  # the next step and, with asynchronous scheduling, the one after it
+            # A step that the previous pass of the loop scheduled ahead only has to begin.
             if server.running + server.waiting > 0 and server.planned == 0:
                 ms = plan(state, law, pool, each, tuning, ahead == 1)
             if ms < 0.0:  # a request preempted itself before others got tokens: such a step takes no time

@@ -98,6 +98,7 @@ def arrive(state: ServerState, frontend: Record, now: float) -> None:
             adapters[a].refused += 1
             server.waiting_prompt -= request.prompt
             continue
+        # Keys rise with arrivals from 0 on; `put_first` gives preempted requests keys below 0.
         request.key = server.taken
         if server.by_priority == 1:
             request.key += request.context << PRIORITY_BITS
@@ -107,6 +108,7 @@ def arrive(state: ServerState, frontend: Record, now: float) -> None:
         server.taken += 1
         request.reached_s = accept(server, adapters[a], frontend, sent_s)
         if state.series.size > 1 and server.series_of_lists == 0:
+            # The front end names a request's adapter from its acceptance on, before the engine has it.
             change(server, adapters, a, WAITS, MORE)
         if server.pending == 0:
             server.pending = r + 1

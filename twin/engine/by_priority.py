@@ -54,6 +54,7 @@ def take_by_key(state: ServerState, a: int) -> None:
         requests[pair - 1].next = pairs
         pairs, number = pair, following
     head = 0
+    # Second pass, from the last pair to the first: the two passes keep the heap's amortised cost logarithmic.
     while pairs > 0:
         following = requests[pairs - 1].next
         requests[pairs - 1].next = 0

@@ -33,6 +33,7 @@ def add_means(means: FloatArray, vector: FloatArray, decodes: int, step_ms: floa
 def law_ms(state: ServerState, law: Law, decodes: float, prefill: float) -> float:
     """Time of a step with these numbers of decodes and prefill tokens by the linear law, ms; fills `vector`."""
     server = state.server
+    # `add_adapter` copies the registry of host memory for each adapter of the batch (docs/vllm-findings.md).
     state_vector(
         state.vector, decodes, prefill, server.active, server.active_ranks, server.slots, server.slot_rank,
         server.context_tokens, server.waiting, law.settings, server.request_ranks,
@@ -50,6 +51,7 @@ def step_ms(state: ServerState, law: Law) -> float:
     server = state.server
     if law.settings[IS_PAPER] > 0:
         ms = paper_ms(law.coefficients, server.step_decodes, server.waiting, server.active, server.served)
+        # Means are those of the linear law, for whose coefficients calibration solves, whatever law is run.
         if state.means.size > 0:
             law_ms(state, law, server.step_decodes, server.step_prefill)
     else:

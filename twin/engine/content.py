@@ -59,6 +59,7 @@ def blocks_of_sessions(
     if anew.all():
         return None
     counts, first = whole // tokens, np.empty(n, dtype=np.int64)
+    # Turns of a session begin alike: they share one range of ids, as long as the longest turn.
     longest = np.maximum.reduceat(counts[order], np.flatnonzero(anew))
     first[order] = (np.cumsum(longest) - longest)[np.cumsum(anew) - 1]
     none = np.zeros(n, dtype=np.int64)
@@ -81,6 +82,7 @@ def chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray
 def content_of_blocks(adapter: IntArray, blocks: Blocks) -> Content:
     """Content of requests of these adapters (n,) with the ids of `blocks`."""
     ids, n = blocks.ids, len(adapter)
+    # `known` has a column for each id up to the largest: number sparse ids anew.
     if len(ids) and int(ids.max()) >= COMPACT * len(ids):
         ids = np.unique(ids, return_inverse=True)[1].ravel()
     known = np.zeros((2, int(ids.max(initial=-1)) + 1), dtype=np.int32)
@@ -116,6 +118,7 @@ def number_shared(
             r = order[j]
             first[r] = end
             for i in range(starts[r], starts[r + 1]):
+                # No other request has this content, so none can have what follows it: hashes are chained.
                 if known[1, ids[i]] == 1:
                     break
                 if known[1, ids[i]] > 1:

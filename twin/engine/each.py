@@ -127,6 +127,7 @@ def end_limbo(state: ServerState, each: Each) -> None:
     server, requests = state.server, state.requests
     for i in range(each.whole[0].limbo):
         r = each.limbo[i]
+        # `emit_each` has finished it and has reduced the count of waiting requests.
         if each.rows[r].outputs == requests[r].output:
             continue
         server.waiting -= 1

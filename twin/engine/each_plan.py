@@ -104,6 +104,7 @@ def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, i
             tokens + row.drafts + row.placeholders - row.computed, min(budget, inputs - whole.draft_slots)
         )
         new = min(new, whole.max_model_len - row.computed - 1)
+        # Steps in flight give it its last token even if all their drafts are rejected.
         if (row.placeholders > 0 and row.computed + 2 - row.placeholders >= end) or new == 0:
             i += 1
             continue
@@ -112,6 +113,7 @@ def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, i
         while growth > free_blocks(state) and alive:
             k = victim_of(state, each)
             other = each.running[k]
+            # It was scheduled in this step already: what it took of the budgets is free again.
             if each.rows[other].tokens > 0:
                 budget += each.rows[other].tokens
                 inputs += each.rows[other].tokens + whole.draft_slots
@@ -128,6 +130,7 @@ def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, i
         hash_known(state, each, pool, r, row.computed + new)
         prefills = prefills or row.chunk == 1
         row.tokens = new
+        # What goes beyond known tokens and tokens in flight is drafts.
         row.tried = max(new + row.computed - tokens - row.placeholders, 0) if row.drafts > 0 else 0
         row.drafts = 0
         budget -= new
@@ -149,6 +152,7 @@ def hold(state: ServerState, pool: Pool, count: int) -> None:
 def regroup(state: ServerState, each: Each, loading: FloatArray) -> int:
     """Set the batch to the scheduled requests; return how many other adapters run (0 without `slots_of_running`)."""
     server, lingering = state.server, 0
+    # Adapters leave the batch before others join, because each needs one of the same slots.
     for i in range(server.running):
         r = each.running[i]
         if each.rows[r].tokens == 0:
@@ -175,6 +179,7 @@ def next_waiting(state: ServerState, each: Each, lingering: int) -> int:
     server, adapters = state.server, state.adapters
     if server.active + lingering < server.slots or lingering == 0:
         return int(next_adapter(server, state.heaps))
+    # No slot is left: only requests whose adapter is in the batch or lingers can be admitted.
     a = state.heaps[1, 0].row if server.heap_sizes[1] > 0 else 0
     for i in range(server.running):
         e = state.requests[each.running[i]].owner + 1
@@ -193,6 +198,7 @@ def found(state: ServerState, each: Each, pool: Pool, r: int) -> int:
     if hits == 0 or each.whole[0].drops_block == 0:
         return int(hits)
     if shared_blocks(pool, r, state.server.block_size) > 0:
+        # `sit_down` reads the seat in which `find` noted the blocks: take the last one out.
         seat = pool.seats[pool.all[0].free_seat]
         if hits == seat.chained + seat.lone:
             if seat.lone > 0:
@@ -245,6 +251,7 @@ def schedule_waiting(
         new, padded = tokens - hits * size, 0
         fits = hits * size + whole.drafts + 2 <= whole.max_model_len
         if whole.drafts > 0 and new == 1 and not prefills and (grown or hits > 0) and fits:
+            # vLLM schedules a request that lacks one token like a decode with (padded) drafts, or not at all.
             if 1 + whole.drafts > most:
                 break
             new, padded = 1 + whole.drafts, 1
@@ -316,10 +323,12 @@ def cost(state: ServerState, law: Law, each: Each) -> float:
             sampling += each.batches[k, i].tried >= 0
             decoding += each.batches[k, i].tried > 0 and each.batches[k, i].padded == 0
         if sampling > 0:
+            # The drafter's first pass reads all tokens of the step, others read one token of each request.
             tokens = decodes + prefill + (whole.drafts - 1) * sampling
             step.more_ms = whole.drafts * whole.pass_ms + tokens * whole.token_ms
             ms += step.more_ms
         if decoding > 0 and law.settings[IS_PAPER] == 0:
+            # `ms` already includes the verification of drafts: only its share in `more_ms` is computed here.
             extra = law_ms(state, law, decodes, prefill)
             tried = 0
             for i in range(step.count):

@@ -58,6 +58,7 @@ def verify(state: ServerState, each: Each, i: int) -> int:
         whole.steps += batch.tokens == 1 + batch.tried
     got = int(min(1 + kept, request.output - row.outputs))
     row.outputs += got
+    # `preempt` has reset the counters: the token counts, but corrects nothing.
     if stale:
         return got
     if whole.caches_verified == 1:
@@ -105,6 +106,7 @@ def emit_each(state: ServerState, frontend: Record, each: Each, pool: Pool) -> N
     for i in range(each.steps[whole.current].count):
         r = each.batches[whole.current, i].request
         row = each.rows[r]
+        # Read both before `verify` changes them.
         stale, ahead = row.stale > 0, server.depth == 2 and row.placeholders > 0
         got = verify(state, each, i)
         if got == 0:

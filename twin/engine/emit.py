@@ -104,6 +104,7 @@ def finish(state: ServerState, pool: Pool | None, r: int) -> None:
     if request.generated == request.output:  # preempted while the step in flight computed its last token
         server.waiting -= 1
         return
+    # The last token is sampled, not computed: it takes no place in the KV cache.
     size = request.context + request.output - request.generated - 1
     if pool is not None and pool.all[0].caching == 1:
         full = size // server.block_size
@@ -205,6 +206,7 @@ def emit(state: ServerState, frontend: Record, pool: Pool | None) -> None:
     if state.ends[last] == 1:
         state.ends[last] = 0
         r = due[bucket].after
+        # Requests with a single output token ended their prefill in this step: they come below.
         while r != bucket and state.requests[r].start != server.step - 1:
             finish(state, pool, r)
             r = due[bucket].after

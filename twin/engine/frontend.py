@@ -61,6 +61,7 @@ def change(server: Record, adapters: Record, a: int, which: int, by: int) -> Non
         server.named += by
     else:
         server.sets = 0  # the list changes: `count_series` computes its hash
+        # Both labels name every adapter with requests in flight (docs/vllm-findings.md).
         server.named += 2 * by
         if by > 0:
             link_last(adapters["named"], 0, a)

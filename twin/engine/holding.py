@@ -23,6 +23,7 @@ def find(state: ServerState, pool: Pool, r: int) -> int:
     shared, hits = shared_blocks(pool, r, size), 0
     if shared > 0:
         hits = find_shared(pool, r, min(shared, most), size)
+    # A preempted request's own blocks follow the shared ones: they are found only after all of these.
     if hits == shared and pool.run[r] > 0:
         hits += min(most - hits, pool.blocks[pool.run[r]].count)
     return hits
@@ -37,6 +38,7 @@ def find_shared(pool: Pool, r: int, most: int, size: int) -> int:
     s = pool.all[0].free_seat
     seat, row = pool.seats[s], pool.held[s - size]
     leaf = low = 0
+    # The last blocks of a chain are taken first, so what is left is its beginning: bisection finds its end.
     high = middle = most
     while low < high:
         e = pool.table[slot_of(pool, block_of(pool, r, middle - 1, size))]
@@ -63,11 +65,13 @@ def idle_blocks(pool: Pool, r: int, hits: int, size: int) -> int:
         s = pool.all[0].free_seat
         seat = pool.seats[s]
         e = seat.leaf
+        # An entry that is held holds all entries before it.
         while e > 0 and pool.entries[e].refs == 0:
             idle += 1
             e = pool.entries[e].parent
         for i in range(seat.lone):
             idle += pool.entries[pool.held[s - size, i]].refs == 0
+        # The remaining hits are the request's own run, which is in the free queue as a whole.
         hits -= seat.chained + seat.lone
     return idle + hits
 
@@ -79,6 +83,7 @@ def hold_chain(state: ServerState, pool: Pool, leaf: int) -> None:
     while e > 0:
         entry = pool.entries[e]
         entry.refs += 1
+        # It was held before, and so were the entries before it.
         if entry.refs > 1:
             return
         state.server.used += 1
@@ -202,6 +207,7 @@ def stand_up(state: ServerState, pool: Pool, r: int, held: int, full: int, again
         entries = pool.seats[s].chained + pool.seats[s].lone
     own = max(full - entries, 0)
     state.server.used -= held - entries
+    # A request frees its last blocks first, and those that are not hashed are its last ones.
     free_run(pool, held - entries - own, pool.all[0].unhashed_first == 1)
     if own > 0 and again:
         pool.run[r] = new_entry(pool, RUN - 1 - r, own)
@@ -232,4 +238,5 @@ def enter_phase(pool: Pool, s: int, phase: int, size: int) -> None:
 def leave_phase(pool: Pool, s: int) -> None:
     """Take the request in seat `s` out of the ring of its phase: it takes no further block."""
     unlink(pool.seats, s)
+    # Some seats are in no ring (`enter_phase`): unlinking a row that points to itself changes nothing.
     pool.seats[s].before = pool.seats[s].after = s

@@ -96,6 +96,7 @@ def new_pool(n: int, kv_blocks: int, block_size: int, max_seqs: int, content: Co
     whole["caching"], whole["tokens"] = 1, content.tokens
     whole["per_id"] = -(-content.tokens // block_size)
     contents = int(content.total * whole["per_id"][0])
+    # At most half of the places are ever taken, so searches are short.
     table = np.zeros(1 << max(4, (2 * min(kv_blocks, contents)).bit_length()), dtype=np.int32)
     whole["factor"], whole["shift"] = (1, 0) if contents <= len(table) else (0x9E3779B97F4A7C1, 29)
     entries, blocks = np.zeros(kv_blocks + 2, dtype=ENTRY), np.zeros(kv_blocks + 2, dtype=BLOCKS)
@@ -241,6 +242,7 @@ def take_blocks(state: ServerState, pool: Pool, count: int) -> None:
         if entry.block >= 0:
             take_hash(pool, e)
         elif entry.count == taken and entry.block < RUN:
+            # The preempted request whose run this was finds none of its blocks any more.
             pool.run[RUN - 1 - entry.block] = 0
         if entry.count == taken:
             drop_entry(pool, e)

@@ -73,11 +73,13 @@ def preempt(state: ServerState, pool: Pool | None, ahead: bool) -> None:
         server.partial = 0
     else:
         held = context_of(state, r)
+        # Blocks of a prefill are hashed with it; a decode's token in flight does not fill a block yet.
         full = max(request.context // size, (held - ahead) // size)
         if request.start != server.step - 1:  # else `emit` sets it when the token comes out
             request.last_s = server.end_s if server.in_flight == 1 else server.now_s
         request.generated += server.step - request.start
         done = request.generated == request.output
+        # `turn` has already taken a request whose last token is in flight out of these counts.
         if not done:
             server.context_tokens -= held
             server.decodes -= 1
@@ -90,6 +92,7 @@ def preempt(state: ServerState, pool: Pool | None, ahead: bool) -> None:
     else:
         server.used -= blocks_of(held, size)
     if done:
+        # It stands in no queue: until `finish`, only the count includes it.
         server.waiting += 1
         return
     if server.skipped_first == 1:
@@ -154,6 +157,7 @@ def grow_hashed(state: ServerState, pool: Pool, ahead: bool) -> int:
     if ahead:
         hash_phase(state, pool, phase, 0)
     else:
+        # Decodes that need a block in the next step fill their last one in this step.
         hash_phase(state, pool, phase + 1 if phase + 1 < server.block_size else 0, 1)
     chunk, growth = chunk_of(server, state.requests)
     if growth > free_blocks(state):

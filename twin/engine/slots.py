@@ -64,6 +64,7 @@ def make_room(server: Record, adapters: Record, blocks: int, keep: int) -> None:
     """
     e = adapters[0].idle.after
     while server.used + blocks > server.kv_blocks:
+        # `keep` is the adapter for whose request the room is made.
         if e == keep and e != 0:
             e = adapters[e].idle.after
         if e == 0 or adapters[e].blocks == 0:
@@ -80,6 +81,7 @@ def oldest(server: Record, adapters: Record, sets: IntArray, idle: int, p: int, 
     `idle`: the oldest adapter outside the batch, or 0. Adapters that the last step touched are searched in the order of
     that step's walk, from `server.oldest` on. `p` NO_LIMIT: only `idle` is evicted.
     """
+    # An idle adapter that the last step did not touch is older than every adapter of the batch.
     if p == NO_LIMIT or (idle > 0 and adapters[idle].last_use < server.step + 1):
         return idle
     row = server.walk_row
@@ -190,6 +192,7 @@ def walk(server: Record, adapters: Record, sets: IntArray, members: Record, load
     """
     to_visit = server.joiners
     if server.spares_batch == 1:
+        # `join` has loaded them already: only their order of entry is left to note.
         enter(server, adapters, members)
     elif scarce(server, adapters, members):
         order(server, adapters, sets, members, server.step - 1)
@@ -215,6 +218,7 @@ def walk(server: Record, adapters: Record, sets: IntArray, members: Record, load
     else:
         enter(server, adapters, members)
         for k in range(to_visit):
+            # Enough idle adapters are older than the last step: the order of the walk does not matter.
             bring(server, adapters, sets, loading, members[k].joining, NO_LIMIT)
 
 
@@ -265,6 +269,7 @@ def leave(state: ServerState, a: int, last_step: int) -> None:
         if state.members.size > 1 and adapters[e].last_use == last_step + 2:
             row = order(server, adapters, state.sets, state.members, last_step)
             place = adapter.walked[row]
+            # Adapters that leave after the same step were last used in the order of its walk.
             while adapters[e].last_use == last_step + 2 and adapters[e].walked[row] > place:
                 e = adapters[e].idle.before
         link_last(adapters["idle"], adapters[e].idle.after, a)

@@ -37,6 +37,7 @@ def place(server: Record, adapters: Record, heaps: Record, a: int) -> None:
             server.heap_sizes[belongs - 1] = i + 1
             heaps[belongs - 1, i].row = a
             adapter.place = i
+        # An adapter that stays in its heap may have another first request.
         sift(heaps[belongs - 1], server.heap_sizes[belongs - 1], adapters, adapter.place)
     adapter.heap = belongs
 
@@ -117,6 +118,7 @@ def reverse_skipped(server: Record, requests: Record, adapters: Record, heaps: R
 
     They are first requests of adapters outside the batch (`FCFSRequestQueue.prepend_requests` of vLLM 0.10 to 0.13).
     """
+    # With a free slot at its end, the walk has passed over no request.
     if server.active < server.slots or server.heap_sizes[IDLE] == 0:
         return
     idle, size = heaps[0], server.heap_sizes[IDLE]
@@ -137,6 +139,7 @@ def reverse_skipped(server: Record, requests: Record, adapters: Record, heaps: R
         before, number = 0, first
         while number > 0 and requests[number - 1].key < end_key:
             r = number - 1
+            # Reflecting the keys in their own range reverses the order and keeps them distinct.
             requests[r].key = low + high - requests[r].key
             number, requests[r].next, before = requests[r].next, before, number
         requests[last - 1].next = number
@@ -156,5 +159,6 @@ def after_walk(server: Record, requests: Record, adapters: Record, heaps: Record
         reverse_skipped(server, requests, adapters, heaps, end_key)
     elif server.skipped_first == 1:
         if end_key == NO_LIMIT:
+            # The walk passed all requests of the engine: the next one to come has this key.
             end_key = server.taken if server.pending == 0 else requests[server.pending - 1].key
         server.passed_key = max(server.passed_key, end_key)

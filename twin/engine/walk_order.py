@@ -63,6 +63,7 @@ def note_leave(server: Record, last_step: int) -> None:
 @njit(**INLINED)
 def as_before(server: Record, step: int, made: int) -> bool:
     """Whether the batch of `step` has the same adapters, in order of entry, as the batch of step `made` - 1."""
+    # Adapters that left after `step` were in its batch: what counts is when others left before.
     left = server.leave_step if server.leave_step <= step else server.leave_before
     return bool(0 < made <= step + 1 and server.join_step <= made and left < made)
 
@@ -93,6 +94,7 @@ def order(server: Record, adapters: Record, sets: IntArray, members: Record, ste
         if (runs and adapters[a].joined <= step + 1) or last == step + 2:
             add(sets, row, mask, adapters, a)
             count += 1
+            # CPython grows a set when three fifths of its places are taken (`set_add_entry`).
             if 5 * count >= 3 * mask:
                 mask = grow(sets, row, mask, adapters, members, count)
     server.entries = kept
@@ -130,6 +132,7 @@ def enter(server: Record, adapters: Record, members: Record) -> None:
     n = server.entries
     for k in range(server.joiners):
         a = members[k].joining
+        # A dict keeps the place of an entry that stays; an adapter that left and came back is the last one.
         if adapters[a].entered == 1:
             i = 0
             while members[i].entry != a:

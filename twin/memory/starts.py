@@ -33,6 +33,7 @@ def what_starts(profile: Profile, settings: Settings) -> str | None:
     slots = largest_max_loras(profile, settings.max_lora_rank)
     if slots:
         ways.append(f"max_loras {slots} at rank {settings.max_lora_rank}")
+    # Each rank has a KV cache of its own, which must hold a whole context.
     tokens = kv_cache_tokens(profile, settings) // profile.engine.data_parallel_size
     tokens = tokens // CONTEXT_STEP * CONTEXT_STEP
     if tokens > 0 and profile.memory.min_kv_tokens == profile.engine.least_tokens:
