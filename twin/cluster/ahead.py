@@ -71,6 +71,7 @@ def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
     n = len(marks.adapter)
     content = marks.content() or Content.none(n)
     pools = [server.pool(n, content) for server in servers]
+    # Take the shared arrays from a server with prefix caching, if there is one: only its `found` has rows.
     first = max(pools, key=lambda pool: len(pool.found))
     each = None
     if single:

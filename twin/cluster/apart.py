@@ -116,5 +116,6 @@ def _run(
     deal(one, one.server, 0)
     run_until(one, 0, until_s, None)
     _put(one.requests, own, servers.requests)
+    # The next server uses the same memory: clear what this one has used.
     one.adapters[0, : one.seen[0] + 1] = one.requests[:n] = one.pair_key[:] = one.ends[:] = 0
     clear_rings(one.links, int(record["sentinel"]), len(one.links))

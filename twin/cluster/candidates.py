@@ -91,6 +91,7 @@ def allowed(
             for a, share in placement[s].items():
                 if workload.ranks[a] <= ranks[s]:
                     placed[a].append((s, share))
+        # If no server that is on has a share of an adapter, those that hold it share its requests equally.
         held = [
             tuple(own if any(share for _, share in own) else ((s, 1.0) for s, _ in own)) for own in placed
         ]

@@ -83,5 +83,6 @@ def see_ends(c: Any, now_s: float) -> None:
         server = c.servers[s]
         ended = server.taken - server.running - server.waiting - server.pending_count
         for _ in range(ended - client.ended[s]):
+            # The front end may stream the last tokens later than the step ends.
             free_place(client, max(now_s, server.seen_s))
         client.ended[s] = ended

@@ -196,12 +196,14 @@ class Dispatch:
             stop_s = min(clock.next_s, self.duration_s)
             task = events.Task(given, p, c, float(interval_s), limit, self.way)
             r, now_s, asked = self.loop.route(servers, seen, task, r, (now_s, stop_s), engines)
+            # All requests are routed; what may still act goes on until the end.
             if r == n and clock.acts:
                 now_s = stop_s
             if now_s >= self.duration_s or (r == n and not clock.acts):
                 return servers
             if asked:
                 given[r] = self._decision(r, now_s, servers, clock.view)
+            # Routing only stops early if an adapter finds no row.
             elif now_s < stop_s:
                 servers = with_more_rows(servers)
                 clock.follow(servers)

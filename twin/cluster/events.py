@@ -84,6 +84,7 @@ def _look(c: Servers, seen: Servers, looked_s: float, interval_s: float, now_s: 
 @njit(**INLINED)
 def next_change_s(c: Servers, way: Transit | None, now_s: float, engines: Engines) -> float:
     """Start the steps that are due at `now_s`; return when the next step ends or a request under way moves on."""
+    # Servers run the steps that start strictly before the given time: those of `now_s` need a later one.
     run_all_until(c, np.nextafter(now_s, math.inf), engines)
     earliest = math.inf if way is None else next_s(way)
     for s in range(c.wake_s.size):
@@ -172,6 +173,7 @@ def choose(c: Servers, p: FloatArray, ways: Candidates, r: int) -> int:
                 if c.touched[s] == 1:
                     note(c, p, s)
             c.touched_words[word] = 0
+    # Each request begins its search one candidate further, so that servers with equal scores take turns.
     best, lowest, guess, guessed = HOLD, math.inf, survey(c, p, server, first, last, r), math.inf
     every, turn = last - first == c.wake_s.size, first + r % (last - first)
     for part in range(0 if guess >= 0 else 1, 3):
@@ -179,6 +181,7 @@ def choose(c: Servers, p: FloatArray, ways: Candidates, r: int) -> int:
         while j < end:
             word = (j - first if every else server[j]) >> 3
             may = among(c, p, word, r, lowest)
+            # Positions are numbers of servers here, so all eight of the word can be skipped at once.
             if every and may == 0:
                 j = first + 8 * (word + 1)
                 continue
@@ -252,6 +255,7 @@ def route(
                 s = choose(seen, task.p, ways, r)
             if s != HOLD:
                 break
+            # A Python router is asked again after the next change.
             if assigned.size > 0:
                 assigned[r] = ASK
             changes_s = looked_s + interval_s if interval_s > 0.0 else next_change_s(c, way, now_s, engines)

@@ -128,6 +128,7 @@ def _drop_first(i: Index, c: Servers, which: int) -> None:
             return
         block = _block(i, g, place)
         k = _slot(i, which, block)
+        # A block that a later request has used stays, in that request's place of the list.
         if i.last[k] == g + 1:
             i.last[k] = 0
             i.filled[which] -= 1
@@ -161,7 +162,9 @@ def look_up(i: Index, c: Servers, r: int, chained: bool) -> None:
     i.match[:] = 0.0
     if i.numbers.size == 0 or shared == 0:
         return
+    # Where a server's run of blocks begins, its place is subtracted, where it ends, it is added.
     words, reached = i.held.shape[1], shared
+    # The pass beyond the last block ends all runs.
     for place in range(shared + 1):
         block = _block(i, r, place) if place < shared else -1
         before = _block(i, r, place - 1) if place > 0 else -1
@@ -213,5 +216,6 @@ def use(i: Index, c: Servers, s: int, r: int) -> None:
             i.held[block, s // WORD] |= 1 << (s % WORD)
         else:
             i.filled[which] += 1
+        # Blocks of this request stay, even if they alone are more than the list may hold.
         while i.filled[which] > i.limit[which] and i.head[which] != r + 1:
             _drop_first(i, c, which)

@@ -133,12 +133,14 @@ class Serving:
             _, _, change = heapq.heappop(self._queue)
             if not isinstance(change, Change):  # servers whose start-up time is over
                 for s in change:
+                    # It may have been stopped or have failed while it started.
                     self.on[s] |= not math.isnan(self._since[s])
                 continue
             for s in change.start:
                 self._start(servers, s, now_s)
             for s in change.fail:
                 self._fail(servers, s, now_s)
+            # Loads come before the routes that need them; adapters are unloaded once no route names them.
             for s, name in change.load:
                 self._load(servers, s, self._index[name], now_s)
             for name, shares in change.route.items():
@@ -153,6 +155,7 @@ class Serving:
     def _start(self, servers: Servers, s: int, now_s: float) -> None:
         if not math.isnan(self._since[s]):
             return
+        # A stopped server that still works off its requests goes on as it is.
         if not len(self._unfinished(servers, s)):
             self._reset(servers, s, now_s)
         self._since[s] = now_s
@@ -191,6 +194,7 @@ class Serving:
         for name, value in kept.items():
             server[name] = value
         server.now_s = server.end_s = now_s
+        # The initial state has the time of the first scrape after a start at 0.
         server.scrape_s += now_s
         known = servers.adapters[s].copy()
         for part in (

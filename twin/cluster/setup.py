@@ -142,6 +142,7 @@ def server_setups(
     for kind, served, beside in keys:
         if (kind, served, beside) not in found:
             own = np.flatnonzero(np.isin(candidates.group, served))
+            # A fleet has at least one adapter: a server that serves none is set up for all of them.
             whole = len(own) in (0, len(workload))
             subset = workload if whole else workload.subset(own.tolist())
             setup, server = kinds[kind], replace(kinds[kind].server, workload=subset)

@@ -263,6 +263,7 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
     row = number(c, s, c.adapter[r])
     if row == 0:
         return False
+    # A request that is too long is cut, but keeps at least one output token.
     prompt = min(c.prompt[r], c.longest[s] - 1)
     request = c.requests[r]
     request.owner = row - 1
@@ -272,6 +273,7 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
     c.server[r] = s
     c.touched[s] = 1
     offer(state_of(c, s), r)
+    # A server that executes a step looks at the request when the step ends.
     if c.servers[s].in_flight == 0 and at_s < c.wake_s[s]:
         wakes(c, s, at_s)
     return True

@@ -170,6 +170,7 @@ def _want(c: Servers, way: Transit, r: int, at_s: float) -> bool:
         if not _deliver(c, way, r, at_s):
             return False
         way.counts[HITS] += 1
+        # A host without a limit keeps no list of its adapters.
         if places.size > 1 and places[a].where == HELD:
             unlink(places["by_use"], a)
             link_last(places["by_use"], 0, a)
@@ -239,5 +240,6 @@ def receive(c: Servers, way: Transit, at_s: float) -> bool:
     r = way.queue[way.counts[HEAD]]
     if not _want(c, way, r, at_s):
         return False
+    # Only now, so that a call that found no row is repeated for the same request.
     way.counts[HEAD] += 1
     return True

@@ -137,6 +137,7 @@ class Dynamo(AnyCluster):
 
     def _place(self, a: int, count: int, used: IntArray, slots: IntArray, held: BoolArray) -> None:
         """Choose servers for the replicas: with free slots, those of the last set first; any if none has a slot."""
+        # Where the adapter is loaded it already has a slot, which `used` counts.
         free = [s for s in self._rank[a] if used[s] - held[s] < slots[s]]
         before = set(self._sets[a])
         chosen = [s for s in free if s in before][:count]

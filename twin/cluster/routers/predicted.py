@@ -69,6 +69,7 @@ def latency_ms(c: Servers, output_tokens: float, s: int, r: int, may_be_held: bo
     if decodes > 0.0:
         prefill = step_ms(c, s, decodes, tokens / steps, adapters, ranks, all_ranks + rank, n * most)
     else:
+        # Without decodes, the step holds only requests that wait now.
         alone = (n - server.running) * most
         prefill = step_ms(c, s, 0.0, tokens / steps, adapters, ranks, queued_ranks + rank, alone)
     decode = step_ms(c, s, n, 0.0, adapters, ranks, all_ranks + rank, n * most)
@@ -106,6 +107,7 @@ def _note(c: Servers, p: Known, s: int) -> None:
     decodes, waiting, n = float(server.decodes), float(server.waiting_prompt), outstanding(c, s) + 1.0
     adapters, ranks = float(server.active), float(server.active_ranks)
     joined = min(adapters + 1.0, float(server.slots))
+    # A prompt has at least one token, so the bound holds for every request.
     steps = math.ceil((waiting + 1.0) / max(1.0, server.token_budget - decodes))
     fixed, slope = prefill_floor(c, s, decodes, adapters, ranks)
     fixed_joined, slope_joined = prefill_floor(c, s, decodes, joined, ranks)
@@ -208,6 +210,7 @@ def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: in
         held = p.holders.bits[row_of_bits(p.holders.bits, a)]
         runs = p.running.bits[row_of_bits(p.running.bits, a)]
         best = 8 * _best_word(p.kept, p.least, p.floors, held, runs, k, prompt)
+    # `_among` reads the floors in this case, too, so they are set first.
     if last - first < c.wake_s.size:
         return -1
     for s in range(best, min(best + 8, c.wake_s.size)):
