@@ -110,6 +110,7 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
     drawn = kept[0] if kept else _draw_times(workload, duration_s, seed)
     if len(drawn[0]) <= MOST_KEPT:
         kept[:] = (drawn,)
+    # The caller gets arrays of its own, because others may be given the kept ones.
     return drawn[0].copy(), None if drawn[1] is None else drawn[1].copy()
 
 
@@ -121,6 +122,7 @@ def _draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[Float
     if arrivals.kind not in ("poisson", "bursty"):
         return _by_adapter(generator(seed, 0), arrivals, rates, duration_s)
     time_s = np.cumsum(
+        # Six standard deviations beyond the mean: the gaps practically always reach the end.
         drawn_numbers(seed, 0, "standard_exponential", int(expected + 6 * np.sqrt(expected) + 16))
     )
     time_s /= workload.rate
@@ -170,6 +172,7 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
     if marks is None or len(marks.adapter) < n:
         marks = _marks(workload, own, _choose(drawn_numbers(seed, 1, "random", n), shares), seed)
         if n <= MOST_KEPT:
+            # The key has ids of the lengths: keep these objects, so that no others get their ids.
             kept[:] = marks, own
     return Marks(marks.adapter[:n], marks.input_tokens[:n], marks.output_tokens[:n])
 
@@ -335,6 +338,7 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     ends = np.cumsum(count)
     session, total = np.repeat(np.arange(len(count)), count), int(count.sum())
     turn = np.arange(total) - np.repeat(ends - count, count)
+    # The second half of `_turn_lengths` has the lengths of later turns.
     marks = _marks(starts, _turn_lengths(workload), owner[session] + len(turns) * (turn > 0), seed)
 
     def summed(values: npt.NDArray[Any]) -> Any:
@@ -346,8 +350,10 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     thought_s = np.array([0.0 if each is None else each.think_s for each in own])[adapter]
     wait_s = FIRST_TOKEN_S + PER_TOKEN_S * marks.output_tokens
     wait_s += thought_s * generator(seed, 6).standard_exponential(total)
+    # A turn comes after the waits of all turns before it; its prompt has their prompts and outputs.
     time_s = start_s[session] - before_s + summed(wait_s) - wait_s
     prompt = summed(marks.input_tokens + marks.output_tokens) - marks.output_tokens
+    # A session ends before the turn whose prompt would be too long.
     here = (time_s >= 0.0) & (time_s < duration_s) & (prompt <= MAX_TOKENS)
     rows = np.flatnonzero(here)[np.argsort(time_s[here], kind="stable")]
     full = (prompt + marks.output_tokens) // BLOCK_TOKENS

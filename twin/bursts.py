@@ -31,6 +31,7 @@ def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: 
     for time_s, weight in bursts.scales:
         keep = float(np.exp(-step_s / time_s))
         shocks = rng.standard_normal(cells)
+        # The first value is drawn from the stationary distribution, so all values have variance 1.
         shocks[1:] *= np.sqrt(1.0 - keep * keep)
         _relax(shocks, keep)
         score += np.sqrt(weight) * shocks

@@ -36,6 +36,7 @@ PROBABILITY = 0.05
 """Probability of a failure at the load factor that is searched."""
 SEEDS = 6
 _CONFIDENCE = 0.95
+# A threshold lies anywhere within a step: the variance of a uniform distribution over its width.
 _ROUNDING_VARIANCE = math.log(STEP) ** 2 / 12.0
 
 
@@ -146,6 +147,7 @@ def cliff_of(
         progress("load factors", len(levels), len(seeds))
     if min(levels) > highest:
         return Cliff(PROBABILITY, HIGHEST, HIGHEST, HIGHEST, len(seeds), runs, at_least=True)
+    # The threshold lies between the lowest level that fails and the one below it.
     factor, low, high = _quantile(math.log(STEP) * (np.array(levels) - 0.5))
     return Cliff(PROBABILITY, factor, low, min(high, HIGHEST), len(seeds), runs)
 

@@ -161,6 +161,7 @@ class Hours:
         for key, (job, most) in missing.items():
             with self._lock:
                 _, future = self._ahead.pop((key, most), (None, None))
+            # A task that was begun ahead and still waits is begun anew, before all that nobody waits for.
             if future is None or future.cancel():
                 future = self._workers.begin(partial(self._hour_of, job, most))
             begun[key] = future
@@ -183,6 +184,7 @@ class Hours:
             watch = None if most is None else Watch(most)
             return self._hour(_run(item, self._workload(item, fleet), seed, watch))
         except BrokenError as broken:
+            # The error is kept: the frames of its traceback would keep the simulated server in memory.
             return broken.with_traceback(None)
 
     def _workload(self, item: Bin, fleet: Workload) -> Workload:
@@ -311,6 +313,7 @@ class Growth:
         Hours at the given rates are checked where the plan is made or evaluated.
         """
         level = 0 if room.slo is None else LEVELS.index(room.slo)
+        # Each further hour begins at the level that the hours before it have kept.
         for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):
             seed = seeds.of_server(seeds.fresh(self.hours.seed, place), self.item.adapters[0])
             while level > 0 and not self.hours.stop() and not self._hour(level, seed)[0]:

@@ -111,10 +111,12 @@ def _of_first_uses(sim: Run, sent_s: FloatArray, waits_ms: FloatArray) -> bool:
     np.minimum.at(first_s, requests.adapter, requests.time_s)
     first_s.sort()
     before_s = use_s * np.arange(len(first_s))
+    # First uses wait for each other: end(k) = max(first(k), end(k - 1)) + use.
     end_s = np.append(-np.inf, np.maximum.accumulate(first_s - before_s) + before_s + use_s)
     limit_ms = sim.workload.slo.columns(sim.workload)[0][sim.owners]
     at_s = sent_s + np.array([[0.0], [1e-3]]) * waits_ms  # sent, first token
     count = np.searchsorted(first_s, at_s, side="right")
+    # Time spent in first uses until t: that of all begun ones, without what is left of the last one.
     within_ms = 1e3 * np.diff(use_s * count - np.maximum(end_s[count] - at_s, 0.0), axis=0)[0]
     return bool((waits_ms - within_ms <= limit_ms[sim.ttft_ms > limit_ms]).mean() >= MOSTLY)
 
@@ -124,6 +126,7 @@ def _limits(sim: Run) -> list[Limit]:
     if sim.status != "ok":
         return [Limit("memory", 1.0, sim.status_reason, _smaller_slots(sim) or "fewer or smaller slots")]
     waiting = raw.timeline["waiting"] >= sim.timeline_bin_s  # one request on average
+    # What is scarce shows while requests wait.
     crowded = raw.timeline[waiting] if waiting.any() else raw.timeline
     busy_s = max(float(crowded["busy"].sum()), 1e-9)
     active, running, blocks = (

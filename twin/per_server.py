@@ -36,6 +36,7 @@ def quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
         below = int(place)
         low, high = float(ordered[below]), float(ordered[min(below + 1, len(values) - 1)])
         part = place - below
+        # `numpy.quantile` interpolates from the nearer of the two values.
         found.append(low + (high - low) * part if part < 0.5 else high - (high - low) * (1.0 - part))
     return tuple(found) or (math.nan,) * len(shares)
 
@@ -118,6 +119,7 @@ def held_back(run: Run) -> int:
 def hit_rate(run: Run) -> float:
     """See `Run.hit_rate`."""
     server = run.raw.server
+    # A request is admitted once, and again after each preemption.
     admissions = int(server["taken"]) - int(server["waiting"]) - run.aborted + run.preemptions
     misses = run.adapter_loads - int(server["unawaited"])
     return 1.0 - misses / admissions if admissions else math.nan

@@ -35,6 +35,7 @@ def select(values: FloatArray, sizes: IntArray, share: float, found: FloatArray)
                         values[i], values[j] = values[j], values[i]
                         i += 1
                         j -= 1
+                # All values between positions j and i equal the pivot: if k is there, its value is found.
                 if k <= j:
                     last = j
                 elif k >= i:

@@ -258,6 +258,7 @@ class Server:
         """Return the stream's times, as a copy if the client holds requests back: the engine then delays them."""
         if self.concurrency is None:
             return np.require(time_s, np.float64, ["C", "W"])
+        # With one time more than rows, the engine notices that a request finds no row.
         return np.array(time_s[: enough + 1])
 
     def _clipped(self, marks: Marks) -> Marks:
@@ -293,9 +294,11 @@ class Server:
             "token_budget": engine.server_tokens,
             "max_seqs": engine.server_seqs,
             "max_outstanding": rows.NO_LIMIT if self.most_open is None else self.most_open,
+            # The paper's step law divides by this number.
             "served": max(m, 1),
             "host_places": places,
             "spares_batch": int(profile.loading.spares_batch or not memory_policy(profile).fixed_slots),
+            # If host memory has room for all adapters, only a cold start reads them from disk.
             "track_host": int(profile.loading.cold_start or places < m),
             **{name: int(getattr(rules, name)) for name in rows.SERVER.names if hasattr(rules, name)},
             "by_priority": int(engine.scheduling_policy == "priority"),

@@ -42,6 +42,7 @@ def first_of(kept: list[Any], n: int, draw: Callable[[int], Numbers], *alive: ob
     numbers: Any = kept[0][0] if kept else None
     if numbers is None or len(numbers) < n:
         before = 0 if numbers is None else len(numbers)
+        # Twice as many as before, so that slowly growing numbers of requests are not drawn each time.
         numbers = draw(max(n, min(2 * before, MOST_KEPT)))
         numbers.setflags(write=False)
         if len(numbers) <= MOST_KEPT:

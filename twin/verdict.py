@@ -146,6 +146,7 @@ def _measured(sim: Run) -> Iterator[MeasuredLimit]:
     for key in goal.keys("adapter"):
         column, values = goal.column(fleet, key), judged_ms(sim, key)
         worst, beyond = int(np.argmax(values / column)), int((values > column).sum())
+        # A product that rounding puts slightly above an integer must not ask for one more adapter.
         kept = beyond <= len(fleet) - math.ceil(goal.adapter_share * len(fleet) - 1e-9)
         who = f"; {beyond:,} of {counted(len(fleet), 'adapter')}" if beyond and len(fleet) > 1 else ""
         yield _beside(key, float(column[worst]), float(values[worst]), kept, who, beyond)

@@ -107,6 +107,7 @@ def reserved_bytes(job: FineTuning, profile: Profile) -> float:
     hidden size x 2 bytes. The hidden size h follows from 12 h² parameters of 2 bytes per layer. A policy whose training
     runs in a process of its own takes the weights as well.
     """
+    # Weights have 2 bytes per parameter.
     adapter = profile.model.lora_bytes_per_rank * job.rank / 2.0 * OPTIMISER_BYTES
     hidden = math.sqrt(profile.model.weights_bytes / (24.0 * job.layers))
     tokens = job.batch * job.sample_tokens.expected

@@ -81,6 +81,7 @@ def work_idle(tuning: Tuning, server: Record, until_s: float) -> float:
     if job.rule == SPATIAL:
         end_s = next_s
         if next_s >= until_s:
+            # The next call counts the idle time from the last step; only at the run's end no call follows.
             if until_s < server.run_s or job.ended == 1.0:
                 return next_s
             end_s, job.ended = until_s, 1.0
@@ -92,6 +93,7 @@ def work_idle(tuning: Tuning, server: Record, until_s: float) -> float:
         if server.now_s >= min(deferred_s, until_s):
             return deferred_s
         server.now_s += _alone_ms(job) * 1e-3
+        # Work that the end of the run cuts off is not done.
         if server.now_s <= server.run_s:
             work(job, lengths, 1.0)
     return next_s
@@ -106,6 +108,7 @@ def step_beside_ms(tuning: Tuning, state: ServerState, law: Law) -> float:
     if not has_work(job) or job.rule == TEMPORAL:
         return alone_ms
     decodes, prefill = float(server.step_decodes), float(server.step_prefill)
+    # LLMStation suspends training while prompts are computed (Algorithm 1); chunks likewise.
     if prefill > 0.0 and job.rule != SPATIAL:
         return alone_ms
     ms, units = alone_ms - server.load_ms, 0.0
