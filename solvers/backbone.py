@@ -71,6 +71,7 @@ def lightest(profile: Profile, rank: int) -> Profile:
         "base_ms": step_ms + paid["per_slot_rank_ms"] * slot,
         "per_decode_ms": token_ms + rank_ms * rank,
         "per_prefill_token_ms": token_ms,
+        # The paper's law has a factor k6 · adapters + k7, here with one adapter.
         "k7": law.get("k6", 0.0),
     }
     bare = without_adapters(profile)
@@ -169,6 +170,7 @@ def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
     """
     rate, (prompt, output, output_2, product) = workload.rates, _requests(workload, profile)
     tokens = rate * np.maximum(output - 1.0, 0.0)
+    # At least Σ over decodes of the tokens held: prompt · (output - 1) + output · (output - 1) / 2.
     held = rate * np.maximum(product + 0.5 * output_2 - prompt - output, 0.0)
     drafts, yielded = _drafts(workload, profile)
     decodes = tokens / yielded

@@ -203,6 +203,7 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
         problem = replace(problem, objective=Gpus())
     options, kinds = [], _kinds(problem, solver)
     for k, kind in enumerate(kinds):
+        # Each kind gets an equal part of the time that is left.
         each = kind.with_share(1.0 / (len(kinds) - k))
         tensor = 1 if len(each.profiles) > 1 else each.profile.engine.gpus
         servers = _spreads(each, search)
@@ -211,6 +212,7 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
                 continue
             at_hand = max(tensor, each.stock.get(each.profile.gpu.name, each.max_gpus))
             given = each.max_gpus if len(each.profiles) > 1 else min(each.max_gpus, at_hand)
+            # The limit counts GPUs; a solver that spreads takes it as a number of servers.
             each = replace(each, max_gpus=given // tensor)
         if search.supports(each) is None:
             options.append(within_limit(each, _checked(search, search.solve(each)), servers=servers))
@@ -294,6 +296,7 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
 
 def _shares(spare: int, count: int) -> list[list[int]]:
     """Every way to distribute `spare` GPUs over `count` models."""
+    # Stars and bars: the gaps between the bars are what the models get.
     ends = spare + count - 1
     return [
         [b - a - 1 for a, b in zip((-1, *bars), (*bars, ends), strict=True)]

@@ -202,6 +202,7 @@ def aggregate(
     loads = zip(members, classes.loads.tolist(), strict=True)
     moved = sum(float(np.abs(own[each] - load).sum()) for each, load in loads)
     rounded = any(len(each) > 1 and not _alike(workload, each) for each in members)
+    # A class of unequal adapters is rounded even if their loads happen to be equal.
     return replace(classes, loss=max(moved / workload.offered_tok_s, 1e-15) if rounded else 0.0)
 
 

@@ -87,6 +87,7 @@ def solution_that_holds(problem: Problem, solve: Callable[[Problem], Solution]) 
         less = shortfall_by_profile(found.bins, evaluations, refused)
         raised = {k: (1.0 + raised.get(k, 0.0)) * (1.0 + less.get(k, 0.0)) - 1.0 for k in {**raised, **less}}
         posed = replace(problem, evaluator=evaluator.changed(raised=raised))
+        # Higher rates hardly give fewer servers than this search did: as few that hold are good enough.
         ends = step >= STEPS - bool(holding) or fewest <= len(found.bins)
         again = None if ends else repeated(posed, search_raised=max(raised.values()))
         if again is None or len(again.bins) >= fewest:
@@ -213,6 +214,7 @@ def _without(problem: Problem, full: Bin, share: float) -> list[int]:
     loads = problem.workload.offered_tok_s_by_adapter
     rising = sorted(full.adapters, key=lambda i: (loads[i], i))
     wanted = share * float(loads[rising].sum())
+    # The lightest adapter that suffices alone, else the heaviest ones together.
     gone = next(([i] for i in rising if loads[i] >= wanted), list[int]())
     while not gone or float(loads[gone].sum()) < wanted:
         gone.append(rising[-1 - len(gone)])

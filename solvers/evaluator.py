@@ -82,6 +82,7 @@ class Evaluator:
         """Whether a bin takes microseconds: then searches evaluate more bins at once."""
         based = first if isinstance(first, TwinBased) else None
         self.twin_based, self.imitates_twin = based is not None, based is not None and based.imitates_twin
+        # The class itself must declare it: a subclass may evaluate differently.
         self.monotone = all(vars(type(each)).get("monotone") is True for each in given.values())
         """Whether every bin at least as heavy as a refused one is refused too (`packer.strategies.Predictor`)."""
         self.objective = objective

@@ -121,6 +121,7 @@ class Feasibility:
             if made is None:
                 self.most_slots = max(self.most_slots, *climb.score)
             else:
+                # Servers of about as many adapters mostly hold with about as many slots.
                 self._preferred[made.max_lora_rank, len(made.adapters).bit_length()] = made.max_loras
         for key, row in rows:
             (self._good if self._known[key] else self._bad).add(row @ self.classes.chains)

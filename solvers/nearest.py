@@ -143,6 +143,7 @@ class Nearest:
             given = min(tok_s, wanted)
             share = own[s][a] * given / tok_s
             own[s][a] -= share
+            # What rounding would leave goes along, so that the adapter has left the server.
             if own[s][a] < 1e-9:
                 share, own[s][a] = share + own[s][a], 0.0
             own[t][a] = _sum(own[t][a], share)

@@ -79,6 +79,7 @@ def exchanged(parts: list[list[int]], loads: FloatArray) -> list[list[int]]:
         for j in np.flatnonzero(totals < totals[k]).tolist():
             others = np.append(loads[found[j]], 0.0)  # the last entry: the part gets no adapter in return
             less = loads[found[k]][:, np.newaxis] - others
+            # After the exchange, either part may be the fuller one.
             lowered = np.minimum(less, totals[k] - totals[j] - less)
             give, take = divmod(int(lowered.argmax()), lowered.shape[1])
             best = max(best, (float(lowered[give, take]), j, give, take))

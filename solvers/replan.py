@@ -119,6 +119,7 @@ class _Repair(Nearest):
         if sum(map(len, self.held)) < len(self.load):
             return None
         while len(self.serving) > enough and not self.problem.out_of_time():
+            # With capacities of 1, its adapters go to the servers with the least load first.
             if not self.empty(min(self.serving, key=lambda s: len(self.held[s])), np.ones(len(self.held))):
                 break
         return [self.made[tuple(self.held[s])] for s in self.serving]

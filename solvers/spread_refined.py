@@ -151,6 +151,7 @@ class _Refinement:
             columns[name][row, place] = getattr(found, name)[after]
         neighbours = []
         for k, (one, other, pair) in enumerate(options):
+            # The rank begins with the number of refused servers, which must not grow.
             if (now_bad := int(bad.sum() + more_bad[k])) > state.rank[0]:
                 continue
             bins = list(state.bins)
@@ -195,6 +196,7 @@ class _Refinement:
             for q in self.single(sink.adapters, sink.shares):
                 i, j = source.adapters[p], sink.adapters[q]
                 (rank, load), (other, less) = self.kinds[i], self.kinds[j]
+                # Against one of the same rank, only a heavier adapter of the source relieves it.
                 heavier = load > less or rank != other
                 if heavier and i not in sink.adapters and j not in source.adapters:
                     pair = self._plus(source, j, without=p), self._plus(sink, i, without=q)
@@ -211,6 +213,7 @@ class _Refinement:
         end = len(bin_.adapters) if without is None else without
         adapters = (*bin_.adapters[:end], *bin_.adapters[end + 1 :], adapter)
         shares = (*bin_.shares[:end], *bin_.shares[end + 1 :], 1.0)
+        # A server with a slot for each adapter gets one for the new adapter, too.
         every = bin_.max_loras == len(adapters) - 1
         return self.slots.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
 

@@ -81,6 +81,7 @@ def place(task: Engines) -> BoolArray:
 
     def give(adapter: int) -> bool:
         """Add a replica on the engine with the fewest adapters among engines with room; False if none has room."""
+        # A replica must not lower the smallest tolerance (`_spare`), which the placement maximises.
         room = np.minimum(free, spare) + _TOLERANCE * task.capacity
         fitting = np.flatnonzero(~holds[adapter] & (task.sizes[adapter] <= room))
         if not fitting.size:

@@ -100,6 +100,7 @@ class ExactSearch:
         self.least, self.source = 1, "a fleet needs at least one server"
         self.exhaustive = self.certain = True
         self.classes = aggregate(problem.workload, unmerged=_UNMERGED)
+        # The present plan must stay among the bins that are searched.
         largest = max((len(item.adapters) for item in self.bins), default=0)
         most = max(problem.learned().most_adapters, largest)
         self.problem = replace(problem, most_adapters=most)
@@ -115,6 +116,7 @@ class ExactSearch:
     @property
     def bound(self) -> Bound:
         """The bound, relative to the predictor that evaluates the plan; the search may use another predictor."""
+        # If trees lead the search, its bound says nothing certain about the predictor that confirms the plan.
         proven = self.least <= 1 or (self.certain and not self.problem.evaluator.confirms)
         provided = ", if the predictor is monotone" if self.exhaustive and not self.certain else ""
         value = self.least * self.problem.objective.weight(self.problem.profile)
@@ -249,6 +251,7 @@ class ExactSearch:
         A bound above the number of servers of the present plan is not worth proving.
         """
         columns, value, target = self.columns, self.columns.value, len(self.bins)
+        # The relaxation's bound holds if no bin weighs more than 1, this one even if searches missed a bit.
         searched = min(target, columns.promised)
         for bins in sorted({min(target, math.ceil(value - _EPSILON)), searched}, reverse=True):
             if bins < self.least or (bins == self.least and self.exhaustive):
@@ -287,6 +290,7 @@ class ExactSearch:
                 self._generate(BOUND, _PROOF_SHARE)
             elif found.bins is not None:
                 columns.sources[0].add(found.bins)
+                # Classes of weight 0 were left out, so the bins may not hold all of their adapters.
                 if np.all(found.bins.sum(axis=0) >= columns.demand):
                     self._realise(list(found.bins))
                 return

@@ -153,6 +153,7 @@ class Columns:
         rows, demand = [self.sources[k].patterns for k in kinds], self.demand
         priced = [each if basis is None else each @ basis for each in rows]
         width, one = priced[0].shape[1], np.eye(len(kinds))
+        # One more row of the program for each kind: its patterns in use are at most its servers × the share.
         wide = [np.hstack([each, -one[[k] * len(each)]]) for k, each in enumerate(priced)]
         last = np.append(np.zeros(width), servers[kinds])  # the share of the servers in use
         prices = np.append(np.zeros(sum(map(len, rows))), 1.0)
@@ -184,10 +185,12 @@ class Columns:
             every = np.concatenate([found, source.patterns])
             carried += int(servers[k]) * float((every @ at).max(initial=0.0))
             before += int(servers[k]) * float((every @ self.weights).max(initial=0.0))
+            # Only a pattern worth more than its server at the duals can improve the relaxation.
             better = found[found @ duals > self.worth[k] * (1.0 + _EPSILON)]
             added += source.add(better[:_NEW_COLUMNS])
         self.priced = True
         self._scaled(self.weights, max(1.0, before))
+        # Any weights give a bound once they are scaled: keep the best ones.
         if carried > 0.0 and float(at @ self.demand) / carried > self.value:
             self._scaled(at, carried)
         return added
@@ -216,11 +219,13 @@ class Columns:
         order = np.repeat(np.arange(len(free)), free)
         noise = np.exp(rng.normal(0.0, 10.0 * shake, len(order)))
         order = order[np.argsort(-carried[order] * noise, kind="stable")]
+        # Adapters of classes whose dual is 0 must be packed as well: they are worth a little.
         least = np.maximum(1e-3 * loads / float(loads @ self.demand), 1e-6 * float(duals.max()))
         for n, k in enumerate(order.tolist()):
             source = self.sources[k]
             if source.mean.feasible(left[None, :])[0]:
                 return [*chosen, (source, left)] if left.any() else chosen
+            # What is left is worth more than the free servers can carry together.
             if float(left @ duals) > float(self.worth[order[n:]].sum()) * (1.0 + _EPSILON):
                 return None
             weights = np.maximum(duals, least) * np.exp(rng.normal(0.0, shake, len(left)))

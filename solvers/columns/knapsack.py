@@ -127,10 +127,12 @@ class _Table:
         self._taken: list[tuple[int, int, np.ndarray]] = []
         for k in np.flatnonzero(limit > 0).tolist():
             left = min(int(limit[k]), capacity // int(sizes[k]))
+            # Parts of 1, 2, 4, … adapters make every number up to the limit, in few passes over the table.
             part = 1
             while left > 0:
                 count = min(part, left)
                 size = count * int(sizes[k])
+                # All sums are made before the table changes, so no part is used twice.
                 more = value[: len(value) - size] + count * weights[k]
                 better = more > value[size:] + 1e-12
                 value[size:][better] = more[better]
@@ -155,6 +157,7 @@ def _common_unit(loads: FloatArray) -> float:
     for load in np.unique(loads).tolist():
         small, large = sorted((unit, load))
         while small > 1e-6 * load:
+            # Euclid's algorithm; the remainder to the nearest multiple keeps rounding errors small.
             rest = large % small
             rest = min(rest, small - rest)
             small, large = rest, small

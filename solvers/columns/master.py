@@ -73,6 +73,7 @@ def _by_pivots(
     In the compact tableau (rows: slacks of the patterns, columns: duals), y = 0 is feasible. None if the dual is
     unbounded, or the pivots do not end.
     """
+    # With every demand scaled to 1, the costs of columns are comparable.
     scale = np.where(demand > 0.0, demand, 1.0)
     m, k = patterns.shape
     table = np.zeros((m + 1, k + 1))

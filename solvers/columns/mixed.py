@@ -262,6 +262,7 @@ class _Search:
             if not mixes.relaxed(servers, few=few) or not mixes.admit(servers):
                 return None
             assert mixes.master is not None
+            # If the relaxation needs more than the mix, these patterns can not be packed on it either.
             for k in range(_PACKINGS if mixes.master.value <= 1.0 + _TOLERANCE else 0):
                 rows = mixes.dive(servers, 0.02 * (k // 2), rounded=bool(k % 2))
                 bins = None if rows is None else self._realised(m, rows, servers)

@@ -62,6 +62,7 @@ def cheapest(sources: Sequence[Source], cuts: Sequence[Cut], stock: Mapping[str,
             for k, source in enumerate(sources)
         ]
     )
+    # A stock of GPUs is a cover constraint with negative coefficients: -used >= -stock.
     demand = np.array([*np.full(len(cuts), 1.0 - _TOLERANCE), *(-stock[name] for name in limited)])
     prices = np.array([source.price for source in sources])
     servers, optimal = solve_integer(rows, demand, time_limit_s=_INTEGER_S, prices=prices)
@@ -162,6 +163,7 @@ class Mixes(Columns):
             assert self.master is not None
             if self.master.value <= 1.0 + _TOLERANCE or self.problem.remaining_s() <= until_s:
                 return True
+            # A cut takes a search of its own: it is only tried once the weights have improved.
             if not self.priced or self.value <= tried:
                 return False
             tried, cut = self.value, self.cut(self.weights)

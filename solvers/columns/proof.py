@@ -123,6 +123,7 @@ def _minimal(
             return None
         owner, count = longer[0], longer[1] * steps[k]
         value, held = value[owner] + count * weights[k], held[owner] + count
+        # Drop vectors that even all adapters of the remaining classes do not bring beyond `above`.
         alive = (value + rest[k] > above) & (held < MAX_ADAPTERS_PER_GPU)
         partial = np.column_stack([partial[owner[alive]], count[alive].astype(np.int32)])
         value, held = value[alive], held[alive]

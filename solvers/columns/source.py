@@ -93,6 +93,7 @@ class Source:
 
     def excludes(self, weights: FloatArray, most: float) -> bool:
         """Whether it is certain that no pattern weighs more than `most`; raises `OutOfTime`."""
+        # Scaled so that patterns heavier than `most` are just those beyond `above` + `slack`.
         found = certify(
             self.light,
             weights / max(most, _NOTHING) * (1.0 + PROOF_SLACK),

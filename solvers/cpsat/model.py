@@ -133,6 +133,7 @@ class Repacking:
         """How full a server may be: up to its kind's limit, or as full as at present if it keeps its kind."""
         kind, limit = self.kinds[o], self.kinds[o].limit
         if self.used[s] == o:
+            # Shares are rounded up to integers: with room for that, the present server stays possible.
             limit = max(limit, kind.base + float(kind.shares @ self.start[s]) + len(self.demand) / SCALE)
         return int(limit * SCALE)
 
@@ -175,10 +176,12 @@ class Repacking:
             worst = model.new_int_var(0, 10 * SCALE, "")
             for fill in fills:
                 model.add(worst >= fill)
+            # The sum only decides between plans whose fullest servers are equally full.
             model.minimize(worst * 100 + sum(fills))
             return
         if self.aim is Aim.SUM:
             waits = []
+            # The wait in a queue grows with 1 / (1 - fill).
             table = [int(100 / max(1.0 - z / _LEVELS, 0.02)) for z in range(2 * _LEVELS)]
             total = float(self.rates @ self.demand)
             shares = np.rint(self.rates * (_REQUESTS / total)).astype(np.int64).tolist()

@@ -94,6 +94,7 @@ class NeighbourhoodSearch:
         if self.latency:
             worst = getattr(self.problem.objective, "statistic", "worst") == "worst"
             return Aim.WORST if worst else Aim.SUM
+        # After two steps that sent no adapter home, one step tries to save a server.
         return Aim.STAY if self.problem.old_bins and idle % 3 != 2 else Aim.EMPTY
 
     def _step(self, idle: int) -> None:
@@ -148,6 +149,7 @@ class NeighbourhoodSearch:
             first = [k for k in self._circle() if k in fills]
         elif aim is Aim.EMPTY:
             kept = [k for k in able if bins[k] is self.emptied]
+            # It takes several steps to empty a server: mostly go on with the same one.
             if not kept or rng.random() < 1.0 / _STICKY:
                 least = min(able, key=lambda k: (fills[k], k))
                 kept = [least if rng.random() < 0.7 else int(rng.choice(able))]
@@ -269,6 +271,7 @@ class NeighbourhoodSearch:
             kept = [k for k in range(len(self.state.bins)) if k not in set(chosen)]
             known = [(self.state.bins[k], self.state.rows[k]) for k in kept]
             state = self._state((*(item for item, _ in known), *made.values()), known)
+            # The first entry is the number of servers that the objective refuses.
             if state.key[0] <= self.state.key[0]:
                 self._take(task, state, made)
                 return False
@@ -304,6 +307,7 @@ class NeighbourhoodSearch:
         self.state = state
         for item in made.values():
             k = self._kind(item)
+            # A server near its limit was admitted, so the estimate may allow a little more.
             if k is not None and self._fill(item) > self.limits[k] - 0.01:
                 self.limits[k] = min(1.3, self.limits[k] * _LOOSER)
         if self.state.key < self.best.key:

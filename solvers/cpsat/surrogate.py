@@ -113,6 +113,7 @@ def _orders(
     largest = slot_ranks(problem.workload.ranks[members]) == rank
     found = []
     for k in range(_SIMULATED_ORDERS if problem.evaluator.simulates else _ORDERS):
+        # Exponential keys over weights: an adapter comes first with a probability proportional to its weight.
         keys = rng.exponential(size=len(members)) / np.maximum(loads, 1e-9) ** _POWERS[k % len(_POWERS)]
         keys[rng.choice(np.flatnonzero(largest))] = -1.0
         found.append(tuple(members[np.argsort(keys, kind="stable")].tolist()))

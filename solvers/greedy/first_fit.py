@@ -68,6 +68,7 @@ class FirstFit:
     def close(self, opened: Bin) -> None:
         """Add what still fits, choose the slots, and take the adapters out of the queue."""
         self._take(opened.adapters)
+        # The next adapter of the queue did not fit, so only lighter ones may.
         lighter = self.queue.size > 0 and self.loads[self._falling[-1]] < self.loads[self.queue[0]]
         if lighter and not self.problem.out_of_time():
             opened = top_up(self.slots, opened, self._falling)
@@ -136,6 +137,7 @@ class FirstFit:
             n = largest(fits, guess, limit, over, step, low=n, batch=slots.batch)
             if n == limit or (over() and (n or alone)):
                 break
+            # One adapter more may fit with other slots; then the search goes on with these.
             more = slots.any_slots(made(n + 1, given + n + 1))
             if more is None:
                 break

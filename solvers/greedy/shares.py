@@ -92,6 +92,7 @@ def filled(others: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     free = 1.0 - least * len(others)
     order = np.sort(others)
     levels = (free + np.cumsum(order)) / np.arange(1, len(order) + 1)
+    # With the k least loaded servers at one level, that level must be above the load of each of them.
     level = levels[np.flatnonzero(levels > order)[-1]]
     parts: npt.NDArray[np.float64] = np.maximum(0.0, level - others) + least
     parts /= parts.sum()
