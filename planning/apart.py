@@ -90,9 +90,11 @@ class Apart:
     def _cheapest(self, ranks: IntArray, kinds: IntArray, n: int) -> list[Group]:
         """The division of the ranks into two or more runs with the fewest servers, about `n`; [] if none is known."""
         loads = self.job.parts.fleet.offered_tok_s_by_adapter
+        # `best[end]`: the groups of the ranks before `end` that take the fewest servers.
         best: list[list[Group] | None] = [[]]
         for end in range(1, len(kinds) + 1):
             ways = []
+            # A single run of all ranks is left out: that is an even split.
             for start in reversed(range(1 if end == len(kinds) else 0, end)):
                 before = best[start]
                 if (start, end) not in self._known:

@@ -339,6 +339,7 @@ class Frontier(Clock, Conditions):
         for split in even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ():
             bins = parts.joined(split)
             most = max(item.offered_tok_s(self.workload) for item in bins)
+            # A split that is hardly more even than one that failed by far would fail as well.
             if most > (1.0 - EVENER) * lost:
                 continue
             tried, used = self.fullest(bins)

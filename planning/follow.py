@@ -148,6 +148,7 @@ def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool], last: Col
     `last`: adapters that are removed only after all others.
     """
     here = dict(zip(item.adapters, item.rates(fleet) * fleet.mean_tokens[list(item.adapters)], strict=True))
+    # `lightest` removes the heaviest first.
     here |= dict.fromkeys(last, -1.0)
 
     def made(kept: list[int]) -> Bin | None:
@@ -213,6 +214,7 @@ def _placed(
     """
 
     def made(s: int, own: Held) -> Bin:
+        # A new server is of the kind of the last running one.
         return _with(fleet, bins[min(s, len(bins) - 1)], own, new=s >= len(bins))
 
     held = [dict(zip(item.adapters, item.shares, strict=True)) for item in bins]
@@ -237,6 +239,7 @@ def _spread(
     has parts; over `most` if none hold. Those that have it come first, then those with the least load."""
     tok_s, high = fleet.offered_tok_s_by_adapter, min(most, len(held))
     before = [{*own} for own in held]
+    # Take all of them off first, so that no load contains what is yet to be spread.
     for own in held:
         for i in {*own} & {*parts}:
             del own[i]

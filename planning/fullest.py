@@ -96,6 +96,7 @@ def _most_tok_s(
     like = [item for item in plan.bins if item.max_lora_rank == rank] or plan.bins
     full = max(like, key=lambda item: item.offered_tok_s(job.workload))
     own = _Sample(job, held, order, full, rank)
+    # Each further sample begins with the adapters that come after those of the one before.
     rolled = [np.roll(order, -k * own.size(0)) for k in range(1, SAMPLES)]
     samples = [own, *(_Sample(job, held, other, full, rank) for other in rolled)]
     own.search(LEAST, 0, 2)

@@ -178,6 +178,7 @@ class KeptHours:
         found = []
         for hour in self.simulated.judged(jobs, most, then):
             if isinstance(hour, BrokenError):
+                # The earlier it was certain, the more the server counts as using: one to two times `most`.
                 found.append(hour.most * (2.0 - hour.part))
             elif math.isfinite(hour.used) or hour.figures.memory_error:
                 found.append(hour.used)
@@ -230,6 +231,7 @@ class KeptHours:
                 [self.job(item, hour) for item in some for hour in open_] for some in (group, later)
             )
             used = self._used(jobs, [1.0] * len(jobs), [(job, 1.0) for job in next_])
+            # `used` goes through the servers of the group, and for each through the open hours.
             n = len(open_)
             for k, hour in enumerate(open_):
                 most, item = max(zip(used[k::n], group, strict=True), key=itemgetter(0))

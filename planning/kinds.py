@@ -96,6 +96,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
     end_s = started + checks.time_limit(asked.time_limit_s)
     by_model = serving(workload, profiles)
     margins = {each: asked.margin_of(each) for offered in by_model.values() for each in offered}
+    # Searches that are left, the next one included: it gets that part of the time.
     left = count(sum(len(offered) + (len(offered) > 1) for offered in by_model.values()), -1)
 
     def begun(own: Workload, profile: Profile, **changed: Any) -> Frontier:
@@ -169,6 +170,7 @@ class Mix(Deployment):
             seed=job.seed, stop=job.stop, verify=False, with_headroom=False,
             time_limit_s=limit_of(min(_MIXED_S, job.remaining_s())),
         )  # fmt: skip
+        # A plan of a single kind is an option of its own already.
         if plan.status is Status.INFEASIBLE or len({item.profile for item in plan.bins}) < 2:
             return None
         self.first = len(plan.bins)

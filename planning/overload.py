@@ -76,6 +76,7 @@ class Overload:
         Adapters come in order of requests per token, then of rate; for several ranks, in a second plan by rank first.
         """
         fleet = self.job.workload
+        # Rounded, so that adapters of equal lengths stay together in spite of rounding errors.
         per_token = -np.round(fleet.rates / np.maximum(fleet.offered_tok_s_by_adapter, 1e-12), 6)
         orders = [np.lexsort((-fleet.rates, per_token))]
         if len(set(fleet.ranks.tolist())) > 1:

@@ -236,6 +236,7 @@ class Deployment:
         def holds(k: int) -> bool:
             return kept.holds_in(tried[k], kept.given) and not kept.broken_later(tried[k], job.sets)
 
+        # More GPUs hardly break the goal if fewer keep it: bisection finds the fewest in few simulations.
         first = bisect_left(range(len(tried)), True, key=lambda k: not job.over() and holds(k))
         if first == len(tried) or job.over():
             return None

@@ -260,6 +260,7 @@ class Replicas:
         for item in bins:
             shares: dict[int, int] = {}
             for part in item.adapters:
+                # A server may have several parts of one adapter, which take one slot.
                 shares[self._whole[part]] = shares.get(self._whole[part], 0) + 1
             exact = tuple(count / (self.parts.get(i) or 1) for i, count in shares.items())
             slots = min(item.max_loras, len(shares))

@@ -107,6 +107,7 @@ def _settled(
         if away < 0 and open_:
             short = kept.short_of_cache(best, hours[0])
             open_ = {k for k in open_ if short[k]}
+        # The fullest of the servers within their limits show whether the others would gain, too.
         keeping, before = sorted((k for k in open_ if used[k] <= 1.0), key=lambda k: -used[k]), list(used)
         _climb(kept, best, used, hours, (away, least), open_ - set(keeping[FIRST:]), over)
         if any(used[k] <= LESS * before[k] for k in keeping[:FIRST]):
@@ -145,6 +146,7 @@ def _climb(
                 if now < used[k]:
                     best[k], used[k], start[k] = other, now, other.max_loras
                     better.add(k)
+                # Neighbours of the farthest value come next: a starving server may need many more slots.
                 elif k not in better and place == 0:
                     start[k] = other.max_loras
         open_ = {

@@ -87,6 +87,7 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
             goals = goals and goals & _kept(job, bins, hour)
         found |= dict.fromkeys(sorted(goals), point.n_gpus)
     wide, narrow = (found.get(_share(share), math.inf) for share in sorted(SHARES))
+    # The smaller share of adapters is only worth naming if it takes fewer GPUs.
     if wide >= narrow:
         found.pop(_share(min(SHARES)), None)
     return found

@@ -33,6 +33,7 @@ def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -
     by_rank = np.lexsort((-loads, -fleet.ranks))
     found = [dealt(falling, n), levelled(falling, loads, n), dealt(by_rank, n)]
     least = min(_fullest(parts, loads) for parts in found)
+    # Exchanges only help if the fullest server is clearly above the mean, which no split goes below.
     if least * (1.0 - EVENER) > loads.sum() / n:
         evener = exchanged(found[0], loads)
         found += [evener] if _fullest(evener, loads) < (1.0 - EVENER) * least else []

@@ -43,6 +43,7 @@ class Trial:
             made = with_best_slots(kept, bins, kept.hours, self.over, tight=self.tight, alike=self.alike)
             made = with_spare_slots(kept, made, self.over) if self.spare else made
             self.holds, used = kept.holds(made, self.spare), kept.used(made, first)
+            # What a server leaves unused within its limits does not make up for another that breaks its own.
             cost = sum(max(1.0, each) for each in used)
             if self.holds or not self.best or cost < self._cost:
                 self.best, self._cost = made, cost

@@ -44,6 +44,7 @@ def victim(state: CellState, spare: int) -> int:
             uses = cached[e].uses if server.cache_rule == LFU else 0
             if best == 0 or held < worst or (held == worst and uses < found):
                 best, found, worst = e, uses, held
+            # The ring is in order of last use, so the first adapter that nothing holds is the one to evict.
             if held == 0 and server.cache_rule != LFU:
                 return int(e)
         e = adapters[e].idle.after

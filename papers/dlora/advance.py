@@ -186,6 +186,7 @@ def fill_up(state: CellState, first: int, picked: int) -> int:
     """Append requests by arrival to the picked ones, up to `max_seqs`, and pay for them. Return their number."""
     server, order = state.server, state.order
     for k in range(picked):
+        # Mark the picked requests; `take` marks those of the batch with the step's number, + 1.
         state.requests[order[2 * server.max_seqs + k]].next = -server.step - 1
     count = picked
     for i in range(first):
@@ -338,6 +339,7 @@ def withdraw(c: Servers, memory: Own, s: int, r: int) -> None:
         if state.order[i] == r:
             state.order[i] = -1
     forget(state, r)
+    # `ClusterView.blocks_of` takes a request without this time as accepted by no engine.
     state.requests[r].reached_s = math.nan
     state.server.taken -= 1
     state.server.sent -= 1

@@ -21,6 +21,7 @@ def first_in_queue(state: CellState) -> int:
     server, requests, queue = state.server, state.requests, state.links["due"]
     count, r = 0, queue[server.sentinel].after
     while r != server.sentinel and count < server.max_seqs:
+        # `pay` recognises the first requests by arrival by this mark.
         requests[r].key = server.step + 1
         state.order[server.max_seqs + count] = r
         count += 1

@@ -117,6 +117,7 @@ def advance(state: CellState, law: Law, until_s: float) -> None:
             spend(state, end_s)
             finish(state)
         else:
+            # A cluster may still offer jobs of `until_s`, except at the end of the run.
             if next_s > until_s or (next_s == until_s and not last):
                 break
             spend(state, next_s)

@@ -82,6 +82,7 @@ def try_to_admit(state: CellState, law: Law, r: int) -> int:
         or (joins and server.active >= own.slot_limit)
     ):
         return REFUSED
+    # The prefill gives the first token, and each decode another one.
     requests[r].start = own.decode_steps + requests[r].output - 1
     place = insert(state, r)
     blocks = own.active_blocks + own.loading_blocks + (adapters[a].blocks if joins else 0)
@@ -175,6 +176,7 @@ def assisted_ms(state: CellState, ms: float) -> float:
             cores += own_cores
             slowest_ms = max(slowest_ms, -(-prompt // own_cores) * own.token_rank_ms * adapter.rank)
         turns = -(-cores // own.cores)
+        # Share of the prefill that is done during this load: each layer waits for the slower of GPU and CPU.
         done += requests[r].last_s / max(ms, slowest_ms * turns)
         spent_ms += requests[r].last_s
         r = requests[r].next - 1
@@ -247,6 +249,7 @@ def emit(state: CellState) -> None:
         last_s, k = math.nan, 0
         for i in range(own.batch):
             r = order[i]
+            # Most requests got their last token in the same step, so the bin is rarely computed again.
             if requests[r].last_s != last_s:
                 last_s = requests[r].last_s
                 k = gap_bin(now - last_s)
@@ -259,6 +262,7 @@ def emit(state: CellState) -> None:
         finished = True
     server.decodes = own.batch
     if finished:
+        # S-LoRA drops prefetched adapters, too, once the batch is empty.
         tidy(state, own.tag if own.batch > 0 else 0)
 
 
@@ -295,10 +299,12 @@ def advance(state: CellState, law: Law, until_s: float) -> None:
             own.since = 0
             begin_prefill(state, law, admitted)
         elif server.running == 0:
+            # Nothing runs and nothing is admitted: the server waits for a load to end or for an arrival.
             own.blocked = 1 if server.waiting > 0 else 0
             continue
         else:
             since, wait = own.since, own.max_wait
+            # S-LoRA prefetches twice between two checks of the queue.
             if own.loading_mode == PREFETCH and since < wait and since in (wait // 2, wait - 3):
                 prefetch(state)
             begin_decode(state, law)

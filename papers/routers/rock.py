@@ -82,6 +82,7 @@ class Rock(AnyCluster):
         free = [s for s in allowed if jobs[s] < view.places[s]]
         if self.dispatch == "free" and free:
             weight = self.cached * held + self._standing[queue]
+            # Servers of equal weight take turns.
             free.sort(key=lambda s: (-weight[s], (s - request.number) % len(weight)))
             server = min(free[: self.top], key=lambda s: self._use[s])
             self._use[server] += (service_s + load_s)[server] / self.period_s / view.places[server]
@@ -95,6 +96,7 @@ class Rock(AnyCluster):
         """The queue of a task: the component of the mixture that it most likely belongs to."""
         mixture, mean, scale = self._mixture
         away = (np.array([iterations, size]) - mean) / scale - mixture.means_
+        # Log-densities of the components, without constants.
         spread = np.log(mixture.covariances_) + away**2 / mixture.covariances_
         return int(np.argmax(np.log(mixture.weights_) - spread.sum(axis=1) / 2))
 
