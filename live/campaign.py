@@ -102,6 +102,7 @@ class Campaign:
                 yield outcome
             if not done:
                 return
+            # The task that killed its server counts as done: the next server begins after it.
             missing = missing[done:]
 
     def _check_server(self, session: Session) -> None:

@@ -115,6 +115,7 @@ async def run_load(job: LoadJob) -> LoadResult:
         ) as session:
             await _unless(stop, _look(run, session))
             run.start, run.start_unix = time.monotonic(), time.time()
+            # The page that was read just before the start counts as its beginning.
             run.metrics = [(0.0, text) for _t, text in run.metrics]
             duration = await _drive(run, session, stop)
             if run.ended != "interrupted":
@@ -185,6 +186,7 @@ async def _sleep_until(run: _Run, due: float, stop: asyncio.Event) -> None:
     wait = due - run.now()
     if wait <= 0 or run.ended:
         return
+    # So short a sleep need not end early, and `wait_for` would cost a task for each request.
     if wait < 0.05:
         await asyncio.sleep(wait)
         return
@@ -195,6 +197,7 @@ async def _sleep_until(run: _Run, due: float, stop: asyncio.Event) -> None:
 async def _request(run: _Run, session: Any, i: int) -> None:
     run.sent[i] = run.now()
     run.state[i] = results.UNFINISHED
+    # Silence counts from the first outstanding request on; before, no answer was due.
     if run.outstanding == 1:
         run.heard = run.sent[i]
     headers = {"Content-Type": "application/json"}

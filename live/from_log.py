@@ -178,6 +178,7 @@ def fit_memory(launch: Launch, points: Mapping[Settings, int]) -> MemorySpec:
     left = np.array(list(points.values()), dtype=np.float64) * kv
     per_rank = launch.model_spec.lora_bytes_per_rank
     if len(set(slots.tolist())) > 1:
+        # Each unit of slots × rank takes this many bytes from the KV cache.
         per_rank = max(0.0, -float(np.polyfit(slots, left, 1)[0]))
     budget = float(np.mean(left + slots * per_rank))
     return MemorySpec(budget, 0.0, per_rank, minimum, "reserved", measured)

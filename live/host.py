@@ -185,6 +185,7 @@ class ShellCommand:
     def leave(self) -> None:
         """Stop watching the command, which may still run."""
         if self._process.poll() is None:
+            # Without a status, Popen would warn that the process still runs.
             self._process.returncode = 0
         self._said.close()
 

@@ -132,6 +132,7 @@ class Said:
     def end(self, k: int) -> None:
         """Record that request `k` is answered."""
         answer = self._answers.pop(k, None)
+        # The next prompt can only repeat an answer of which all tokens were reported.
         if self._sessions and answer and len(answer) == self._job.requests.output_tokens[k]:
             self._so_far[self._sessions[k]] = np.concatenate([self._prompts[k], answer])
 

@@ -136,6 +136,7 @@ class LiveServer:
         for _ in range(PORT_TRIES):
             with socket.socket() as probe:
                 probe.bind((HOST, 0))
+                # Another process may take the port once the probe is closed: then the next try takes another.
                 self.port = probe.getsockname()[1]
             self._spawn()
             failure = self._wait(stop)

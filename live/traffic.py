@@ -84,6 +84,7 @@ class Traffic:
         count, prompt, output, queries, hits = (grown(own, key) for key in keys)
         if not count or not prompt or not output:
             return Sampled(0.0, 0.0, 0.0)
+        # The planned shares count as `PRIOR` scrapes in the shares of the adapters, too.
         looks = PRIOR + sum(1.0 for each in own if each.adapters)
         return Sampled(count, prompt / count, output / count, hits / queries if queries else None, looks)
 

@@ -106,6 +106,7 @@ class Capacity:
     def of(self, server: int, load: Mapping[int, float]) -> float:
         """The largest load at which the server keeps the goal, tok/s. `load`: of its adapters; only the mix counts."""
         kind = self.kinds[server]
+        # Servers of a kind differ little: begin at the last capacity, else in wide steps from the load.
         k = self._last.get(kind.name, round(math.log(sum(load.values())) / math.log(STEP)))
         step = 1 if kind.name in self._last else 8
         low, high = k - MOST_STEPS * step, k + MOST_STEPS * step

@@ -217,6 +217,7 @@ def _chosen(
     Of several shared settings, the one that most of the periods had is chosen.
     """
     nothing: Set[Settings] = frozenset()
+    # Begin where no settings are shared with the period before, so that no run is cut at midnight.
     first = next((t for t in options if not options[t] & options.get((t - 1) % periods, nothing)), 0)
     runs: list[tuple[list[int], Set[Settings]]] = []
     for t in (*range(first, periods), *range(first)):

@@ -86,6 +86,7 @@ class Following:
         old, planned = self.keeper, self.fleet
         self.fleet = fleet = unreplayed(fleet)
         self.acting.ranks |= dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
+        # The next observation says what the servers hold, by the numbers of the new fleet.
         self.keeper = replace(old, workload=fleet, held=[{} for _ in old.kinds])
         self.keeper.expected, self.keeper.starting = old.expected, old.starting
         self.keeper.know(old.requests.carried(planned, fleet))
@@ -165,6 +166,7 @@ class Following:
         made = self.keeper.decide(now_s, seen)
         for s, sentences in self.keeper.learnt.items():
             self.acting.say(f"{self.acting.servers[s].name}: {'; '.join(sentences)}")
+        # The keeper no longer waits for these servers, which took too long to start.
         self.acting.give_up(set(self.acting.starting) - set(self.keeper.starting))
         if (unserved := self.keeper.left.words(len(self.keeper.starting))) not in ("", self._unserved):
             self.acting.say(unserved)
@@ -206,6 +208,7 @@ class Following:
                 pairs += [(predicted, measured)] if predicted > 0.0 else []
         if not pairs:
             return
+        # Geometric means, because `corrected` compares the two by their ratio.
         predicted, measured = np.exp(np.log(np.array(pairs)).mean(axis=0)).tolist()
         before = self.keeper.level
         level = self.keeper.corrected(predicted, measured)

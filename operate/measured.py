@@ -115,7 +115,9 @@ class Requests:
         if before is None:
             return ""
         cv = max((fleet.adapters[a].input_tokens or fleet.input_tokens).cv for a in own)
+        # A rate of 0 or 1 would have no error.
         share = min(max(now, 1.0 / sample.requests), 1.0 - 1.0 / sample.requests)
+        # The rate is of tokens: prompts of unequal lengths count as fewer equal ones.
         error = math.sqrt(share * (1.0 - share) * (1.0 + cv**2) / sample.requests)
         if abs(now - before) <= max(STANDARD_ERRORS * error, LEAST):
             return ""

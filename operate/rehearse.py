@@ -181,6 +181,7 @@ def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int, a
 
     def fill(low: int, high: int) -> None:
         found[order[low:high]], found[order[high]] = gpus(low), gpus(high)
+        # Between two hours that need the same number, all hours need it.
         if high - low > 1 and gpus(low) != gpus(high):
             middle = (low + high) // 2
             fill(low, middle)
@@ -315,6 +316,7 @@ def _beside(
             for each in windows_of(day)
         ]
         cluster, changes = changes_of(windows)
+        # Servers start early, so that they serve when their period begins.
         early = [Change(max(0.0, c.time_s - day.startup_s), start=c.start) for c in changes if c.start]
         then = [replace(c, start=()) for c in changes]
         found.append(run("schedule", cluster, None, router="plan", changes=[*early, *then]))

@@ -127,6 +127,7 @@ def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
     for window, own in zip(windows, keys, strict=True):
         placement = window.cluster.placement or ({},) * len(own)
         held.append({number[key]: placed for key, placed in zip(own, placement, strict=True)})
+    # In reverse order the earliest window of a server is the last to be written, so it stays.
     first = {server: placed for own in reversed(held) for server, placed in own.items()}
     base, servers = windows[0].cluster, tuple(kind for _, kind in number)
     placed_first = None if base.placement is None else tuple(first[k] for k in range(len(number)))

@@ -309,6 +309,7 @@ def _merged(
     while k + 1 < len(found):
         one, other = found[k], found[k + 1]
         apart = _gpu_s(one) + _gpu_s(other) + _change_s(one, other, startup_s)
+        # Servers for both periods are at least those of the larger one: search only if these could pay.
         least = max(one.gpus, other.gpus) * (one.end_s - one.start_s + other.end_s - other.start_s)
         together = plan_for((*one.names, *other.names)) if least <= apart else None
         if together is not None and _gpu_s(together) <= apart:

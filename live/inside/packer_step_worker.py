@@ -88,6 +88,7 @@ class StepWorker(BaseWorker):  # type: ignore[misc, valid-type, unused-ignore]
             return super().execute_model(scheduler_output)
         start = time.monotonic()
         self._write_row()
+        # In place, because the timed functions hold this list.
         self._loads[:] = [0.0] * 6
         result = super().execute_model(scheduler_output)
         spent_ms = (time.monotonic() - start) * 1e3
