@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from packer.io.shipped import table
@@ -10,9 +11,6 @@ BYTES = 2
 """Bytes of a bf16 weight."""
 
 KINDS = table("packer.fit", "model_kinds.toml")
-
-EXTRA_VOCABULARY = 256
-"""Tokens that an adapter may add (vLLM's `lora_extra_vocab_size`, gone since 0.12)."""
 
 LORA_MODULES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 """Linear layers of a decoder as vLLM packs them, each with LoRA kernels of its own."""
@@ -98,7 +96,8 @@ class ModelDimensions:
                 (self.heads * self.value_dim / gpus, self.hidden, 1),
             ]
         wide = queries * (2 if self.gated_attention else 1) + 2 * self.head_dim * max(self.kv_heads, gpus)
-        return [(self.hidden, wide / gpus, 3), (queries / gpus, self.hidden, 1)]
+        slices = 1 if self.kind in KINDS["merged"] else 3
+        return [(self.hidden, wide / gpus, slices), (queries / gpus, self.hidden, 1)]
 
     @property
     def attention_weights(self) -> float:
@@ -190,38 +189,39 @@ class ModelDimensions:
         layers = whole + self.windowed_layers * held / max_model_len
         return float(bytes_each * layers * self.kv_elements)
 
+    def lora_shapes(self, gpus: int = 1) -> dict[str, tuple[float, float, int]]:
+        """Inputs, outputs and slices of `LORA_MODULES` on one of `gpus` GPUs, for attention without compressed keys."""
+        inner, slices = self.intermediate / gpus, 1 if self.kind in KINDS["merged"] else 2
+        mlp = [(self.hidden, 2 * inner, slices), (inner, self.hidden, 1)]
+        return dict(zip(LORA_MODULES, [*self.attention_shapes(gpus)[:2], *mlp], strict=True))
+
+    def lora_bytes_on(self, gpus: int) -> float:
+        """Bytes of an adapter per unit of rank on one of `gpus` GPUs, without `fully_sharded_loras`.
+
+        A is rank × inputs, B outputs × rank, on all linear layers or `lora_modules`. Mixtures of experts have LoRA on
+        attention only.
+        """
+        shapes = self.lora_shapes(gpus)
+        chosen = [shapes[name] for name in self.lora_modules or (() if self.experts else LORA_MODULES[2:])]
+        parts = _elements(chosen) * self.layers
+        if not self.lora_modules:
+            parts += _elements(self.attention_shapes(gpus)) * self.attention_layers
+            parts += self.state_layers * (2 * self.hidden + (self.state_in + self.state_out) / gpus)
+        return float(BYTES * parts)
+
     @property
-    def lora_shapes(self) -> dict[str, tuple[float, float, int]]:
-        """Inputs, outputs and slices of `LORA_MODULES` as vLLM packs them, for attention without compressed keys."""
-        mlp = [(self.hidden, 2 * self.intermediate, 2), (self.intermediate, self.hidden, 1)]
-        return dict(zip(LORA_MODULES, [*self.attention_shapes()[:2], *mlp], strict=True))
+    def attention_modules(self) -> tuple[str, ...]:
+        """Linear layers of attention, and of layers without it, by vLLM's names."""
+        names: dict[str, list[str]] = KINDS["attention_modules"]
+        own = LORA_MODULES[:2] if not self.kv_rank else names["compressed"]
+        return (*own, *(names["states"] if self.state_layers else ()))
 
     @property
     def lora_bytes_per_rank(self) -> float:
-        """Bytes of an adapter per unit of rank, on all linear layers or `lora_modules`: A is rank × in, B out × rank.
+        """Bytes of an adapter per unit of rank."""
+        return self.lora_bytes_on(1)
 
-        MLPs of a mixture of experts have no LoRA.
-        """
-        shapes = self.lora_shapes.items()
-        parts = {name: slices * inputs + outputs for name, (inputs, outputs, slices) in shapes}
-        if self.lora_modules:
-            return float(BYTES * self.layers * sum(parts[name] for name in self.lora_modules))
-        attention = sum(slices * inputs + outputs for inputs, outputs, slices in self.attention_shapes())
-        mlp = 0 if self.experts else parts["gate_up_proj"] + parts["down_proj"]
-        state = self.state_layers * (2 * self.hidden + self.state_in + self.state_out)
-        return float(BYTES * (self.attention_layers * attention + state + self.layers * mlp))
 
-    @property
-    def slot_bytes_per_rank(self) -> float:
-        """Bytes of one of vLLM's slots, per unit of `max_lora_rank`."""
-        if self.kind not in KINDS["embedding_lora"] or self.lora_modules:
-            return self.lora_bytes_per_rank
-        ends = self.vocabulary + EXTRA_VOCABULARY + self.hidden
-        return self.lora_bytes_per_rank + 2 * BYTES * ends
-
-    @property
-    def slot_bytes(self) -> float:
-        """Bytes of one of vLLM's slots that don't depend on the rank: embedding rows for added tokens."""
-        if self.kind not in KINDS["embedding_lora"] or self.lora_modules:
-            return 0.0
-        return float(2 * BYTES * EXTRA_VOCABULARY * self.hidden)
+def _elements(shapes: Iterable[tuple[float, float, int]]) -> float:
+    """Elements of A and B per unit of rank."""
+    return sum(slices * inputs + outputs for inputs, outputs, slices in shapes)

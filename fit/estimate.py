@@ -16,16 +16,16 @@ from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.fit.bands import band_errors, kind_of
 from packer.fit.dimensions import BYTES, LORA_MODULES, QUANTIZATIONS, ModelDimensions
-from packer.fit.memory import kv_budget
+from packer.fit.memory import kv_budget, slot_bytes
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
 from packer.fit.roofline import Roofline, law_terms
-from packer.fit.scaled import copies_of, scaled_law
+from packer.fit.scaled import scaled_law
 from packer.io.profiles import load_profile
 from packer.profile import WEIGHTS, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
-from packer.twin.engine_rules import OLDEST, rules_of, server_defaults
+from packer.twin.engine_rules import MODULES, OLDEST, rules_of, server_defaults
 from packer.twin.override import VERSION
 
 REFERENCE = "h100-64gb/llama-3.1-8b-instruct"
@@ -36,9 +36,6 @@ ENGINES = {"vllm": "0.32.0", "sglang": "0.5"}
 
 KV_CACHE_DTYPES = {"auto": None, "bfloat16": 2.0, "fp8": 1.0}
 """Bytes of a KV cache element by vLLM's `--kv-cache-dtype`."""
-
-_MODULES_SINCE = (0, 17)
-"""First vLLM with `--lora-target-modules` (vllm-project/vllm, PR 34984)."""
 
 _RANKS_SINCE = (0, 21)
 """First vLLM that serves adapters with `--enable-expert-parallel` (vllm-project/vllm, PR 40867): tokens are sent to the
@@ -63,8 +60,8 @@ def estimate_profile(
     `quantization`: fp8, int8, awq, gptq, nvfp4, mxfp4 or bf16; None: as the model's config says.
     `kv_cache_dtype`: "auto", "bfloat16" or "fp8". With "auto", memory is computed for bf16, and step times for the
     cache of the measured servers: FP8 for NVFP4 and dense FP8 checkpoints, else bf16.
-    `lora_target_modules`: vLLM's flag, since 0.17: the modules with LoRA, of qkv_proj, o_proj, gate_up_proj and
-    down_proj; empty: all.
+    `lora_target_modules`: vLLM's flag, since 0.19: the modules with LoRA, of qkv_proj, o_proj, gate_up_proj and
+    down_proj; empty: all, of a mixture of experts those of attention.
     `version`: vLLM's version; None: the newest one whose rules are known. Settings that are not given have the
     defaults of this version for the GPU.
     `max_model_len`: None: the model's maximum.
@@ -103,7 +100,7 @@ def estimate_profile(
         kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype,
         lora_target_modules=sizes.lora_modules,
     )
-    rules_of(engine := _with_batch(engine, sheet, max_num_batched_tokens, max_num_seqs))
+    rules_of(engine := _with_defaults(engine, sizes, sheet, max_num_batched_tokens, max_num_seqs))
     _check_ranks(sizes, engine)
     known, kind = load_profile(reference), kind_of(sizes, sheet, engine.data_parallel_size)
     sources = {
@@ -128,7 +125,7 @@ def estimate_profile(
         ),
         gpu=GpuSpec(sheet.title, engine.gpus * sheet.memory_bytes, price),
         engine=engine,
-        memory=_memory(sizes, kv_budget(sizes, sheet, engine), engine),
+        memory=MemorySpec(kv_budget(sizes, sheet, engine), *slot_bytes(sizes, engine), engine.least_tokens),
         latency=_latency(sizes, sheet, engine, known, cache_bytes),
         loading=_loading(sizes, known, spares_batch=engine.name == "sglang"),
         frontend=replace(known.frontend, scrape_interval_s=None),
@@ -137,16 +134,21 @@ def estimate_profile(
     )
 
 
-def _with_batch(engine: EngineSpec, sheet: Datasheet, tokens: int | None, seqs: int | None) -> EngineSpec:
-    """Return the engine with the given tokens and sequences per batch, or vLLM's defaults for the GPU."""
-    if engine.lora_target_modules and engine.release < _MODULES_SINCE:
-        raise IncompatibleError(
-            f"vLLM has lora_target_modules since 0.17, got {engine.name} {engine.version}."
-        )
+def _with_defaults(
+    engine: EngineSpec, sizes: ModelDimensions, sheet: Datasheet, tokens: int | None, seqs: int | None
+) -> EngineSpec:
+    """Return the engine with the given tokens and sequences per batch, or vLLM's defaults for the GPU.
+
+    Slots of a mixture of experts hold attention only, because vLLM by itself reserves them for every expert.
+    """
+    modules = engine.lora_target_modules
+    if sizes.experts and engine.release >= MODULES:
+        modules = modules or sizes.attention_modules
     release = engine.release if engine.name == "vllm" else OLDEST
     usual_tokens, usual_seqs = server_defaults(release, sheet.memory_bytes, sheet.title)
     batch = tokens or max(usual_tokens, seqs or 0)
-    return replace(engine, max_num_batched_tokens=batch, max_num_seqs=seqs or min(usual_seqs, batch))
+    seqs = seqs or min(usual_seqs, batch)
+    return replace(engine, max_num_batched_tokens=batch, max_num_seqs=seqs, lora_target_modules=modules)
 
 
 def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_dtype: str) -> int:
@@ -210,7 +212,7 @@ def _with_modules(sizes: ModelDimensions, modules: Sequence[str]) -> ModelDimens
         known = "none" if sizes.kv_rank or sizes.state_layers else ", ".join(own)
         rule = f"Expected lora_target_modules of {sizes.name} among {known}"
         raise IncompatibleError(f"{rule}, got {shown(', '.join(map(str, modules)))}.")
-    return replace(sizes, lora_modules=() if chosen == own else chosen)
+    return replace(sizes, lora_modules=chosen)
 
 
 def _name(sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> str:
@@ -220,18 +222,6 @@ def _name(sizes: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> str:
     said = "" if kind in sizes.name or stored in ("mxfp4", "int4-experts") else f"-{kind}"
     groups = f"-x{n}" if n > 1 else ""
     return f"{sheet.name}{groups}{f'-dp{ranks}' if ranks > 1 else ''}/{sizes.name}{said}"
-
-
-def _memory(sizes: ModelDimensions, budget: float, engine: EngineSpec) -> MemorySpec:
-    """Return the `budget`, and the bytes of a slot on all GPUs: one LoRA matrix is split, the other is on each GPU.
-
-    Each data-parallel rank has all slots, and starts only if its own KV cache holds `max_model_len`.
-    """
-    copies = copies_of(engine.tensor_parallel_size) * engine.data_parallel_size
-    each, per_rank = sizes.slot_bytes, sizes.slot_bytes_per_rank
-    if engine.name == "sglang":
-        each, per_rank = 0.0, sizes.lora_bytes_per_rank
-    return MemorySpec(budget, each * copies, per_rank * copies, engine.least_tokens)
 
 
 def _latency(

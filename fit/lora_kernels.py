@@ -132,12 +132,8 @@ def with_lora_kernels(profile: Profile, times: Times) -> Profile:
 def _modules(model: ModelDimensions, chosen: Iterable[str], n: int) -> list[tuple[float, float, int]]:
     """Return for each module with LoRA: inputs and outputs of a slice on one of `n` GPUs, and its slices."""
     own = tuple(chosen) or (LORA_MODULES[:2] if model.experts else LORA_MODULES)
-    found = []
-    for name in own:
-        inputs, outputs, slices = model.lora_shapes[name]
-        split_inputs, split_outputs = (n, 1) if name in ("o_proj", "down_proj") else (1, n)
-        found.append((inputs / split_inputs, outputs / slices / split_outputs, slices))
-    return found
+    shapes = model.lora_shapes(n)
+    return [(inputs, outputs / slices, slices) for inputs, outputs, slices in map(shapes.__getitem__, own)]
 
 
 def _sum_ms(times: Times, state: tuple[int, int, int], modules: list[tuple[float, float, int]]) -> float:

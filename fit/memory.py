@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError
-from packer.fit.dimensions import BYTES, ModelDimensions
+from packer.fit.dimensions import BYTES, KINDS, ModelDimensions
 from packer.twin.datasheets import Datasheet
 from packer.twin.override import BYTES_PER_LOGIT, SAMPLER_BYTES_PER_LOGIT, SAMPLER_RELEASE
 
@@ -27,6 +27,12 @@ OUTSIDE_CONSUMER_BYTES = 0.03 * GIB
 """Bytes of CUDA and its libraries on a GPU with up to 40 GiB and no links; one measured server, RTX 4090."""
 LINK_BYTES = {1: 0.0, 2: 0.41 * GIB, 4: 0.46 * GIB}
 """Buffers of NCCL and of the custom all-reduce, by GPUs of a server: 342 and 392 MB, and 0.07 GiB."""
+
+EXTRA_VOCABULARY = 256
+"""Tokens that an adapter may add, before `NO_EXTRA_VOCABULARY` (vLLM's `lora_extra_vocab_size`)."""
+NO_EXTRA_VOCABULARY = (0, 12)
+EXPERT_SLOTS = (0, 11)
+"""Version from which slots also hold all experts of a mixture (vllm/lora/layers/fused_moe.py of 0.11.1)."""
 
 RUNTIME_BYTES = 0.53e9
 """CUDA context, communication buffers and allocator slack in vLLM 0.8.5: the memory that weights, activations and
@@ -54,6 +60,24 @@ def kv_budget(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> f
             + (f" What does: --tensor-parallel-size {more}." if more else "")
         )
     return budget / copies
+
+
+def slot_bytes(model: ModelDimensions, engine: EngineSpec) -> tuple[float, float]:
+    """Return the bytes of a slot on all GPUs of a server: without its rank, and per unit of `max_lora_rank`.
+
+    Each data-parallel rank has all slots. SGLang, and vLLM with `lora_target_modules`, hold linear layers only.
+    """
+    n, fixed, per_rank = engine.tensor_parallel_size, 0.0, model.lora_bytes_on(engine.tensor_parallel_size)
+    if engine.name == "vllm" and not engine.lora_target_modules:
+        since = KINDS["embedding_lora"].get(model.kind)
+        if since and engine.release >= tuple(since):  # on each GPU
+            extra = EXTRA_VOCABULARY if engine.release < NO_EXTRA_VOCABULARY else 0
+            fixed += 2.0 * BYTES * extra * model.hidden
+            per_rank += 2.0 * BYTES * (model.vocabulary + extra + model.hidden)
+        if engine.release >= EXPERT_SLOTS:
+            each = 3.0 * (model.hidden + model.intermediate / n)
+            per_rank += BYTES * model.expert_layers * model.experts * each
+    return engine.gpus * fixed, engine.gpus * per_rank
 
 
 def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:

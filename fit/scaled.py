@@ -9,11 +9,6 @@ from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
 
 
-def copies_of(n: int) -> float:
-    """Copies of an adapter on a tensor-parallel group of `n` GPUs (vLLM without `fully_sharded_loras`)."""
-    return (n + 1) / 2.0
-
-
 def scaled_law(
     model: ModelDimensions | ModelSpec, sheet: Datasheet, reference: Profile, n: int = 1
 ) -> dict[str, float]:
@@ -21,9 +16,10 @@ def scaled_law(
     known = datasheet(reference.name.partition("/")[0])
     bandwidth = known.bandwidth_bytes_s / sheet.bandwidth_bytes_s
     weights = model.active_bytes if isinstance(model, ModelDimensions) else model.weights_bytes
-    adapters = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank * copies_of(n) / n
+    adapters = model.lora_bytes_per_rank / reference.model.lora_bytes_per_rank
     launches = adapters * bandwidth
     if isinstance(model, ModelDimensions):
+        adapters = model.lora_bytes_on(n) / reference.model.lora_bytes_per_rank
         # Thread blocks of a layer's kernels run in parallel on the SMs: time scales as layers / (SMs × clock).
         slower = known.sms * known.clock_mhz / (sheet.sms * sheet.clock_mhz)
         layers = model_named(reference.model.repository or reference.model.name).layers

@@ -253,6 +253,7 @@ class Profile:
         settings = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
         unused = ", not in this version of vLLM" if engine.release >= ONE_TOKENIZER else ""
         slot = f"{memory.slot_bytes / 1e6:.2f} MB + {memory.slot_bytes_per_rank / 1e6:.2f} MB × max_lora_rank"
+        slot += f", {', '.join(engine.lora_target_modules)} alone" if engine.lora_target_modules else ""
         return [
             ("profile", self.label),
             ("base model", f"{model.name}, {model.weights_bytes / 1e9:.1f} GB of weights"),

@@ -29,6 +29,8 @@ DRAFTS: Release = (0, 32)
 """The first version whose speculative decoding was compared."""
 QUEUE_LIMIT: Release = (0, 29)
 """The first version with `--max-num-queued-reqs` (vllm/v1/engine/async_llm.py, `check_admission`)."""
+MODULES: Release = (0, 19)
+"""The first version with `--lora-target-modules` (vllm/engine/arg_utils.py:1146 of 0.19.0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ def _made(engine: EngineSpec) -> EngineRules:
         )
     if engine.max_num_queued_reqs is not None:
         _check_since(QUEUE_LIMIT, engine, "max_num_queued_reqs")
+    if engine.lora_target_modules:
+        _check_since(MODULES, engine, "lora_target_modules")
     if engine.scheduling_policy == "priority":
         _check_since(PRIORITIES, engine, 'scheduling_policy "priority"')
     holds = {rule.name: rule.holds(release) for rule in RULES}
@@ -117,9 +121,8 @@ def check_drafts(engine: EngineSpec) -> None:
 
 def _check_since(first: Release, engine: EngineSpec, what: str) -> None:
     if engine.name != "vllm" or engine.release < first:
-        raise ValidationError(
-            f"Expected a version of vLLM from {_name(first)} on with {what}, got {shown(engine.version)}."
-        )
+        given = shown(f"{engine.name} {engine.version}")
+        raise ValidationError(f"Expected a version of vLLM from {_name(first)} on with {what}, got {given}.")
 
 
 def followed(engine: EngineSpec) -> str:

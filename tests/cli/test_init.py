@@ -205,7 +205,7 @@ def test_ranks_of_a_workload_file_are_its_own(tmp_path: Path, capsys: Capture) -
 def test_a_server_starts_with_the_fleet_s_largest_rank(tmp_path: Path) -> None:
     """Without a number of GPUs the server has as few as it starts on with a slot of the fleet's own rank."""
     fleet = tmp_path / "fleet.csv"
-    fleet.write_text("adapter,rank,rate\na,16,0.05\n")
+    fleet.write_text("adapter,rank,rate\na,32,0.05\n")
     folder = tmp_path / "project"
     assert run(["init", str(fleet), "--model", "Qwen/Qwen3-32B", "--gpu", "l4", "-o", str(folder), "-q"]) == 0
     assert load_profile(str(folder / "profile.toml")).engine.tensor_parallel_size == 8

@@ -25,7 +25,7 @@ def test_a_server_starts_with_the_largest_rank_of_the_fleet(
 ) -> None:
     """Without --tensor-parallel-size servers have as many GPUs as a slot of the fleet's largest rank needs."""
     monkeypatch.chdir(tmp_path)
-    Path("fleet.csv").write_text("adapter,rank,rate\na,16,0.05\n")
+    Path("fleet.csv").write_text("adapter,rank,rate\na,32,0.05\n")
     Path("rates.csv").write_text("adapter,00:00,12:00\na,0.02,0.05\n")
     command, *others = words
     assert run([command, "fleet.csv", "--gpu", "l4", "--model", "Qwen/Qwen3-32B", *others]) == 0

@@ -8,7 +8,6 @@ from packer.errors import IncompatibleError
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
-from packer.fit.scaled import copies_of
 from packer.twin.memory.policy import memory_error
 from packer.twin.override import with_engine
 
@@ -58,6 +57,39 @@ def test_servers_that_do_not_start() -> None:
     assert memory_error(long, long.settings(1, 8)) is not None
 
 
+QWEN3_ENDS = 2 * (151_936 + 4096)
+QWEN3_30B = 48 * (3 * 2048 + (4096 + 512 + 512) / 2 + 4096 / 2 + 2048)
+SLOTS = [
+    ("Qwen/Qwen3-8B", "0.15.0", 1, 36 * (3 * 4096 + 6144 + 2 * 4096 + 3 * 8192 + 3 * 4096 + 12_288)),
+    (
+        "Qwen/Qwen3-8B", "0.32.0", 2,
+        36 * (3 * 4096 + 6144 / 2 + 4096 / 2 + 3 * 4096 + 12_288 + 12_288 / 2 + 4096) + QWEN3_ENDS,
+    ),
+    ("Qwen/Qwen3-30B-A3B", "0.32.0", 2, QWEN3_30B),
+    (
+        "Qwen/Qwen3-30B-A3B", "0.16.0", 2,
+        QWEN3_30B + 48 * 128 * 3 * (2048 + 768 / 2) + 2 * (151_936 + 2048),
+    ),
+    (
+        "microsoft/phi-4", "0.32.0", 1,
+        40 * (5120 + 7680 + 2 * 5120 + 5120 + 2 * 17_920 + 17_920 + 5120) + 2 * (100_352 + 5120),
+    ),
+]  # fmt: skip
+"""Elements of the tensors `lora_a_stacked` and `lora_b_stacked` of a slot on one GPU, per unit of rank: inputs of A
+(vllm/lora/layers: whole in column-parallel layers) and outputs of B (whole in row-parallel layers), embeddings (from
+0.16 in Qwen 3), experts (from 0.11.1, unless --lora-target-modules excludes them)."""
+
+
+@pytest.mark.parametrize(("model", "version", "gpus", "elements"), SLOTS)
+def test_slots_are_those_that_vllm_reserves(model: str, version: str, gpus: int, elements: float) -> None:
+    """A slot takes the tensors of every layer that the server wraps, and mixtures are started with attention alone."""
+    found = estimate_profile(model, "h200", version=version, tensor_parallel_size=gpus, max_model_len=8192)
+    assert found.memory.slot_bytes == 0.0
+    assert found.memory.slot_bytes_per_rank == pytest.approx(2 * gpus * elements)
+    attention = "A3B" in model and version == "0.32.0"
+    assert found.engine.lora_target_modules == (("qkv_proj", "o_proj") if attention else ())
+
+
 @pytest.mark.parametrize(
     ("gpu", "version", "seqs", "tokens"),
     [
@@ -104,9 +136,8 @@ def test_data_parallel_ranks() -> None:
         > ranks.memory.kv_budget_bytes
         > group.memory.kv_budget_bytes * 8 - 1.5 * copied
     )
-    assert ranks.memory.slot_bytes_per_rank == pytest.approx(
-        8 * group.memory.slot_bytes_per_rank / copies_of(8)
-    )
+    assert ranks.memory.slot_bytes_per_rank == 8 * ranks.model.lora_bytes_per_rank
+    assert group.memory.slot_bytes_per_rank < ranks.memory.slot_bytes_per_rank
     assert ranks.memory.min_kv_tokens == 8 * 8192
     assert ranks.engine.switches == {"enable-expert-parallel": True}
     longer = with_engine(ranks, max_model_len=16384)

@@ -70,14 +70,14 @@ def test_a_fleet_whose_ranks_start_on_no_server_is_told_what_would() -> None:
 
 
 def test_a_server_has_as_many_gpus_as_the_fleet_s_largest_rank_needs() -> None:
-    """A slot of rank 16 leaves four GPUs too small a KV cache: eight are taken, or offered if four are asked for."""
+    """A slot of rank 32 leaves four GPUs too small a KV cache: eight are taken, or offered if four are asked for."""
     model = ("Qwen/Qwen3-32B", "l4")
     assert profile_for(*model, {}).engine.tensor_parallel_size == 4
-    for rank in (9, 16):
+    for rank in (17, 32):
         assert profile_for(*model, {}, rank).engine.tensor_parallel_size == 8
         assert [each.engine.tensor_parallel_size for each in profiles_for(*model, {}, {}, rank)] == [8]
     with pytest.raises(IncompatibleError, match=r"start: --max-model-len \d+ or --tensor-parallel-size 8\.$"):
-        profile_for(*model, {"tensor_parallel_size": 4}, 16)
+        profile_for(*model, {"tensor_parallel_size": 4}, 32)
 
 
 @pytest.mark.parametrize(("mean_itl_ms", "best"), [(100.0, 1), (15.0, 2)])
