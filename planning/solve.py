@@ -241,20 +241,21 @@ class SolverTask:
     def judge(self, plan: Plan, number: int) -> Plan:
         """The plan, verified in a fresh hour; if the last one fails, the first plan, whose bound claims the least."""
         if self.over():
-            return replace(plan, reasons=(*plan.reasons, UNVERIFIED))
+            return replace(plan, reasons=tuple(dict.fromkeys((*plan.reasons, UNVERIFIED))))
         figures = simulated_once(self.problem, plan.bins)
         plan = verified(plan, self.problem.objective, figures=figures, number=number)
-        if plan.verified and self.problem.objective.limits and self._is_detailed(plan):
-            plan = self._as_shown(plan)
+        if plan.verified and (broken := self._broken_as_shown(plan)):
+            plan = replace(plan, verified=False, reasons=(*plan.reasons, *broken.values()))
         self.first = self.first if number else plan
         return plan if plan.verified or number + 1 < self.rounds else self.first
 
-    def _as_shown(self, plan: Plan) -> Plan:
-        """The plan, not verified if figures that it will show break its limits: parts of adapters are shown for as many
-        hours as there are parts (`packer.twin.parts`)."""
+    def _broken_as_shown(self, plan: Plan) -> dict[int, str]:
+        """Servers that break their limits by figures that the plan will show, with why: parts of adapters are shown for
+        as many hours as there are parts (`packer.twin.parts`)."""
+        if not (self.problem.objective.limits and self._is_simulated(plan)):
+            return {}
         shown = of_hours(plan.evaluations, self.hours.all(plan.bins, self.workload))
-        broken = beyond_limits(self.problem.objective, shown, "in the hours that its figures come from")
-        return replace(plan, verified=not broken, reasons=(*plan.reasons, *broken.values()))
+        return beyond_limits(self.problem.objective, shown, "in the hours that its figures come from")
 
     def repair(self, plan: Plan, number: int) -> Plan:
         """The plan that the solver finds with a larger margin, with the first plan's bound, which is the weaker claim;
@@ -266,18 +267,15 @@ class SolverTask:
         plan = self._found(replace(self.problem, evaluator=raised))
         if plan.status is Status.INFEASIBLE:
             return first
-        proven, bound = first.bound_proven, first.lower_bound
-        optimal = (
-            proven and bound is not None and self.problem.objective.attained(plan.objective_value, bound)
-        )
-        return replace(
+        again = replace(
             plan,
-            lower_bound=bound,
-            bound_proven=proven,
+            lower_bound=first.lower_bound,
+            bound_proven=first.bound_proven,
             bound_source=first.bound_source,
-            status=Status.OPTIMAL if optimal else Status.FEASIBLE,
+            status=Status.FEASIBLE,
             details={**plan.details, "margin_at_first": evaluator.largest_margin(plan.bins)},
         )
+        return closed(self.problem, again)
 
     def near(self, plan: Plan | None) -> Plan | None:
         """A plan made without the running servers, matched to them, if `plan` fails or has more GPUs, or a higher price
@@ -329,15 +327,17 @@ class SolverTask:
             return None
         evaluations = self.problem.evaluator.report(self.workload, bins)
         key = goal.key(self.workload, bins, evaluations)
-        return replace(plan, bins=tuple(bins), evaluations=evaluations, objective_value=key)
+        made = replace(plan, bins=tuple(bins), evaluations=evaluations, objective_value=key)
+        return None if plan.verified and self._broken_as_shown(made) else made
 
     def rooms(self, plan: Plan) -> tuple[Room, ...]:
         """The room of each server from simulated hours; () if the twin does not confirm plans, or for large plans."""
-        return self.hours.rooms(plan.bins, self.workload) if self._is_detailed(plan) else ()
+        detailed = self.with_headroom and self._is_simulated(plan)
+        return self.hours.rooms(plan.bins, self.workload) if detailed else ()
 
-    def _is_detailed(self, plan: Plan) -> bool:
-        """Whether the plan gets figures of simulated hours: the twin confirms it, and it is not too large."""
-        few = self.with_headroom and not self.over() and 0 < len(plan.bins) <= MOST_GPUS
+    def _is_simulated(self, plan: Plan) -> bool:
+        """Whether simulated hours give the plan's figures: the twin confirms it, and it is not too large."""
+        few = not self.over() and 0 < len(plan.bins) <= MOST_GPUS
         return few and all(self.problem.evaluator.twin_of(item.profile) is not None for item in plan.bins)
 
     def prove(self, plan: Plan) -> Plan:

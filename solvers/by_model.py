@@ -253,7 +253,7 @@ def _division_rank(problem: Problem, found: Solution) -> Rank:
 def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solution:
     """Divide the given GPUs among the models. Evaluate every division if there are few; else give one GPU after the
     other to the model that gains most, up to a server for each adapter or replica. Servers beyond the GPUs at hand,
-    which models share, are cut."""
+    which models share, are cut. Searches get equal parts of the time; once it is over, load decides."""
     total, cards = problem.max_gpus or len(found), {profile.gpu.name for profile in problem.profiles}
     if cards <= problem.stock.keys():
         total = min(total, sum(problem.stock[card] for card in cards))
@@ -262,13 +262,16 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
     def at(counts: Sequence[int]) -> Solution:
         for m, n in enumerate(counts):
             if (m, n) not in plans:
-                plans[m, n] = _of_kinds(problem, replace(found[m].problem, max_gpus=n), solver)
+                timed = found[m].problem.with_share(1.0 / max(1, searches - len(plans)))
+                plans[m, n] = _of_kinds(problem, replace(timed, max_gpus=n), solver)
         whole = merged(problem, found, [plans[m, n] for m, n in enumerate(counts)])
         return within_limit(problem, whole, servers=False)
 
+    searches = 1
     if len(found) == 1:
         return at([total])
-    free = (replace(part.problem, objective=Gpus(), max_gpus=None, old_bins=()) for part in found)
+    timed = (part.problem.with_share(1.0 / (len(found) + 1 - k)) for k, part in enumerate(found))
+    free = (replace(each, objective=Gpus(), max_gpus=None, old_bins=()) for each in timed)
     fewest = [max(1, sum(item.gpus for item in Greedy().solve(each).bins)) for each in free]
     if sum(fewest) > total:
         names = [base_model(part.problem.profile.model.name) for part in found]
@@ -282,15 +285,23 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
     sizes = (max(profile.engine.gpus for profile in part.problem.profiles) for part in found)
     useful = sum(len(part.adapters) * size for part, size in zip(found, sizes, strict=True))
     spare = max(0, min(total, problem.max_replicas * useful) - sum(fewest))
+    load = [part.problem.workload.offered_tok_s for part in found]
+
+    def fullest(counts: Sequence[int]) -> float:
+        return max(each / n for each, n in zip(load, counts, strict=True))
+
     if spare * len(found) <= MOST_DIVISIONS:
+        searches = (spare + 1) * len(found)
         options = [[n + k for n, k in zip(fewest, more, strict=True)] for more in _shares(spare, len(found))]
-        return min((at(counts) for counts in options), key=lambda one: _division_rank(problem, one))
-    counts = fewest
+        made = [at(each) for each in sorted(options, key=fullest) if not (plans and problem.out_of_time())]
+        return min(made, key=lambda one: _division_rank(problem, one))
+    searches, counts = 3 * len(found) + spare - 1, fewest
     for _ in range(spare):
-        if problem.out_of_time():
-            break
         options = [[n + (k == m) for k, n in enumerate(counts)] for m in range(len(found))]
-        counts = min(options, key=lambda each: _division_rank(problem, at(each)))
+        late = problem.out_of_time()
+        counts = min(
+            options, key=lambda each: (fullest(each),) if late else _division_rank(problem, at(each))
+        )
     return at(counts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,14 +78,19 @@ def test_an_slo_class_needs_limits_in_every_plan_for_a_goal() -> None:
 
 
 def test_figures_of_a_plan_that_holds_keep_its_limits(server: packer.Profile) -> None:
-    """Parts of an adapter that keep the limits in one hour, but not in the hours that are shown, are no plan."""
+    """Parts of an adapter that keep the limits in one hour, but not in the hours that are shown, are no plan, also if
+    they come from a search without the running servers."""
     fleet = packer.Workload(
         [packer.Adapter("hot", 64, 2.836)],
         input_tokens=packer.Lengths.gamma(mean=6000.0, cv=0.5),
         output_tokens=packer.Lengths.gamma(mean=800.0, cv=1.04),
         length_correlation=-0.2,
     )
-    plan = packer.solve(fleet, server, "slo:p95_ttft_ms=2000,mean_itl_ms=40", max_replicas=8)
-    assert plan.status is not packer.Status.INFEASIBLE
-    assert plan.verified
-    assert plan.evaluations.slo_used.max() <= 1.0
+    goal: dict[str, Any] = {"objective": "slo:p95_ttft_ms=2000,mean_itl_ms=40", "max_replicas": 8}
+    plan = packer.solve(fleet, server, **goal)
+    again = packer.solve(fleet, server, **goal, old_plan=plan)
+    assert again.n_gpus == plan.n_gpus
+    for found in (plan, again):
+        assert found.status is not packer.Status.INFEASIBLE
+        assert found.verified
+        assert found.evaluations.slo_used.max() <= 1.0

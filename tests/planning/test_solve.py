@@ -16,7 +16,7 @@ from packer.gpu import GpuKind
 from packer.moves import moves_of
 from packer.objectives.base import Objective
 from packer.plan import Moves, Plan, Status
-from packer.planning.solve import solve
+from packer.planning.solve import UNVERIFIED, solve
 from packer.planning.verify import verified
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution
@@ -229,10 +229,12 @@ def test_an_adapter_alone_on_a_dearer_kind_may_be_split(max_replicas: int | None
 
 
 def test_stopping_gives_a_whole_plan() -> None:
-    """Ctrl-C from the start still gives a plan with every adapter, marked as interrupted."""
-    plan = plan_of(stop=lambda: True)
+    """Ctrl-C from the start still gives a plan with every adapter, marked as interrupted, that says once what is
+    missing."""
+    plan = plan_of(stop=lambda: True, verify=True)
     assert plan.status is not Status.INFEASIBLE
     assert plan.interrupted
+    assert plan.reasons.count(UNVERIFIED) == 1
 
 
 def test_the_twin_confirms_with_fresh_seeds(toy_profile: Profile) -> None:

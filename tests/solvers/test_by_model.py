@@ -240,6 +240,23 @@ def test_no_more_gpus_are_divided_than_there_are_adapters(monkeypatch: pytest.Mo
     assert len(calls) < 40
 
 
+def test_divisions_share_the_time_and_use_all_gpus_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search of a division gets an equal part of the time; once it is over, the load divides the GPUs that are
+    left instead of leaving them idle."""
+    given_s: list[float] = []
+    monkeypatch.setattr(
+        Spread,
+        "solve",
+        lambda self, problem, once=Spread.solve: given_s.append(problem.remaining_s()) or once(self, problem),
+    )
+    posed = {"objective": "latency", "solver": "spread"}
+    plan_of(fleet(20), [KINDS[0], KINDS[2]], **posed, max_gpus=4, time_limit_s=900.0)
+    shares = [each / 900.0 for each in given_s]
+    assert shares == pytest.approx([1.0 / (len(shares) - k) for k in range(len(shares))], rel=0.1)
+    late = plan_of(fleet(40), [KINDS[0], KINDS[2]], **posed, max_gpus=30, time_limit_s=1e-6)
+    assert late.n_gpus == 30
+
+
 def test_divisions_are_complete() -> None:
     """Every way to give k GPUs to m models, each once."""
     assert sorted(_shares(2, 3)) == sorted([a, b, 2 - a - b] for a in range(3) for b in range(3 - a))
