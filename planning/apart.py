@@ -55,6 +55,7 @@ class Apart:
         if n < len(kinds) or job.spare or not job.kept.all_count or not self._far(kinds):
             return
         if self._held != (held := (len(job.kept.hours), len(job.parts.fleet))):
+            # New parts change the indices of adapters; new hours only raise what a group needs.
             more_parts, self._held = self._held[1] != held[1], held
             self._known = {} if more_parts else self._known
             for group in self._known.values():

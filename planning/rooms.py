@@ -41,6 +41,7 @@ def with_slots(
 
     def grown(item: Bin, least: float) -> float | None:
         """The headroom of the server; None if it is no more than `least`, or if the server may not be in the plan."""
+        # More than `least` means at least the next level.
         level = min(LEVELS.index(least) + 1, len(LEVELS) - 1)
         growth = hours.growth(item, fleet)
         return growth.reach(None, LEVELS[level - 1]) if growth.holds(None, level) and holds(item) else None

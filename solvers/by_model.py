@@ -262,6 +262,7 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
     def at(counts: Sequence[int]) -> Solution:
         for m, n in enumerate(counts):
             if (m, n) not in plans:
+                # The time left is divided among the searches that are left.
                 timed = found[m].problem.with_share(1.0 / max(1, searches - len(plans)))
                 plans[m, n] = _of_kinds(problem, replace(timed, max_gpus=n), solver)
         whole = merged(problem, found, [plans[m, n] for m, n in enumerate(counts)])
@@ -270,6 +271,7 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
     searches = 1
     if len(found) == 1:
         return at([total])
+    # One equal share of the time stays for the divisions.
     timed = (part.problem.with_share(1.0 / (len(found) + 1 - k)) for k, part in enumerate(found))
     free = (replace(each, objective=Gpus(), max_gpus=None, old_bins=()) for each in timed)
     fewest = [max(1, sum(item.gpus for item in Greedy().solve(each).bins)) for each in free]
@@ -280,6 +282,7 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
             reason = f"{len(found)} base models need at least as many GPUs ({needs})"
             return Solution((), tuple(range(len(problem.workload))), (reason,))
         fewest = [max(1, n * total // sum(fewest)) for n in fewest]
+        # At least one GPU for each model may make them more than the GPUs at hand.
         while sum(fewest) > total:
             fewest[fewest.index(max(fewest))] -= 1
     sizes = (max(profile.engine.gpus for profile in part.problem.profiles) for part in found)

@@ -245,6 +245,7 @@ def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
         shortest = int(mean_tokens.argmin()) if optimistic else 0
         chosen = workload.adapters[int(members[shortest])]
         own: Lengths = getattr(chosen, name) or getattr(workload, name)
+        # Prompts grow over a session's turns: independent requests have the mean over all turns.
         grows = name == "input_tokens" and workload.has_sessions
         if grows or (not optimistic and not np.all(mean_tokens == mean_tokens[0])):
             mean = float(mean_tokens.min() if optimistic else np.average(mean_tokens, weights=rates))

@@ -90,6 +90,7 @@ def _names(code: types.CodeType) -> list[str]:
     """Return the global names of a code object and of those inside it, sorted, without the names of attributes."""
     found, high = set[str](), 0
     for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        # `EXTENDED_ARG` holds the high bits of the next instruction's argument.
         number = high | low
         high = number << 8 if operation == dis.EXTENDED_ARG else 0
         if operation == _LOAD_GLOBAL:
@@ -221,6 +222,7 @@ def _lock_file(folder: Path | None) -> int | None:
     except OSError:  # another user's
         return None
     try:
+        # The places of kernels are below 2^60: no kernel has this byte.
         fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 2**61)
     except OSError:  # a file system without locks
         os.close(file)

@@ -164,6 +164,7 @@ def queue_growth(sim: Run) -> QueueGrowth:
     if variance <= 0.0:
         return QueueGrowth(middle, last, math.inf if last > middle else 0.0)
     rho = min(max(float(rest[1:] @ rest[:-1]) / float(rest @ rest), 0.0), MAX_CORRELATION)
+    # A difference of two means of `BATCHES` pieces has twice the variance of one.
     error = math.sqrt(2.0 * variance / BATCHES * (1.0 + rho) / (1.0 - rho))
     return QueueGrowth(middle, last, (last - middle) / error)
 
@@ -195,6 +196,7 @@ def is_stable(sim: Run) -> bool:
 def _waiting_at_last(sim: Run) -> float:
     """Mean number of requests that wait for their first token in the last third, raised slightly against rounding."""
     start_s, end_s = sim.duration_s * 2.0 / 3.0, sim.duration_s
+    # Negated, so that requests without a first token (NaN) are among them.
     late = np.flatnonzero(~(sim.raw.first_s <= start_s))
     first_s = sim.raw.first_s[late]
     first_s = np.where(np.isnan(first_s), end_s, first_s)
@@ -228,6 +230,7 @@ def stability(
 
     first = simulate(workload, profile, duration_s=duration_s, seed=seed, **server)
     span_s, growth = first.duration_s, queue_growth(first)
+    # The middles of two thirds are a third of the run apart.
     slope = 3.0 * (growth.last - growth.middle) / span_s
     no_queue = first.refused + first.held_back > 0 or growth.last <= FEW
     obvious = growth.material and growth.statistic > 2 * T_GROWS

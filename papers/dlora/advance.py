@@ -48,6 +48,7 @@ def arrive(state: CellState, now: float) -> None:
             request.generated, request.first_s, request.first_seen_s = generated, first_s, first_s
         request.start = WAITS
         request.context = request.next = request.key = 0
+        # A request from another server has an older row: it goes to its place by arrival.
         before = state.links[r].due.before
         if before != server.sentinel and before > r:
             unlink(state.links["due"], r)
@@ -90,6 +91,7 @@ def take(state: CellState, r: int, must: bool) -> int:
         return FULL
     tokens = request.prompt + request.generated
     grown = blocks_of(tokens, server.block_size)
+    # A request with KV cache may need one block more for its next token.
     needed = 1 if request.start == READY else grown if request.start == WAITS else request.context + 1
     spare = 0 if must or request.start == READY else int(WATERMARK * server.kv_blocks)
     if must or request.start == READY:

@@ -118,6 +118,7 @@ class DLoraRouter:
         )
         chosen, held = balance(task)
         for s, wanted in zip(pair, held, strict=False):
+            # An engine holds as many adapters as before: unwanted ones stay in the places that are left.
             before = sorted(self._holds[s] - wanted)
             self._holds[s] = wanted | set(before[: max(0, len(self._holds[s]) - len(wanted))])
         moves = []

@@ -189,6 +189,7 @@ class Columns:
             better = found[found @ duals > self.worth[k] * (1.0 + _EPSILON)]
             added += source.add(better[:_NEW_COLUMNS])
         self.priced = True
+        # New patterns may weigh more at the best weights, which are then scaled down to stay a bound.
         self._scaled(self.weights, max(1.0, before))
         # Any weights give a bound once they are scaled: keep the best ones.
         if carried > 0.0 and float(at @ self.demand) / carried > self.value:
@@ -218,6 +219,7 @@ class Columns:
         carried = np.array([source.carried() for source in self.sources])
         order = np.repeat(np.arange(len(free)), free)
         noise = np.exp(rng.normal(0.0, 10.0 * shake, len(order)))
+        # Kinds that carry most are filled first; noise gives each dive another order.
         order = order[np.argsort(-carried[order] * noise, kind="stable")]
         # Adapters of classes whose dual is 0 must be packed as well: they are worth a little.
         least = np.maximum(1e-3 * loads / float(loads @ self.demand), 1e-6 * float(duals.max()))

@@ -142,6 +142,7 @@ def solve_integer(
     values = [variable.varValue for variable in use]
     if model.status != pulp.LpStatusOptimal or None in values:
         return None, False
+    # The solver's values are whole only up to its tolerance: check the cover after rounding.
     whole = np.rint(np.array(values)).astype(np.int64)
     covered = whole @ patterns
     if np.any(whole < 0) or np.any(covered != demand if exact_cover else covered < demand - _TOLERANCE):

@@ -85,6 +85,7 @@ def _steps(weights: FloatArray, slack: float) -> IntArray:
     steps = np.ones(len(weights), dtype=np.int64)
     coarse = np.ones(len(weights), dtype=bool)
     while coarse.any():
+        # With steps of `share` / weight, Σ weight × (step − 1) of the coarse classes is just `slack`.
         share = (slack + float(weights[coarse].sum())) / int(coarse.sum())
         fine = coarse & (weights > share)
         if not fine.any():
@@ -113,6 +114,7 @@ def _minimal(
         beyond = value + (fitting + 1) * unit
         crossing = (fitting < top[k]) & (held + (fitting + 1) * steps[k] <= MAX_ADAPTERS_PER_GPU)
         if lighter[k] > k and limit[lighter[k]] > 0:  # none of them is held yet
+            # A vector is minimal only if it is not beyond `above` with a lighter adapter in place of one.
             crossing &= beyond - (weights[k] - weights[lighter[k]]) <= above + 1e-12
         rows = np.zeros((int(crossing.sum()), len(weights)), dtype=np.int64)
         rows[:, :k], rows[:, k] = partial[crossing], (fitting[crossing] + 1) * steps[k]

@@ -114,6 +114,7 @@ class Repacking:
             model.add(total == 1) if self.fixed else model.add(total <= 1)
             for o in options:
                 kind = self.kinds[o]
+                # Shares are rounded up, so that what fits in whole numbers also fits exactly.
                 weights = np.ceil(kind.shares * SCALE).astype(np.int64).tolist()
                 taken = sum(w * n for w, n in zip(weights, row, strict=True)) + int(kind.base * SCALE)
                 model.add(fill >= taken).only_enforce_if(on[o])

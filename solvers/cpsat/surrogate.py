@@ -87,6 +87,7 @@ def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Gener
     known = np.isfinite(latency) & (latency > 0.0)
     if not known.any():
         return []
+    # It is below every latency, so that 1 − least / latency stays above 0.
     least = 0.9 * float(latency[known].min())
     found = []
     for profile, rank in dict.fromkeys((item.profile, item.max_lora_rank) for item in tried):

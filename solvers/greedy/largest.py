@@ -38,6 +38,7 @@ def largest(
             steps = [step * (2**k - 1) for k in range(doublings)]
             tried = sorted({min(max(n + d, low + 1), high - 1) for each in steps for d in (-each, each)})
         found = dict(zip(tried, fits(tried), strict=True))
+        # As in a search one by one from the guess: if the guess fits, smaller numbers that don't are ignored.
         start = tried[0] if bracketed else n
         low = max((size for size in tried if size <= start and found[size]), default=low)
         high = min((size for size in tried if size > low and not found[size]), default=high)

@@ -77,6 +77,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         of = of[np.argsort(requests["sent_s"][of], kind="stable")]
     requests = requests[of]
     arrived, given = requests["status"] > 0, requests["prompt"] > 0
+    # A server cuts requests that are too long: those given to one count with the tokens that it kept.
     prompt = np.where(given, requests["prompt"], state.prompt[of])
     output = np.where(given, requests["output"], state.output[of])
     one = slice(None) if server is None else slice(server, server + 1)

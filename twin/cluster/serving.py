@@ -73,6 +73,7 @@ class Serving:
         self._queue: list[tuple[float, int, Change | tuple[int, ...]]] = []
         self._order = itertools.count()
         self.add(changes, 0.0)
+        # A server whose first change is a start is off until then.
         first: dict[int, bool] = {}
         for change in sorted(changes, key=lambda each: each.time_s):
             for server in change.start:

@@ -201,6 +201,7 @@ def _closed_loop(
         marks = draw_marks(drawn, None, rows, work.seed)
         servers = _served(work, kinds, own, np.zeros(rows), marks)
         sent = int(np.count_nonzero(np.isfinite(servers.sent_s)))
+        # If all rows were sent, the client may have run out of them.
         if sent < rows or rows == most:
             return sent_only(servers, sent)
         rows *= 2

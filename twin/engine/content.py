@@ -74,6 +74,7 @@ def chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
     longest = int(shared.max(initial=0))
+    # The smaller numbers are those of the owners' prefixes, `longest` for each owner.
     own = (int(owner.max(initial=0)) + 1) * longest + np.repeat(first, counts) + place
     in_prefix = place < np.repeat(shared, counts)
     return Blocks(starts, np.where(in_prefix, np.repeat(owner, counts) * longest + place, own), tokens)

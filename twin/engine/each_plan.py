@@ -118,6 +118,7 @@ def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, i
                 budget += each.rows[other].tokens
                 inputs += each.rows[other].tokens + whole.draft_slots
             preempt(state, each, pool, k)
+            # If the victim stood before this request, this one has moved up.
             i -= k < i
             alive = other != r
         if not alive:
@@ -347,6 +348,7 @@ def plan_each(state: ServerState, law: Law, each: Each, pool: Pool) -> None:
     loads = server.adapter_loads
     lingering = regroup(state, each, law.loading)
     first, awaited = server.running, 0
+    # vLLM admits no request in a step that preempted one.
     if server.step_preempted == 0:
         awaited = schedule_waiting(state, law, each, pool, left, lingering)
     if server.joiners > 0:

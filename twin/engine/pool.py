@@ -100,6 +100,7 @@ def new_pool(n: int, kv_blocks: int, block_size: int, max_seqs: int, content: Co
     table = np.zeros(1 << max(4, (2 * min(kv_blocks, contents)).bit_length()), dtype=np.int32)
     whole["factor"], whole["shift"] = (1, 0) if contents <= len(table) else (0x9E3779B97F4A7C1, 29)
     entries, blocks = np.zeros(kv_blocks + 2, dtype=ENTRY), np.zeros(kv_blocks + 2, dtype=BLOCKS)
+    # Entry 0 is the ring of the free queue; the others form the list of unused entries.
     entries["after"][1:-1] = np.arange(2, kv_blocks + 2)
     if kv_blocks:  # all blocks are one run
         blocks["block"][1], blocks["count"][1] = RUN, kv_blocks
@@ -108,6 +109,7 @@ def new_pool(n: int, kv_blocks: int, block_size: int, max_seqs: int, content: Co
     count = max(1, min(max_seqs, n))
     seats = np.zeros(block_size + count, dtype=SEAT)
     seats["before"] = seats["after"] = np.arange(len(seats))
+    # The first `block_size` seats are rings of phases; the others form the list of free seats.
     seats["after"][block_size:-1] += 1
     seats["after"][-1] = 0
     whole["free_seat"] = block_size
@@ -149,6 +151,7 @@ def block_of(pool: Pool, r: int, place: int, size: int) -> int:
     if tokens == size and lookahead == 0:
         return int(pool.numbers[pool.first[r] + place])
     k = ((place + 1) * size - 1 + lookahead) // tokens
+    # Blocks that end, with their `lookahead`, before the tokens of this id don't count.
     before = max(k * tokens - lookahead, 0) // size
     return int(np.int64(pool.numbers[pool.first[r] + k]) * pool.all[0].per_id + place - before)
 
@@ -175,6 +178,7 @@ def take_hash(pool: Pool, e: int) -> None:
     """Remove the hash of entry `e` (`BlockPool._maybe_evict_cached_block`)."""
     entry = pool.blocks[e]
     k = slot_of(pool, entry.block)
+    # Other blocks have the same content: the one of them that was hashed first is found from now on.
     if entry.newer != e:
         pool.blocks[entry.older].newer = entry.newer
         pool.blocks[entry.newer].older = entry.older

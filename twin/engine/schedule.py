@@ -77,6 +77,7 @@ def preempt(state: ServerState, pool: Pool | None, ahead: bool) -> None:
         full = max(request.context // size, (held - ahead) // size)
         if request.start != server.step - 1:  # else `emit` sets it when the token comes out
             request.last_s = server.end_s if server.in_flight == 1 else server.now_s
+        # With a step in flight this counts its token, too: the request still gets it.
         request.generated += server.step - request.start
         done = request.generated == request.output
         # `turn` has already taken a request whose last token is in flight out of these counts.
@@ -109,6 +110,7 @@ def chunk_of(server: Record, requests: Record) -> tuple[int, int]:
     if server.partial == 0:
         return 0, 0
     done, size = server.partial_done, server.block_size
+    # It stands last in `self.running`: it gets what the decodes leave of the budget.
     chunk = min(requests[server.partial - 1].context - done, server.token_budget - server.decodes)
     return chunk, blocks_of(done + chunk, size) - blocks_of(done, size)
 
@@ -180,6 +182,7 @@ def schedule_running(state: ServerState, pool: Pool | None, ahead: bool) -> None
         chunk = grow_counted(state, pool, ahead)
     server.context_tokens += server.decodes
     server.step_decodes, server.step_prefill = server.decodes, chunk
+    # A token attends to all tokens before the chunk and, on average, to half of the chunk.
     server.attended = chunk * (2 * server.partial_done + chunk) // 2
     if server.partial > 0:
         r = server.partial - 1

@@ -54,6 +54,7 @@ def _attempt(
     chosen = _flow(demand, few, before, ranked, room)
     missing = total - sum(map(len, chosen.values()))
     complete = all(len(few[a]) == len(usable[a].intersection(ranked[a])) for a in demand)
+    # Other servers help only if some were left out, and if there are places that no replica takes.
     if missing and not complete and room[room > 0].sum() > total - missing:
         every = {a: [s for s in ranked[a] if s in usable[a]] for a in demand}
         chosen = _flow(demand, every, before, ranked, room)
