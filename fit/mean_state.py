@@ -80,6 +80,7 @@ def simulated_equations(
         measured = run.metrics.get("tpot_mean_ms") and np.isfinite(sim.mean_tpot_ms)
         if sim.status != "ok" or sim.raw.means[-1] <= 0 or not measured:
             return None
+        # The last two sums are those of the step times and of the tokens that saw the steps.
         means = sim.raw.means[:-2] / sim.raw.means[-1]
         step_ms = float(sim.raw.means[-2] / sim.raw.means[-1])
         gain = np.nan
@@ -114,6 +115,7 @@ def family_weights(runs: Sequence[MeasuredRun]) -> FloatArray:
     families = [run.family for run in runs]
     size = {family: families.count(family) for family in families}
     lagged = np.array([run.rates.sum() > CLIENT_LAGS_REQ_S for run in runs])
+    # Least squares squares the weights: size × (size ** -0.25)² is the square root of the size.
     weights = np.array([size[family] ** -0.25 for family in families]) * np.where(lagged, 0.5, 1.0)
     out: FloatArray = weights / weights.mean() if runs else weights
     return out
@@ -124,6 +126,7 @@ def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, floa
     coefficients = solve(equations, terms)
     for _ in range(REWEIGHTINGS):
         error = np.maximum(np.abs(residuals(equations, coefficients)), ROBUST_SCALE)
+        # The weight is squared as well: error² × scale / error grows linearly.
         weights = equations.weights * np.sqrt(ROBUST_SCALE / error)
         coefficients = solve(replace(equations, weights=weights), terms)
     return coefficients

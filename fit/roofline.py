@@ -129,6 +129,7 @@ class Roofline:
         head = BYTES * model.hidden * model.vocabulary / n
         total = total + 1e3 * head / (self.sheet.bandwidth_bytes_s * shares["read_16"])
         exchanged = model.expert_layers if self.ranks > 1 else 0
+        # A layer has two all-reduces; with several ranks, the exchange replaces the one after the experts.
         if n > 1:
             total = total + (2 * model.layers - exchanged) * self._sum_ms(own, n)
         if exchanged:
@@ -141,8 +142,10 @@ class Roofline:
         Source: vllm/distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, the default of vLLM.
         """
         shares = self.shares
+        # A ring all-reduce, or the two exchanges together, sends 2 (n − 1) / n of the data from each GPU.
         sent = 2.0 * BYTES * self.model.hidden * (n - 1) / n / (self.sheet.link_bytes_s * shares["link"])
         latency_ms = shares["reduce_ms"] + shares["reduce_gpu_ms"] * np.log2(n)
+        # Slower links are PCIe.
         latency_ms *= 1.0 if self.sheet.link_bytes_s > 1e11 else shares["reduce_pcie"]
         return np.asarray(latency_ms + 1e3 * sent * tokens)
 
@@ -173,6 +176,7 @@ class Roofline:
         kind = "compressed" if model.kv_rank else "16" if self.kv_bytes_each == BYTES else "8"
         if kind == "8" and self.sheet.fp4_flops:
             kind = "8_new"
+        # Each GPU of the group reads a compressed cache whole; others are divided by KV heads.
         split = 1 if model.kv_rank else min(self.gpus, model.kv_heads)
         read = self.kv_bytes_each * model.kv_elements / (split * self.ranks)
         each = 1e3 * read / (self.sheet.bandwidth_bytes_s * shares[f"read_kv_{kind}"])

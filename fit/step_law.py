@@ -119,6 +119,7 @@ def _held(design: FloatArray, near: FloatArray, weight: float) -> tuple[FloatArr
     typical = np.sqrt((design**2).mean(axis=0))
     size = np.maximum(near, np.where(typical > 0, SMALLEST / np.maximum(typical, 1e-12), 0.0))
     size = np.where(size > 0, size, 1e-12)  # neither measured nor known: stays 0
+    # All terms off by their own size then cost n × weight², as n equations off by `weight` do.
     rows = np.diag(weight * math.sqrt(n / terms) / size)
     return rows, rows @ near
 
@@ -166,9 +167,11 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         if row.cells["phase"] == "decode":
             batch, output = positive(row, "set_batch_size"), positive(row, "set_output_length")
             context = batch * (prompt + output / 2)
+            # A closed loop admits a request for each one that ends: batch / output of them in a step.
             states.append((batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, context, 0.0, 0.0))
             times.append(positive(row, "itl_mean_ms"))
         else:
+            # Steps of a prefill benchmark are full: each has as many tokens as the token budget.
             seconds = positive(row, "duration_s") / (positive(row, "completed") * prompt)
             states.append((0.0, engine.max_num_batched_tokens, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
             times.append(seconds * engine.max_num_batched_tokens * 1e3)

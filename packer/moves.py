@@ -68,6 +68,7 @@ def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
         most = 1 + max(len(old), len(new))
         # If bins are in the order of the running servers, continued ones come first, and k <= j for each pair.
         apart = {(k, j): (j - k) ** 2 if k <= j else most**2 for k, j in rest}
+        # Whole numbers rank matchings: most adapters kept, then low numbers of new bins, then the order.
         weights = (n * most**6 - k * most**3 - apart[k, j] for (k, j), n in rest.items())
         edges = sorted(zip(rest, weights, strict=True))
         graph.add_weighted_edges_from((k, len(new) + j, weight) for (k, j), weight in edges)
@@ -228,6 +229,7 @@ class _Order:
             return False
         s, _, name = min(cycle)
         self._leave(s, name, [(spare[0], name)], [spare[0]])
+        # The place on the spare server is only a stopover.
         self.doomed.add((spare[0], name))
         return True
 

@@ -135,8 +135,10 @@ def fill(
     input_var = max(0.0, sums[INPUT_2] / rate - prompt * prompt)
     output_var = max(0.0, sums[OUTPUT_2] / rate - output * output)
     offered = rate * (prompt + output)
+    # A running request holds its prompt, on average half of its output, and a last block that is half full.
     held = (sums[PRODUCT] + 0.5 * sums[OUTPUT_2]) / demand + 0.5 * engine[2]
     load_ms = engine[4] + engine[5] * sums[RANK] / n
+    # Adapters that host memory can't hold come from disk.
     if n > engine[3]:
         load_ms += (engine[6] + engine[7] * sums[RANK] / n) * (1.0 - engine[3] / n)
     places = max(engine[3], slots[b])
@@ -144,6 +146,7 @@ def fill(
     traffic = TrafficTerms(n, prompt, output, held, demand, groups, k)
 
     fits = max(kv_tokens[b], 1.0) / held
+    # B requests need B tokens and B / output prompts of a step's token budget, engine[0].
     largest = max(min(fits, engine[1], engine[0] * output / (prompt + output)), TINY)
     best, best_batch = capacity(server, traffic, largest)
     use = demand / best
@@ -152,6 +155,7 @@ def fill(
     wait_s = slot_wait(server, traffic, step_ms * 1e-3)
     # Requests that the equilibrium can't serve accumulate, up to the client's limit.
     lost = max(0.0, 1.0 - 1.0 / use) + min(wait_s, HORIZON_S) / HORIZON_S
+    # A queue that grows from empty is, on average, half as long as at the end.
     waiting = min(CLIENT_CEILING, rate * 0.5 * HORIZON_S * min(1.0, lost))
     busy_use = use
     if lost > 0.0:

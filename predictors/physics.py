@@ -95,6 +95,7 @@ def step(server: ServerTerms, traffic: TrafficTerms, batch: float, waiting: floa
     if traffic.adapters > server.slots:
         missing = 1.0
         if adapters < server.slots:
+            # Slots that running adapters leave hold adapters without requests, which then need no load.
             missing = 1.0 - (server.slots - adapters) / (traffic.adapters - adapters)
     if adapters > server.slots:
         ranks *= server.slots / adapters
@@ -104,6 +105,7 @@ def step(server: ServerTerms, traffic: TrafficTerms, batch: float, waiting: floa
     if server.paper:
         ms = paper_ms(server.law, batch, waiting, adapters, traffic.adapters)
     else:
+        # The share of steps that admit a request, which share all prompt tokens; arrivals are random.
         some = 1.0 - math.exp(-admitted)
         context = batch * traffic.held
         mean_rank, largest_rank = request_ranks(traffic)
@@ -176,8 +178,10 @@ def slots_needed(traffic: TrafficTerms, step_s: float, wait_s: float) -> float:
     groups = traffic.groups
     for g in range(traffic.k):
         rate = groups[1, g]
+        # Each running request gets a token in every step, so tokens/s × step time is their number.
         running = min(groups[2, g] * step_s, MOST_RUNNING)
         gathered = math.log(1.0 + rate * wait_s)
+        # In both parts residence / b is 1 / rate.
         stay = (groups[4, g] + running * gathered) / rate
         total += groups[0, g] * stay / (wait_s + stay + 1.0 / rate)
     return total
@@ -193,6 +197,7 @@ def slot_wait(server: ServerTerms, traffic: TrafficTerms, step_s: float) -> floa
         groups[4, g] = math.exp(min(groups[2, g] * step_s, MOST_RUNNING)) - 1.0
     if slots_needed(traffic, step_s, 0.0) <= server.slots:
         return 0.0
+    # Waits range over eight orders of magnitude: their logarithm is bisected.
     low, high = math.log(SHORTEST_WAIT_S), math.log(LONGEST_WAIT_S)
     if slots_needed(traffic, step_s, LONGEST_WAIT_S) > server.slots:
         return LONGEST_WAIT_S

@@ -39,6 +39,7 @@ def fitted(
     decay = np.exp(-lag_s[:, np.newaxis] / scales)
     whole = np.maximum(decay @ parts, 1e-12)  # before trends were removed
     rho, table = gamma_covariances(cv)
+    # Weights add up in the correlation, not in the covariance: convert at each lag.
     slope = whole / np.interp(whole, table, rho)
     weights = _weights(over @ (decay * slope[:, np.newaxis]), over @ whole, total=1.0)
     weights[weights < MIN_WEIGHT * weights.sum()] = 0.0
@@ -52,6 +53,7 @@ def _weights(columns: FloatArray, wanted: FloatArray, total: float = 0.0) -> Flo
     from scipy.optimize import nnls
 
     share = 1.0 / np.maximum(wanted, SMALL_VARIANCE * wanted.max())
+    # A heavy last equation holds the sum near `total`; it is empty if that is 0.
     rows = np.vstack([columns * share[:, np.newaxis], np.full(columns.shape[1], 100.0 * total)])
     found: FloatArray = nnls(rows, np.append(wanted * share, 100.0 * total))[0]
     return found

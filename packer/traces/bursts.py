@@ -86,6 +86,7 @@ def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:
     if not fast or variance < MIN_CV**2:
         return None
     weights = [round(weight / kept, 4) for _, weight in fast]
+    # The sum stays 1 despite rounding.
     weights[0] += 1.0 - sum(weights)
     scales = tuple((scale_s, weight) for (scale_s, _), weight in zip(fast, weights, strict=True))
     return Bursts(float(f"{np.sqrt(variance):.4g}"), scales)
@@ -208,6 +209,7 @@ def _own_covariance(
     same = squares / all_squares
     if same >= 1.0:
         return None
+    # The total is the mean of both, with weights `same` and 1 − `same`.
     between = (total - same * within) / (1.0 - same)
     # Significant: above twice the standard error that the pooled estimate has under Poisson arrivals.
     error = 1.0 / np.sqrt(squares * size)
@@ -233,6 +235,7 @@ def _pooled(
     `parts`: parts of the rows, float64 (rows, n) each. Trends of this degree are removed. Covariances are averaged over
     bands of lags.
     """
+    # Lag 0 is left out: it has the Poisson noise of the counts.
     edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
     bands = list(pairwise(edges.tolist()))
     lag_s = np.array([cell_s * (a + b - 1) / 2 for a, b in bands])
@@ -243,8 +246,10 @@ def _pooled(
         squares += float((rows.mean(axis=1) ** 2).sum())
         for begin in range(0, len(rows), most):  # in parts, which bounds the memory
             some = rows[begin : begin + most]
+            # Zeros double the length, so that lags do not wrap around.
             spectrum = np.fft.rfft(some - (some @ basis) @ basis.T, 2 * n)
             lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0))[:n]
+    # A row has n − k pairs of cells at lag k.
     lagged /= n - np.arange(n)
     cov = np.array([lagged[a:b].mean() for a, b in bands])
     return lag_s, cov / squares, squares

@@ -129,6 +129,7 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     )
     flat = np.bincount(window * len(trace.names) + adapter, minlength=count * len(trace.names))
     table = flat.reshape(count, len(trace.names)).astype(np.float64)
+    # The last window begins whole days after the first one.
     if count > 1 and begins[-1] % DAY_S == 0.0 and max(covered_s[0], covered_s[-1]) < WHOLE_FROM * window_s:
         table[0] += table[-1]
         covered_s[0] = min(window_s, covered_s[0] + covered_s[-1])

@@ -65,6 +65,7 @@ def conversations(trace: Trace) -> tuple[IntArray, IntArray]:
     same = (blocks.ids[later] == blocks.ids[earlier]) & (owner[of[later]] == owner[of[earlier]])
     before = np.full(len(order), -1)  # the latest earlier request with the same block
     before[later] = np.where(same, of[earlier], -1)
+    # Ids stand for all content up to them, so the blocks found are the first ones of a request.
     hits = np.bincount(of[before >= 0], minlength=n)
     full = trace.input_tokens // size
     popular = _popular(blocks, of, place)
