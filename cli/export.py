@@ -10,7 +10,8 @@ from packer.cli.declare import Readers, bundle, command, option, pairs
 from packer.cli.options import PlanArgument, Writing
 from packer.cli.output import check_distinct, note, print_json
 from packer.cli.streams import results
-from packer.export.formats import FORMATS, export_plan, output_paths
+from packer.cli.traffic import refuse_unused
+from packer.export.formats import FORMATS, Format, export_plan, output_paths
 from packer.io.files import make_folder, write_text
 from packer.plan import Status
 from packer.words import counted
@@ -88,6 +89,7 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
         without = counted(len(plan.unplaced), "adapter")
         note(f"the plan is infeasible ({without} without a server): nothing to run")
         return 3
+    refuse_unused(f"--format {target.format_name}", _unused(FORMATS[target.format_name]))
     version = target.settings.get("stack_version")
     files = export_plan(plan, target.format_name, target.options(), stack_version=version)
     paths = {} if target.output is None else output_paths(list(files), target.output, force=out.force)
@@ -122,3 +124,12 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
     if others and (target.output is not None or not out.as_json):
         out.note(f"this is {given[0]}; -o FOLDER also writes {', '.join(others)}")
     return 0
+
+
+def _unused(kind: Format) -> list[str]:
+    """The options that the files of a format do not depend on."""
+    unused = [] if kind.pods else ["adapters_claim", "token_secret", "node_labels"]
+    unused += [] if kind.pods or kind is FORMATS["gateway-api"] else ["namespace"]
+    unused += [] if kind.image else ["image"]
+    unused += [] if kind.engine else ["sources_path", "model", "adapters_dir"]
+    return unused + (["address"] if kind.engine or kind.fits else [])  # other formats are routing tables

@@ -67,7 +67,7 @@ def ray_accelerator(gpu: str) -> str:
     name: str | None = KINDS.get(gpu, {}).get("ray")
     if name is None:
         raise IncompatibleError(
-            f"Ray Serve selects nodes by an accelerator type, and has none for {shown(gpu)}: give --node-label of "
-            "another format, or plan with one kind of GPU."
+            f"Ray Serve selects nodes by an accelerator type, and has none for {shown(gpu)}: use another "
+            "format, or plan with one kind of GPU."
         )
     return name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
+from packer.export.makers import GAUDI
 from packer.export.nodes import ray_accelerator
 from packer.export.servers import ExportedServer, Options, routes
 from packer.export.sources import parsed
@@ -30,7 +31,12 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
             arguments["speculative_config"] = drafts.config
         if server.modules:
             arguments["max_cpu_loras"] = server.bin.max_loras
-        accelerator = ray_accelerator(server.bin.profile.gpu.name) if server.nodes else None
+        gpu = server.bin.profile.gpu.name
+        if server.maker is GAUDI:
+            raise IncompatibleError(
+                f"Ray Serve LLM reserves GPUs, which {gpu} is not to Ray: use --format k8s."
+            )
+        accelerator = ray_accelerator(gpu) if server.nodes else None
         found.append((server, arguments, _folder(server) if server.modules else None, accelerator))
     names = {
         "profiles": {server.name: server.bin.profile.label for server in servers},

@@ -51,7 +51,7 @@ def nginx(servers: Servers, options: Options) -> dict[str, str]:
         target = places[0][0].name
         if len(places) > 1:
             target = f"$packer_split_{number}"
-            parts = [(f"{100 * share:.2f}%", server.name) for server, share in places]
+            parts = [(f"{weight / 100:.2f}%", server.name) for server, weight in weights(places)]
             splits.append((target, [*parts[:-1], ("*", parts[-1][1])]))
         rows.append((quoting.nginx_map_key(key, exact_case=folded[key.lower()] > 1), target))
     # Buckets of both hash tables must hold the longest key; nginx itself rounds their size up to the cache line.

@@ -13,6 +13,7 @@ import yaml
 
 from packer import load_plan
 from packer.cli import run
+from packer.export.formats import FORMATS
 from packer.plan import Plan, Status
 
 Capture = pytest.CaptureFixture[str]
@@ -105,7 +106,8 @@ def test_files_of_another_kind_are_refused(
 ) -> None:
     """An output that ends like a file of another kind is an error with the right endings, not a folder."""
     before = sorted(tmp_path.rglob("*"))
-    assert run(["export", plan_path, "--format", format_name, *CLAIM, "-o", str(tmp_path / name)]) == 2
+    claim = CLAIM if FORMATS[format_name].pods else ()
+    assert run(["export", plan_path, "--format", format_name, *claim, "-o", str(tmp_path / name)]) == 2
     assert f"ends in {ending}, got the ending {Path(name).suffix.lower()!r}" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -130,7 +132,8 @@ def test_files_left_out_are_named(
     plan_path: str, tmp_path: Path, capsys: Capture, format_name: str, name: str, kind: str, left_out: str
 ) -> None:
     """One file of a format with several holds what its name or ending says, and the others are named."""
-    assert run(["export", plan_path, "--format", format_name, *CLAIM, "-o", str(tmp_path / name)]) == 0
+    claim = CLAIM if FORMATS[format_name].pods else ()
+    assert run(["export", plan_path, "--format", format_name, *claim, "-o", str(tmp_path / name)]) == 0
     assert kind in (tmp_path / name).read_text()
     assert f"-o FOLDER also writes {left_out}" in capsys.readouterr().err
 
@@ -181,6 +184,10 @@ def test_estimates_are_announced(toy_plan: Callable[..., Plan], tmp_path: Path, 
         (["--format", "ray"], "s3:// or gs:// with the adapter's name at its end"),
         (["--format", "kserve", *CLAIM], "KServe's start script keeps.*got 'c; rm -rf /'"),
         (["--prefix", "0gpu"], "start with a small letter, got '0gpu'"),
+        (["--token-secret", "hf"], "--token-secret has no effect with --format vllm"),
+        (["--format", "ray", "--node-label", "a=b"], "--node-label has no effect with --format ray"),
+        (["--format", "nginx", "--model", "m"], "--model has no effect with --format nginx"),
+        (["--format", "k8s", *CLAIM, "--address", "a:{port}"], "--address has no effect with --format k8s"),
         (["--sources", "s3.yaml"], "the source of adapter 'b'.*got 's3://loras/b'.*--format aibrix"),
     ],
 )

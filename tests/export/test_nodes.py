@@ -87,8 +87,11 @@ def test_ray_names_the_accelerator(toy_plan: Callable[..., Plan]) -> None:
     text = export_plan(of_kinds(plan, "NVIDIA L4", "NVIDIA H100 SXM 80GB"), "ray", options)["serve.yaml"]
     configs = yaml.safe_load(text)["applications"][0]["args"]["llm_configs"]
     assert [each["accelerator_type"] for each in configs] == ["L4", "H100"]
-    with pytest.raises(IncompatibleError, match="none for 'NVIDIA GeForce RTX 4090'"):
-        export_plan(of_kinds(plan, "NVIDIA L4", "NVIDIA GeForce RTX 4090"), "ray", options)
+    for gpu in ("NVIDIA GeForce RTX 4090", "NVIDIA A10", "NVIDIA A30"):
+        with pytest.raises(IncompatibleError, match=f"none for '{gpu}'"):
+            export_plan(of_kinds(plan, "NVIDIA L4", gpu), "ray", options)
+    with pytest.raises(IncompatibleError, match="which Intel Gaudi 3 is not to Ray: use --format k8s"):
+        export_plan(of_kinds(plan, "Intel Gaudi 3", "Intel Gaudi 3"), "ray", options)
 
 
 def test_one_kind_takes_any_node(toy_plan: Callable[..., Plan]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -132,6 +133,18 @@ def test_nginx_map_routes_every_name(hostile_plan: Plan, tmp_path: Path) -> None
     )
     assert keys == {"$packer_session"}
     assert [row["directive"] for row in by_session] == ["default", ""]
+
+
+def test_nginx_gives_no_replica_a_share_of_0(toy_plan: Callable[..., Plan]) -> None:
+    """A percentage of 0.00 is an error to nginx: the smallest share becomes 0.01 %, and all add up to at most 100 %."""
+    plan = toy_plan(["a", "b", "c"], gpus=3, replicated=True)
+    given = (1e-6, 0.999_99, 9e-6)
+    bins = [
+        replace(item, shares=tuple(share if part < 1 else part for part in item.shares))
+        for item, share in zip(plan.bins, given, strict=True)
+    ]
+    text = export_plan(replace(plan, bins=tuple(bins)), "nginx")["nginx.conf"]
+    assert re.findall(r"(\S+) gpu-\d;", text)[:3] == ["0.01%", "99.98%", "*"]
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed (Debian: nginx-light)")
