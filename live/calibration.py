@@ -233,6 +233,7 @@ def from_client(outcome: Outcome) -> from_log.Observations:
         real = [a for a in names if a.name != BASE]
         context = float((load.input_tokens[load.done] + load.output_tokens[load.done] / 2).sum())
         ranks = float(sum(a.rank for a in real))
+        # In a burst, each step gives each of the n requests one gap.
         gap_ms, steps = float(np.median(load.itl_ms)), len(load.itl_ms) / n
         rows.append((n, 0.0, len(real), ranks, context, gap_ms, steps, 0.0))
     elif load is not None and task.key.startswith("prefill-1-"):

@@ -153,6 +153,7 @@ def _load_line(parts: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> tu
         return 0.0, 0.0
     loads, ranks, ms = (np.concatenate([part[k] for part in parts]) for k in range(3))
     some = loads > 0
+    # So few loads don't tell what depends on the rank.
     if int(some.sum()) < 3:
         return (float(ms[some].sum() / loads[some].sum()), 0.0) if some.any() else (0.0, 0.0)
     (base, per_rank), _ = nnls(np.column_stack([loads[some], ranks[some]]), ms[some])

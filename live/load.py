@@ -181,6 +181,7 @@ def run_job(
         while client.poll() is None and time.monotonic() - start < limit:
             if not died and not alive():
                 died = True
+                # The client then writes its result: the loop goes on until it has ended.
                 client.send_signal(signal.SIGTERM)
             if stop():
                 break

@@ -134,6 +134,7 @@ def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
     seen = [page_of(text, time_s) for time_s, text in pages if text]
 
     def mean(key: str) -> float | None:
+        # The page of time 0 was read before the run: only counters begin with it.
         known = [page.figures[key] for page in seen if page.time_s > 0.0 and key in page.figures]
         return sum(known) / len(known) if known else None
 

@@ -181,6 +181,7 @@ def cached_tokens(fleet: Workload, load: FloatArray) -> FloatArray:
             adapter, output = fleet.adapters[a], float(fleet.mean_output_tokens[a])
             first = (adapter.input_tokens or fleet.input_tokens).expected
             added = own.added_tokens(first, adapter.shared_prefix_tokens)
+            # Of a session's requests, 1 − 1 / turns are later turns.
             waiting = load[a] / fleet.mean_tokens[a] * (1.0 - 1.0 / own.turns) * own.gap_s(output)
             found[a] += waiting * (first + own.turns * (output + added) - added)
     return found

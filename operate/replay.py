@@ -182,6 +182,7 @@ def replay(
     if run.status != "ok":
         raise ValidationError(f"Expected servers that start, got: {run.status_reason}.")
     held = [window.gpus_of for window in windows]
+    # A day repeats: the first window follows the last one.
     pairs = [(held[t - 1], now) for t, now in enumerate(held)]
     starts = sum(gpus for before, now in pairs for number, gpus in now.items() if number not in before)
     gpu_s = _gpu_s(run, windows) + starts * startup_s

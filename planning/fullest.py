@@ -92,6 +92,7 @@ def _most_tok_s(
     search was cut short."""
     loads = job.parts.fleet.offered_tok_s_by_adapter
     falling = members[np.argsort(-loads[members], kind="stable")]
+    # Any consecutive part of this order has a fair share of hot and of quiet adapters.
     order = falling[np.argsort(golden(len(falling)), kind="stable")]
     like = [item for item in plan.bins if item.max_lora_rank == rank] or plan.bins
     full = max(like, key=lambda item: item.offered_tok_s(job.workload))

@@ -64,6 +64,7 @@ class Overload:
                 next_ = {k: near[0] for k in open_ if (near := neighbours(now[k], step))}
                 now |= {k: now[k].with_slots(slots) for k, slots in next_.items()}
                 shares = self._shares([now[k] for k in next_])
+                # An equal share is no reason to stop: a better number may follow.
                 open_ = {k for k, share in zip(next_, shares, strict=True) if share >= found[k]}
                 for k, share in zip(next_, shares, strict=True):
                     if share > found[k]:

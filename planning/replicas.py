@@ -125,6 +125,7 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     slots = slot_ranks(fleet.ranks)
     found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough, stop)
     if not (fleet.slo.keys("server") or fleet.slo.keys("request")):  # which an adapter may break alone
+        # Ranks count as equal here: if one adapter is reachable, those of its class with shorter prompts are.
         found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, lambda _i: 1, enough)
     return found
 

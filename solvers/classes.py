@@ -303,6 +303,7 @@ def boxes(workload: Workload, limit: int) -> list[list[int]]:
     heap: list[tuple[float, int, IntArray]] = []
     for k, own in enumerate(apart.values()):
         group = np.array(own, dtype=np.int64)
+        # The unique second value keeps the heap from comparing groups.
         heap.append((-_rounding(points[group]), k, group))
     heapq.heapify(heap)
     made = len(heap)

@@ -119,6 +119,7 @@ def with_other_slots(problem: Problem, found: Solution) -> Solution:
             break
         for k, best in zip(some, search(climbs, slots.rated), strict=True):
             made[k] = best or made[k]
+        # No bin of the sample gets better, so the rest is not tried.
         if made == list(found.bins):
             break
     return replace(found, bins=tuple(made))

@@ -87,6 +87,7 @@ class Compiler:
     def has(self, kernel: Dispatcher) -> bool:
         """Whether the process is still going to compile a kernel that was sent."""
         running = self._process is not None and self._process.poll() is None
+        # Kernels are compiled in the order in which they were sent.
         return running and self._sent.get(kernel, -1) >= self._done and not is_kept(kernel)
 
     def wait(self, kernel: Dispatcher) -> None:

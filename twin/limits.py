@@ -81,6 +81,7 @@ def client_limit(sim: Run) -> Limit | None:
         sim.profile.engine.max_num_queued_reqs,
     )
     servers = len(sim.servers)
+    # If the servers' queues are shorter than the client's limit, the servers refuse first.
     if most is None or (queue is not None and queue * servers < most):
         return None
     kept = sim.held_back if sim.paced else sim.refused_by_client

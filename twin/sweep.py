@@ -155,6 +155,7 @@ def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
         )
     taken = set(workload.names)
     adapters = list(workload.adapters)
+    # A larger draw begins with the numbers of a smaller one, so fleets do, too.
     for k, i in enumerate(np.random.default_rng(seed).integers(have, size=n - have), start=1):
         adapters.append(_copy(workload.adapters[i], k, taken))
     return replace(workload, adapters=tuple(adapters))

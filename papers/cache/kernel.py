@@ -80,6 +80,7 @@ def enter_batch(state: CellState, loading: FloatArray, a: int) -> float:
     k, loads = adapters[a].rank_class, True
     if adapters[a].resident == 0:
         put(state, a)
+    # Each request loads a copy of its own.
     elif adapters[a].in_batch > 0 and server.cache_rule == NOTHING:
         server.adapter_loads += 1
     else:
@@ -136,6 +137,7 @@ def tidy(state: CellState, tag: int) -> None:
             e = after
     while server.used > own.high_water:
         e = victim(state, 0)
+        # Kept adapters are evicted last, so none but these are left.
         if e == 0 or cached[e].kept == 1:
             return
         drop(state, e)

@@ -81,6 +81,7 @@ def packed(
     beyond = certify(feasibility, weights, above=1.0, slack=TOLERANCE, budget=budget, known=none)
     if not beyond.exhaustive:
         return Packed(heavier=beyond.counterexample)
+    # No bin weighs more than 1, so in a plan of `n_bins` bins each one weighs at least `low`.
     low = float(weights @ demand) - (n_bins - 1) * (1.0 + TOLERANCE)
     rows = every_bin_within(weights, demand, low - TOLERANCE, 1.0 + TOLERANCE, budget)
     if rows is None:

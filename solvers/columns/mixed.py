@@ -102,6 +102,7 @@ def downsized(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
         weight = problem.objective.weight
         for profile in sorted(kinds, key=weight):
             gpus = profile.engine.gpus
+            # Kinds are sorted by weight: none of the rest is cheaper.
             if weight(profile) >= weight(item.profile) - 1e-9 or problem.out_of_time():
                 break
             if item.is_split or left.get(profile.gpu.name, gpus) < gpus:
@@ -289,6 +290,7 @@ class _Search:
         """Turn patterns that hold all adapters of a model into bins, each on the cheapest kind that holds it. Adapters
         that don't fit are packed again. None if that fails, or takes more of the stock than the mix has."""
         mixes, problem = self.mixes[m], self.parts[m].problem
+        # Bins may take only the GPUs that the mix gives this model: the others are for other models.
         stock = dict.fromkeys(problem.stock, 0)
         for source, count in zip(mixes.sources, servers.tolist(), strict=True):
             if source.gpu in stock:

@@ -201,6 +201,7 @@ def _arrived(c: Servers, way: Transit, k: int, at_s: float) -> bool:
         following = c.requests[r].next
         if not _deliver(c, way, r, at_s):
             return False
+        # If a later request finds no row, a repeated call goes on with that one.
         way.transfers[k, FIRST] = following
     places = way.places[node]
     while way.room[node] < way.size[a - 1] and places[0].by_use.after != 0:

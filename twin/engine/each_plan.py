@@ -305,6 +305,7 @@ def note_batch(state: ServerState, each: Each, first: int) -> None:
         if row.chunk == 0:
             batch.tried = row.tried
             if server.depth == 2:
+                # The next step is scheduled before this step's tokens are known (async_scheduler.py).
                 row.placeholders += 1 + row.tried
                 row.drafts = whole.drafts
         row.tokens = row.tried = 0

@@ -57,6 +57,7 @@ def change(server: Record, adapters: Record, a: int, which: int, by: int) -> Non
     if before > 0 and before + by > 0:
         return
     if server.series_of_lists == 0:
+        # The hash of a set does not depend on the order in which its adapters came.
         server.sets ^= adapter.words[which]
         server.named += by
     else:
