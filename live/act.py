@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,15 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from packer.bin import Bin
 from packer.change import Change
-from packer.errors import IncompatibleError, LiveError, OutputError, PackerError, shown
-from packer.gpu import base_model
+from packer.errors import LiveError, OutputError, PackerError, shown
 from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet, LiveState
 from packer.live.host import Models, RunningServer, ShellCommand, each_of
+from packer.live.matching import goal_of
 from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
 from packer.moves import Placement, by_adapter, ordered
@@ -79,91 +75,23 @@ class Acting:
 
         return each_of(self.servers, models)
 
-    def placement(self, seen: Sequence[Models | str], *, whole: bool = True) -> list[dict[str, float]]:
+    def placement(self, seen: Sequence[Models | str], but: Iterable[str] = ()) -> list[dict[str, float]]:
         """Return the adapters that each server reports, with the state's shares; none for servers that don't answer.
 
-        `whole`: an adapter without a share on any server that answers gets equal shares on all servers that hold it.
+        An adapter without a share on any server that answers gets equal shares on all servers that hold it, unless it
+        is one of `but`.
         """
         known = self.state.routes(self.numbers)
         found: list[dict[str, float]] = []
-        base = dict.fromkeys(self.base, 0.0)
         for s, models in enumerate(seen):
-            held = {} if isinstance(models, str) else dict.fromkeys(models.adapters, 1.0) | base
-            found.append({n: known[n].get(s, 0.0) if n in known else share for n, share in held.items()})
-        for name in {name for placed in found for name in placed} if whole else ():
+            held = () if isinstance(models, str) else {*models.adapters, *self.base}
+            found.append({name: known.get(name, {}).get(s, 0.0) for name in sorted(held)})
+        for name in {name for placed in found for name in placed}.difference(but):
             holding = [placed for placed in found if name in placed]
             if not any(placed[name] for placed in holding) and self.ranks.get(name, 1):
                 for placed in holding:
                     placed[name] = 1.0 / len(holding)
         return found
-
-    def goal(self, seen: Sequence[Models | str], *, prune: bool = False) -> list[dict[str, float]]:
-        """Return the plan's placement on the servers, matched so that as many adapters as possible stay.
-
-        `prune`: adapters that the plan does not name take no room.
-        Raises `IncompatibleError`: there are fewer servers than in the plan, or none fits a server of the plan.
-        """
-        from scipy.optimize import linear_sum_assignment
-
-        bins, names = self.plan.bins, self.plan.workload.names
-        if len(bins) > len(self.servers):
-            needed = f"{counted(len(bins), 'server')}, as the plan has"
-            raise IncompatibleError(f"Expected at least {needed}, got {len(self.servers)}.")
-        weight = np.full((len(bins), len(self.servers)), -math.inf)
-        reasons: list[list[str]] = [[] for _ in bins]
-        placed = {names[i] for item in bins for i in item.adapters}
-        for k, item in enumerate(bins):
-            wanted = {names[i] for i in item.adapters}
-            for s, models in enumerate(seen):
-                held = () if prune or isinstance(models, str) else models.adapters
-                if why := self.misfit(item, s, models) or self._crowded(s, wanted, set(held) - placed):
-                    reasons[k].append(why)
-                elif not isinstance(models, str):
-                    weight[k, s] = len(wanted & set(models.adapters)) + (1e-3 if s == k else 0.0)
-        # Servers that do not fit cost more than all adapters together.
-        rows, columns = linear_sum_assignment(-np.where(np.isneginf(weight), -1e9, weight))
-        found: list[dict[str, float]] = [
-            {} if isinstance(models, str) else dict.fromkeys(self.base, 0.0) for models in seen
-        ]
-        for k, s in zip(rows.tolist(), columns.tolist(), strict=True):
-            if math.isinf(weight[k, s]):
-                raise IncompatibleError(f"No server fits number {k} of the plan: {listed(reasons[k], 3)}.")
-            shares = zip(bins[k].adapters, bins[k].shares, strict=True)
-            found[s] |= {names[i]: share for i, share in shares}
-        return found
-
-    def _crowded(self, s: int, wanted: set[str], staying: set[str]) -> str | None:
-        """Return why a server has no room for these adapters beside others that stay there; None if it has."""
-        count, host = len((wanted | staying) - self.base), self.servers[s].host
-        if host.room is None or count <= host.room:
-            return None
-        beside = f", {len(staying)} of them not of the plan" if staying else ""
-        return f"{host.name} has room for {counted(host.room, 'adapter')}, and would hold {count}{beside}"
-
-    def misfit(self, item: Bin, s: int, models: Models | str) -> str | None:
-        """Return why a server does not fit the plan's server `item`; None if it fits."""
-        server, profile = self.servers[s], item.profile
-        if isinstance(models, str):
-            return models.rstrip(".")
-        own = {profile.model.name, profile.model.repository or "", profile.name}
-        expected = {self.fleet.model} if self.fleet.model else {base_model(name) for name in own if name}
-        names = set(models.base) if self.fleet.model else set(map(base_model, models.base))
-        if models.base and not expected & names:
-            planned = self.fleet.model or profile.model.name
-            return f"{server.name} serves {shown(models.base[0])}, the plan is for {shown(planned)}"
-        longest = models.max_model_len
-        if longest is not None and longest < profile.engine.max_model_len:
-            most = profile.engine.max_model_len
-            return f"{server.name} takes requests of {longest} tokens, the plan's profile {most}"
-        if server.host.profile not in (None, profile.name, profile.label):
-            return f"{server.name} is of the profile {server.host.profile}, the plan's is {profile.label}"
-        try:
-            there = page_of(server.metrics()).max_loras
-        except LiveError:
-            there = None
-        if there is not None and there != item.max_loras:
-            return f"{server.name} was started with max_loras {there}, the plan says {item.max_loras}: start it again"
-        return None
 
     def changes(self, *, prune: bool = False) -> list[Change]:
         """Return the changes to the plan.
@@ -171,7 +99,7 @@ class Acting:
         Raises `IncompatibleError`: servers are missing, do not fit or lack room; `OutputError`: of the router's file.
         """
         seen = self.look()
-        goal = self.goal(seen, prune=prune)
+        goal = goal_of(self, seen, prune=prune)
         if self.fleet.router is not None and (routes := _routes(goal)):
             self.router.differs(routes)  # raises before the first change
         now = self.placement(seen)
@@ -212,28 +140,27 @@ class Acting:
         faults: list[str] = []
         for s in change.start:
             self._try(faults, f"start {self.servers[s].name}", partial(self._start, s))
+        idle = [(s, name) for s, name in change.unload if not self._share(s, name)]
+        self._unload_all(faults, idle)  # these make room
         for s, name in change.load:
             if name not in failed and (fault := self._load(s, name)):
                 failed[name] = fault
         left = set(failed)
         for name, shares in change.route.items():
-            if name not in left and not all(self._holds(s, name) for s in shares):
-                self.say(f"{shown(name)} is not on all its new servers and stays as it is")
+            if name not in left and any(self._share(s, name) is None for s in shares):
+                faults.append(f"{shown(name)} is not on all its new servers and stays as it is.")
                 left.add(name)
         routes = {name: shares for name, shares in change.route.items() if name not in left}
-        gone = {name for _, name in change.unload} - set(change.route) - left
+        unload = [each for each in change.unload if each not in idle and each[1] not in left]
+        gone = {name for _, name in unload} - set(change.route)
         if routes or gone:
             try:
                 self._route(routes, gone, {name: {s for s, n in change.unload if n == name} for name in gone})
             except LiveError as error:
                 return [*faults, *failed.values(), str(error)]
-            time.sleep(self.fleet.limits.settle_s if change.unload or change.stop else 0.0)
-        for s, name in change.unload:
-            if name not in left:
-                what = f"unload {shown(name)} from {self.servers[s].name}"
-                self._try(faults, what, partial(self._unload, s, name))
+        self._unload_all(faults, unload)
         for s in change.stop:
-            self._try(faults, f"stop {self.servers[s].name}", partial(self._stop, s))
+            self._try(faults, f"stop {self.servers[s].name}", partial(self._leave, s))
         return [*faults, *failed.values()]
 
     def _step(self, what: str, work: Callable[[], Any]) -> None:
@@ -265,8 +192,8 @@ class Acting:
                 self.say(f"trying again: {error}")
                 time.sleep(min(POLL_S * 2 ** (self.fleet.limits.tries - left), 10.0))
 
-    def _holds(self, s: int, name: str) -> bool:
-        return name in self.state.servers.get(self.servers[s].name, {})
+    def _share(self, s: int, name: str) -> float | None:
+        return self.state.servers.get(self.servers[s].name, {}).get(name)
 
     def _load(self, s: int, name: str) -> str:
         """Load an adapter if there is room for it, and unload it again if that fails; returns the failure."""
@@ -313,23 +240,30 @@ class Acting:
 
         self._step(what, work)
 
-    def _unload(self, s: int, name: str) -> None:
-        """Wait until the adapter's requests have ended, then unload the adapter."""
-        server = self.servers[s]
-        end = time.monotonic() + self.fleet.limits.drain_s
-        while True:
-            busy = page_of(server.metrics()).in_flight
-            if busy is not None and name not in busy:
-                break
-            if time.monotonic() > end:
+    def _unload_all(self, faults: list[str], pairs: Sequence[tuple[int, str]]) -> None:
+        """Unload these adapters of servers when their requests, to which no route leads any more, have ended."""
+        time.sleep(self.fleet.limits.settle_s if pairs else 0.0)
+        end_s = time.monotonic() + self.fleet.limits.drain_s
+        for s, name in pairs:
+            what = f"unload {shown(name)} from {self.servers[s].name}"
+            self._try(faults, what, partial(self._unload, s, name, end_s))
+
+    def _unload(self, s: int, name: str, end_s: float) -> None:
+        self._drain(s, name, end_s)
+        self.servers[s].unload(name)
+        self.state.servers.get(self.servers[s].name, {}).pop(name, None)
+
+    def _drain(self, s: int, name: str | None, end_s: float) -> None:
+        """Wait until the requests of an adapter, or all, have ended. Raises `_BusyError`: they have not at `end_s`."""
+        of = "" if name is None else f" of {shown(name)}"
+        while (busy := page_of(self.servers[s].metrics()).busy(name)) is not False:
+            if time.monotonic() > end_s:
                 within = f"within {self.fleet.limits.drain_s:g} s"
-                why = f"Requests of {shown(name)} did not end {within}"
+                why = f"Requests{of} did not end {within}"
                 if busy is None:
-                    why = f"/metrics did not say {within} that no request of {shown(name)} is in flight"
-                raise _BusyError(f"{why}; it stays loaded.")
+                    why = f"/metrics did not say {within} that no request{of} is in flight"
+                raise _BusyError(f"{why}; it stays {'on' if name is None else 'loaded'}.")
             time.sleep(POLL_S)
-        server.unload(name)
-        self.state.servers.get(server.name, {}).pop(name, None)
 
     def _start(self, s: int) -> None:
         server = self.servers[s]
@@ -361,6 +295,17 @@ class Acting:
                 self.say(f"the start of {self.servers[s].name} is given up")
                 command.end()
                 self._try([], f"stop {self.servers[s].name}", partial(self._stop, s))
+
+    def _leave(self, s: int) -> None:
+        """Stop a server to which no route leads any more; one that answers when its requests have ended."""
+        if routed := [
+            shown(name) for name, share in self.state.servers.get(self.servers[s].name, {}).items() if share
+        ]:
+            raise _BusyError(f"not done, it still has the requests of {listed(routed, 5)}.")
+        if self.servers[s].healthy:
+            time.sleep(self.fleet.limits.settle_s)
+            self._drain(s, None, time.monotonic() + self.fleet.limits.drain_s)
+        self._stop(s)
 
     def _stop(self, s: int) -> None:
         server = self.servers[s]

@@ -41,12 +41,21 @@ class Page:
     @property
     def in_flight(self) -> frozenset[str] | None:
         """Adapters with requests in the engine now; None if the page does not determine them."""
-        if "running" not in self.figures:
-            return None
-        waiting = self.figures.get("waiting")
-        if not self.figures["running"] and not waiting:
-            return frozenset()
-        return None if waiting and not self.all_named else self.adapters
+        if not self.requests:
+            return None if self.requests is None else frozenset()
+        return None if self.figures.get("waiting") and not self.all_named else self.adapters
+
+    @property
+    def requests(self) -> float | None:
+        """Number of requests in the engine now; None if the page does not have it."""
+        running = self.figures.get("running")
+        return None if running is None else running + self.figures.get("waiting", 0.0)
+
+    def busy(self, adapter: str | None = None) -> bool | None:
+        """Whether requests of an adapter, or any requests, are in the engine now; None if the page does not say."""
+        if adapter is None:
+            return None if self.requests is None else self.requests > 0.0
+        return None if self.in_flight is None else adapter in self.in_flight
 
 
 def page_of(text: str, time_s: float = 0.0) -> Page:

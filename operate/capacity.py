@@ -4,7 +4,7 @@ cache holds, and what is lost of that when adapters move."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
@@ -35,11 +35,12 @@ NEARLY = 0.15
 
 class Left(NamedTuple):
     """Names of adapters without a server: `large` have a rank above `highest`, the largest that a server takes; for
-    `others` there is no room, of which a server has `room` on average."""
+    `others`, of ranks up to `rank`, there is no room, of which a server has `room` on average."""
 
     large: Sequence[str]
     highest: int
     others: Sequence[str]
+    rank: int
     room: float
 
     @property
@@ -77,14 +78,15 @@ def rank_of(kind: ServerKind, fleet: Workload) -> int:
 
 
 def left_of(
-    left: Iterable[int], fleet: Workload, kinds: Sequence[ServerKind], rooms: Sequence[int | None]
+    left: Collection[int], fleet: Workload, kinds: Sequence[ServerKind], rooms: Sequence[int | None]
 ) -> Left:
     """Why these adapters have no server. `rooms`: maximum adapters of each server; None: any number."""
     names, ranks, highest = fleet.names, fleet.ranks.tolist(), max(rank_of(kind, fleet) for kind in kinds)
     known = [math.inf if room is None else room for room in rooms]
+    others = [a for a in left if 0 < ranks[a] <= highest]
     return Left(
-        [names[a] for a in left if ranks[a] > highest], highest,
-        [names[a] for a in left if 0 < ranks[a] <= highest], float(np.mean(known)) if known else math.inf,
+        [names[a] for a in left if ranks[a] > highest], highest, [names[a] for a in others],
+        max((ranks[a] for a in others), default=0), float(np.mean(known)) if known else math.inf,
     )  # fmt: skip
 
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from packer.arrays import FloatArray
 from packer.change import Change
-from packer.errors import IncompatibleError, PackerError
+from packer.errors import PackerError
 from packer.live.act import Acting, words
 from packer.live.host import Models
+from packer.live.matching import fitting
 from packer.live.traffic import PRIOR, Traffic
 from packer.operate.capacity import load_of, server_kinds
 from packer.operate.drift import unreplayed
@@ -58,6 +59,7 @@ class Following:
         self._resting: set[int] = set()
         # By server that a dry run pretends to start or stop: the time from which it would answer.
         self._pretended: dict[int, float] | None = None
+        self._unloaded: list[tuple[int, str]] = []  # in a dry run
         self._here: dict[int, dict[str, float]] = {}
         plan = self.acting.plan
         said = repr([(each.adapters, each.shares, each.settings) for each in plan.bins])
@@ -73,13 +75,11 @@ class Following:
         )  # fmt: skip
 
     def check(self, seen: Sequence[Models | str]) -> None:
-        """Raise `IncompatibleError` if a server that answers does not fit the plan."""
-        bins = self.acting.plan.bins
-        most = max(bins, key=lambda item: (item.max_lora_rank, item.max_loras))
-        for s, models in enumerate(seen):
-            item = bins[s] if s < len(bins) else most
-            if not isinstance(models, str) and (reason := self.acting.misfit(item, s, models)):
-                raise IncompatibleError(f"Server {s} does not fit the plan: {reason}.")
+        """Take each server that answers for the kind of the plan's server that it fits. Raises `IncompatibleError`: it
+        fits none."""
+        kinds = server_kinds(self.acting.plan, len(self.acting.plan.bins))
+        for s, k in fitting(self.acting, seen).items():
+            self.keeper.kinds[s] = kinds[k]
 
     def serve(self, fleet: Workload) -> None:
         """Serve these adapters from now on: new ones get a server at the next step, removed ones leave theirs."""
@@ -90,7 +90,7 @@ class Following:
         self.keeper = replace(old, workload=fleet, held=[{} for _ in old.kinds])
         self.keeper.expected, self.keeper.starting = old.expected, old.starting
         self.keeper.know(old.requests.carried(planned, fleet))
-        self._pretended = None
+        self._pretended, self._unloaded = None, []
 
     def observed(self, now_s: float) -> Observation:
         """Observe which adapters the servers hold, and their load."""
@@ -105,7 +105,8 @@ class Following:
         faults = self.traffic.scrape(now_s, [s for s in range(len(seen)) if s not in quiet])
         self.last_error = "; ".join([*away, *faults])[:400]
         number = {name: a for a, name in enumerate(self.fleet.names)}
-        placed = self.acting.placement(seen, whole=False)
+        # The keeper routes adapters of the fleet that have no share; a dry run writes no routes, so none are missing.
+        self.placed = placed = self.acting.placement(seen, () if self.dry_run else self.fleet.names)
         if not self.dry_run:  # written with the next step
             names = [each.name for each in self.acting.servers]
             self.acting.state.servers = {name: dict(own) for name, own in zip(names, placed, strict=True)}
@@ -173,7 +174,10 @@ class Following:
         self._unserved = unserved
         self.last_error = "; ".join(filter(None, [*gone.values(), unserved, self.last_error]))[:400]
         left, self.pending = self._gone(), int(self.keeper.waiting != "")
-        for each in [*made, *left]:
+        filled = {s for each in made for s, _ in each.change.load if self.keeper.rooms[s] is not None}
+        first = any(s in filled for each in left for s, _ in each.change.unload)  # they make room
+        made = [*left, *made] if first else [*made, *left]
+        for each in made:
             names = [server.name for server in self.acting.servers]
             change = replace(each.change, time_s=0.0)
             entry: dict[str, Any] = {
@@ -189,14 +193,15 @@ class Following:
             self.changes, self.loads = self.changes + 1, self.loads + each.loads
             self.log = [*self.log, entry][-MOST_LOG:]
             self._resting = (self._resting | set(change.stop)) - set(change.start)
-        return [*made, *left]
+        return made
 
     def _gone(self) -> list[Decision]:
         """Unload the adapters of the plan, or of an earlier fleet, that the fleet no longer has."""
         left = set(self.acting.ranks) - self.acting.base - set(self.fleet.names)
-        held = [self.acting.state.servers.get(each.name, {}) for each in self.acting.servers]
-        unload = tuple((s, name) for s, own in enumerate(held) for name in sorted(left & set(own)))
-        return [Decision(Change(0.0, unload=unload), "adapters left the fleet")] if unload else []
+        unload = [(s, name) for s, own in enumerate(self.placed) for name in sorted(left & set(own))]
+        unload = [each for each in unload if each not in self._unloaded]
+        self._unloaded += unload if self.dry_run else []
+        return [Decision(Change(0.0, unload=tuple(unload)), "adapters left the fleet")] if unload else []
 
     def _correct(self, seen: Observation) -> None:
         """Correct the assumed capacities of servers by the predicted and the measured time per token."""

@@ -91,7 +91,7 @@ class Keeper:
     """
 
     workload: Workload
-    kinds: Sequence[ServerKind]
+    kinds: list[ServerKind]
     held: list[dict[int, float]]
     on: BoolArray
     rooms: Sequence[int | None] = ()
@@ -114,7 +114,7 @@ class Keeper:
         self.starting: dict[int, float] = {}
         self.capacity = Capacity(self.workload, self.kinds, self.seed)
         self._asked_s: dict[int, float] = {}
-        self._caps = np.zeros(len(self.kinds))
+        self._caps = np.full(len(self.kinds), math.inf)  # infinite: unknown
         self.left = left_of((), self.workload, self.kinds, self.rooms)  # without a server
         self._spare_since_s = math.inf
         self._over_since_s = math.inf
@@ -236,9 +236,8 @@ class Keeper:
         for s in self.serving:
             if now_s - self._asked_s.get(s, -math.inf) >= AGAIN_S:
                 self._judge(now_s, s, load, self.held[s])
-        known = self._caps[self._caps > 0.0]
-        usual = float(known.mean()) if len(known) else math.inf
-        self._caps[self._caps <= 0.0] = usual
+        if len(known := self._caps[np.isfinite(self._caps)]):
+            self._caps[np.isinf(self._caps)] = known.mean()
 
     def _ask_again(self, servers: Iterable[int]) -> None:
         for s in servers:
@@ -309,21 +308,20 @@ class Keeper:
     def _sized(self, now_s: float, load: FloatArray) -> list[Decision]:
         """Start the servers that the load or the number of adapters needs, or stop one if that is worth its cost."""
         serving = self.serving
-        total = float(load.sum())
-        caps = self.caps(serving)
+        total, caps = float(load.sum()), self.caps(serving)
         usual = float(caps.mean()) if len(caps) else float(self._caps.max()) * self.level
         if not math.isfinite(usual) or usual <= 0.0:
             usual = max(total, 1.0)
         at_hand = float(caps.sum()) + usual * len(self.starting)
         least = 0 if serving or self.starting else 1
-        by_load = max(least, math.ceil((total / FULL - at_hand) / usual))
+        by_load = max(least, math.ceil(max(0.0, total / FULL - at_hand) / usual))
         by_room = self.left.servers - len(self.starting)
         needed = self.missing = max(by_load, by_room)
         if needed > 0:
             self._spare_since_s = math.inf
-            starts = tuple(np.flatnonzero(~self.on & np.asarray(self.may_start))[:needed].tolist())
-            if not starts:
-                return []
+            rank = self.left.rank  # servers that do not take it come last
+            off = np.flatnonzero(~self.on & np.asarray(self.may_start)).tolist()
+            starts = tuple(sorted(off, key=lambda s: rank_of(self.kinds[s], self.workload) < rank)[:needed])
             for s in starts:
                 self.on[s], self.expected[s], self.held[s] = True, False, {}
                 self.starting[s] = now_s + 3.0 * self.startup_s + self.period_s
@@ -333,7 +331,7 @@ class Keeper:
             why = f"{total:,.0f} tok/s are expected, {at_hand:,.0f} is what the servers hold"
             if by_room > by_load:
                 why = f"the servers have no room for {counted(len(self.left.others), 'adapter')}"
-            return [Decision(Change(now_s, start=starts), why, starts=len(starts))]
+            return [Decision(Change(now_s, start=starts), why, starts=len(starts))] if starts else []
         return self._one_less(now_s, load, serving)
 
     def _one_less(self, now_s: float, load: FloatArray, serving: list[int]) -> list[Decision]:
@@ -385,6 +383,7 @@ class Keeper:
         self.held = near.held
         change = Change(
             now_s, load=tuple((s, names[a]) for s, a in near.loads), stop=stop,
+            unload=tuple((s, names[a]) for s, a in near.unloads),
             route={names[a]: shares for a, shares in near.routes().items()},
         )  # fmt: skip
         return Decision(change, why, len(near.loads))

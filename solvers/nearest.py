@@ -47,7 +47,8 @@ class Nearest:
     `load`: of each adapter, tok/s, float64 (m,). `held`: adapters of each server with their shares, 0 for a copy with
     no requests. `serving`: indices of the servers in use; others hold nothing. `fits`: whether a server can load an
     adapter. `rooms`: most adapters of each server; none: any number; adapters of `roomless`, as the base model, take
-    no room. `loads`: (server, adapter) to load, in order. `left`: adapters that `place_rest` found no server for.
+    no room. `loads`: (server, adapter) to load, in order. `unloads`: idle copies that leave full servers before that.
+    `left`: adapters that `place_rest` found no server for.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Nearest:
         self.before = [dict(own) for own in held]
         self.held = [dict(own) for own in self.before]
         self.loads: list[tuple[int, int]] = []
+        self.unloads: list[tuple[int, int]] = []
 
     def used(self) -> FloatArray:
         """Offered load of each server, tok/s, float64 (S,)."""
@@ -79,13 +81,28 @@ class Nearest:
         }
         return {a: {s: own[a] for s, own in enumerate(self.held) if own.get(a)} for a in sorted(changed)}
 
+    def _full(self, s: int, a: int) -> bool:
+        room = self.rooms[s] if self.rooms and a not in self.roomless else None
+        return room is not None and len(self.held[s].keys() - self.roomless) >= room
+
+    def _idle(self, s: int) -> int | None:
+        """A copy that had and has no requests, of an adapter with requests on another server; None if there is none."""
+        idle = (b for b, share in self.held[s].items() if not share and not self.before[s].get(b, 1.0))
+        others = [self.held[t] for t in self.serving if t != s]
+        known = (b for b in idle if b not in self.roomless and any(own.get(b) for own in others))
+        return min(known, key=lambda b: self.load[b], default=None)
+
     def _takes(self, s: int, a: int) -> bool:
-        """Whether a server may load an adapter, and has room for it."""
-        room = self.rooms[s] if self.rooms else None
-        full = (
-            room is not None and a not in self.roomless and len(self.held[s].keys() - self.roomless) >= room
-        )
-        return not full and self.fits(s, a)
+        """Whether a server may load an adapter, and has room for it if an idle copy leaves."""
+        return self.fits(s, a) and (not self._full(s, a) or self._idle(s) is not None)
+
+    def _load(self, s: int, a: int) -> None:
+        """Load an adapter on a server that takes it, without requests so far."""
+        if self._full(s, a) and (idle := self._idle(s)) is not None:
+            del self.held[s][idle]
+            self.unloads.append((s, idle))
+        self.held[s][a] = 0.0
+        self.loads.append((s, a))
 
     def place_rest(self, opens: Callable[[int], bool] = lambda _adapter: False) -> None:
         """Place each adapter that no server holds on the server with the least load, heaviest first. For adapters that
@@ -113,8 +130,8 @@ class Nearest:
                 self.serving, used = [*self.serving, s], [*used, 0.0]
                 self.before, self.held = [*self.before, {}], [*self.held, {}]
             used[s] += self.load[a]
+            self._load(s, a)
             self.held[s][a] = 1.0
-            self.loads.append((s, a))
 
     def even(self, caps: FloatArray, most: float, most_loads: int) -> None:
         """Move load from the server with the largest used share to the one with the least, until no share is above
@@ -137,8 +154,7 @@ class Nearest:
                 if not able or len(self.loads) >= left:
                     return
                 common = [max(able)]  # later, its shares can follow the traffic without loading an adapter
-                self.loads.append((t, common[0][1]))
-                own[t][common[0][1]] = 0.0
+                self._load(t, common[0][1])
             tok_s, a = max(common)
             given = min(tok_s, wanted)
             share = own[s][a] * given / tok_s
@@ -153,19 +169,20 @@ class Nearest:
     def empty(self, s: int, caps: FloatArray) -> bool:
         """Move the adapters of a server to the others: to existing copies, else to the server with the least used share
         that takes them. Returns False and changes nothing if an adapter has no place."""
-        before, loads = [dict(own) for own in self.held], len(self.loads)
-        others = [t for t in self.serving if t != s]
-        used = self.used()
+        before, loads, unloads = [dict(own) for own in self.held], len(self.loads), len(self.unloads)
+        serving, others = self.serving, [t for t in self.serving if t != s]
+        self.serving, used = others, self.used()
         for a, share in sorted(before[s].items(), key=lambda item: (-self.load[item[0]] * item[1], item[0])):
             copies = any(a in self.held[t] for t in others)
             rising = sorted(others, key=lambda t: used[t] / caps[t])
             t = next((t for t in rising if a in self.held[t] or (not copies and self._takes(t, a))), None)
             if t is None:
-                self.held = before
-                del self.loads[loads:]
+                self.held, self.serving = before, serving
+                del self.loads[loads:], self.unloads[unloads:]
                 return False
-            self.loads += [] if copies else [(t, a)]
-            self.held[t][a] = _sum(self.held[t].get(a, 0.0), share)
+            if not copies:
+                self._load(t, a)
+            self.held[t][a] = _sum(self.held[t][a], share)
             used[t] += self.load[a] * share
-        self.held[s], self.serving = {}, others
+        self.held[s] = {}
         return True

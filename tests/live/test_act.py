@@ -272,8 +272,9 @@ def test_an_adapter_whose_load_failed_keeps_its_routes_in_later_changes(
     servers[1].faults = [(LOAD, 0, "400")]
     later = Change(0.0, route={"a": {1: 1.0}}, unload=((0, "a"),))
     with acting.held():
-        (failed,) = apply(acting, [Change(0.0, load=((1, "a"),)), later], "test")
+        failed, stays = apply(acting, [Change(0.0, load=((1, "a"),)), later], "test")
     assert failed.startswith("load 'a' on gpu-1: ")
+    assert stays == "'a' is not on all its new servers and stays as it is."
     assert routed(fleet)["a"] == {"gpu-0": 1.0}
     check(fleet, servers)
 

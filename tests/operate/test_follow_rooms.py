@@ -1,4 +1,4 @@
-"""What `packer live follow` does about adapters that are not of its fleet, and about the base model."""
+"""What `packer live follow` does about room, kinds of servers, adapters that leave its fleet, and the base model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import packer
+from packer.errors import IncompatibleError
 from packer.live.act import Acting
+from packer.live.fleet_file import Host, LiveFleet
 from packer.operate.follow import Following
+from packer.plan import Plan
 from tests.live.stand_in import StandIn
-from tests.operate.test_follow import _short, following, plan, routes, servers  # noqa: F401 - fixtures
+from tests.operate.test_follow import FAST, _short, following, plan, routes, servers  # noqa: F401 - fixtures
 
 
 def test_a_base_model_that_leaves_the_fleet_is_not_unloaded(
@@ -66,3 +71,92 @@ def test_the_last_routes_stay_in_the_router_file(
         each.faults = []
     loop.step(120.0)
     assert set(routes(tmp_path)) == {"new"}
+
+
+def test_an_adapter_that_replaces_another_on_full_servers_comes_at_once(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """What leaves the fleet makes room before the new adapter is loaded, not at the next look."""
+    loop = following()
+    for s, server in enumerate(loop.acting.servers):
+        loop.acting.servers[s] = replace(server, host=replace(server.host, room=2))
+    loop.keeper.rooms = [2, 2]
+    loop.step(0.0)
+    loop.serve(replace(loop.fleet, adapters=(*loop.fleet.adapters[1:], packer.Adapter("new", 8, 0.1))))
+    loop.step(60.0)
+    assert (loop.last_error, set(servers[0].adapters)) == ("", {"a1", "new"})
+    assert routes(tmp_path)["new"] == ["gpu-0"]
+
+
+def test_a_server_that_comes_back_is_routed_again(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Adapters for which no other server had room lose their routes with their server, and get them back with it."""
+    loop = following()
+    loop.keeper.rooms = [3, 3]
+    loop.step(0.0)
+    port, held = servers[1].http.server_port, servers[1].adapters
+    servers[1].close()
+    loop.step(60.0)
+    assert len(routes(tmp_path)) == 3
+    servers[1] = StandIn(held, plan.bins[0].profile.model.name, port)
+    loop.step(120.0)
+    assert set(routes(tmp_path)) == set(plan.workload.names)
+
+
+def test_servers_without_known_capacity_end_no_loop(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """Servers that answer, but that other adapters fill, have no load by which their capacity could be simulated."""
+    for each in servers:
+        each.adapters = {"other": "/adapters/other"}
+    loop = following()
+    loop.keeper.rooms = [1, 1]
+    assert loop.step(0.0) == []
+    assert "no server has room for 4 adapters" in loop.last_error
+
+
+def test_a_dry_run_says_once_which_adapters_would_leave(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """Adapters that are no longer in the fleet would be unloaded, and nothing is."""
+    loop = following(dry_run=True)
+    loop.step(0.0)
+    loop.serve(replace(loop.fleet, adapters=loop.fleet.adapters[1:]))
+    (left,) = loop.step(60.0)
+    assert (left.why, left.change.unload) == ("adapters left the fleet", ((0, "a0"),))
+    assert loop.step(120.0) == []
+    assert set(servers[0].adapters) == {"a0", "a1"}
+
+
+def test_servers_are_of_the_kind_whose_adapters_they_hold(
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Servers in another order than the plan's are followed as what they are; one of no kind of the plan is refused."""
+    few, many = (
+        replace(item, settings=replace(item.settings, max_loras=n))
+        for item, n in zip(plan.bins, (2, 4), strict=True)
+    )
+    fleet = LiveFleet(
+        tuple(Host(each.url) for each in reversed(servers)), None, FAST, state=str(tmp_path / "state")
+    )
+    loop = Following(Acting(replace(plan, bins=(few, many)), fleet), plan.workload, 1.0)
+    for each, slots in zip(servers, (2, 4), strict=True):
+        each.slots, each.longest = slots, 131072
+    loop.check(loop.acting.look())
+    assert [kind.max_loras for kind in loop.keeper.kinds] == [4, 2]
+    assert [each.counts["/metrics"] for each in servers] == [1, 1]
+    servers[0].slots = 8
+    with pytest.raises(
+        IncompatibleError, match="Server 1 does not fit the plan: gpu-1 was started with max_loras 8"
+    ):
+        loop.check(loop.acting.look())

@@ -91,6 +91,19 @@ def test_adapters_without_room_need_servers() -> None:
     assert (control.missing, control.left.words(0)) == (0, "no server takes a rank above 8: a1")
 
 
+def test_a_server_that_takes_the_rank_is_started_first() -> None:
+    """Of the servers that are off, those come first whose kind takes all adapters for which there is no room."""
+    control = keeper(3, 1, rooms=[8, 8, 8])
+    control.kinds = [KIND, KIND, replace(KIND, name="large", max_lora_rank=64)]
+    ranks = [64, *[8] * 7]
+    control.workload = replace(
+        FLEET, adapters=tuple(replace(a, rank=rank) for a, rank in zip(FLEET.adapters, ranks, strict=True))
+    )
+    del control.held[0][0]
+    (made,) = control.decide(0.0, seen(100.0, [True, False, False]))
+    assert made.change.start == (2,)
+
+
 def test_only_servers_with_commands_are_started_and_stopped() -> None:
     """One server that cannot be started or stopped keeps no other from it."""
     control = keeper(4, 2, may_start=[False, False, False, True], may_stop=[True, False, False, False])

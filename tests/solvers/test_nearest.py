@@ -51,6 +51,18 @@ def test_what_finds_no_room_is_left_and_the_base_model_needs_none() -> None:
     assert (near.loads, near.left) == ([(0, 2), (0, 0)], [1])
 
 
+def test_idle_copies_leave_full_servers() -> None:
+    """A copy without requests makes room where another one has the requests; the only copy of an adapter stays."""
+    held = [{0: 1.0, 1: 0.0}, {1: 1.0, 2: 0.0}]
+    near = Nearest(np.array([1.0, 5.0, 0.0, 9.0]), held, [0, 1], rooms=[2, 2])
+    near.place_rest()
+    assert (near.loads, near.unloads, near.left) == ([(0, 3)], [(0, 1)], [])
+    assert near.held == [{0: 1.0, 3: 1.0}, {1: 1.0, 2: 1.0}]
+    full = Nearest(np.array([1.0, 5.0, 0.0]), [{0: 1.0}, {1: 1.0, 2: 0.0}], [0, 1], rooms=[2, 2])
+    assert not full.empty(1, np.ones(2))
+    assert (full.loads, full.unloads) == ([], [])
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(0.0, 100.0), min_size=6, max_size=6),

@@ -1,0 +1,120 @@
+"""Which running server becomes which server of a plan, and why a server fits none of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from packer.bin import Bin
+from packer.errors import IncompatibleError, shown
+from packer.gpu import base_model
+from packer.live.host import Models, each_of
+from packer.live.metrics import page_of
+from packer.words import counted, listed
+
+if TYPE_CHECKING:
+    from packer.live.act import Acting
+
+
+def goal_of(acting: Acting, seen: Sequence[Models | str], *, prune: bool = False) -> list[dict[str, float]]:
+    """Return the plan's placement on the servers, matched so that as many adapters as possible stay.
+
+    `seen`: what each server serves, or why it does not answer. `prune`: adapters that the plan does not name take no
+    room.
+    Raises `IncompatibleError`: there are fewer servers than in the plan, or none fits a server of the plan.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    bins, names = acting.plan.bins, acting.plan.workload.names
+    if len(bins) > len(acting.servers):
+        needed = f"{counted(len(bins), 'server')}, as the plan has"
+        raise IncompatibleError(f"Expected at least {needed}, got {len(acting.servers)}.")
+    weight = np.full((len(bins), len(acting.servers)), -math.inf)
+    reasons: list[list[str]] = [[] for _ in bins]
+    placed, slots = {names[i] for item in bins for i in item.adapters}, slots_of(acting, seen)
+    for k, item in enumerate(bins):
+        wanted = {names[i] for i in item.adapters}
+        for s, models in enumerate(seen):
+            held = () if prune or isinstance(models, str) else models.adapters
+            why = misfit(acting, item, s, models, slots[s])
+            if why := why or _crowded(acting, s, wanted, set(held) - placed):
+                reasons[k].append(why)
+            elif not isinstance(models, str):
+                weight[k, s] = len(wanted & set(models.adapters)) + (1e-3 if s == k else 0.0)
+    # Servers that do not fit cost more than all adapters together.
+    rows, columns = linear_sum_assignment(-np.where(np.isneginf(weight), -1e9, weight))
+    found: list[dict[str, float]] = [
+        {} if isinstance(models, str) else dict.fromkeys(acting.base, 0.0) for models in seen
+    ]
+    for k, s in zip(rows.tolist(), columns.tolist(), strict=True):
+        if math.isinf(weight[k, s]):
+            raise IncompatibleError(f"No server fits number {k} of the plan: {listed(reasons[k], 3)}.")
+        shares = zip(bins[k].adapters, bins[k].shares, strict=True)
+        found[s] |= {names[i]: share for i, share in shares}
+    return found
+
+
+def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int]:
+    """For each server that answers, the server of the plan that it fits with the most adapters in common.
+
+    Raises `IncompatibleError`: a server fits none of the plan.
+    """
+    bins, names, slots = acting.plan.bins, acting.plan.workload.names, slots_of(acting, seen)
+    found = {}
+    for s, models in enumerate(seen):
+        if isinstance(models, str):
+            continue
+        # The rank that a server takes is not seen: among equals, the largest.
+        rows = [
+            (-sum(names[i] in models.adapters for i in item.adapters), k != s, -item.max_lora_rank, k)
+            for k, item in enumerate(bins)
+        ]
+        why = {k: misfit(acting, bins[k], s, models, slots[s]) for *_, k in sorted(rows)}
+        if all(why.values()):
+            raise IncompatibleError(f"Server {s} does not fit the plan: {next(iter(why.values()))}.")
+        found[s] = next(k for k, reason in why.items() if reason is None)
+    return found
+
+
+def slots_of(acting: Acting, seen: Sequence[Models | str]) -> list[int | None]:
+    """`max_loras` of each server; None if it does not say."""
+    there = [
+        server for server, models in zip(acting.servers, seen, strict=True) if not isinstance(models, str)
+    ]
+    answers = iter(each_of(there, lambda server: page_of(server.metrics()).max_loras))
+    found = [None if isinstance(models, str) else next(answers) for models in seen]
+    return [None if isinstance(each, str) else each for each in found]
+
+
+def _crowded(acting: Acting, s: int, wanted: set[str], staying: set[str]) -> str | None:
+    """Return why a server has no room for these adapters beside others that stay there; None if it has."""
+    count, host = len((wanted | staying) - acting.base), acting.servers[s].host
+    if host.room is None or count <= host.room:
+        return None
+    beside = f", {len(staying)} of them not of the plan" if staying else ""
+    return f"{host.name} has room for {counted(host.room, 'adapter')}, and would hold {count}{beside}"
+
+
+def misfit(acting: Acting, item: Bin, s: int, models: Models | str, slots: int | None) -> str | None:
+    """Return why a server does not fit the plan's server `item`; None if it fits. `slots`: its `max_loras`."""
+    server, profile, model = acting.servers[s], item.profile, acting.fleet.model
+    if isinstance(models, str):
+        return models.rstrip(".")
+    own = {profile.model.name, profile.model.repository or "", profile.name}
+    expected = {model} if model else {base_model(name) for name in own if name}
+    names = set(models.base) if model else set(map(base_model, models.base))
+    if models.base and not expected & names:
+        planned = model or profile.model.name
+        return f"{server.name} serves {shown(models.base[0])}, the plan is for {shown(planned)}"
+    longest = models.max_model_len
+    if longest is not None and longest < profile.engine.max_model_len:
+        most = profile.engine.max_model_len
+        return f"{server.name} takes requests of {longest} tokens, the plan's profile {most}"
+    if server.host.profile not in (None, profile.name, profile.label):
+        return f"{server.name} is of the profile {server.host.profile}, the plan's is {profile.label}"
+    if slots is not None and slots != item.max_loras:
+        return f"{server.name} was started with max_loras {slots}, the plan says {item.max_loras}: start it again"
+    return None
