@@ -44,6 +44,11 @@ class ServerOption:
     gpu: str
     gpus: int
 
+    @property
+    def whole(self) -> tuple[IntArray, int]:
+        """`shares` and `base` in units of 1 / `SCALE`. Shares are rounded up: what fits in whole numbers fits."""
+        return np.ceil(self.shares * SCALE).astype(np.int64), int(self.base * SCALE)
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -114,9 +119,8 @@ class Repacking:
             model.add(total == 1) if self.fixed else model.add(total <= 1)
             for o in options:
                 kind = self.kinds[o]
-                # Shares are rounded up, so that what fits in whole numbers also fits exactly.
-                weights = np.ceil(kind.shares * SCALE).astype(np.int64).tolist()
-                taken = sum(w * n for w, n in zip(weights, row, strict=True)) + int(kind.base * SCALE)
+                weights, base = kind.whole
+                taken = base + sum(w * n for w, n in zip(weights.tolist(), row, strict=True))
                 model.add(fill >= taken).only_enforce_if(on[o])
                 model.add(fill <= self._limit(s, o)).only_enforce_if(on[o])
             for k, most in enumerate(self.demand.tolist()):
@@ -132,11 +136,10 @@ class Repacking:
 
     def _limit(self, s: int, o: int) -> int:
         """How full a server may be: up to its kind's limit, or as full as at present if it keeps its kind."""
-        kind, limit = self.kinds[o], self.kinds[o].limit
-        if self.used[s] == o:
-            # Shares are rounded up to integers: with room for that, the present server stays possible.
-            limit = max(limit, kind.base + float(kind.shares @ self.start[s]) + len(self.demand) / SCALE)
-        return int(limit * SCALE)
+        kind = self.kinds[o]
+        weights, base = kind.whole
+        present = base + int(weights @ self.start[s]) if self.used[s] == o else 0
+        return max(int(kind.limit * SCALE), present)
 
     def _covered(self, model: Any, counts: list[list[Any]], chosen: list[dict[int, Any]]) -> None:
         """Require that every adapter has a server, and that the GPUs suffice."""

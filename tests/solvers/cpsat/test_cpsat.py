@@ -72,6 +72,14 @@ def test_the_fullest_server_gives_way() -> None:
     assert found[0][:, 0].tolist() == [3, 3]
 
 
+def test_a_server_that_is_fuller_than_its_limit_may_stay_so() -> None:
+    """The rounding of the shares of thirty adapters does not refuse the server that holds them."""
+    kind = ServerOption(np.array([1 / 30, 1.0]), 0.0, 0.9, np.ones(2, dtype=bool), 1.0, "gpu", 1)
+    found = solved(repacking(Aim.WORST, [30, 0], [[30, 0]], fixed=True, kinds=[kind]))
+    assert found is not None
+    assert found[0].tolist() == [[30, 0]]
+
+
 def test_the_estimate_of_a_full_server_is_near() -> None:
     """Of servers that the predictor just admits, the fitted shares add up to about 1."""
     task = problem(random_fleet(80, seed=3, rates=(0.9, 0.4, 0.2)))
