@@ -81,6 +81,7 @@ def energy_of(plan: Plan) -> Energy | None:
         running = found.total_token_throughput * generated * per_token_ms / 1e3
         if profile.gpu.name not in board or not np.isfinite(running):
             return None
+        running /= profile.engine.data_parallel_size  # each rank's GPUs decode its own requests
         watts += share_of(running) * board[profile.gpu.name] * profile.engine.gpus
     served = float(plan.evaluations.total_token_throughput.sum())
     return Energy(watts, served, trains(plan.workload.fine_tuning)) if plan.bins else None

@@ -127,7 +127,7 @@ def _check_since(first: Release, engine: EngineSpec, what: str) -> None:
 
 def followed(engine: EngineSpec) -> str:
     """Return in words which version's rules hold if the engine's own version was not read; "" if it was."""
-    release, numbered = engine.release, re.match(r"v?\d", engine.version)
+    release, numbered = engine.release, re.match(r"v?\d+\.\d", engine.version)
     if engine.name != "vllm" or (numbered and (release in READ or release > READ[-1])):
         return ""
     if not numbered:

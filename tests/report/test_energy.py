@@ -51,6 +51,23 @@ def test_power_is_that_of_every_gpu(toy_plan: Callable[..., Plan]) -> None:
     assert with_energy(plan)["energy"]["watts"] == energy.watts
 
 
+def test_ranks_draw_by_their_own_requests(toy_plan: Callable[..., Plan]) -> None:
+    """Two data-parallel ranks draw as two servers with half of the requests each."""
+    plan = toy_plan(("a", "b"))
+
+    def watts(seen: Evaluations, gpus: int, **sizes: int) -> float:
+        profile = estimate_profile("Qwen/Qwen3-30B-A3B", "h200", max_model_len=4096)
+        profile = replace(profile, engine=replace(profile.engine, **sizes))
+        bins = tuple(replace(each, profile=profile) for each in plan.bins)
+        energy = energy_of(replace(plan, bins=bins, evaluations=seen))
+        assert energy is not None
+        return energy.watts / gpus
+
+    seen = plan.evaluations
+    half = replace(seen, total_token_throughput=seen.total_token_throughput / 2)
+    assert watts(seen, 2, data_parallel_size=2) == pytest.approx(watts(half, 1))
+
+
 def on_h200(plan: Plan) -> Plan:
     """The plan on GPUs whose board power is known."""
     profile = estimate_profile("Qwen/Qwen3-8B", "h200", max_model_len=4096)

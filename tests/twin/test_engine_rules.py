@@ -78,9 +78,10 @@ def test_versions_between_two_say_which_they_follow(make_profile: Callable[..., 
     assert followed(replace(engine, version="0.26.1")).endswith(
         "follows the rules of 0.24, the newest before it"
     )
-    assert followed(replace(engine, version="banana")).endswith(
-        "which is no version, follows the rules of 0.8"
-    )
+    for version in ("banana", "33", "v1"):
+        assert followed(replace(engine, version=version)).endswith(
+            "which is no version, follows the rules of 0.8"
+        )
     assert followed(replace(engine, version="0.32.0")) == followed(replace(engine, name="other")) == ""
 
 
