@@ -237,15 +237,11 @@ def _follow(
         raise IncompatibleError("The plan has no GPUs, so there is nothing to evaluate.")
     with traffic.exporter(out) as exporter:
         while True:
-            try:
+            seen = None
+            with _noted(traffic):
                 measured, requests = read()
-                seen = with_base(plan, measured, ranks.base)
-            except InputError as error:
-                if traffic.every_s is None:
-                    raise
-                note(str(error))  # the server may be reachable, or the log have requests, the next time
-            else:
-                given_ranks = ranks.read()
+                seen, given_ranks = with_base(plan, measured, ranks.base), ranks.read()
+            if seen is not None:
                 given: dict[str, Any] = {"tolerance": traffic.tolerance, "predictor": changes.predictor}
                 given |= {"seed": changes.seed, "in_log": traffic.log_path is not None}
                 if requests is not None:
@@ -255,12 +251,26 @@ def _follow(
                 found = drift(plan, _placeable(plan, seen, given_ranks, out), **given)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
                 if traffic.seen_path is not None:
-                    write_workload(rounded(_ranked(plan, seen, given_ranks)), traffic.seen_path, force=True)
+                    with _noted(traffic):
+                        write_workload(
+                            rounded(_ranked(plan, seen, given_ranks)), traffic.seen_path, force=True
+                        )
                 _write(found.evaluation, changes.output, out)
                 out.result(found.to_dict, partial(drift_lines, plan, found, traffic))
                 if traffic.every_s is None:
                     return 3 if found.advice == "replan" else 0
-            time.sleep(traffic.every_s)
+            time.sleep(traffic.every_s or 0.0)
+
+
+@contextmanager
+def _noted(traffic: ObservedTraffic) -> Iterator[None]:
+    """With --every, note an input error: the server may be reachable, or a rank be known, the next time."""
+    try:
+        yield
+    except InputError as error:
+        if traffic.every_s is None:
+            raise
+        note(str(error))
 
 
 def _write(found: PlanEvaluation, path: str | None, out: Writing) -> None:

@@ -122,7 +122,8 @@ def drift(
     replayed = None if requests is None else replayed_on(found.plan, *requests)
     kept = found.holds and (replayed is None or replayed.holds)
     share = sum(load[name] for name in new) / seen.offered_tok_s
-    advice: Advice = "replan" if not kept or share > tolerance else "watch" if rows or new else "keep"
+    replan = not kept or share > tolerance or None in come  # those have no server
+    advice: Advice = "replan" if replan else "watch" if rows or new else "keep"
     silent, loads = tuple(sorted(set(planned.names) - measured)), (planned.offered_tok_s, seen.offered_tok_s)
     return Drift(found, advice, tuple(rows), new, silent, *loads, share, replayed)
 

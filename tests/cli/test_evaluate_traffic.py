@@ -318,6 +318,35 @@ def test_traffic_goes_on_when_the_log_is_rotated(
         assert err.count(message) == 1
 
 
+def test_traffic_goes_on_when_a_rank_is_unknown(
+    plan_path: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new adapter whose rank is not given is evaluated, and that the fleet is not written without it is said."""
+    log, looks = tmp_path / "log.jsonl", [1]
+    log.write_text(traffic(300) + line(START + 250, "new"))
+
+    def sleep(_seconds: float) -> None:
+        if not looks.pop():
+            raise KeyboardInterrupt
+        looks.append(0)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    words = [
+        "evaluate",
+        plan_path,
+        "--log",
+        str(log),
+        "--window",
+        "100",
+        "--seen",
+        str(tmp_path / "seen.csv"),
+    ]
+    assert run([*words, "--every", "5"]) == 130
+    out, err = capsys.readouterr()
+    assert (out.count("Keep the plan for now"), err.count("Expected the rank of every adapter")) == (2, 2)
+    assert run(words) == 2
+
+
 def test_traffic_goes_on_when_nothing_is_asked(
     plan_path: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

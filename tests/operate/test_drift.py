@@ -1,0 +1,30 @@
+"""Measured traffic compared with a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from packer.operate.drift import drift
+from packer.plan import Plan
+
+
+def test_an_adapter_of_an_unknown_base_model_needs_another_plan(toy_plan: Callable[..., Plan]) -> None:
+    """Where a plan has servers of two base models, an adapter that may be of either has no server, however few its
+    requests."""
+    plan = toy_plan(["a", "b"])
+    profile, fleet = plan.bins[0].profile, plan.workload
+    second = replace(profile, name="second", model=replace(profile.model, name="second"))
+    models = (profile.model.name, "second")
+    adapters = [replace(each, model=model) for each, model in zip(fleet.adapters, models, strict=True)]
+    plan = replace(
+        plan,
+        workload=replace(fleet, adapters=tuple(adapters)),
+        bins=(plan.bins[0], replace(plan.bins[1], profile=second)),
+    )
+    assert drift(plan, fleet).advice == "keep"
+    new = replace(fleet.adapters[0], name="new", rate=0.001)
+    found = drift(plan, replace(fleet, adapters=(*fleet.adapters, new)))
+    assert (found.advice, found.new_adapters) == ("replan", ("new",))
+    known = drift(plan, replace(fleet, adapters=(*fleet.adapters, replace(new, name="second"))))
+    assert known.advice == "watch"
