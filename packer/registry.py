@@ -39,6 +39,8 @@ GROUPS = {
     "tuning policy": "packer.tuning",
 }
 
+_loaded: set[EntryPoint] = set()
+
 
 @cache
 def _entries(kind: str) -> dict[str, EntryPoint]:
@@ -70,17 +72,25 @@ def load(kind: str, name: str) -> Any:
         raise UnknownNameError(kind, name, entries)
     entry = entries[name]
     try:
-        return entry.load()
+        found = entry.load()
     except (Exception, SystemExit) as error:
         what = f"The {kind} {name!r} ({entry.value}) can't be loaded: it {raised(error)}."
         absent = error.name if isinstance(error, ModuleNotFoundError) else None
         if absent is not None and _package(absent) != _package(entry.module):
             raise MissingDependencyError(f"{what} Install {_package(absent)!r}.") from error
         raise PluginError(what) from error
+    _loaded.add(entry)
+    return found
 
 
 def plugins_in_use() -> list[tuple[str, EntryPoint]]:
-    """Strategies of other packages whose modules were imported, as (kind, entry point)."""
+    """Strategies of other packages that were loaded by name, as (kind, entry point); if there are none, all whose
+    modules were imported."""
+    imported = _imported()
+    return [each for each in imported if each[1] in _loaded] or imported
+
+
+def _imported() -> list[tuple[str, EntryPoint]]:
     every = ((kind, entry) for kind in GROUPS for entry in _entries(kind).values())
     return [each for each in every if each[1].module in sys.modules and _package(each[1].module) != "packer"]
 
@@ -90,13 +100,13 @@ def plugin_behind(error: BaseException) -> str | None:
 
     If the code belongs to no class of a strategy, the text names all strategies in use of its package.
     """
-    used, found, where = plugins_in_use(), None, error.__traceback__
+    imported, found, where = _imported(), None, error.__traceback__
     while where is not None:
         name, code = str(where.tb_frame.f_globals.get("__name__", "")), where.tb_frame.f_code
-        mine = [each for each in used if _package(each[1].module) == _package(name)]
+        mine = [each for each in imported if _package(each[1].module) == _package(name)]
         exact = [e for e in mine if (e[1].module, e[1].attr) == (name, code.co_qualname.partition(".")[0])]
         if exact or (mine and not found):
-            found = exact or mine
+            found = exact or [each for each in mine if each[1] in _loaded] or mine
         where = where.tb_next
     return named(found) if found else None
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from packer.bin import Bin
+from packer.errors import VerificationError
 from packer.evaluation import STARVATION_THRESHOLD, Evaluation
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
 from packer.planning.prove import closed, rounded
+from packer.planning.verify import check
 from packer.profile import Profile, labelled
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import beyond_measured
@@ -26,10 +28,16 @@ from packer.words import counted
 def assemble(
     problem: Problem, solution: Solution, solver: str, runtime_s: float, *, verify: bool = False
 ) -> Plan:
-    """The plan of a checked solution, evaluated again at the rates as given.
+    """The plan of a solution, which is checked, and evaluated again at the rates as given.
 
     `verify`: the plan is verified later. Until then the figures of a plan that is `simulated_once` include the margin.
+
+    Raises `VerificationError`: the solution breaks a rule (`verify.check`), or its proven bound is above its own plan.
     """
+    try:
+        check(problem, solution)
+    except VerificationError as error:
+        raise VerificationError(f"The solver {solver!r}: {error}") from None
     evaluator, goal = problem.evaluator, problem.objective
     once = verify and not solution.unplaced and simulated_once(problem, solution.bins)
     evaluations = (evaluator.judged if once else evaluator.report)(problem.workload, solution.bins)
@@ -41,8 +49,12 @@ def assemble(
         holds |= held & holding(goal, evaluations)
     limits = dict(goal.limits)
     key = goal.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
-    bound = None if solution.lower_bound is None else rounded(problem, solution.lower_bound)
     status = Status.FEASIBLE if all(holds) and not solution.unplaced else Status.INFEASIBLE
+    claimed = solution.lower_bound
+    if solution.proven and status is Status.FEASIBLE and not (claimed is None or claimed <= key[0] + 1e-6):
+        rule = f"The solver {solver!r} says that no plan has less than {claimed:g}"
+        raise VerificationError(f"{rule}, and its own has {key[0]:g}.")
+    bound = None if claimed is None else rounded(problem, claimed)
     return closed(
         problem,
         Plan(

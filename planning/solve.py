@@ -21,7 +21,7 @@ from packer.planning.loop import planned
 from packer.planning.prove import bounded, closed
 from packer.planning.rooms import with_room
 from packer.planning.spare import with_spare
-from packer.planning.verify import beyond_limits, check, twin_failures, verified
+from packer.planning.verify import beyond_limits, twin_failures, verified
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.progress import Progress, silent
@@ -233,7 +233,6 @@ class SolverTask:
         objective wants one; the whole predictor admits its bins."""
         timed = problem.with_share(share)
         solution = solution_that_holds(timed, lambda posed: by_model.solved(posed, self.solver))
-        check(timed, solution)
         plan = assemble(timed, solution, self.solver.name, timed.elapsed_s(), verify=self.verify)
         spare = problem.objective.spare and plan.status is not Status.INFEASIBLE
         return with_spare(problem, plan) if spare else plan

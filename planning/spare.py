@@ -9,7 +9,6 @@ from packer.bin import Bin
 from packer.failover import with_slots_for_loss, without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble
-from packer.planning.verify import check
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import candidates_of
 from packer.solvers.slots import Climb, SlotSearch, search
@@ -41,7 +40,6 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
         bins = _with_slots(problem, found.bins) if len(found.bins) == n else None
         if bins is not None and _survives(problem, bins):
             solution = Solution(tuple(bins), details={**plan.details, "gpus_without_spare": plan.n_gpus})
-            check(problem, solution)
             return assemble(problem, solution, plan.solver, problem.elapsed_s())
     more = "more GPUs at hand" if allowed == at_hand < most else "more GPUs"
     none = f"No plan on up to {counted(allowed * size, 'GPU')} holds when any of them is lost."

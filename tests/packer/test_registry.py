@@ -118,6 +118,15 @@ def test_an_error_of_a_plug_in_s_own_code_names_it(entries, tmp_path: Path, monk
         raise KeyError("ours")
 
 
+def test_only_a_strategy_that_was_loaded_may_break_its_contract(entries, tmp_path: Path, monkeypatch) -> None:
+    """What a strategy returns is not blamed on others in its module."""
+    (tmp_path / "pair.py").write_text("class One: ...\nclass Other: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries(("one", "pair:One"), ("other", "pair:Other"))
+    registry.load("solver", "one")
+    assert {entry.name for _, entry in registry.plugins_in_use()} == {"one"}
+
+
 RAISES = """
 class X:
     name = "broken"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -162,23 +163,28 @@ def test_unfit_choices_fail_before_running(
 
 @dataclass
 class Cheat:
-    """A solver that loses an adapter."""
+    """A solver that loses an adapter, or with a `bound` proves that none of its own plans exists."""
 
     name: str = "cheat"
+    bound: float | None = None
 
     def supports(self, problem: Problem) -> str | None:
         """Everything."""
         return None
 
     def solve(self, problem: Problem) -> Solution:
-        """Greedy's bins without the last one."""
-        return Solution(Greedy().solve(problem).bins[:-1])
+        """Greedy's bins, without the last one if there is no bound."""
+        bins = Greedy().solve(problem).bins
+        return Solution(bins[:-1] if self.bound is None else bins, lower_bound=self.bound, proven=True)
 
 
-def test_a_solver_that_cheats_is_caught() -> None:
-    """No plan that loses an adapter leaves `solve`."""
-    with pytest.raises(VerificationError, match="placed once"):
-        plan_of(solver=Cheat())
+@pytest.mark.parametrize(
+    ("bound", "says"), [(None, "'cheat': .*placed once"), (9.0, "'cheat' .*less than 9"), (math.nan, "nan")]
+)
+def test_a_solver_that_cheats_is_caught(bound: float | None, says: str) -> None:
+    """No plan that loses an adapter, or that its own proven bound excludes, leaves `solve`; the solver is named."""
+    with pytest.raises(VerificationError, match=says):
+        plan_of(solver=Cheat(bound=bound))
 
 
 def test_cost_chooses_the_cheaper_gpu_type() -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from packer import checks
 from packer.arrays import FloatArray, IntArray
 from packer.change import Controller
 from packer.cluster import Cluster
@@ -103,8 +104,10 @@ class Dispatch:
                 if len(known):
                     found[known] = self._assign(adapter[known], time_s[known], c)
                 return found
-        with plugged(f"Router {self.router.name!r}"):
-            assigned = np.asarray(self.router.assign(adapter, self.workload, c, self.seed))
+        who = f"Router {self.router.name!r}"
+        with plugged(who):
+            found = self.router.assign(adapter, self.workload, c, self.seed)
+        assigned: IntArray = checks.row(f"what {who[0].lower()}{who[1:]} assigns", found, whole=True)
         if assigned.shape != adapter.shape:
             raise PluginError(
                 f"Expected router {self.router.name!r} to assign {len(adapter)} requests, got {assigned.shape}."
@@ -113,7 +116,7 @@ class Dispatch:
         if len(wrong):
             r = int(wrong[0])
             raise self.wrong(r, int(adapter[r]), float(time_s[r]), assigned[r])
-        return assigned.astype(np.int64)
+        return assigned
 
     def _not_allowed(self, assigned: IntArray, adapter: IntArray, c: Candidates) -> IntArray:
         """Return the positions of the requests whose server may not serve their adapter."""
@@ -306,8 +309,12 @@ class _Clock:
         for each in ticks:
             if isinstance(each, TickingPolicy):
                 each.start(self.view, work.seed)
-        self._due_s = [float(each.period_s) for each in ticks]
         self.serving, self.controller, self.changed = work.serving, work.controller, False
+        acting: tuple[Any, ...] = (*ticks, *filter(None, [work.controller]))
+        for one in acting:
+            name = repr(getattr(one, "name", "controller"))
+            checks.real(f"period_s of {name}", one.period_s, low=0.0, open_low=True)
+        self._due_s = [float(each.period_s) for each in ticks]
         self._control_s = 0.0 if self.controller is not None else math.inf
         self.assigned_s = math.inf  # until when a static router has assigned requests
 
@@ -335,12 +342,9 @@ class _Clock:
             if self._due_s[k] <= now_s:
                 self._due_s[k] += each.period_s
                 with plugged(f"{each.name!r}, at {now_s:.6g} s,"):
-                    moves: list[Move | Resend] = list(each.tick(now_s, self.view) or ())
-                for move in moves:
-                    if isinstance(move, Resend):
-                        self._move(each.name, move, now_s)
-                    else:
-                        self._apply(each.name, move, now_s)
+                    for move in list[Any](each.tick(now_s, self.view) or ()):
+                        act = self._move if isinstance(move, Resend) else self._apply
+                        act(each.name, move, now_s)
         self.changed = False
         self.servers.touched[:] = 1
         if self.serving is not None:
@@ -369,7 +373,7 @@ class _Clock:
                 f"Router {name!r} moves requests, which servers of engine dlora alone give up."
             )
         held = self.view.blocks_of(np.array([r]))[0] >= 0
-        if not held or move.server not in self.view.candidates(self.servers.adapter[r]):
+        if r < 0 or not held or move.server not in self.view.candidates(self.servers.adapter[r]):
             raise PluginError(
                 f"Expected router {name!r} to move requests that are not finished to servers that may serve them, "
                 f"got request {r!r} for server {move.server!r} at {now_s:.6g} s."
@@ -387,7 +391,7 @@ class _Clock:
         return lambda c, s, row, on: keep(c, c.others[place - 1], s, row, on)
 
     def _apply(self, name: str, move: Move, now_s: float) -> None:
-        if move.server not in self.view.candidates(move.adapter):
+        if move.adapter < 0 or move.server not in self.view.candidates(move.adapter):
             raise PluginError(
                 f"Expected cache policy {name!r} to keep adapter {move.adapter!r} at {now_s:.6g} s on a server "
                 f"that may serve it, got {move.server!r}."

@@ -17,7 +17,7 @@ from packer.errors import IncompatibleError
 from packer.goal import GoalLike
 from packer.gpu import check_serves
 from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times, replaying
-from packer.twin.cluster.caching import CachePolicy
+from packer.twin.cluster.caching import FIXED, CachePolicy
 from packer.twin.cluster.candidates import Candidates, candidates_of
 from packer.twin.cluster.client import LIKELY_REQ_S
 from packer.twin.cluster.dispatch import Dispatch
@@ -208,8 +208,11 @@ def _closed_loop(
 
 
 def _cache(cache: str | CachePolicy) -> CachePolicy:
-    """Return the cache policy, created if `cache` is a name."""
+    """Return the cache policy, created if `cache` is a name; raises `ValidationError` if an attribute is wrong."""
     policy: CachePolicy = registry.make("cache", cache) if isinstance(cache, str) else cache
+    checks.instance("the cache policy", policy, CachePolicy, 'packer.registry.make("cache", NAME)')
+    checks.choice(f"rule of the cache policy {policy.name!r}", policy.rule, range(FIXED + 1))
+    checks.real(f"high_water of {policy.name!r}", policy.high_water, low=0.0, high=1.0, open_low=True)
     return policy
 
 

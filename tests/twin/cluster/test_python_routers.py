@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from packer.adapter import Adapter
 from packer.cluster import Cluster
-from packer.errors import IncompatibleError, PluginError, UnknownNameError, ValidationError
-from packer.twin.cluster.routers.base import HOLD, Request
+from packer.errors import IncompatibleError, InputError, PluginError, UnknownNameError, ValidationError
+from packer.profile import Profile
+from packer.twin.cluster.caching import LRU, Move
+from packer.twin.cluster.routers.base import HOLD, AnyCluster, Request
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.view import ClusterView
 from packer.workload import Workload
@@ -97,6 +100,66 @@ def test_a_router_that_fails_is_named(wrong: object, message: str, case: Callabl
     found = case(3)
     with pytest.raises(PluginError, match=message):
         simulate_cluster(found.workload, found.cluster, router=Broken(wrong), duration_s=1.0)
+
+
+class Ticks(Idle):
+    """Acts every `period_s`, and returns `moves` then; as a cache policy, too."""
+
+    rule, high_water, takes_memory = LRU, 1.0, True
+
+    def __init__(self, **given: object) -> None:
+        self.period_s, self.moves = 0.5, []
+        vars(self).update(given)
+
+    def tick(self, now_s: float, view: ClusterView) -> list[Any]:
+        """Return the moves."""
+        return self.moves
+
+    act = tick
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"period_s": 0.0}, "period_s of 'idle' to be a finite number > 0, got 0.0"),
+        ({"period_s": "a"}, "period_s of 'idle' .*got 'a'"),
+        ({"moves": [7]}, "'idle', at 0.5 s, raised"),
+        ({"moves": [Move(999, 0, keep=True)]}, "'idle', at 0.5 s, raised IndexError"),
+        ({"moves": [Move(-1, 0, keep=True)]}, "policy 'idle' to keep adapter -1"),
+        ({"rule": 99}, "rule of the cache policy 'idle' to be one of 0, 1, 2, 3, 4, got 99"),
+        ({"high_water": -1.0}, "high_water of 'idle' .*got -1.0"),
+    ],
+)
+def test_a_cache_policy_that_is_wrong_is_named(
+    given: dict[str, Any], message: str, toy_profile: Profile
+) -> None:
+    """The error names the policy and what is wrong: no run hangs, and no value stands for another."""
+    fleet, cluster = Workload([Adapter("a", 8, 1.0)]), Cluster.of(toy_profile, 1, max_loras=1)
+    with pytest.raises(InputError, match=message):
+        simulate_cluster(fleet, cluster, "rrod", cache=Ticks(**given), duration_s=1.0)
+
+
+@pytest.mark.parametrize("role", ["router", "controller"])
+def test_no_period_is_0(role: str, case: Callable[..., Any]) -> None:
+    """A router or controller that would act without end at one time is refused."""
+    found, given = case(3), {role: Ticks(period_s=0.0)}
+    with pytest.raises(ValidationError, match="period_s of 'idle'"):
+        simulate_cluster(found.workload, found.cluster, duration_s=1.0, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [[0.7], ["0"], None])
+def test_a_static_router_assigns_whole_numbers(wrong: object, case: Callable[..., Any]) -> None:
+    """Other values are refused with the router's name, not cut."""
+
+    class Static(AnyCluster):
+        name = "fixed"
+
+        def assign(self, adapter: Any, *_: object) -> object:
+            return wrong and wrong * len(adapter)  # type: ignore[operator]
+
+    found = case(3)
+    with pytest.raises(ValidationError, match="router 'fixed' assigns to be a row of whole numbers"):
+        simulate_cluster(found.workload, found.cluster, router=Static(), duration_s=1.0)  # type: ignore[arg-type]
 
 
 def test_what_is_no_router(case: Callable[..., Any]) -> None:
