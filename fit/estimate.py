@@ -118,6 +118,9 @@ def estimate_profile(
         sources[WEIGHTS] = f"{sizes.quantization or 'bf16'}, not those of {own.repository}"
     cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
     kv_bytes = sizes.kv_bytes(engine.max_model_len, engine.max_num_batched_tokens, cache_bytes or BYTES)
+    kv_bytes *= (
+        n if sizes.kv_rank else max(1.0, n / sizes.kv_heads)
+    )  # a KV head is on each GPU, or on one of several
     return Profile(
         name=name or _name(sizes, sheet, engine),
         model=ModelSpec(

@@ -42,14 +42,11 @@ logits do not explain in the KV budgets of both calibrated profiles (0.57 and 0.
 def kv_budget(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
     """Return the bytes on all GPUs of a server that are left for KV cache and slots.
 
-    Weights and KV heads are split over the GPUs of a data-parallel rank, experts over all GPUs; all else is on each
-    GPU. With fewer KV heads than GPUs, each head is on several GPUs. Requests are divided among the ranks.
+    Weights are split over the GPUs of a data-parallel rank, experts over all GPUs; all else is on each GPU.
 
     Raises `IncompatibleError`: nothing is left.
     """
-    n = engine.tensor_parallel_size
-    copies = n if model.kv_rank else max(1.0, n / model.kv_heads)
-    budget = _budget_bytes(model, sheet, engine)
+    n, budget = engine.tensor_parallel_size, _budget_bytes(model, sheet, engine)
     if budget <= 0:
         larger = [k for k in (2, 4, 8, 16) if k > n and not model.heads % k]
         split = {k: replace(engine, tensor_parallel_size=k) for k in larger}
@@ -59,7 +56,7 @@ def kv_budget(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> f
             f"{f'{engine.gpus} x ' if engine.gpus > 1 else ''}{sheet.title} leaves no memory for a KV cache."
             + (f" What does: --tensor-parallel-size {more}." if more else "")
         )
-    return budget / copies
+    return budget
 
 
 def slot_bytes(model: ModelDimensions, engine: EngineSpec) -> tuple[float, float]:

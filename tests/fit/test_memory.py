@@ -8,7 +8,7 @@ from packer.errors import IncompatibleError
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
-from packer.twin.memory.policy import memory_error
+from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.override import with_engine
 
 GIB = 2.0**30
@@ -55,6 +55,25 @@ def test_servers_that_do_not_start() -> None:
         estimate_profile("meta-llama/Llama-3.1-70B", "l40s", tensor_parallel_size=2)
     long = estimate_profile("Qwen/Qwen3-32B", "h100-80gb", max_model_len=40_000)
     assert memory_error(long, long.settings(1, 8)) is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "elements"),
+    [("moonshotai/Kimi-K2.5", 61 * 576), ("Qwen/Qwen3-235B-A22B", 94 * 256), ("Qwen/Qwen3-8B", 36 * 256)],
+)
+def test_copies_of_keys_and_values_take_memory(model: str, elements: int) -> None:
+    """On each of eight GPUs a token has a KV head, or the compressed keys: slots and more memory count in such tokens."""
+    found, larger = (
+        estimate_profile(
+            model, "b200", tensor_parallel_size=8, max_model_len=8192, gpu_memory_utilization=share
+        )
+        for share in (0.9, 0.95)
+    )
+    given, slots = with_engine(found, gpu_memory_utilization=0.95), found.settings(4, 16)
+    assert kv_cache_tokens(given, slots) == kv_cache_tokens(larger, slots)
+    one, other = (kv_cache_tokens(found, found.settings(n, 16)) for n in (1, 33))
+    slots_bytes = 32 * 16 * found.memory.slot_bytes_per_rank / 8
+    assert one - other == pytest.approx(slots_bytes / (2 * elements), abs=1)
 
 
 QWEN3_ENDS = 2 * (151_936 + 4096)
@@ -131,11 +150,9 @@ def test_data_parallel_ranks() -> None:
     assert (ranks.gpu, ranks.name) == (group.gpu, "b200-x8-dp8/kimi-k2.5-nvfp4")
     sizes = quantized(model_named(model), "nvfp4")
     copied = 7 * (sizes.weights_bytes - sizes.experts_bytes)
-    assert (
-        group.memory.kv_budget_bytes * 8
-        > ranks.memory.kv_budget_bytes
-        > group.memory.kv_budget_bytes * 8 - 1.5 * copied
-    )
+    budget = group.memory.kv_budget_bytes
+    assert budget > ranks.memory.kv_budget_bytes > budget - 1.5 * copied
+    assert group.model.kv_bytes_per_token == 8 * ranks.model.kv_bytes_per_token
     assert ranks.memory.slot_bytes_per_rank == 8 * ranks.model.lora_bytes_per_rank
     assert group.memory.slot_bytes_per_rank < ranks.memory.slot_bytes_per_rank
     assert ranks.memory.min_kv_tokens == 8 * 8192
