@@ -85,6 +85,7 @@ class Frontier(Clock, Conditions):
         checks.integer("seed", self.seed, low=0)
         checks.time_limit(self.time_limit_s)
         self.margin, self.confidence = self.margin_of(self.profile), None
+        self.copies = self.max_replicas or MOST_REPLICAS
         self.replayed = self.workload.arrivals.trace is not None
         self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
         self.hours = PlannedHours(self.seed, self.over)
@@ -158,7 +159,7 @@ class Frontier(Clock, Conditions):
         hours (`packer.planning.redeal`); None if none is found."""
         hours = [*self.kept.hours, self.kept.given, *further]
         fits = not self.spare and not self.replayed and self.kept.all_count
-        return dealt_anew(self.kept, plans, hours, self.over) if fits else None
+        return dealt_anew(self.kept, plans, hours, self.over, self.copies) if fits else None
 
     def fullest(self, bins: Sequence[Bin]) -> tuple[Bin, float]:
         """The most loaded server with its best slots, and the share of its limits that it uses in the first hour."""
@@ -216,9 +217,8 @@ class Frontier(Clock, Conditions):
         Once the time is over, no plan is made unless there is none yet.
         """
         if self._points and self.over():
-            return min(
-                (n for n, each in self._points.items() if low <= n <= high and each.holds), default=None
-            )
+            held = (n for n, each in self._points.items() if low <= n <= high and each.holds)
+            return min(held, default=None)
         # Steps grow slowly: the number is near `low`, and plans on more GPUs need more simulated hours.
         return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over, same=2)
 
@@ -387,7 +387,7 @@ class Frontier(Clock, Conditions):
         """Plans with a part of every adapter on every server. With a spare GPU, first split only adapters with more
         load than a GPU's share: if a server is lost, its parts go to all others."""
         fair = self.workload.offered_tok_s / n_gpus
-        few = 1 < n_gpus <= (self.max_replicas or MOST_REPLICAS) and not self.replayed
+        few = 1 < n_gpus <= self.copies and not self.replayed
         for least in ((fair, 0.0) if self.spare else (0.0,)) if few else ():
             yield from on_all(
                 self.workload, self.profile, n_gpus, least, self.placed, all_slots=bool(self.spare)

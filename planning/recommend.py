@@ -24,7 +24,6 @@ from packer.planning.frontier import Conditions, FrontierPoint
 from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
 from packer.planning.prove import bounded, told
-from packer.planning.replicas import MOST_REPLICAS
 from packer.predictors.twin import TwinPredictor
 from packer.progress import Progress, silent
 from packer.room import Room
@@ -259,8 +258,7 @@ class Deployment:
             return plan
         most = min(len(self.running), job.most(self.max_gpus)) if plan is None else len(plan.bins)
         parts = {i: n for i, n in job.parts.parts.items() if n is not None}
-        allowed = job.max_replicas or MOST_REPLICAS
-        for bins in nearby(self.workload, self.running, most, kept.keeps, parts, allowed):
+        for bins in nearby(self.workload, self.running, most, kept.keeps, parts, job.copies):
             for made in refitted(kept, self.running, aligned(self.running, bins), self.over):
                 if self._lasts(made):
                     return self._close(made, True if self.rounds else None)

@@ -1,15 +1,19 @@
-"""Repair plans of which few servers break the goal, mostly by chance: redistribute adapters among pairs of servers."""
+"""Repair plans of which few servers break the goal: redistribute adapters among pairs of servers, or divide one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from packer.bin import Bin
 from packer.planning.kept import Hour, KeptHours
 from packer.planning.settle import with_most_slots
+from packer.search import fewest
+from packer.solvers.candidates import slot_ranks
 from packer.solvers.order import levelled
+from packer.workload import Workload
 
 NEAR = 1.5
 """Plans with a server that uses at least this multiple of its limits are not redistributed."""
@@ -17,31 +21,57 @@ FEW = 0.2
 """Plans are not redistributed, either, if more than this share of the servers breaks its limits."""
 TRIES = 6
 """Number of other servers with which a server that breaks its limits is tried, until both servers keep theirs."""
+GIVEN = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
+"""Parts of its load from an adapter that a server gives away; all of it at last."""
+HOTTEST = 2
+"""Number of adapters of a server of which parts are given away, the hottest first."""
 SPREAD = 0.3
 """Standard deviation of the noise in the logarithms of loads, so that each attempt has a different order."""
 
 
 def dealt_anew(
-    kept: KeptHours, plans: Sequence[Sequence[Bin]], hours: Sequence[Hour], over: Callable[[], bool]
+    kept: KeptHours,
+    plans: Sequence[Sequence[Bin]],
+    hours: Sequence[Hour],
+    over: Callable[[], bool],
+    copies: int = 1,
 ) -> list[Bin] | None:
     """The plan with the fewest servers that break their limits in an hour, redistributed so that none does.
 
     A server that breaks its limits in one hour of several, or by little, carries no more load than others: a quiet
     adapter sent its few requests when many others waited. The adapters of that server and of one that keeps its limits
-    are pooled and divided in an order with noise, so that each server gets about half of the load.
+    are pooled and divided in an order with noise, so that each server gets about half of the load. If no such division
+    keeps the limits, the server gives part of a hot adapter to another server.
     None if more than `FEW` of the servers break their limits, one uses `NEAR` of them, or no division is found.
+
+    `copies`: largest number of servers that may hold an adapter.
     """
     judged = [(_near(kept, bins, hours), bins) for bins in plans if len(bins) > 1 and not over()]
     near = [(used, bins) for used, bins in judged if used]
     if not near or over():
         return None
-    used, bins = min(near, key=lambda each: sum(share > 1.0 for share in each[0]))
+    used, bins = min(near, key=lambda each: (sum(share > 1.0 for share in each[0]), max(each[0])))
     made, rng = list(bins), np.random.default_rng(kept.seed)
+
+    def ways(k: int) -> Iterator[tuple[int, list[Bin]]]:
+        others = sorted((j for j in range(len(made)) if j not in broken), key=lambda j: used[j])
+        for j in [j for j in others if _alike(made[j], made[k])][:TRIES]:
+            yield j, _dealt(kept, (made[k], made[j]), rng)
+        for j in others[:TRIES]:
+            for i in _hottest(kept.workload, made[k], made[j])[:HOTTEST]:
+                more = i in made[j].adapters or sum(i in item.adapters for item in made) < copies
+                parts = [part for part in GIVEN if part < 1 or len(made[k].adapters) > 1][
+                    -1 if not more else 0 :
+                ]
+                pairs = [_given(kept.workload, made[k], made[j], i, part) for part in parts]
+                lighter = partial(_keeps, kept, hours, [pair[0] for pair in pairs])
+                n = fewest(lighter, 0, len(pairs) - 1, over)
+                if n is not None:
+                    yield j, pairs[n]
+
     broken = sorted((k for k, share in enumerate(used) if share > 1.0), key=lambda k: -used[k])
     for k in broken:
-        alike = [j for j in range(len(made)) if j not in broken and _alike(made[j], made[k])]
-        for j in sorted(alike, key=lambda j: used[j])[:TRIES]:
-            pair = _dealt(kept, (made[k], made[j]), rng)
+        for j, pair in ways(k):
             if over():
                 return None
             if max(kept.used(pair, hours, [1.0, 1.0])) <= 1.0:
@@ -80,3 +110,32 @@ def _dealt(kept: KeptHours, pair: tuple[Bin, Bin], rng: np.random.Generator) -> 
         item = Bin(tuple(part), pair[0].profile.settings(1, pair[0].max_lora_rank), pair[0].profile)
         made.append(item)
     return with_most_slots(made, slots)
+
+
+def _keeps(kept: KeptHours, hours: Sequence[Hour], bins: Sequence[Bin], k: int) -> bool:
+    """Whether a server keeps its limits in all of the hours."""
+    return kept.used([bins[k]], hours, [1.0])[0] <= 1.0
+
+
+def _hottest(fleet: Workload, item: Bin, other: Bin) -> list[int]:
+    """The adapters of a server, first those that fit the other server's slots, the hottest first."""
+    loads, ranks = fleet.offered_tok_s_by_adapter, slot_ranks(fleet.ranks)
+    held = dict(zip(item.adapters, item.shares, strict=True))
+    return sorted(held, key=lambda i: (ranks[i] > other.max_lora_rank, -held[i] * loads[i]))
+
+
+def _given(fleet: Workload, item: Bin, other: Bin, i: int, part: float) -> list[Bin]:
+    """The two servers after the first one has given this part of its share of adapter `i` to the second one."""
+    mine, theirs = (dict(zip(each.adapters, each.shares, strict=True)) for each in (item, other))
+    share = part * mine[i]
+    theirs[i] = theirs.get(i, 0.0) + share
+    mine[i] -= share
+    if not mine[i]:
+        del mine[i]
+    made = []
+    for each, held in ((item, mine), (other, theirs)):
+        rank = max(each.max_lora_rank, int(slot_ranks(fleet.ranks[[*held]]).max()))
+        new = Bin(tuple(held), each.profile.settings(1, rank), each.profile, tuple(held.values()))
+        full = each.max_loras >= len(each.adapters)
+        made += with_most_slots([new], len(held) if full else each.max_loras)
+    return made

@@ -79,3 +79,40 @@ def test_no_deal_is_made_once_the_time_is_over(server: Profile) -> None:
     """The plans stay as they are."""
     fleet, bins = _plan(server, 6, 40)
     assert dealt_anew(_hours(fleet, {3, 7}), [bins], [(fleet, 1)], lambda: True) is None
+
+
+class _Loaded(KeptHours):
+    """Hours in which a server uses its load, as a share of 1,000 tok/s, of its limits."""
+
+    def used(self, bins: Sequence[Bin], *_: object, **__: object) -> list[float]:
+        return [item.offered_tok_s(self.workload) / 1000.0 for item in bins]
+
+
+@pytest.mark.parametrize(
+    ("copies", "held"),
+    [
+        (1, [{0: 1.0, 4: 1.0}, {2: 1.0, 1: 1.0}, {3: 1.0}]),
+        (2, [{0: 0.75, 1: 1.0, 4: 1.0}, {2: 1.0, 0: 0.25}, {3: 1.0}]),
+    ],
+)
+def test_a_server_gives_part_of_a_hot_adapter_away(
+    server: Profile, copies: int, held: list[dict[int, float]]
+) -> None:
+    """Servers that cannot divide all their adapters anew may divide one: the smallest part of the hottest one that
+    suffices goes to the server with the most room; a whole adapter goes if it may have no copies."""
+    loads, ranks = (700.0, 330.0, 500.0, 990.0, 100.0), (8, 8, 16, 16, 8)
+    tokens = float(Workload([Adapter("a", 8, 1.0)]).mean_tokens[0])
+    fleet = Workload(
+        [
+            Adapter(f"a{i}", rank, load / tokens)
+            for i, (rank, load) in enumerate(zip(ranks, loads, strict=True))
+        ]
+    )
+    bins = [
+        Bin(part, server.settings(len(part), rank), server)
+        for part, rank in (((0, 1, 4), 8), ((2,), 16), ((3,), 16))
+    ]
+    made = dealt_anew(_Loaded(fleet, fleet, 1, Hours()), [bins], [Hour(fleet, 1)], lambda: False, copies)
+    assert made is not None
+    assert [dict(zip(item.adapters, item.shares, strict=True)) for item in made] == held
+    assert [item.max_loras for item in made] == [len(each) for each in held]
