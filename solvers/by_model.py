@@ -100,18 +100,26 @@ def solved(problem: Problem, solver: Solver) -> Solution:
 
     The lowest price may take more GPUs than there are: then the plan of greedy for the fewest GPUs, if that is better.
     """
-    dear = None
-    if len(problem.profiles) > 1 and problem.objective.minimises == "price" and problem.max_gpus is not None:
-        fewest = Gpus().within(problem.objective.goal)
-        dear = _solved(replace(problem, objective=fewest, old_bins=()), Greedy())
+    limited = (
+        len(problem.profiles) > 1 and problem.objective.minimises == "price" and problem.max_gpus is not None
+    )
+    late = problem.time_limit_s is not None  # the search may leave no time
+    dear = _with_fewest(problem.with_share(0.5), solver) if limited and late else None
     found = _solved(problem, solver)
-    if dear is None or not found.unplaced:
+    if not limited or not found.unplaced:
         return found
-    dear = replace(dear, lower_bound=None, bound_source="", proven=False)
-    if solver.name == "replan" and not dear.unplaced:
-        bins = tuple(aligned(problem.old_bins, dear.bins))
-        dear = replace(dear, bins=bins, moves=moves_of(problem.old_bins, bins))
-    return min((found, dear), key=lambda one: rank(problem, one))
+    return min((found, dear or _with_fewest(problem, solver)), key=lambda one: rank(problem, one))
+
+
+def _with_fewest(problem: Problem, solver: Solver) -> Solution:
+    """Greedy's plan on the fewest GPUs, which has no bound on the price; with its moves if `solver` replans."""
+    fewest = Gpus().within(problem.objective.goal)
+    found = _solved(replace(problem, objective=fewest, old_bins=()), Greedy())
+    found = replace(found, lower_bound=None, bound_source="", proven=False)
+    if solver.name == "replan" and not found.unplaced:
+        bins = tuple(aligned(problem.old_bins, found.bins))
+        found = replace(found, bins=bins, moves=moves_of(problem.old_bins, bins))
+    return found
 
 
 def _solved(problem: Problem, solver: Solver) -> Solution:
