@@ -82,7 +82,7 @@ def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) 
     for result in results:
         cells = [number(result.figures[name].mean, digits) for name, (_, digits) in shown.items()]
         routed = result.system if result.router == result.system else f"{result.system}: {result.router}"
-        rows.append([routed, *([result.servers] * sizes), *cells])
+        rows.append([routed, *(["–" if result.failed else result.servers] * sizes), *cells])
     columns = ["system: router", *(["servers"] * sizes), *(name for name, _ in shown.values())]
     caption = (
         "Means over seeds, the same requests for every system. SLO: share of the requests that keep it; "

@@ -157,7 +157,7 @@ def _compare_systems(
     workload: Workload, compared: Compared, engine: dict[str, Any], systems: Systems, out: Writing
 ) -> None:
     from packer.operate.systems import Trials, compare_systems, servers_needed, serves_plans
-    from packer.operate.verdict import verdict
+    from packer.operate.verdict import not_started, verdict
     from packer.twin.cluster.system import judged, load_system
 
     of_plans = (
@@ -197,7 +197,7 @@ def _compare_systems(
                 out.note(f"system {name}: the SLO is not kept, whatever the number of servers")
         else:
             results = compare_systems(workload, cluster, names, **given, progress=progress)
-    said = "" if systems.size else verdict(workload, cluster, results)
+    said = not_started(results) if systems.size else verdict(workload, cluster, results)
     limits = judged(workload, cluster, given["slo"]).slo.limits.to_dict()
     data = {"workload": workload.name, "slo": limits, "systems": [each.to_dict() for each in results]}
     data["verdict"] = said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ class SystemResult:
     """One system: the mean and 95 % interval of each of `FIGURES` over the seeds.
 
     `seeds`: the value of each figure for each seed, and the share of the tokens due that are served, `served`.
+    `failed`: why its servers do not start; there are no figures then.
     """
 
     system: str
@@ -41,6 +43,7 @@ class SystemResult:
     servers: int
     figures: Mapping[str, Interval]
     seeds: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False, compare=False)
+    failed: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -135,7 +138,7 @@ def servers_needed(
     Every number of servers is tried in turn, because attainment need not grow with servers. A number is given up after
     the first seed if the other seeds cannot raise the mean to `share` (None: `Goal.share`). System "packer" begins at
     the number of `packer solve` for that goal, which has a margin on the rates. None if `most` servers do not reach
-    `share`, or no plan keeps the goal.
+    `share`, or no plan keeps the goal. A system whose servers do not start gets its result as it is (`failed`).
 
     Raises `IncompatibleError`: the cluster has several kinds of server or a placement, or there is no SLO.
     """
@@ -144,11 +147,11 @@ def servers_needed(
     checks.integer("most", most, low=1)
     trials = trials or Trials()
     seeds, slo = trials.seeds, trials.slo
-    if not (slo or cluster.slo):
+    held = judged(workload, cluster, slo)
+    if held.slo.is_none:
         raise IncompatibleError(
             "The number of servers that a system needs is that for an SLO: give its limits."
         )
-    held = judged(workload, cluster, slo)
     if share is None:
         share = held.slo.share
     else:
@@ -171,11 +174,12 @@ def servers_needed(
         return result
 
     for n in () if first is None else range(first, most + 1):
-        if seeds > 1:
-            once = tried(n, 1)
-            if once is None or _attained(once) < 1.0 - seeds * (1.0 - share):
-                continue
-        found = tried(n, seeds)
+        found = tried(n, 1)
+        if found is not None and found.failed and by is None:
+            return found
+        if found is None or _attained(found) < 1.0 - seeds * (1.0 - share) - 1e-9:
+            continue
+        found = found if seeds == 1 else tried(n, seeds)
         if found is not None and _attained(found) >= share:
             return found
     return None
@@ -194,8 +198,8 @@ def _attained(result: SystemResult) -> float:
 def _figures(**given: Any) -> dict[str, Any]:
     """The figures of one run, which a worker sends back."""
     run = simulate_cluster(**given)
-    served = served_of_due(run) if run.status == "ok" else 0.0
-    return {"router": run.router, "served": served} | {name: float(getattr(run, name)) for name in FIGURES}
+    found = {"router": run.router, "failed": run.status_reason, "served": served_of_due(run)}
+    return found | {name: math.nan if run.status_reason else float(getattr(run, name)) for name in FIGURES}
 
 
 def _run_all(
@@ -218,4 +222,4 @@ def _run_all(
 def _result(system: System, runs: Sequence[Mapping[str, Any]], servers: int) -> SystemResult:
     by_seed = {name: tuple(run[name] for run in runs) for name in (*FIGURES, "served")}
     figures = {name: interval_of(name, np.array(by_seed[name])) for name in FIGURES}
-    return SystemResult(system.name, runs[0]["router"], servers, figures, by_seed)
+    return SystemResult(system.name, runs[0]["router"], servers, figures, by_seed, runs[0]["failed"])

@@ -33,13 +33,21 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
     The best system keeps the SLO for the most requests. A system is as good if the 95 % interval of its difference from
     the best, seed by seed, holds 0, or the difference is at most 0.001, unless the interval is so wide that it may be
     worse. Of systems that are as good, the one with the lowest TPOT is named. Without an SLO, the TPOT alone counts.
-    Systems without token times, as those that serve whole jobs, are left out and named.
+    Systems without token times, as those that serve whole jobs, are left out and named, and so are those whose servers
+    do not start.
     """
     known = [each for each in results if each.figures["mean_tpot_ms"].mean is not None]
-    others = [each.system for each in results if each not in known]
+    others = [each.system for each in results if each not in known and not each.failed]
     said = _judged(workload, cluster, known) if len(known) > 1 else ""
     apart = f"Without token times, and so not compared: {listed(others)}." if others and known else ""
-    return f"{said} {apart}".strip()
+    return f"{said} {apart} {not_started(results)}".strip()
+
+
+def not_started(results: Sequence[SystemResult]) -> str:
+    """The systems whose servers do not start, with the reasons, in sentences; empty if there are none."""
+    reasons = dict.fromkeys(each.failed for each in results if each.failed)
+    names = {why: listed([each.system for each in results if each.failed == why]) for why in reasons}
+    return " ".join(f"The servers of {names[why]} do not start: {why}." for why in reasons)
 
 
 def _judged(workload: Workload, cluster: Cluster, known: Sequence[SystemResult]) -> str:
@@ -116,7 +124,8 @@ def _tpot(result: SystemResult) -> str:
 def _why(workload: Workload, cluster: Cluster, order: Sequence[SystemResult]) -> str:
     """What decides the order, from the fleet and the cluster. `order`: best first."""
     loads, servers = workload.offered_tok_s_by_adapter, len(cluster)
-    hottest, slots = int(np.argmax(loads)), min(kind.max_loras for kind in cluster.kinds)
+    hottest = int(np.argmax(loads))
+    slots = min(kind.max_loras for kind in cluster.kinds if kind.name in cluster.servers)
     tok_s = [each.figures["total_token_throughput"].mean or 0.0 for each in order]
     reasons = []
     if servers > 1 and loads[hottest] >= 0.999 * loads.sum() / servers:

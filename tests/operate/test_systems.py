@@ -99,9 +99,13 @@ def test_fewest_servers_for_an_slo(fleet: Workload, cluster: Cluster) -> None:
 
 
 def test_sizes_need_an_slo_and_equal_servers(fleet: Workload, cluster: Cluster) -> None:
-    """Without an SLO, or with servers of several kinds, there is no number to find."""
+    """Without an SLO, or with servers of several kinds, there is no number to find; the fleet's SLO is one."""
+    bare = replace(cluster, slo={})
     with pytest.raises(IncompatibleError, match="give its limits"):
-        servers_needed(fleet, replace(cluster, slo={}), "vllm")
+        servers_needed(fleet, bare, "vllm", Trials(1, slo="none"))
+    found = servers_needed(fleet, bare, "vllm", Trials(1, duration_s=60.0))
+    assert found is not None
+    assert found.figures["slo_attainment"].mean >= fleet.slo.share
     placed = replace(cluster, placement=({"a0": 1.0}, {}))
     with pytest.raises(IncompatibleError, match="equal servers"):
         servers_needed(fleet, placed, "vllm")
@@ -132,6 +136,15 @@ def test_no_number_of_servers_is_found_where_no_plan_keeps_the_goal(
     assert servers_needed(fleet, replace(cluster, slo={"ttft_ms": 1.0}), "packer", Trials(1)) is None
 
 
+def test_servers_that_do_not_start_have_no_figures(fleet: Workload, cluster: Cluster) -> None:
+    """A system has no tokens per second then but a reason, and no number of servers is searched."""
+    large = Cluster.of(cluster.kinds[0].profile, 2, max_loras=2000, max_lora_rank=64)
+    (row,) = compare_systems(fleet, large, ["vllm"], seeds=2, duration_s=30.0)
+    assert "2000 slots of rank 64" in row.failed
+    assert {figure.mean for figure in row.figures.values()} == {None}
+    assert servers_needed(fleet, large, "vllm", Trials(2)).failed == row.failed  # type: ignore[union-attr]
+
+
 def test_the_search_for_a_size_does_not_skip_numbers(
     fleet: Workload, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +153,9 @@ def test_the_search_for_a_size_does_not_skip_numbers(
 
     def runs(given: Sequence[dict[str, Any]], *_: Any) -> list[dict[str, Any]]:
         held = len(given[0]["cluster"]) in holding
-        return [dict.fromkeys((*FIGURES, "served"), float(held)) | {"router": "hrw"} for _ in given]
+        return [
+            dict.fromkeys((*FIGURES, "served"), float(held)) | {"router": "hrw", "failed": ""} for _ in given
+        ]
 
     monkeypatch.setattr("packer.operate.systems._run_all", runs)
     found = servers_needed(fleet, cluster, "hrw", Trials(2), share=0.9)

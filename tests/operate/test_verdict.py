@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,3 +109,12 @@ def test_the_reason_is_the_fleets(
         result("one", [0.9] * 3, 50.0, tok_s[0], served), result("two", [0.8] * 3, 20.0, tok_s[1], served)
     ]  # fmt: skip
     assert words in verdict(fleet, Cluster.of(small_profile(), 4, max_loras=slots), rows)
+
+
+def test_servers_that_do_not_start_are_named_with_the_reason() -> None:
+    """They are not among the systems without token times."""
+    dead = [replace(result(name, [math.nan], math.nan), failed="no memory") for name in ("one", "two")]
+    jobs = result("jobs", [1.0], math.nan)
+    assert verdict(FLEET, CLUSTER, [*dead, result("three", [1.0], 10.0), jobs]) == (
+        "Without token times, and so not compared: jobs. The servers of one, two do not start: no memory."
+    )

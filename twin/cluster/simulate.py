@@ -25,7 +25,7 @@ from packer.twin.cluster.result import raw_of, sent_only, with_held_back
 from packer.twin.cluster.routers.base import Router
 from packer.twin.cluster.serving import Serving, ever_placed
 from packer.twin.cluster.setup import Setup, idle_servers, kernels_of, kind_setup, server_setups
-from packer.twin.cluster.state import Servers
+from packer.twin.cluster.state import Servers, refused_of
 from packer.twin.cluster.system import System, judged, load_system, placed
 from packer.twin.cluster.transit import transit_of
 from packer.twin.run import Run
@@ -160,8 +160,8 @@ def _run(
 ) -> Servers:  # fmt: skip
     """Return the servers after requests arrived at these times, from these adapters; None: in a closed loop.
 
-    Raises `IncompatibleError`: `concurrency` is set, and servers change, the network takes time or hosts have limited
-    memory.
+    Raises `IncompatibleError`: `concurrency` is set, and servers change or refuse requests, the network takes time or
+    hosts have limited memory.
     """
     if work.concurrency is not None and work.way is not None:
         raise IncompatibleError("concurrency is simulated without network_ms and limits of host memory.")
@@ -177,7 +177,10 @@ def _run(
 def _served(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks
 ) -> Servers:  # fmt: skip
-    """Return the servers after they served the requests of these times."""
+    """Return the servers after they served the requests of these times.
+
+    Raises `IncompatibleError`: a server refused a request of a client that waits for each of them.
+    """
     serving = work.serving
     assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
     rows_each = work.adapter_rows(marks.adapter)
@@ -185,7 +188,13 @@ def _served(
     if serving is not None:
         serving.begin(servers)
     content = marks.content() if getattr(work.router, "reads_prompts", False) else None
-    return work.run(servers, engines, assigned, content)
+    servers = work.run(servers, engines, assigned, content)
+    if work.concurrency is not None and refused_of(servers).any():
+        raise IncompatibleError(
+            "Expected a concurrency with which no server has its max_num_queued_reqs requests, got "
+            f"{work.concurrency}: it would refuse requests of a client that waits for them."
+        )
+    return servers
 
 
 def _closed_loop(

@@ -68,7 +68,7 @@ def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
     limited = bool(np.isfinite(capacity).any())
     if not limited and cluster.network_ms == 0.0:
         return None
-    model = cluster.kinds[0].profile.model
+    model = cluster.kind(0).profile.model
     size = workload.ranks.astype(np.float64) * model.lora_bytes_per_rank
     if limited and size.max() > capacity.min():
         rule = f"Expected the host memory of each node to hold the largest adapter ({size.max():.6g} bytes)"

@@ -102,9 +102,7 @@ class ClusterView:
     @property
     def adapter_bytes(self) -> FloatArray:
         """Weights of each adapter, float64 (m,)."""
-        return (
-            self.workload.ranks.astype(np.float64) * self.cluster.kinds[0].profile.model.lora_bytes_per_rank
-        )
+        return self.workload.ranks.astype(np.float64) * self.cluster.kind(0).profile.model.lora_bytes_per_rank
 
     def service_s(self, iterations: int, adapter: int) -> FloatArray:
         """Return the time of a job of `iterations` on each server, without loading its adapter, float64 (S,)."""
@@ -130,14 +128,14 @@ class ClusterView:
 
     @property
     def block_bytes(self) -> float:
-        """Bytes of KV cache in a block, of the first kind of server."""
-        profile = self.cluster.kinds[0].profile
+        """Bytes of KV cache in a block, of the first server."""
+        profile = self.cluster.kind(0).profile
         return float(profile.model.kv_bytes_per_token * profile.engine.block_size)
 
     @property
     def load_bytes_s(self) -> FloatArray:
         """Bandwidth of loads to the GPU of each server, bytes/s, without a load's fixed part, (S,)."""
-        model = self.cluster.kinds[0].profile.model
+        model = self.cluster.kind(0).profile.model
         return np.asarray(1e3 * model.lora_bytes_per_rank / np.maximum(self._loading[1], 1e-9))
 
     @property

@@ -144,6 +144,18 @@ def test_what_has_no_closed_loop_is_refused() -> None:
         simulate_cluster(FLEET, cluster, concurrency=4, max_outstanding=4, duration_s=10.0)
 
 
+@pytest.mark.parametrize("paced", [False, True])
+def test_a_client_that_waits_is_not_refused(paced: bool) -> None:
+    """A full server would take the client's places one by one, so such a run is refused; one without is not."""
+    profile = _server("0.32.0")
+    limited = replace(profile, engine=replace(profile.engine, max_num_queued_reqs=3))
+    cluster = Cluster.of(limited, 2, max_loras=4, max_lora_rank=16)
+    how = {"router": "most-idle", "duration_s": 10.0, "paced": paced}
+    assert simulate_cluster(FLEET, cluster, concurrency=6, **how).refused == 0  # type: ignore[arg-type]
+    with pytest.raises(IncompatibleError, match="max_num_queued_reqs requests, got 12"):
+        simulate_cluster(FLEET, cluster, concurrency=12, **how)  # type: ignore[arg-type]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6), st.lists(st.one_of(st.none(), st.floats(0.0, 100.0)), max_size=40))
 def test_places_are_taken_in_order_of_time(concurrency: int, steps: list[float | None]) -> None:

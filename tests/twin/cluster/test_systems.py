@@ -59,6 +59,14 @@ def test_every_preset_runs(name: str, fleet: Workload) -> None:
     assert load_system(name).source
 
 
+def test_memory_without_limit_reserves_no_slots(fleet: Workload) -> None:
+    """Servers of "cached" have the KV cache of those that share it with adapters, whatever the number of slots."""
+    tokens = [_run(fleet, name).kv_cache_tokens for name in ("cached", "on-demand")]
+    assert tokens[0] == tokens[1]
+    large = Cluster.of(PROFILE, 1, max_loras=5000, max_lora_rank=64)
+    assert simulate_cluster(fleet, large, "cached", duration_s=1.0).status == "ok"
+
+
 def test_loading_modes_are_in_order(fleet: Workload) -> None:
     """On a light load no loads <= CPU-assisted <= blocking in mean TTFT: an expectation of the model, not a law."""
     ttft = {}

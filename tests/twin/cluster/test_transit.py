@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -205,3 +206,14 @@ def test_whole_numbers_of_bytes_are_no_other_memory() -> None:
     way = transit_of(_fleet(0), _cluster((Node(2, 200),), Store(1.0)), 4)
     assert way is not None
     assert way.room.dtype == np.float64
+
+
+def test_a_kind_without_servers_changes_nothing() -> None:
+    """Adapters have the size that the servers' base model gives them, whichever kind the file lists first."""
+    cluster = _cluster((Node(2, 200.0),), Store(1.0))
+    (kind,) = cluster.kinds
+    model = replace(kind.profile.model, lora_bytes_per_rank=3.0)
+    other = replace(kind, name="other", profile=replace(kind.profile, model=model))
+    ways = [transit_of(_fleet(0), each, 4) for each in (cluster, replace(cluster, kinds=(other, kind)))]
+    sizes = [way.size.tolist() for way in ways if way is not None]
+    assert sizes[0] == sizes[1]
