@@ -62,7 +62,7 @@ def test_servers_that_do_not_start() -> None:
     [("moonshotai/Kimi-K2.5", 61 * 576), ("Qwen/Qwen3-235B-A22B", 94 * 256), ("Qwen/Qwen3-8B", 36 * 256)],
 )
 def test_copies_of_keys_and_values_take_memory(model: str, elements: int) -> None:
-    """On each of eight GPUs a token has a KV head, or the compressed keys: slots and more memory count in such tokens."""
+    """Each of eight GPUs holds a KV head, or the compressed keys, of a token: slots and memory count in such tokens."""
     found, larger = (
         estimate_profile(
             model, "b200", tensor_parallel_size=8, max_model_len=8192, gpu_memory_utilization=share
