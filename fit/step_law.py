@@ -21,7 +21,7 @@ import numpy as np
 from packer.arrays import FloatArray
 from packer.engine_spec import EngineSpec
 from packer.fit.scaled import scaled_law
-from packer.fit.tables import MeasuredRun, Profiling, number, positive
+from packer.fit.tables import MeasuredRun, Profiling, number, positive, whole
 from packer.io.profiles import load_profile, profile_names
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
@@ -180,11 +180,15 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         batch, n = number(row, "batch"), number(row, "n_adapters")
         if row.cells.get("status", "ok") != "ok" or np.isnan(batch + n + number(row, "itl_mean_ms")):
             continue
-        output, rank = positive(row, "set_output_length"), number(row, "rank")
+        batch, n, output = (
+            positive(row, "batch"),
+            whole(row, "n_adapters"),
+            positive(row, "set_output_length"),
+        )
+        rank, slots = (positive(row, name) if n > 0 else 0.0 for name in ("rank", "max_loras"))
         distinct = number(row, "mean_loras_by_batch")
         if np.isnan(distinct):  # expected where requests choose uniformly
             distinct = n * (1.0 - (1.0 - 1.0 / n) ** batch) if n > 0 else 0.0
-        slots = number(row, "max_loras") if n > 0 else 0.0
         context, prefills = batch * (prompt + output / 2), prompt * batch / output
         states.append((batch, prefills, distinct, distinct * rank, slots, rank, context, 0.0, n))
         times.append(positive(row, "itl_mean_ms"))

@@ -15,6 +15,7 @@ from packer import checks
 from packer.errors import FileFormatError, reader, shown
 from packer.io.files import read_text
 from packer.io.tables import Row, csv_rows
+from packer.words import listed
 from packer.workload import SHAREGPT_CORRELATION
 
 MOST_ADAPTERS = 1_000_000
@@ -39,12 +40,14 @@ def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[Row
 
 
 def number(row: Row, column: str, *, default: float = math.nan) -> float:
-    """A number of a row; `default` if the cell is blank."""
-    return default if row.is_blank(column) else row.real(column, low=-MOST, high=MOST)
+    """A number >= 0 of a row; `default` if the cell is blank."""
+    return default if row.is_blank(column) else row.real(column, low=0.0, high=MOST)
 
 
-def positive(row: Row, column: str) -> float:
-    """A number > 0 of a row."""
+def positive(row: Row, column: str, *, default: float = 0.0) -> float:
+    """A number > 0 of a row; a blank cell is `default`, or an error if that is 0."""
+    if default and row.is_blank(column):
+        return default
     return row.real(column, low=0.0, high=MOST, open_low=True)
 
 
@@ -66,7 +69,7 @@ class Profiling:
 def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
     """Read a model's micro-benchmarks from tables in a directory; an absent table is empty.
 
-    Raises `FileFormatError`: no table has rows of the model, or a table lacks columns.
+    Raises `FileFormatError`: no table has rows, or a table has rows of other models only or lacks columns.
     """
     folder = Path(directory)
     answers = ("set_output_length", "itl_mean_ms")
@@ -80,6 +83,10 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
     for name, columns in required.items():
         rows = read_rows(folder / name, columns) if (folder / name).exists() else []
         tables.append(tuple(row for row in rows if row.cells.get("model", model) == model))
+        if rows and not tables[-1]:
+            others = listed(map(shown, sorted({row.cells["model"] for row in rows})), 3)
+            rule = f"expected rows of model {model!r}, got rows of {others} (--model says which are read)."
+            raise FileFormatError(rule, path=folder / name)
     if not any(tables):
         rule = f"expected at least one of {', '.join(required)} with rows of model {model!r}."
         raise FileFormatError(rule, path=folder)
@@ -162,9 +169,9 @@ def read_runs(
         if status == "ok" and "total_tok_s" not in metrics:
             row.fail("total_tok_s", "expected the throughput of a run that is ok, got an empty cell.")
         slots, slot_rank = whole(row, "max_loras"), whole(row, "max_lora_rank")
-        duration_s = number(row, "total_time_s", default=3600.0)
-        inputs = number(row, "pool_mean_input_tokens", default=223.0)
-        outputs = number(row, "pool_mean_output_tokens", default=196.0) * generated_share
+        duration_s = positive(row, "total_time_s", default=3600.0)
+        inputs = positive(row, "pool_mean_input_tokens", default=223.0)
+        outputs = positive(row, "pool_mean_output_tokens", default=196.0) * generated_share
         runs.append(
             MeasuredRun(
                 run_id, row.cells.get("family") or "all", rates, ranks, slots, slot_rank, duration_s, inputs, outputs,

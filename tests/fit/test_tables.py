@@ -53,6 +53,7 @@ def test_runs_are_read_with_their_adapters(tmp_path: Path) -> None:
         (RUNS.replace("8:1;16:3,400,ok", ""), "10 cells as in the header, got 8"),
         (RUNS.replace(",400,ok", ",many,ok"), "a number, got 'many'"),
         (RUNS.replace(",400,ok", ",inf,ok"), "finite number"),
+        (RUNS.replace(",400,ok", ",-400,ok"), "finite number >= 0"),
     ],
 )
 def test_bad_runs_are_named(tmp_path: Path, bad: str, message: str) -> None:
@@ -92,18 +93,25 @@ def test_bad_runs_are_named(tmp_path: Path, bad: str, message: str) -> None:
             "prefill,1,5,1,0",
             "row 2, column 'duration_s': expected a number, got an empty",
         ),
+        ("latency_adapters", "8,,16,4,128,12", "row 2, column 'max_loras': expected a number, got an empty"),
+        ("latency_adapters", "8,8,-16,4,128,12", "row 2, column 'rank': expected a finite number > 0"),
+        ("latency_adapters", "0,8,16,4,128,12", "row 2, column 'batch': expected a finite number > 0"),
+        ("latency_adapters", "8,8,16,0.5,128,12", "row 2, column 'n_adapters': expected a whole number"),
     ],
 )
 def test_bad_micro_benchmarks_are_named(tmp_path: Path, name: str, rows: str, message: str) -> None:
     """A cell that no measurement gives is refused with its file, row and column; a fit on it would be wrong."""
-    head = "phase,set_batch_size,actual_prompt_len,set_output_length,itl_mean_ms\n"
+    heads = {
+        "latency_backbone": "phase,set_batch_size,actual_prompt_len,set_output_length,itl_mean_ms\n",
+        "latency_adapters": "batch,max_loras,rank,n_adapters,set_output_length,itl_mean_ms\n",
+    }
     path = tmp_path / f"{name}.csv"
-    path.write_text((head if name == "latency_backbone" else "") + rows + "\n")
+    path.write_text(heads.get(name, "") + rows + "\n")
     tables = read_profiling(tmp_path, "m")
     fits: dict[str, Callable[[], object]] = {
         "kv_capacity": lambda: fit_memory(tables.kv_capacity, MODEL, ENGINE),
         "loading": lambda: fit_loading(tables.loading),
-        "latency_backbone": lambda: micro_equations(tables, ENGINE, 512),
+        **dict.fromkeys(heads, lambda: micro_equations(tables, ENGINE, 512)),
     }
     with pytest.raises(FileFormatError, match=re.escape(f"{path}, {message}")):
         fits[name]()
@@ -112,6 +120,15 @@ def test_bad_micro_benchmarks_are_named(tmp_path: Path, name: str, rows: str, me
 def test_an_empty_folder_is_no_profiling(tmp_path: Path) -> None:
     """At least one of the four tables must be there."""
     with pytest.raises(FileFormatError, match=r"kv_capacity\.csv"):
+        read_profiling(tmp_path, "m")
+
+
+def test_a_table_of_other_models_is_named(tmp_path: Path) -> None:
+    """A table is not left out because its rows have another model: its file and the models are named."""
+    rows = "model,adapter_rank,gpu_load_mean_ms,disk_load_mean_ms\nn,8,3,9\n"
+    (tmp_path / "loading.csv").write_text(rows)
+    (tmp_path / "kv_capacity.csv").write_text("max_loras,max_lora_rank,status,kv_cache_tokens\n1,8,ok,9\n")
+    with pytest.raises(FileFormatError, match=r"loading\.csv: expected rows of model 'm', got rows of 'n'"):
         read_profiling(tmp_path, "m")
 
 
