@@ -29,6 +29,8 @@ DRAFTS: Release = (0, 32)
 """The first version whose speculative decoding was compared."""
 QUEUE_LIMIT: Release = (0, 29)
 """The first version with `--max-num-queued-reqs` (vllm/v1/engine/async_llm.py, `check_admission`)."""
+BFLOAT16_CACHE: Release = (0, 11)
+"""The first version that takes `--kv-cache-dtype bfloat16` (vllm/config/cache.py, `CacheDType`; not in 0.10.0)."""
 MODULES: Release = (0, 19)
 """The first version with `--lora-target-modules` (vllm/engine/arg_utils.py:1146 of 0.19.0)."""
 
@@ -95,6 +97,8 @@ def _made(engine: EngineSpec) -> EngineRules:
         )
     if engine.max_num_queued_reqs is not None:
         _check_since(QUEUE_LIMIT, engine, "max_num_queued_reqs")
+    if engine.name == "vllm" and engine.kv_cache_dtype == "bfloat16":
+        _check_since(BFLOAT16_CACHE, engine, 'kv_cache_dtype "bfloat16"')
     if engine.lora_target_modules:
         _check_since(MODULES, engine, "lora_target_modules")
     if engine.scheduling_policy == "priority":

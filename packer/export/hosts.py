@@ -65,6 +65,10 @@ def sglang_command(server: ExportedServer, port: int) -> list[str]:
         "tp-size": engine.tensor_parallel_size,
         "page-size": engine.block_size,
     }
+    if engine.quantization:
+        flags["quantization"] = engine.quantization
+    if cache := engine.kv_cache_dtype:
+        flags["kv-cache-dtype"] = "fp8_e4m3" if cache == "fp8" else cache
     if server.modules:
         flags["max-loras-per-batch"] = server.bin.max_loras
         flags["max-lora-rank"] = server.bin.max_lora_rank

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import yaml
 from packer.errors import InputError
 from packer.export.formats import FORMATS, export_plan
 from packer.export.servers import Options
+from packer.fit.estimate import estimate_profile
 from packer.plan import Plan
 
 TABLES = Path(__file__).parent.parent / "data" / "schemas"
@@ -222,6 +224,18 @@ def test_sglang(plan: Plan, exported: Callable[[Plan, str], dict[str, str]]) -> 
         for each in adapters:
             conforms(each, "sglang", "lora-paths")
         assert {each["lora_name"] for each in adapters} == {plan.workload.names[i] for i in item.adapters}
+
+
+def test_sglang_is_started_in_the_widths_that_were_simulated(plan: Plan) -> None:
+    """An FP8 cache and weights that the engine quantises itself are flags, by SGLang's names."""
+    profile = estimate_profile(
+        "Qwen/Qwen3-8B", "h200", engine_name="sglang", quantization="fp8", kv_cache_dtype="fp8"
+    )
+    bins = tuple(replace(each, profile=profile) for each in plan.bins)
+    files = export_plan(replace(plan, bins=bins), "sglang")
+    command = json.loads(files["args.json"])[0]["command"]
+    assert command[command.index("--kv-cache-dtype") + 1] in table("sglang")[None, "flags"]["kv-cache-dtype"]
+    assert command[command.index("--quantization") + 1] == "fp8"
 
 
 def test_the_dashboard(plan: Plan) -> None:

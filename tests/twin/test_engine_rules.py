@@ -72,6 +72,17 @@ def test_unknown_versions_are_refused(version: str, make_profile: Callable[..., 
         simulate(fleet, profile, max_loras=1, duration_s=60.0)
 
 
+def test_a_bfloat16_cache_is_asked_for_since_0_11(make_profile: Callable[..., Profile]) -> None:
+    """Before, vLLM does not start with --kv-cache-dtype bfloat16, which exports would give it."""
+    engine = replace(make_profile().engine, kv_cache_dtype="bfloat16")
+    rules_of(replace(engine, version="0.11.0"))
+    rules_of(replace(engine, name="sglang", version="0.5"))
+    with pytest.raises(
+        ValidationError, match=r"from 0\.11 on with kv_cache_dtype \"bfloat16\", got 'vllm 0\.10\.0'"
+    ):
+        rules_of(replace(engine, version="0.10.0"))
+
+
 def test_versions_between_two_say_which_they_follow(make_profile: Callable[..., Profile]) -> None:
     """A version that was not read follows the newest one before it, and says which."""
     engine = make_profile().engine
