@@ -126,7 +126,7 @@ class Objective:
 
     def holds(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
         """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable
-        if the objective demands it.
+        if the objective demands it. A server without requests keeps every limit.
 
         Raises `IncompatibleError`: the predictor does not give a required figure.
         """
@@ -134,8 +134,9 @@ class Objective:
         if self.stable:
             ok = ok & evaluations.stable
         limits, required = self.limits, self.required
+        idle = evaluations.worst_adapter_ttft_ms == 0.0  # no request completed, and none waited
         for key in dict.fromkeys((*self.figures, *limits)):
-            figures = getattr(evaluations, key)
+            figures = np.where(idle, 0.0, getattr(evaluations, key))
             if key in required and feasible.any() and np.isnan(figures[feasible]).all():
                 raise IncompatibleError(self._not_given(key))
             unknown = np.inf if key in required else 0.0

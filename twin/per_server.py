@@ -120,7 +120,8 @@ def hit_rate(run: Run) -> float:
     """See `Run.hit_rate`."""
     server = run.raw.server
     # A request is admitted once, and again after each preemption.
-    admissions = int(server["taken"]) - int(server["waiting"]) - run.aborted + run.preemptions
+    left = int(server["pending_count"] + server["waiting"]) + run.aborted
+    admissions = int(server["taken"]) - left + run.preemptions
     misses = run.adapter_loads - int(server["unawaited"])
     return 1.0 - misses / admissions if admissions else math.nan
 

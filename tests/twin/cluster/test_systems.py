@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, ServerKind
 from packer.engines import engine_of
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError
@@ -87,6 +88,16 @@ def test_kept_adapters_are_hits(fleet: Workload) -> None:
         )
         rates.append(_run(fleet, system).hit_rate)
     assert rates[0] < rates[1] < rates[2] == 1.0
+
+
+def test_requests_at_the_front_end_are_no_hits() -> None:
+    """A request that has not reached the engine at the end was not admitted, so nothing is known about its adapter."""
+    times, tokens = np.array([1.0, 9.99]), np.array([100, 100])
+    arrivals = Arrivals("trace", trace=RequestTrace(times, np.array([0, 1]), tokens, np.array([5, 5])))
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(2)], arrivals=arrivals)
+    run = simulate_cluster(fleet, Cluster.of(PROFILE, 1, max_loras=2), duration_s=10.0)
+    assert run.sent == 2
+    assert run.hit_rate == 0.0
 
 
 def test_reloads_of_running_adapters_are_no_misses() -> None:
