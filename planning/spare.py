@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from packer.bin import Bin
 from packer.failover import with_slots_for_loss, without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble
-from packer.solvers.base import Problem, Solution
+from packer.planning.verify import check
+from packer.solvers.base import Problem, Solution, Solver
+from packer.solvers.baselines.dlora import DLora
 from packer.solvers.candidates import candidates_of
 from packer.solvers.slots import Climb, SlotSearch, search
 from packer.solvers.spread_refined import SpreadRefined
@@ -22,9 +25,9 @@ MORE = 4
 def with_spare(problem: Problem, plan: Plan) -> Plan:
     """The plan with the fewest servers, more than the given one has, that holds when any one of them is lost.
 
-    Adapters are spread over the servers. The slots of every server fit the largest rank, and suffice for the adapters
-    that the server receives when another one is lost (`packer.failover`). The plan is infeasible if none is found on
-    the GPUs of the problem (`max_gpus`, `stock`).
+    Adapters are spread over the servers whole, or as dLoRA places replicas. The slots of every server fit the largest
+    rank, and suffice for the adapters that the server receives when another one is lost (`packer.failover`). The plan
+    is infeasible if none is found on the GPUs of the problem (`max_gpus`, `stock`).
 
     Raises `VerificationError`: the plan breaks a rule of plans.
     """
@@ -32,19 +35,27 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
     most = min(len(problem.workload) * copies, MORE * (len(plan.bins) + 1))
     at_hand = min(most, problem.stock.get(name, most * size) // size)
     allowed = at_hand if problem.max_gpus is None else min(at_hand, problem.max_gpus // size)
-    for n in range(len(plan.bins) + 1, allowed + 1):
+    ways: dict[int, Solver] = {1: SpreadRefined()} | ({copies: DLora()} if copies > 1 else {})
+    for n, held in product(range(len(plan.bins) + 1, allowed + 1), ways):
         if problem.out_of_time():
             break
         problem.progress(f"simulating {counted(n, 'server')}, one of them lost", 0, 0)
-        found = SpreadRefined().solve(replace(problem, max_gpus=n))
-        bins = _with_slots(problem, found.bins) if len(found.bins) == n else None
+        found = ways[held].solve(replace(problem, max_gpus=n, max_replicas=held))
+        bins = _with_slots(problem, found.bins) if len(found.bins) == n and not found.unplaced else None
         if bins is not None and _survives(problem, bins):
             solution = Solution(tuple(bins), details={**plan.details, "gpus_without_spare": plan.n_gpus})
+            check(problem, solution)
             return assemble(problem, solution, plan.solver, problem.elapsed_s())
-    more = "more GPUs at hand" if allowed == at_hand < most else "more GPUs"
-    none = f"No plan on up to {counted(allowed * size, 'GPU')} holds when any of them is lost."
-    reasons = (*plan.reasons, f"{none} What would help: {more}")
-    return replace(plan, status=Status.INFEASIBLE, reasons=reasons)
+    if problem.out_of_time():
+        why = (
+            "The search ended before a plan was found that holds when any GPU is lost: a longer --time-limit."
+        )
+    else:
+        more = "more GPUs at hand" if allowed == at_hand < most else "more GPUs"
+        more = f"--max-replicas {copies + 1} or more" if allowed == most else more
+        none = f"No plan on up to {counted(allowed * size, 'GPU')} holds when any of them is lost."
+        why = f"{none} What would help: {more}"
+    return replace(plan, status=Status.INFEASIBLE, reasons=(*plan.reasons, why))
 
 
 def _with_slots(problem: Problem, bins: Sequence[Bin]) -> list[Bin] | None:

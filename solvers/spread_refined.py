@@ -81,7 +81,7 @@ class _Refinement:
         other = DLora().solve(self.problem)
         if not other.unplaced and all(len(b.adapters) <= MAX_ADAPTERS_PER_GPU for b in other.bins):
             states.append(self._with_slots(other.bins))
-        return min(states, key=lambda state: state.rank)
+        return min(states, key=lambda state: (-len(state.bins), state.rank))
 
     def _with_slots(self, bins: Sequence[Bin]) -> _Bins:
         hint: int | None = None
