@@ -143,8 +143,10 @@ class Capacity:
             replace(fleet.adapters[a], rate=max(factor * tok_s / float(fleet.mean_tokens[a]), IDLE_RATE))
             for a, tok_s in load.items()
         ]
-        settings = kind.profile.settings(kind.max_loras, rank_of(kind, fleet))
         given = replace(fleet, adapters=tuple(adapters))
+        # A server may really take larger ranks than the plan says: what it holds was loaded.
+        rank = max(rank_of(kind, fleet), slot_rank_for(int(given.ranks.max())))
+        settings = kind.profile.settings(kind.max_loras, rank)
         span_s = min(SPAN_S, MOST_REQUESTS / given.rate)
         return simulate(given, kind.profile, **asdict(settings), duration_s=span_s, seed=self.seed)
 

@@ -54,6 +54,8 @@ class Following:
         self.changes = self.loads = self.pending = 0
         self.uncertainty = 1.0
         self.looked_s = 0.0
+        self._measured = self.fleet  # as last read
+        self._unread = ""  # why the fleet could not be read
         self._unserved = ""  # which adapters have no server, as last said
         self.ready = np.zeros(len(servers), dtype=np.bool_)
         self._resting: set[int] = set()
@@ -119,7 +121,12 @@ class Following:
         # A server that answers counts as on, even if packer did not start it.
         self.keeper.on |= ready
         if self.read is not None:
-            measured = self.read()
+            try:
+                self._measured = self.read()
+            except PackerError as error:  # servers are looked after with what was known before
+                self.last_error = "; ".join(filter(None, [str(error), self.last_error]))
+                self.acting.say(str(error))
+            measured = self._measured
             if said := self.keeper.requests.meet(measured, self.span_s):
                 self.keeper.know(self.keeper.requests)
                 self.acting.say(said)
@@ -172,7 +179,9 @@ class Following:
         if (unserved := self.keeper.left.words(len(self.keeper.starting))) not in ("", self._unserved):
             self.acting.say(unserved)
         self._unserved = unserved
-        self.last_error = "; ".join(filter(None, [*gone.values(), unserved, self.last_error]))[:400]
+        self.last_error = "; ".join(filter(None, [*gone.values(), self._unread, unserved, self.last_error]))[
+            :400
+        ]
         left, self.pending = self._gone(), int(self.keeper.waiting != "")
         filled = {s for each in made for s, _ in each.change.load if self.keeper.rooms[s] is not None}
         first = any(s in filled for each in left for s, _ in each.change.unload)  # they make room
@@ -256,8 +265,13 @@ class Following:
             if time.time() >= due_s or self._lost():
                 due_s = time.time() + self.every_s
                 try:
-                    if fleet is not None and (found := fleet()).names != self.fleet.names:
+                    self._unread = ""
+                    if fleet is not None and unreplayed(found := fleet()) != self.fleet:
                         self.serve(found)
+                except PackerError as error:  # the servers are looked after all the same
+                    self._unread = str(error)
+                    self.acting.say(self._unread)
+                try:
                     after(self.step(time.time()))
                 except PackerError as error:
                     self.last_error = str(error)[:400]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import packer
-from packer.errors import IncompatibleError
+from packer.errors import FileFormatError, IncompatibleError
 from packer.live.act import Acting
 from packer.live.fleet_file import Host, LiveFleet
 from packer.operate.follow import Following
@@ -160,3 +160,41 @@ def test_servers_are_of_the_kind_whose_adapters_they_hold(
         IncompatibleError, match="Server 1 does not fit the plan: gpu-1 was started with max_loras 8"
     ):
         loop.check(loop.acting.look())
+
+
+def test_servers_are_looked_after_while_files_cannot_be_read(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """A log or a gateway that is away, and a damaged file of the fleet, keep no adapter from another server."""
+    loop = following()
+    loop.step(0.0)
+    servers[1].close()
+
+    def away() -> packer.Workload:
+        raise FileFormatError("it is away.")
+
+    def end(_made: object) -> None:
+        raise KeyboardInterrupt
+
+    loop.read = away
+    with pytest.raises(KeyboardInterrupt):
+        loop._loop(end, away)
+    assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
+    assert loop.last_error.startswith("it is away.; it is away.; gpu-1: ")
+
+
+def test_a_fleet_with_other_ranks_is_another_fleet(
+    following: Callable[..., Following],  # noqa: F811
+) -> None:
+    """What the file of the fleet says about an adapter counts, also where the names are the same and the servers that
+    hold it should take no such rank."""
+    loop = following()
+    other = replace(loop.fleet, adapters=tuple(replace(each, rank=16) for each in loop.fleet.adapters))
+
+    def end(_made: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop._loop(end, lambda: other)
+    assert loop.keeper.workload.ranks.tolist() == [16] * 4
