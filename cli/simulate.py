@@ -172,13 +172,14 @@ def simulate(
     out.check_picture(files.plot)
     out.check(files.output)
     workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
-    workload = process.apply(workload if run.tuning is None else workload.tuned_by(run.tuning))
+    workload = process.apply(workload)
     if system.cluster is None:
+        workload = workload if run.tuning is None else workload.tuned_by(run.tuning)
         refuse_without("--cluster", ("router", "stats_age_s", "system"))
         if "per_server" in files.tables:
             raise click.UsageError("--per-server needs --cluster.")
-    elif server.predictor != "twin":
-        raise click.UsageError("--cluster is simulated by the twin: leave out --predictor.")
+    elif server.predictor != "twin" or server.explain:
+        raise click.UsageError("--cluster is simulated by the twin: leave out --predictor and --explain.")
     if server.max_loras is None and system.cluster is None and workload.n_loras:
         raise click.UsageError("Missing option '--max-loras', or --cluster.")
     if server.predictor != "twin" or server.explain:
@@ -229,7 +230,8 @@ def _simulated(
         if cluster.placement is not None:
             out.note(f"system {named.name} is bound to the placement in {system.cluster}")
         cluster = placed(judged(workload, cluster, goal), cluster, named, run.seed)
-        how |= {"system": replace(named, placement=None), "router": system.router}
+        how["system"] = replace(named, placement=None, tuning=run.tuning or named.tuning)
+        how["router"] = system.router
         how["stats_interval_s"] = system.stats_age_s
         return repeated(
             lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress

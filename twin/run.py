@@ -22,7 +22,7 @@ from packer.twin import per_server as by_server
 from packer.twin.server import Raw, Server
 from packer.twin.stability import is_stable, served_share
 from packer.twin.timeline import requests_frame, summary, timeline_frame
-from packer.twin.tuning.policy import Trained
+from packer.twin.tuning.policy import Trained, trains
 from packer.workload import Workload
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Run:
     def tuning(self) -> Trained | None:
         """Results of training during the run; None if the server does not train."""
         job = self.workload.fine_tuning
-        if self.raw.tuning is None or job is None:
+        if self.raw.tuning is None or job is None or not trains(job):
             return None
         return Trained(job.policy, self.raw.tuning, self.duration_s, self.engine_steps)
 

@@ -48,6 +48,26 @@ def test_simulate_trains_the_job_of_the_file(fleet: str, capsys: pytest.CaptureF
     assert "Training (temporal)" in capsys.readouterr().out
 
 
+CLUSTER = """
+schema = 1
+fine_tuning = {sample_tokens = 128, policy = "chunked"}
+kinds = [{name = "h100", profile = "h100-64gb/llama-3.1-8b-instruct", max_loras = 2}]
+nodes = [{servers = ["h100"]}]
+"""
+
+
+def test_the_policy_of_the_option_is_that_of_a_cluster(tmp_path: Path, capsys) -> None:
+    """--tuning replaces the policy of the system, not the cluster's job; "none" trains nothing."""
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "fleet.csv").write_text("adapter,rank,rate\na,8,1.0\n")
+    server = ["simulate", str(tmp_path / "fleet.csv"), "--cluster", str(tmp_path / "cluster.toml")]
+    server += ["--system", "fineinfer", "--duration", "20"]
+    own = _json([*server, "--tuning", "llmstation"], capsys)["tuning"]
+    assert own["policy"] == "llmstation"
+    assert own["tok_s"] == pytest.approx(128 * own["samples_s"])
+    assert "tuning" not in _json([*server, "--tuning", "none"], capsys)
+
+
 def test_seeds_average_the_training(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With several seeds the figures are means."""
     server = ["simulate", fleet, "--max-loras", "2", "--duration", "60"]

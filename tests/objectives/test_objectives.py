@@ -104,7 +104,7 @@ def test_latency_of_a_dead_server_is_infinite(evaluations: Evaluations) -> None:
 def test_a_server_without_requests_keeps_every_limit(evaluations: Evaluations, spec: str) -> None:
     """The twin knows no latencies of idle adapters, which is no lack of the predictor and breaks nothing."""
     none = np.full(3, np.nan)
-    idle = {name: none for name in ("mean_ttft_ms", "mean_itl_ms", "p99_itl_ms", "goodput_tok_s")}
+    idle = dict.fromkeys(("mean_ttft_ms", "mean_itl_ms", "p99_itl_ms", "goodput_tok_s"), none)
     still = replace(evaluations, **idle, worst_adapter_ttft_ms=np.zeros(3), slo_used=np.zeros(3))
     assert load_objective(spec).holds(still).all()
 

@@ -37,6 +37,14 @@ def test_what_keeps_its_goal_says_so(toy_profile: Profile) -> None:
     assert "None" not in found.text
 
 
+def test_what_was_not_measured_is_not_0_ms(toy_profile: Profile) -> None:
+    """A server without requests has no latencies, and whole jobs have no gaps between tokens."""
+    idle = simulate(fleet(1, 0.0), toy_profile, max_loras=1, duration_s=60)
+    jobs = simulate_cluster(fleet(1, 1.0), Cluster.of(toy_profile, 1, max_loras=1), "rrod", duration_s=60)
+    assert "p95 TTFT 2 s (none measured) and mean ITL 100 ms (none measured)" in verdict_of(idle).text
+    assert "mean ITL 100 ms (none measured)" in verdict_of(jobs).text
+
+
 def test_slots_that_are_too_few_are_named(toy_profile: Profile) -> None:
     """Many adapters behind one slot wait for it; one adapter alone would not."""
     run = simulate(fleet(12, 0.2), toy_profile, max_loras=1, duration_s=900)
