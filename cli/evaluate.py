@@ -250,13 +250,13 @@ def _follow(
                     given["requests"] = requests, traffic.window_s
                 found = drift(plan, _placeable(plan, seen, given_ranks, out), **given)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
+                _write(found.evaluation, changes.output, out)
+                out.result(found.to_dict, partial(drift_lines, plan, found, traffic))
                 if traffic.seen_path is not None:
                     with _noted(traffic):
                         write_workload(
                             rounded(_ranked(plan, seen, given_ranks)), traffic.seen_path, force=True
                         )
-                _write(found.evaluation, changes.output, out)
-                out.result(found.to_dict, partial(drift_lines, plan, found, traffic))
                 if traffic.every_s is None:
                     return 3 if found.advice == "replan" else 0
             time.sleep(traffic.every_s or 0.0)

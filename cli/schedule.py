@@ -132,6 +132,7 @@ def schedule(
 
     static_path, servers_path, keda_path, routes_path = map(results.files.get, PARTS)
     refuse_without("--keda", () if keda_path else ("timezone",))
+    refuse_without("--rates: the periods of a trace are in UTC", () if hours.rates_path else ("timezone",))
     refuse_without("--routes", () if routes_path else ("address",))
     files = (static_path, servers_path, keda_path, results.output)
     out.check(*files)
@@ -198,11 +199,11 @@ def _lines(found: Schedule, data: dict[str, Any], slo: Goal, *, by_default: bool
     servers = []
     for k, item in enumerate(found.servers):
         hours = sum(end_s - start_s for start_s, end_s in found.running(k)) / 3600
-        servers.append((k, item.max_loras, item.max_lora_rank, len(item.adapters), hours))
+        servers.append((k, item.max_loras, item.max_lora_rank, len(item.adapters), round(hours, 1)))
     fewest = min(each.gpus for each in found.periods)
     run = "all of them run all day" if fewest == found.static.n_gpus else f"the quietest takes {fewest}"
     hours = (found.periods[-1].end_s - found.periods[0].start_s) / 3600.0
-    span = "a day" if hours == 24.0 else f"in {hours:g} h"
+    span = "a day" if hours == 24.0 else f"in {hours:.3g} h"
     lines: list[Table | str] = [
         f"{found.static.hardware}: the goal holds in every period; {run}.",
         *([default_words(found.static)] if by_default else []),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from packer.arrival import RequestTrace
 from packer.errors import ValidationError
-from packer.times import HOUR_S
+from packer.times import DAY_S, HOUR_S
 from packer.traces.assign import DEFAULT_EXPONENT, Ranks, assign_adapters
 from packer.traces.pattern import RateTable, clock
 from packer.traces.trace import Trace
@@ -99,9 +99,10 @@ class Observed:
         if len(same) and at != "mean":
             start_s = float(self.table.start_s[same[0]])
             if start_s < SINCE_1970_S:
-                when = f"{clock(start_s)} after its start"
+                when = f"{start_s // HOUR_S:02.0f}:{start_s // 60.0 % 60.0:02.0f} after its start"
             else:
-                day = f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " * (len(self.table.rates) > 24)
+                several = float(np.ptp(self.table.start_s)) + self.table.window_s > DAY_S
+                day = f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " * several
                 when = f"{day}{clock(start_s)} (UTC)"
         if at == "mean" or self.table.whole:
             return "the mean"

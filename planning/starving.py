@@ -13,6 +13,7 @@ from packer.profile import Profile
 from packer.solvers.backbone import load_bound
 from packer.times import HOUR_S
 from packer.twin.arrivals import MAX_REQUESTS
+from packer.twin.engine_rules import caches_prefixes
 from packer.twin.hours import Hours, Job, ServerHour
 from packer.twin.parts import parts_s
 from packer.twin.simulate import simulate
@@ -34,7 +35,7 @@ def servers_by_load(fleet: Workload, profile: Profile) -> int:
     if arrivals.kind == "unpredictable":
         fleet, part = fleet.with_arrivals(Arrivals()), 1.0 / arrivals.span
     if fleet.shares_prefixes:
-        fleet, part = fleet.as_independent(cached=True), part / 2.0
+        fleet, part = fleet.as_independent(cached=caches_prefixes(fleet, profile)), part / 2.0
     return max(1, math.ceil(part * load_bound(fleet, profile, 0.0, simulated=False)))
 
 

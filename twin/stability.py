@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from packer.twin.run import Run
     from packer.workload import Workload
 
+SHORT_S = 300.0
+"""Of a shorter run, the requests that are under way at the end are a large share."""
 SETTLING_S = 1.0
 SLOW_TOKEN_MS = 100.0
 """Time that a request needs before a trace's end to count: its prefill, s, and each token if no TPOT is known, ms."""
@@ -32,14 +34,14 @@ def served_share(sim: Run) -> float:
     """Tokens completed / tokens sent in one simulation, in [0, 1]; 1 when nothing was sent.
 
     The requests drawn in one run vary by several percent in number and length, which says nothing about the server. So
-    the share is of what was sent, not of the nominal load. For a replayed trace only requests count that could have
-    been completed by its end, and those that were refused.
+    the share is of what was sent, not of the nominal load. In a replayed trace, or a run of less than `SHORT_S`, only
+    requests count that could have been completed by its end, and those that were refused.
     """
     if sim.status != "ok":
         return 0.0
     if sim.closed_loop:  # open requests at the end are no backlog
         return 1.0
-    if sim.workload.arrivals.trace is not None and not sim.paced:
+    if (sim.workload.arrivals.trace is not None or sim.duration_s < SHORT_S) and not sim.paced:
         return served_of_due(sim)
     if not sim.sent_tokens:
         return 1.0

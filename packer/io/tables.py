@@ -110,7 +110,14 @@ def csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def header_of(cells: Sequence[str], row: int) -> list[str]:
-    """Column names of a header in lower case, without surrounding whitespace; raises if one is repeated."""
+    """Column names of a header in lower case, without surrounding whitespace.
+
+    Raises `FileFormatError`: a name is repeated, or other signs than commas separate the names.
+    """
+    for sign in (";", "\t", "|") if len(cells) == 1 else ():
+        if sign in cells[0]:
+            rule = f"expected commas between the cells, got {sign!r}: write the table with commas."
+            raise FileFormatError(rule, row=row)
     names = [cell.strip().lower() for cell in cells]
     for k, name in enumerate(names):
         if name and name in names[:k]:
@@ -183,10 +190,6 @@ def first_line(error: BaseException) -> str:
 
 def check_columns(names: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> None:
     """Raise if a required column is missing or a column is unknown; the error lists the columns found and expected."""
-    separators = [sign for sign in (";", "\t", "|") if len(names) == 1 and sign in names[0]]
-    if separators:
-        rule = f"expected commas between the cells, got {separators[0]!r}: write the table with commas."
-        raise FileFormatError(rule, row=1)
     expected = ", ".join(required) + (f" and perhaps {', '.join(optional)}" if optional else "")
     found = ", ".join(name[:40] or "(no name)" for name in names[:30]) or "none"
     tail = f"Expected the columns {expected}; found: {found}."

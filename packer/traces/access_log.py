@@ -22,6 +22,8 @@ from packer.words import counted
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S")
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
 """Numeric times above the first value are in the second unit: ns, µs, ms; else s."""
+UNKNOWN = "-"
+"""Web servers log a value that they do not have like this."""
 _LATEST_S = 7_258_118_400.0  # 2200-01-01
 
 
@@ -142,7 +144,8 @@ def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[st
 def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) -> LogRow | str:
     """The request of a row, or why it is left out: "other", "skipped" or "failed"."""
     where = {
-        name: next((key for key in keys if not row.is_blank(key)), None) for name, keys in wanted.items()
+        name: next((key for key in keys if not row.is_blank(key) and row.cells[key] != UNKNOWN), None)
+        for name, keys in wanted.items()
     }
     if where["time"] is None:
         return "other"
@@ -168,7 +171,9 @@ def _time(row: Row, key: str) -> float:
     """Seconds since 1970 (UTC) from a number or a text."""
     found = seconds_of(row.cells[key])
     if not 0.0 <= found < _LATEST_S:
-        row.fail(key, f"expected a time from 1970 to 2199, got {shown(row.cells[key])}.")
+        row.fail(
+            key, f"expected a time from 1970 to 2199, a number or in ISO form, got {shown(row.cells[key])}."
+        )
     return found
 
 

@@ -49,11 +49,19 @@ class RateTable:
         return load
 
     def by_time_of_day(self) -> RateTable:
-        """The mean day: windows at the same time of day averaged over the days (UTC)."""
+        """The mean day: windows at the same time of day averaged over the days (UTC) that have requests.
+
+        Its date is that of the first day. Raises `ValidationError`: the windows do not divide a day.
+        """
+        if DAY_S % self.window_s:
+            raise ValidationError(f"Expected windows that divide a day, got {self.window_s:g} s.")
+        first_s = self.start_s[0] // DAY_S * DAY_S
+        days = ((self.start_s - first_s) // DAY_S).astype(np.int64)
         slots = (self.start_s % DAY_S // self.window_s).astype(np.int64)
-        kept = np.unique(slots)
+        slots[np.bincount(days, self.rates.sum(axis=1))[days] == 0.0] = -1
+        kept = np.unique(slots[slots >= 0])
         rates = np.array([self.rates[slots == slot].mean(axis=0) for slot in kept])
-        return replace(self, rates=rates, start_s=kept.astype(np.float64) * self.window_s)
+        return replace(self, rates=rates, start_s=first_s + kept * self.window_s)
 
     def day(self) -> dict[str, FloatArray]:
         """The rates of each window of the mean day (UTC), float64 (adapters,), by its start as HH:MM.
@@ -97,9 +105,9 @@ class RateTable:
 def rates_of(trace: Trace, window_s: float) -> RateTable:
     """The rates of a trace's adapters in windows: requests / the part of the window that the trace covers.
 
-    A trace may cover only part of its first and last window. A window covered by less than `WHOLE_FROM` is left out;
-    but if both are partial windows at the same time of day, they are merged into one. A trace without requests in whole
-    windows is treated as one window.
+    A trace may cover only part of its first and last window. A window covered by less than `WHOLE_FROM` is left out,
+    unless that part alone has more load than each whole window; but if both are partial windows at the same time of
+    day, they are merged into one. A trace without requests in whole windows is treated as one window.
 
     `trace`: a trace with adapters. It is taken to begin half a mean gap between requests before its first request, and
     to end as long after its last one.
@@ -133,8 +141,11 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     if count > 1 and begins[-1] % DAY_S == 0.0 and max(covered_s[0], covered_s[-1]) < WHOLE_FROM * window_s:
         table[0] += table[-1]
         covered_s[0] = min(window_s, covered_s[0] + covered_s[-1])
-    kept = covered_s >= WHOLE_FROM * window_s
-    if not table[kept].any():
+    kept, load = covered_s >= WHOLE_FROM * window_s, table @ tokens
+    most = load.max(initial=0.0, where=kept)
+    if most:
+        kept |= load > most
+    else:
         rates = requests[np.newaxis] / (trace.span_s + gap_s)
         return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, whole=True)
     rates = table[kept] / covered_s[kept, np.newaxis]

@@ -331,20 +331,13 @@ def test_traffic_goes_on_when_a_rank_is_unknown(
         looks.append(0)
 
     monkeypatch.setattr("time.sleep", sleep)
-    words = [
-        "evaluate",
-        plan_path,
-        "--log",
-        str(log),
-        "--window",
-        "100",
-        "--seen",
-        str(tmp_path / "seen.csv"),
-    ]
+    seen = str(tmp_path / "seen.csv")
+    words = ["evaluate", plan_path, "--log", str(log), "--window", "100", "--seen", seen]
     assert run([*words, "--every", "5"]) == 130
     out, err = capsys.readouterr()
     assert (out.count("Keep the plan for now"), err.count("Expected the rank of every adapter")) == (2, 2)
     assert run(words) == 2
+    assert "Keep the plan for now" in capsys.readouterr().out
 
 
 def test_traffic_goes_on_when_nothing_is_asked(

@@ -55,13 +55,21 @@ def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"the static plan of {counted(found['static_gpus'], 'GPU')} takes" in " ".join(out.split())
 
 
-@pytest.mark.parametrize(("option", "needed"), [("--timezone", "--keda"), ("--address", "--routes")])
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("--rates", "day.csv", "--timezone", "UTC"), "--timezone needs --keda"),
+        (("--rates", "day.csv", "--address", "UTC"), "--address needs --routes"),
+        (("--trace", "t.csv", "--keda", "k.yaml", "--timezone", "Asia/Tokyo"), "--timezone needs --rates"),
+    ],
+)
 def test_names_need_the_file_that_has_them(
-    option: str, needed: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], needed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A time zone is of cron triggers, an address of routing tables: without them it would have no effect."""
-    assert run(["schedule", "fleet.csv", "--rates", "day.csv", option, "UTC"]) == 2
-    assert f"{option} needs {needed}" in capsys.readouterr().err
+    """A time zone is of cron triggers, an address of routing tables: without them it would have no effect. Periods that
+    are measured from a trace are in UTC, so that cron triggers in another zone would come hours too late."""
+    assert run(["schedule", "fleet.csv", *words]) == 2
+    assert needed in capsys.readouterr().err
 
 
 def test_routes_of_each_period_name_its_servers() -> None:

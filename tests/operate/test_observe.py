@@ -21,9 +21,11 @@ from packer.operate.observe import (
     observe_replayed,
     seen_in_log,
 )
+from packer.operate.view import View
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace
+from packer.traces.trace import Trace
 from packer.workload import Workload
 
 
@@ -119,6 +121,23 @@ def test_the_ways_to_read_a_log_use_the_hours_of_the_day(tmp_path: Path) -> None
     assert seen_in_log(log_of_plan(path), 3600.0, busiest=True).rates.tolist() == pytest.approx(
         [1.0], rel=0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("start_s", "view", "when"),
+    [
+        (0.0, View(), "30:00 after its start"),
+        (20_000 * 86_400.0, View(), "2024-10-05 06:00 (UTC)"),
+        (20_000 * 86_400.0, View(by_time_of_day=True), "06:00 (UTC)"),
+    ],
+)
+def test_the_busiest_window_is_named(start_s: float, view: View, when: str) -> None:
+    """The time says which of several days it is, also if the trace has no dates; the mean day has none."""
+    time_s = np.concatenate([np.arange(0.0, 108_000.0, 60.0), np.arange(108_000.0, 129_600.0, 20.0)])
+    tokens = np.full(len(time_s), 100)
+    log = Trace(time_s, tokens, tokens, np.zeros_like(tokens), ("a",), (8,), start_s=start_s)
+    found = observe_log(log, Ranks(), view, window_s=6 * 3600.0)
+    assert found.planned_for.startswith(f"{when}, ")
 
 
 def test_what_a_trace_does_not_show_stays(fleet: Workload) -> None:

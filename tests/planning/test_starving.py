@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.bin import Bin
-from packer.planning.starving import PlannedHours
+from packer.io.profiles import load_profile
+from packer.planning.starving import PlannedHours, servers_by_load
 from packer.profile import Profile
+from packer.sessions import Sessions
 from packer.twin.hours import Hours
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
@@ -41,3 +44,11 @@ def test_a_server_that_certainly_starves_is_simulated_with_fewer_requests(
     assert PlannedHours().all([item], calm)[0].figures == plain.figures
     if kind == "poisson":  # the rates of the other are drawn
         assert hour.figures.offered_tok_s == pytest.approx(fleet.offered_tok_s)
+
+
+def test_all_tokens_of_sessions_count_without_a_prefix_cache() -> None:
+    """Without a cache, a server computes all earlier turns again: the load takes more servers."""
+    plain = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    fleet = Workload([Adapter("a", 8, 300.0)], sessions=Sessions(10.0))
+    cached = replace(plain, engine=replace(plain.engine, version="0.30", prefix_caching=True))
+    assert servers_by_load(fleet, plain) > 2 * servers_by_load(fleet, cached)

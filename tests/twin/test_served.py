@@ -32,6 +32,14 @@ def test_simulation_and_predictor_agree(toy_profile: Profile, rate: float) -> No
     assert evaluation_of([run]).total_token_throughput == pytest.approx(run.served_share * run.offered_tok_s)
 
 
+def test_requests_under_way_at_the_end_of_a_short_run_are_no_backlog(toy_profile: Profile) -> None:
+    """Most requests of half a minute are open at its end: they say nothing about a server that is hardly busy."""
+    fleet = Workload([Adapter("a", 8, 1.0)], output_tokens=Lengths.constant(1500))
+    run = simulate(fleet, toy_profile, max_loras=1, duration_s=30)
+    assert (run.completed < 0.7 * run.sent, run.served_share) == (True, 1.0)
+    assert simulate(fleet.scaled(1e3), toy_profile, max_loras=1, duration_s=30).starved
+
+
 def test_a_server_that_does_not_start_is_starved(toy_profile: Profile) -> None:
     """Nothing is served, so the share is 0."""
     memory = replace(toy_profile.memory, kv_budget_bytes=0.0)

@@ -60,6 +60,24 @@ def test_other_lines_are_counted(tmp_path: Path) -> None:
     assert log.names == ("a",)
 
 
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_logs_have_commas(tmp_path: Path, sign: str) -> None:
+    """A table with other separators is refused by that reason, also if its decimals have commas."""
+    path = write(
+        tmp_path / "log.csv", [sign.join(("time", "input_tokens", "output_tokens")), f"1,5{sign}3{sign}4"]
+    )
+    with pytest.raises(FileFormatError, match="row 1: expected commas between the cells, got"):
+        read_trace(path)
+
+
+def test_a_dash_is_no_value(tmp_path: Path) -> None:
+    """Web servers log "-" for what they do not know: a request without tokens, or without a model, is left out."""
+    known = {"time": 1, "model": "a", "prompt_tokens": "3", "completion_tokens": "4"}
+    entries = [known, {**known, "completion_tokens": "-"}, {**known, "model": "-"}, {**known, "time": 2}]
+    log = read_trace(write(tmp_path / "log.jsonl", entries))
+    assert (len(log), log.names, log.dropped, log.other) == (2, ("a",), 1, 1)
+
+
 def test_own_keys_and_gzip(tmp_path: Path) -> None:
     """A log with names of its own is read where options name the fields."""
     path = tmp_path / "x.jsonl.gz"

@@ -156,6 +156,24 @@ def test_a_day_has_every_window() -> None:
             RateTable(("a",), rates, np.ones(1), starts, window_s).day()
 
 
+def test_the_mean_day_is_of_days_with_requests() -> None:
+    """A day without requests, as of a lost file, makes no other day quieter; windows must begin at the same times."""
+    starts = 20_000 * 86_400.0 + 6 * 3600.0 * np.arange(12)
+    rates = np.repeat([1.0, 0.0, 2.0], 4)[:, np.newaxis]
+    mean = RateTable(("a",), rates, np.ones(1), starts, 6 * 3600.0).by_time_of_day()
+    assert (mean.rates.ravel().tolist(), mean.start_s.tolist()) == ([1.5] * 4, starts[:4].tolist())
+    with pytest.raises(ValidationError, match="Expected windows that divide a day, got 25200 s"):
+        RateTable(("a",), rates, np.ones(1), starts, 7 * 3600.0).by_time_of_day()
+
+
+@pytest.mark.parametrize(("gap_s", "rates"), [(1.0, [0.1, 0.1, 1.0]), (9.0, [0.1, 0.1])])
+def test_a_part_of_a_window_counts_if_it_is_the_busiest(gap_s: float, rates: list[float]) -> None:
+    """A log that ends within its busiest hour shows that hour; a part with less load than another hour is left out."""
+    times = [*np.arange(0.0, 7200.0, 10.0), *np.arange(7200.0, 10_200.0, gap_s)]
+    seen = rates_of(trace(times, [0] * len(times), ("a",)), 3600.0)
+    assert seen.rates.ravel().tolist() == pytest.approx(rates, rel=0.01)
+
+
 def test_the_ends_of_whole_days_are_one_window() -> None:
     """A log of a day from 07:30 has 24 windows, that of 07:00 from both of its halves."""
     start_s = 20_000 * 86_400.0 + 7.5 * 3600.0
