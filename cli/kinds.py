@@ -53,9 +53,6 @@ class KindArguments(ServerSettings):
         found = self._of_gpus(rank) if by_gpu else self._of_profiles(names)
         prices = _by_profile("--price", "PRICE", self.prices, names)
         counts = _by_profile("--available", "N", self.available, names)
-        priced = all(profile.gpu.price_per_hour is not None for _, profile in found)
-        if by_gpu and len(names) == 1 < len(found) and not (prices or priced):
-            prices = dict.fromkeys(names, 1.0)  # minimise GPUs
         kinds = []
         for name, profile in found:
             price = prices[name] * (profile.engine.gpus if by_gpu else 1) if name in prices else None

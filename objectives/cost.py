@@ -23,7 +23,7 @@ class Cost(Objective):
         """Every GPU type needs a price."""
         free = [profile.name for profile in profiles if profile.gpu.price_per_hour is None]
         if free:
-            return f"it needs gpu.price_per_hour in the profile of {', '.join(map(repr, free))}"
+            return f"it needs a price (--price, or gpu.price_per_hour in the profile) of {', '.join(map(repr, free))}"
         return None
 
     def attained(self, key: tuple[float, ...], bound: float) -> bool:

@@ -63,3 +63,14 @@ def test_each_kind_is_planned_with_its_own_margin(
         assert {item.profile.name for item in plan.bins} == {taken.name}
         margins.append(plan.margin)
     assert margins == [rate_margin_for(taken, confidence=confidence)] * 3
+
+
+def test_gpus_without_a_price_get_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several settings of one GPU that is not commonly rented are compared by GPUs; no price is invented."""
+    monkeypatch.chdir(tmp_path)
+    Path("fleet.csv").write_text("adapter,rank,rate\na,8,0.05\n")
+    words = ["--gpu", "mi300x", "--model", "Qwen/Qwen3-0.6B", "--max-num-seqs", "16,32", "--no-verify"]
+    assert run(["solve", "fleet.csv", *words, "--max-model-len", "4096", "-o", "plan.json"]) == 0
+    plan = load_plan("plan.json")
+    assert (plan.price_per_hour, plan.n_gpus) == (None, 1)
+    assert "per hour" not in str(plan.details["decision"])
