@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
+
 from packer.bin import Bin
 from packer.failover import with_slots_for_loss, without_server
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble
+from packer.planning.replicas import Replicas
 from packer.planning.verify import check
-from packer.solvers.base import Problem, Solution, Solver
-from packer.solvers.baselines.dlora import DLora
+from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import candidates_of
 from packer.solvers.slots import Climb, SlotSearch, search
 from packer.solvers.spread_refined import SpreadRefined
@@ -25,9 +27,10 @@ MORE = 4
 def with_spare(problem: Problem, plan: Plan) -> Plan:
     """The plan with the fewest servers, more than the given one has, that holds when any one of them is lost.
 
-    Adapters are spread over the servers whole, or as dLoRA places replicas. The slots of every server fit the largest
-    rank, and suffice for the adapters that the server receives when another one is lost (`packer.failover`). The plan
-    is infeasible if none is found on the GPUs of the problem (`max_gpus`, `stock`).
+    Adapters are spread over the servers whole, or those with more load than a server's share in as many parts as they
+    may have. The slots of every server fit the largest rank, and suffice for the adapters that the server receives when
+    another one is lost (`packer.failover`). The plan is infeasible if none is found on the GPUs of the problem
+    (`max_gpus`, `stock`).
 
     Raises `VerificationError`: the plan breaks a rule of plans.
     """
@@ -35,13 +38,17 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
     most = min(len(problem.workload) * copies, MORE * (len(plan.bins) + 1))
     at_hand = min(most, problem.stock.get(name, most * size) // size)
     allowed = at_hand if problem.max_gpus is None else min(at_hand, problem.max_gpus // size)
-    ways: dict[int, Solver] = {1: SpreadRefined()} | ({copies: DLora()} if copies > 1 else {})
-    for n, held in product(range(len(plan.bins) + 1, allowed + 1), ways):
+    loads = problem.workload.offered_tok_s_by_adapter
+    splits = copies > 1 and problem.workload.arrivals.trace is None
+    for n, split in product(range(len(plan.bins) + 1, allowed + 1), (False, True)[: 1 + splits]):
         if problem.out_of_time():
             break
         problem.progress(f"simulating {counted(n, 'server')}, one of them lost", 0, 0)
-        found = ways[held].solve(replace(problem, max_gpus=n, max_replicas=held))
-        bins = _with_slots(problem, found.bins) if len(found.bins) == n and not found.unplaced else None
+        hot = np.flatnonzero(loads * n > loads.sum()).tolist() if split else []
+        parts = Replicas(problem.workload, dict.fromkeys(hot, min(copies, n)))
+        posed = replace(problem, workload=parts.fleet, max_gpus=n, max_replicas=1)
+        found = parts.joined(SpreadRefined().solve(posed).bins)
+        bins = _with_slots(problem, found) if len(found) == n else None
         if bins is not None and _survives(problem, bins):
             solution = Solution(tuple(bins), details={**plan.details, "gpus_without_spare": plan.n_gpus})
             check(problem, solution)
