@@ -51,7 +51,7 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", default=heads),
+        kv_heads=_size(config, "num_key_value_heads", default=heads, high=heads),
         vocabulary=_size(config, "vocab_size"),
         tied=tied,
         max_model_len=_size(config, "max_position_embeddings"),
@@ -83,7 +83,8 @@ def _mlp(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
     shared = _size(config, "shared_expert_intermediate_size", default=0, low=0)
     if config.get("n_shared_experts"):
         shared = size * _size(config, "n_shared_experts")
-    dense = _size(config, "first_k_dense_replace", default=0, low=0)
+    dense = _size(config, "first_k_dense_replace", default=0, low=0, high=layers)
+    experts = _size(config, key)
     wide = _size(config, "intermediate_size", default=0, low=0) if dense else 0
     if kind == "llama4_text":
         shared = size
@@ -91,8 +92,8 @@ def _mlp(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
         dense, wide = layers - layers // step, _size(config, "intermediate_size_mlp", default=size)
     return {
         "intermediate": size,
-        "experts": _size(config, key),
-        "experts_per_token": _size(config, "num_experts_per_tok"),
+        "experts": experts,
+        "experts_per_token": _size(config, "num_experts_per_tok", high=experts),
         "shared_intermediate": shared,
         "dense_layers": dense,
         "dense_intermediate": wide if dense else 0,
@@ -112,6 +113,10 @@ def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, head
         }
     types = config.get("layer_types")
     types = [each for each in types if isinstance(each, str)] if isinstance(types, list) else []
+    if types and len(types) != layers:
+        raise FileFormatError(
+            f"expected a type for each of the {layers} layers, got {len(types)}.", key="layer_types"
+        )
     windowed = sum("sliding" in each or "chunked" in each for each in types)
     if not types and kind in KINDS["shares_window"]:
         windowed = layers - layers // KINDS["shares_window"][kind]
@@ -137,12 +142,14 @@ def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, head
     return found
 
 
-def _size(config: dict[str, Any], key: str, *, default: int | None = None, low: int = 1) -> int:
+def _size(
+    config: dict[str, Any], key: str, *, default: int | None = None, low: int = 1, high: int = 10**8
+) -> int:
     value = default if config.get(key) is None else config[key]
     if value is None:
         raise FileFormatError("this key is missing.", key=key)
     with located():
-        return checks.integer(key, value, low=low, high=10**8)
+        return checks.integer(key, value, low=low, high=high)
 
 
 def _name(data: dict[str, Any], path: str | os.PathLike[str]) -> str:

@@ -157,6 +157,13 @@ def test_multimodal_configs_use_their_text_part(root: Path, tmp_path: Path) -> N
     ("changes", "error", "message"),
     [
         ({"num_local_experts": 8, "model_type": "mixtral"}, FileFormatError, "num_experts_per_tok.*missing"),
+        (
+            {"num_local_experts": 2, "num_experts_per_tok": 8, "model_type": "mixtral"},
+            FileFormatError,
+            r"num_experts_per_tok .*in \[1, 2\], got 8",
+        ),
+        ({"layer_types": ["sliding_attention"] * 40}, FileFormatError, "for each of the 32 layers, got 40"),
+        ({"num_key_value_heads": 64}, FileFormatError, r"num_key_value_heads .*in \[1, 32\], got 64"),
         ({"quantization_config": {"bits": 4}}, IncompatibleError, "with 4 or 8 bits, got"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, IncompatibleError, "4 or 8 bits"),
         ({"quantization_config": "int4"}, IncompatibleError, "4 or 8 bits"),
