@@ -36,7 +36,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
     """Return the profile with these `SETTINGS`; None keeps a setting.
 
     The KV cache changes by the GPU's memory times the change of `gpu_memory_utilization`, and loses what vLLM's
-    profiling run takes for each further sequence in the sampler (`BYTES_PER_LOGIT` × `LARGEST_VOCABULARY`).
+    profiling run takes on each GPU for each further sequence in the sampler (`BYTES_PER_LOGIT` × `LARGEST_VOCABULARY`).
     `max_model_len` is also the least number of KV tokens with which vLLM starts. `vllm_version`, such as 0.23.0, brings
     the rules of that version (`packer.twin.engine_rules`). The step law stays.
 
@@ -61,7 +61,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
         )
     share = engine.gpu_memory_utilization - profile.engine.gpu_memory_utilization
     each = BYTES_PER_LOGIT if profile.engine.release < SAMPLER_RELEASE else SAMPLER_BYTES_PER_LOGIT
-    further = max(0, engine.server_seqs - profile.engine.server_seqs)
+    further = max(0, engine.server_seqs - profile.engine.server_seqs) * engine.tensor_parallel_size
     extra_bytes = share * profile.gpu.memory_bytes - further * each * LARGEST_VOCABULARY
     changed = ", ".join(f"{name} {value}" for name, value in given.items())
     before = {"version": f" instead of {profile.engine.version}"}

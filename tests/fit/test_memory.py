@@ -76,6 +76,18 @@ def test_copies_of_keys_and_values_take_memory(model: str, elements: int) -> Non
     assert one - other == pytest.approx(slots_bytes / (2 * elements), abs=1)
 
 
+def test_further_sequences_take_memory_on_each_gpu() -> None:
+    """The sampler runs on every GPU of a group: a setting for a profile leaves no more KV cache than an estimate."""
+    found, own = (
+        estimate_profile(
+            "Qwen/Qwen3-32B", "h100-80gb", tensor_parallel_size=4, max_model_len=8192, max_num_seqs=seqs
+        )
+        for seqs in (1024, 2048)
+    )
+    given, slots = with_engine(found, max_num_seqs=2048), found.settings(4, 16)
+    assert kv_cache_tokens(given, slots) <= kv_cache_tokens(own, slots)
+
+
 QWEN3_ENDS = 2 * (151_936 + 4096)
 QWEN3_30B = 48 * (3 * 2048 + (4096 + 512 + 512) / 2 + 4096 / 2 + 2048)
 SLOTS = [
