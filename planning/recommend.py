@@ -13,7 +13,7 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving
-from packer.moves import aligned, as_running, moves_of
+from packer.moves import aligned, as_running, moved, moves_of
 from packer.objectives.slo import Slo
 from packer.plan import Plan
 from packer.planning.behind import fewer_behind_router
@@ -249,7 +249,8 @@ class Deployment:
         self.job.extend(self.first or self.low, self.job.most(self.max_gpus), self.beyond)
 
     def near(self, plan: Plan | None) -> Plan | None:
-        """The running servers with few changes, on no more GPUs, if they hold in kept and fresh hours; else `plan`.
+        """The running servers with few changes, on no more GPUs and with no more moves than `plan` takes, if they hold
+        in kept and fresh hours; else `plan`.
 
         Servers that go on keep their settings if they hold with these.
         """
@@ -258,9 +259,10 @@ class Deployment:
             return plan
         most = min(len(self.running), job.most(self.max_gpus)) if plan is None else len(plan.bins)
         parts = {i: n for i, n in job.parts.parts.items() if n is not None}
+        few = math.inf if plan is None or plan.verified is False else len(moved(self.running, plan.bins))
         for bins in nearby(self.workload, self.running, most, kept.keeps, parts, job.copies):
             for made in refitted(kept, self.running, aligned(self.running, bins), self.over):
-                if self._lasts(made):
+                if len(moved(self.running, made)) <= few and self._lasts(made):
                     return self._close(made, True if self.rounds else None)
         if plan is None:
             return None

@@ -55,6 +55,20 @@ def test_fewer_gpus_go_before_fewer_moves(busy: Workload, old: Plan, server: Pro
     assert 0 < len(plan.moves.adapters) < len(few)
 
 
+def test_no_more_adapters_move_than_in_a_plan_made_without_the_servers(
+    busy: Workload, old: Plan, server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan near the running servers is not taken if the one made without them, matched to them, moves fewer."""
+    one, other = old.bins
+    names = {one.adapters[-1]: other.adapters[-1], other.adapters[-1]: one.adapters[-1]}
+    exchanged = [item.under({i: names.get(i, i) for i in item.adapters}) for item in old.bins]
+    monkeypatch.setattr("packer.planning.recommend.nearby", lambda *_: [exchanged])
+    plan = packer.recommend(busy, server, old_plan=old)
+    assert plan.status is Status.FEASIBLE
+    assert plan.moves is not None
+    assert plan.moves.adapters == ()
+
+
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_candidates_have_every_adapter_once(servers: int, busy: Workload, server: Profile) -> None:
     """Newcomers, adapters of closed servers and those that a server gives away have a place on one of the servers."""
