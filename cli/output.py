@@ -135,6 +135,7 @@ def show(*parts: Part) -> None:
             out.print("\n".join(lines), markup=False, soft_wrap=True, style="green" if part.holds else "red")
         else:
             out.file.write("".join(f"{line}\n" for line in lines))
+    out.file.flush()  # a file may be read while the command runs on
 
 
 HANGING = re.compile(r"(.{2,10}? {2,}|- )?")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -222,7 +221,6 @@ def _followed(
             write_text(given.html, live_page(following, rows))
         for each in following.log[-len(made) :] if made else ():
             out.result(each, lambda each=each: _said(each, following))  # type: ignore[misc]
-        sys.stdout.flush()  # output to a file may be read while the command runs
         if following.keeper.missing:
             out.note(f"{counted(following.keeper.missing, 'more server')} needed")
 

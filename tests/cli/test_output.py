@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer.cli import output
+from packer.cli import output, streams
 from packer.cli.options import numbers
 
 Capture = pytest.CaptureFixture[str]
@@ -164,3 +164,11 @@ def test_a_command_ends_after_the_imports_that_it_began(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=there
     )
     assert (ended.stdout, ended.stderr) == ("imported\n", "")
+
+
+def test_what_is_printed_is_there_at_once(tmp_path: Path) -> None:
+    """A file with the output of a command that runs on, as live follow, can be read before the command ends."""
+    path = tmp_path / "out"
+    with path.open("w") as file, contextlib.redirect_stdout(file), streams.only_results():
+        output.show("2 steps done")
+        assert path.read_text() == "2 steps done\n"
