@@ -33,7 +33,7 @@ class Sampled(NamedTuple):
 
 @dataclass(eq=False)
 class Traffic:
-    """Pages of each server in the last `span_s` seconds; `times_s`: when they were read.
+    """Pages of each server in the last `span_s` seconds, without figures if none could be read; `times_s`: when.
 
     vLLM's counters do not name adapters. An adapter's share of a server's tokens is its share of the requests in
     flight, which are proportional to load (Little's law). The planned shares count as `PRIOR` further scrapes.
@@ -48,34 +48,43 @@ class Traffic:
         self.looks = [deque() for _ in self.servers]
 
     def scrape(self, now_s: float, which: Iterable[int]) -> list[str]:
-        """Read the pages of these servers; return why some could not be read."""
-        asked = list(which)
+        """Read the pages of these servers, which answer; return why some do not say what the server does."""
+        asked, faults = list(which), []
         servers = [self.servers[s] for s in asked]
         answers = each_of(servers, lambda server: page_of(server.metrics(), now_s))
         for s, found in zip(asked, answers, strict=True):
-            if not isinstance(found, str):
-                self.looks[s].append(found)
+            self.looks[s].append(page := Page(now_s, {}) if isinstance(found, str) else found)
+            if isinstance(found, str) or not _counts(page):
+                faults.append(
+                    found if isinstance(found, str) else f"{self.servers[s].name}: /metrics counts no tokens."
+                )
         self.times_s.append(now_s)
         while self.times_s[0] < now_s - self.span_s:
             self.times_s.popleft()
         for own in self.looks:  # also of servers that are gone
             while own and own[0].time_s < self.times_s[0]:
                 own.popleft()
-        return [found for found in answers if isinstance(found, str)]
+        return faults
 
-    def tok_s(self, s: int, span_s: float = float("inf"), skip_s: float = 0.0) -> float:
-        """Return a server's prompt and output tokens per second over `span_s`, ending `skip_s` before the last scrape.
+    def tok_s(self, s: int, span_s: float = float("inf"), skip_s: float = 0.0) -> float | None:
+        """Return a server's prompt and output tokens per second over `span_s`, ending `skip_s` before the last scrape;
+        None before the second scrape, or if the server answered, but its pages do not count tokens.
 
         Time in which the server did not exist counts as time without tokens.
         """
         if len(self.times_s) < 2:
-            return 0.0
+            return None
         end_s = self.times_s[-1] - skip_s
         times_s = [each for each in self.times_s if end_s - span_s <= each <= end_s]
         if len(times_s) < 2:
             return self.tok_s(s) if skip_s or span_s < float("inf") else 0.0
         part = [each for each in self.looks[s] if times_s[0] <= each.time_s <= times_s[-1]]
-        return grown(part, "prompt", "generated") / (times_s[-1] - times_s[0])
+        known = [each for each in part if _counts(each)]
+        own_s = times_s[-1] - times_s[0]
+        if part:  # pages between two others that count tokens hide none
+            ends = (known[0].time_s, known[-1].time_s) if known else (part[-1].time_s, part[-1].time_s)
+            own_s -= ends[0] - part[0].time_s + part[-1].time_s - ends[1]
+        return None if part and (not known or own_s <= 0.0) else grown(known, "prompt", "generated") / own_s
 
     def sampled(self, s: int, since_s: float) -> Sampled:
         """Return a server's requests since `since_s`; none if its pages do not count tokens and first tokens."""
@@ -112,3 +121,8 @@ class Traffic:
         own = self.looks[s]
         count = grown(own, f"{what}s")
         return 1e3 * grown(own, f"{what}_s") / count if count >= 50 else None
+
+
+def _counts(page: Page) -> bool:
+    """Whether a page counts all tokens."""
+    return "prompt" in page.figures and "generated" in page.figures

@@ -63,17 +63,18 @@ class Following:
         self._pretended: dict[int, float] | None = None
         self._unloaded: list[tuple[int, str]] = []  # in a dry run
         self._here: dict[int, dict[str, float]] = {}
+        self._last_tok_s: dict[int, float] = {}
         plan = self.acting.plan
         said = repr([(each.adapters, each.shares, each.settings) for each in plan.bins])
         self.version = hashlib.sha256(said.encode()).hexdigest()[:12]
-        startable, stoppable = (
+        startable, self._stoppable = (
             [getattr(each.host, what) is not None for each in servers] for what in ("start", "stop")
         )
         limits = self.acting.fleet.limits
         self.keeper = Keeper(
             self.fleet, server_kinds(plan, len(servers)), [{} for _ in servers], self.ready.copy(), rooms,
             self.every_s, max(item.profile.startup_s for item in plan.bins), limits.loads_per_hour,
-            startable, stoppable,
+            startable, self._stoppable,
         )  # fmt: skip
 
     def check(self, seen: Sequence[Models | str]) -> None:
@@ -104,8 +105,10 @@ class Following:
         self._resting -= set(np.flatnonzero(self.ready).tolist())
         quiet = self._resting | set(self.acting.starting)
         away = [each for s, each in enumerate(seen) if isinstance(each, str) and s not in quiet]
-        faults = self.traffic.scrape(now_s, [s for s in range(len(seen)) if s not in quiet])
+        faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
         self.last_error = "; ".join([*away, *faults])[:400]
+        # No server is stopped because of a load that is not known.
+        self.keeper.may_stop = False if faults and self.read is None else self._stoppable
         number = {name: a for a, name in enumerate(self.fleet.names)}
         # The keeper routes adapters of the fleet that have no share; a dry run writes no routes, so none are missing.
         self.placed = placed = self.acting.placement(seen, () if self.dry_run else self.fleet.names)
@@ -124,6 +127,7 @@ class Following:
             try:
                 self._measured = self.read()
             except PackerError as error:  # servers are looked after with what was known before
+                self.keeper.may_stop = False
                 self.last_error = "; ".join(filter(None, [str(error), self.last_error]))
                 self.acting.say(str(error))
             measured = self._measured
@@ -142,10 +146,10 @@ class Following:
             self._here[s] = here = here or self._here.get(s, {})
             for name, share in self.traffic.shares(s, here).items():
                 if name in number:
-                    load[number[name]] += share * self.traffic.tok_s(s)
+                    load[number[name]] += share * self._tok_s(s)
         every = range(len(self.held))
-        recent = sum(self.traffic.tok_s(s, SHORT_S) for s in every)
-        before = sum(self.traffic.tok_s(s, SHORT_S, SHORT_S) for s in every)
+        recent = sum(self._tok_s(s, SHORT_S) for s in every)
+        before = sum(self._tok_s(s, SHORT_S, SHORT_S) for s in every)
         # Rates have a gamma prior: planned rates count as `PRIOR` requests, so that few requests change little.
         prior_s = PRIOR / max(float(self.fleet.rates.sum()), 1e-9)
         span_s = self.traffic.observed_s
@@ -161,6 +165,14 @@ class Following:
             blended(load, planned), blended(recent, total, SHORT_S), blended(before, total, SHORT_S), ready,
             self.held, samples, pretended,
         )  # fmt: skip
+
+    def _tok_s(self, s: int, *window: float) -> float:
+        """Load of a server; while its pages do not say it, the last known one, before that the planned one."""
+        found = self.traffic.tok_s(s)
+        if found is not None or s not in self._last_tok_s:
+            self._last_tok_s[s] = sum(self._here[s].values()) if found is None else found
+        part = self.traffic.tok_s(s, *window) if window else found
+        return self._last_tok_s[s] if part is None else part
 
     def step(self, now_s: float) -> list[Decision]:
         """Observe, decide and act once. Faults are reported, and dealt with at the next step."""

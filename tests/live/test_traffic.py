@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_a_page_gives_counters_and_the_latest_list_of_adapters() -> None:
 
 def traffic(*looks: Page) -> Traffic:
     found = Traffic([], 1800.0)
-    found.looks = [deque(looks)]
+    found.looks = [deque(replace(look, figures={"generated": 0.0, **look.figures}) for look in looks)]
     found.times_s = deque(look.time_s for look in looks)
     return found
 
@@ -49,7 +50,17 @@ def test_a_rate_survives_a_restart() -> None:
     assert seen.tok_s(0) == pytest.approx((200.0 + 50.0) / 20.0)
     assert seen.tok_s(0, span_s=10.0) == pytest.approx(5.0)
     assert seen.tok_s(0, span_s=10.0, skip_s=10.0) == pytest.approx(20.0)
-    assert traffic().tok_s(0) == 0.0
+    assert traffic().tok_s(0) is None
+
+
+def test_a_page_that_counts_nothing_is_no_time_without_tokens() -> None:
+    """Pages that can't be read hide no tokens between others that count; before and after these nothing is known."""
+    blind = [Page(t, {"generated": 0.0, "prompt_renamed": 1.0}) for t in (0.0, 20.0, 40.0)]
+    first, last = Page(10.0, {"prompt": 100.0}), Page(30.0, {"prompt": 500.0})
+    seen = traffic(blind[0], first, blind[1], last, blind[2])
+    assert seen.tok_s(0) == pytest.approx(20.0)
+    assert traffic(blind[0], first).tok_s(0) is None
+    assert traffic(*blind).tok_s(0) is None
 
 
 def test_a_server_that_is_gone_has_done_nothing_since() -> None:

@@ -198,3 +198,20 @@ def test_a_fleet_with_other_ranks_is_another_fleet(
     with pytest.raises(KeyboardInterrupt):
         loop._loop(end, lambda: other)
     assert loop.keeper.workload.ranks.tolist() == [16] * 4
+
+
+def test_no_server_stops_because_its_tokens_are_not_counted(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """Counters that a version of vLLM calls otherwise are no load of 0: the last known load stands, and it is said."""
+    loop = following()
+    loop.keeper.may_stop = loop._stoppable = [True, True]
+    loop.keeper.capacity.of = lambda _server, _load: 400.0  # type: ignore[method-assign]
+    for minute in range(60):
+        count, name = 18_000 * minute, "vllm" if minute < 20 else "vllm:new"
+        for each in servers:
+            each.counters = f"{name}:prompt_tokens_total {count}\n{name}:generation_tokens_total 0\n"
+        assert loop.step(60.0 * minute) == []
+    assert loop.load.sum() == pytest.approx(600.0, rel=0.02)
+    assert loop.last_error == "gpu-0: /metrics counts no tokens.; gpu-1: /metrics counts no tokens."
