@@ -26,6 +26,8 @@ DEFAULT_STARTUP_S = 120.0
 """Start-up time of a server, s: loading weights, compilation and CUDA graphs for a model of a few GB."""
 WEIGHTS = "weights"
 """Provenance key that names the weights a server needs, if they are not those of `ModelSpec.repository`."""
+RANK_1 = (0, 12)
+"""First version that takes `--max-lora-rank 1` in each release (vllm/config/lora.py; 0.11.1, not 0.11.0)."""
 ONE_TOKENIZER = (0, 11)
 """First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078)."""
 
@@ -271,8 +273,16 @@ class Profile:
         ]
 
     def settings(self, max_loras: int, max_lora_rank: int) -> Settings:
-        """Settings of a server of this profile with `max_loras` slots of `max_lora_rank`."""
-        return _settings(max_loras, max_lora_rank)
+        """Settings of a server of this profile with `max_loras` slots of `max_lora_rank`, or of the least rank that its
+        version of vLLM takes.
+        """
+        return _settings(max_loras, self._ranks.get(max_lora_rank, max_lora_rank))
+
+    @cached_property
+    def _ranks(self) -> dict[int, int]:
+        """Slot ranks that the engine does not take, with the rank that it has instead."""
+        old = self.engine.name == "vllm" and self.engine.release < RANK_1
+        return {1: 8} if old else {}
 
     def with_coefficients(self, **coefficients: float) -> Profile:
         """The same profile with some latency coefficients replaced."""

@@ -116,3 +116,11 @@ def test_words_that_reach_a_start_script_are_names(key: str, word: object) -> No
     given = (word,) if key == "lora_target_modules" else word
     with pytest.raises(ValidationError, match=f"engine.{key}"):
         EngineSpec("vllm", "0.32.0", 4096, 2048, 64, **{key: given})
+
+
+@pytest.mark.parametrize(("version", "rank"), [("0.8.5", 8), ("0.11.0", 8), ("0.32.0", 1)])
+def test_slots_have_a_rank_that_the_version_takes(toy_profile: Profile, version: str, rank: int) -> None:
+    """vLLM takes --max-lora-rank 1 since 0.11.1; before, adapters of rank 1 are in slots of rank 8."""
+    profile = replace(toy_profile, engine=replace(toy_profile.engine, name="vllm", version=version))
+    assert profile.settings(4, 1).max_lora_rank == rank
+    assert profile.settings(4, 16).max_lora_rank == 16
