@@ -62,6 +62,7 @@ class Following:
         # By server that a dry run pretends to start or stop: the time from which it would answer.
         self._pretended: dict[int, float] | None = None
         self._unloaded: list[tuple[int, str]] = []  # in a dry run
+        self._stuck = set[tuple[int, str]]()  # tried to unload
         self._here: dict[int, dict[str, float]] = {}
         self._last_tok_s: dict[int, float] = {}
         plan = self.acting.plan
@@ -116,7 +117,11 @@ class Following:
             names = [each.name for each in self.acting.servers]
             self.acting.state.servers = {name: dict(own) for name, own in zip(names, placed, strict=True)}
         self.held = [{number[n]: share for n, share in own.items() if n in number} for own in placed]
-        self.keeper.others = {s: len(own.keys() - self.acting.ranks.keys()) for s, own in enumerate(placed)}
+        # Of adapters that left the fleet, those take room that could not be unloaded.
+        self.keeper.others = {
+            s: sum(n not in self.acting.ranks or (s, n) in self._stuck for n in own)
+            for s, own in enumerate(placed)
+        }
         pretended, ready = self._pretended is not None, self.ready.copy()
         for s, from_s in (self._pretended or {}).items():
             ready[s] = now_s >= from_s
@@ -144,9 +149,10 @@ class Following:
             here = {n: float(planned[number[n]]) * share for n, share in placed[s].items() if n in number}
             # The load of a server that does not answer is attributed to the adapters that it had.
             self._here[s] = here = here or self._here.get(s, {})
+            tok_s = self._tok_s(s)
             for name, share in self.traffic.shares(s, here).items():
                 if name in number:
-                    load[number[name]] += share * self._tok_s(s)
+                    load[number[name]] += share * tok_s
         every = range(len(self.held))
         recent = sum(self._tok_s(s, SHORT_S) for s in every)
         before = sum(self._tok_s(s, SHORT_S, SHORT_S) for s in every)
@@ -214,6 +220,7 @@ class Following:
             self.changes, self.loads = self.changes + 1, self.loads + each.loads
             self.log = [*self.log, entry][-MOST_LOG:]
             self._resting = (self._resting | set(change.stop)) - set(change.start)
+        self._stuck = {each for decision in left for each in decision.change.unload if not self.dry_run}
         return made
 
     def _gone(self) -> list[Decision]:

@@ -215,3 +215,22 @@ def test_no_server_stops_because_its_tokens_are_not_counted(
         assert loop.step(60.0 * minute) == []
     assert loop.load.sum() == pytest.approx(600.0, rel=0.02)
     assert loop.last_error == "gpu-0: /metrics counts no tokens.; gpu-1: /metrics counts no tokens."
+
+
+def test_an_adapter_that_cannot_leave_takes_room(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """While requests keep an adapter on a full server that left the fleet, another server gets the new one."""
+    loop = following()
+    loop.acting.servers[0] = replace(
+        loop.acting.servers[0], host=replace(loop.acting.servers[0].host, room=2)
+    )
+    loop.keeper.rooms = [2, None]
+    loop.step(0.0)
+    servers[0].busy = {"a0"}
+    loop.serve(replace(loop.fleet, adapters=(*loop.fleet.adapters[1:], packer.Adapter("new", 8, 0.1))))
+    loop.step(60.0)
+    assert "not done, the server has room for 2 adapters" in loop.last_error
+    loop.step(120.0)
+    assert "new" in servers[1].adapters
