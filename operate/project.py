@@ -12,6 +12,7 @@ from packer import checks
 from packer.errors import IncompatibleError
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import MODELS, model_named
+from packer.gpu import base_model
 from packer.io.profiles import load_profile, profile_names
 from packer.io.recognise import kind_of
 from packer.io.workloads import LOGS, read_workload
@@ -135,7 +136,7 @@ def fleet_for(
 ) -> tuple[Workload, Observed | None]:
     """The fleet of a log of requests or of a workload file, and for a log what was observed.
 
-    `base`: names of the base model: its requests in a log have no adapter.
+    `base`: names of the base model, with any owner and case: its requests in a log have no adapter.
 
     Raises `FileFormatError`: the file is neither, or the log has no request of an adapter; `IncompatibleError`: ranks
     were given with a workload file, which has its own.
@@ -143,7 +144,8 @@ def fleet_for(
     if is_log(path, assumed=fields != USUAL or bool(ranks.table or ranks.others)):
         log = read_trace(path, fields)
         given = named.adapters is not None or (log.ranks is not None and not (ranks.table or ranks.others))
-        plain = [] if given else [name for name in log.names if name in base and name not in ranks.table]
+        own = set() if given else {base_model(each) for each in base}
+        plain = [name for name in log.names if base_model(name) in own and name not in ranks.table]
         ranks = replace(ranks, table={**ranks.table, **dict.fromkeys(plain, 0)})
         found = observe_log(log, ranks, view, named=named)
         if plain:

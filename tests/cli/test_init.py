@@ -166,10 +166,11 @@ def test_an_interrupted_search_without_a_plan_says_so(
     assert not (tmp_path / "project" / "plan.json").exists()
 
 
-def test_requests_to_the_base_model_are_planned_for(tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize("base", ["meta-llama/Llama-3.1-8B-Instruct", "Llama-3.1-8B-Instruct"])
+def test_requests_to_the_base_model_are_planned_for(tmp_path: Path, capsys: Capture, base: str) -> None:
     """The servers carry requests to the base model, too: they need no rank, get no slot, and are said to be there."""
     path = tmp_path / "log.jsonl"
-    names = ("meta-llama/Llama-3.1-8B-Instruct", "sql")
+    names = (base, "sql")
     line = {"prompt_tokens": 9, "completion_tokens": 3}
     rows = [line | {"time": 5 + 60 * k, "model": names[k % 2]} for k in range(20)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
