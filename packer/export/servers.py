@@ -109,6 +109,7 @@ class ExportedServer:
 
     `base`: names under which the base model is requested, that is the server's adapters of rank 0, as modules without a
     source.
+    `fleet`: number of LoRA adapters of the plan, any of which the server may get when another one is lost.
     `nodes`: key of a label → values, of which a node must have one. Empty: any node.
     """
 
@@ -119,6 +120,7 @@ class ExportedServer:
     model: str
     image: str
     bin: Bin
+    fleet: int
     modules: tuple[Module, ...]
     base: tuple[Module, ...] = ()
     nodes: Mapping[str, list[str]] = field(default_factory=dict)
@@ -130,9 +132,9 @@ class ExportedServer:
 
     @property
     def max_cpu_loras(self) -> int:
-        """Number of adapters that host memory holds; at least `max_loras`, as the engine requires."""
+        """Number of adapters that host memory holds: all unless the profile has a limit, and at least `max_loras`."""
         limit = self.bin.profile.engine.max_cpu_loras
-        return max(self.bin.max_loras, len(self.modules) if limit is None else limit)
+        return max(self.bin.max_loras, self.fleet if limit is None else limit)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -227,7 +229,7 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
     tag = f"v{release[1]}{release[2] or '.0'}" if release else "latest"  # images of 0.11 are tagged v0.11.0
     return ExportedServer(
         index, f"{options.prefix}-{index}", options.port, _address(index, options), model,
-        options.image or f"vllm/vllm-openai:{tag}", item, modules, plain,
+        options.image or f"vllm/vllm-openai:{tag}", item, plan.workload.n_loras, modules, plain,
         node_labels(profile.gpu.name, len({each.profile.gpu.name for each in plan.bins}), options.node_labels),
     )  # fmt: skip
 
