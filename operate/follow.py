@@ -62,6 +62,7 @@ class Following:
         # By server that a dry run pretends to start or stop: the time from which it would answer.
         self._pretended: dict[int, float] | None = None
         self._unloaded: list[tuple[int, str]] = []  # in a dry run
+        self._leaving: dict[int, float] = {}  # servers that were stopped: until when they may still answer
         self._stuck = set[tuple[int, str]]()  # tried to unload
         self._here: dict[int, dict[str, float]] = {}
         self._last_tok_s: dict[int, float] = {}
@@ -99,7 +100,10 @@ class Following:
     def observed(self, now_s: float) -> Observation:
         """Observe which adapters the servers hold, and their load."""
         seen = self.acting.look()
-        self.ready = np.array([not isinstance(each, str) for each in seen])
+        since_s = [self._leaving.get(s, -math.inf) for s in range(len(seen))]
+        self.ready = np.array(
+            [not isinstance(e, str) and now_s > t for e, t in zip(seen, since_s, strict=True)]
+        )
         if not self.traffic.times_s:  # first observation: servers that are off are started when needed
             servers = enumerate(self.acting.servers)
             self._resting = {s for s, server in servers if server.host.start is not None}
@@ -220,6 +224,8 @@ class Following:
             self.changes, self.loads = self.changes + 1, self.loads + each.loads
             self.log = [*self.log, entry][-MOST_LOG:]
             self._resting = (self._resting | set(change.stop)) - set(change.start)
+            gone_s, state = now_s + self.acting.fleet.limits.drain_s, self.acting.state.servers
+            self._leaving |= {s: gone_s for s in change.stop if not self.dry_run and not state[names[s]]}
         self._stuck = {each for decision in left for each in decision.change.unload if not self.dry_run}
         return made
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import packer
+from packer.change import Change
 from packer.errors import FileFormatError, IncompatibleError
 from packer.live.act import Acting
 from packer.live.fleet_file import Host, LiveFleet
 from packer.operate.follow import Following
+from packer.operate.keeper import Decision
 from packer.plan import Plan
 from tests.live.stand_in import StandIn
 from tests.operate.test_follow import FAST, _short, following, plan, routes, servers  # noqa: F401 - fixtures
@@ -234,3 +236,26 @@ def test_an_adapter_that_cannot_leave_takes_room(
     assert "not done, the server has room for 2 adapters" in loop.last_error
     loop.step(120.0)
     assert "new" in servers[1].adapters
+
+
+def test_a_server_that_is_stopped_gets_no_adapters_while_it_ends(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command may return before its server is gone: what still answers does not serve, and its end is no error."""
+    loop = following()
+    loop.acting.servers[1] = replace(
+        loop.acting.servers[1], host=replace(loop.acting.servers[1].host, stop="true", start="true")
+    )
+    loop.step(0.0)
+    routes = {name: {0: 1.0} for name in ("a2", "a3")}
+    stop = Decision(Change(0.0, load=((0, "a2"), (0, "a3")), route=routes, stop=(1,)), "test")
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.keeper, "decide", lambda *_: [stop])
+        loop.step(60.0)
+    loop.keeper.on[1] = loop.keeper.expected[1] = False
+    loop.step(60.1)
+    assert (loop.keeper.serving, loop.ready.tolist()) == ([0], [True, False])
+    loop.step(70.0)
+    assert loop.keeper.serving == [0, 1], "it did not end"
