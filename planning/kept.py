@@ -38,6 +38,10 @@ SERVER_HOURS = 12
 """Minimum number of server-hours in a set of fresh hours if arrivals vary, or if all servers have only parts of
 adapters and may break by chance. If none of 12 breaks its limits, less than 22 % of all hours do, with a confidence of
 95 % (0.78^12 = 0.05)."""
+NEARLY = 0.95
+"""Share of its limits from which a server may break them by the differences between hours of the same load."""
+TIGHTEST = 4
+"""Number of servers near their limits that are simulated in `HOURS` fresh hours."""
 FURTHER = 100
 """First number of the hours that tell whether a plan breaks its limits by chance."""
 MANY = 1_000
@@ -269,11 +273,25 @@ class KeptHours:
         """Return the hour at the rates as given that has this number."""
         return Hour(self.workload, seeds.fresh(self.seed, place), apart=True)
 
+    def further_hour(self, place: int, number: int) -> Hour:
+        """Return the hour with this number of those that tell more about a plan than the `number`-th fresh set."""
+        return self.fresh_hour(FURTHER + number * HOURS + place)
+
+    def _tight(self, bins: Sequence[Bin]) -> list[Bin]:
+        """The `TIGHTEST` of the servers that use nearly all of their limits at the rates as given."""
+        used = {item: hour.used for item, hour in zip(bins, self.all(bins, self.given), strict=True)}
+        near = [item for item, share in used.items() if NEARLY < share <= 1.0]
+        return sorted(near, key=lambda item: -used[item])[: TIGHTEST * self.all_count]
+
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
-        """The hours of the `number`-th fresh set that break the limits, none if chance explains them; and the `others`
-        that break them. All are tried, because plans are then made for the worst."""
+        """The hours of the `number`-th fresh set and further ones for servers near their limits that break the limits,
+        none if chance explains them; and the `others` that break them. All are tried, because plans are then made for
+        the worst."""
         hours = self.fresh(bins, number)
         broken = self._broken(bins, hours)
+        if not broken and (tight := self._tight(bins)):
+            more = [self.further_hour(place, number) for place in range(len(hours), HOURS)]
+            broken, hours = self._broken(tight, more), hours + more
         if broken and self.all_count and self._is_chance(bins, number, hours, broken):
             broken = []
         broken += self._broken(bins, self.others)
@@ -289,8 +307,7 @@ class KeptHours:
         adapters = len({i for item in bins for i in item.adapters})
 
         def further(first: int, count: int) -> list[float]:
-            places = range(FURTHER + number * HOURS + first, FURTHER + number * HOURS + first + count)
-            hours = [self.fresh_hour(place) for place in places]
+            hours = [self.further_hour(place, number) for place in range(first, first + count)]
             return [math.inf] if self.simulated.stop() else self._beyond(bins, hours, most)
 
         most = at_most(adapters, len(looked))

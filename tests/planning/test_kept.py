@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from packer import Adapter, Bin, Goal, Profile, Workload, seeds, simulate
-from packer.planning.kept import KeptHours
+from packer.planning.chance import HOURS
+from packer.planning.kept import Hour, KeptHours
 from packer.twin.hours import Hours
 
 
@@ -55,3 +60,27 @@ def test_the_draws_that_broke_one_server_are_kept_for_all(toy_profile: Profile) 
     assert used[owner] > 1.0
     assert kept.used([servers[owner[0]]], [worst])[0] == used[owner]
     assert len({kept.job(item, worst)[2] for item in servers}) == 1
+
+
+class _Counted(KeptHours):
+    """Hours that break nothing, and are counted."""
+
+    asked = 0
+
+    def _broken(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
+        self.asked += len(bins) * len(hours)
+        return []
+
+
+@pytest.mark.parametrize(("part", "hours"), [(0.9, 1), (0.98, HOURS)])
+def test_a_server_near_its_limits_is_held_to_more_hours(
+    toy_profile: Profile, part: float, hours: int
+) -> None:
+    """Hours of the same load differ by some percent: what one hour keeps by less than that may break in many others."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.3) for k in range(3)])
+    server = Bin((0, 1, 2), toy_profile.settings(3, 8), toy_profile)
+    itl_ms = float(Hours().all([server], fleet)[0].adapters.mean_itl_ms.max())
+    fleet = replace(fleet, slo=Goal.parse(f"p95_ttft_ms=60000,mean_itl_ms={itl_ms / part!r}"))
+    kept = _Counted(fleet, fleet, 0, Hours())
+    assert not kept.broken_later([server])
+    assert kept.asked == hours
