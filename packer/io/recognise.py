@@ -9,6 +9,7 @@ import re
 import zlib
 from contextlib import suppress
 
+from packer.errors import FileFormatError
 from packer.io.shipped import table
 
 HEAD_BYTES = 65_536
@@ -27,7 +28,7 @@ def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str, bool]:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """The kind of a file according to its first bytes, a key of `KINDS`; None if unknown."""
+    """The kind of a file according to its first bytes or, of Parquet, columns, a key of `KINDS`; None if unknown."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             data = file.read(HEAD_BYTES)
@@ -38,6 +39,13 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
         return None
     if data.startswith(b"PK\3\4"):
         return "spreadsheet"
+    if data.startswith(b"PAR1"):
+        from packer.io.files import read_bytes
+        from packer.io.parquet import read_parquet
+
+        with suppress(FileFormatError):
+            return _of_columns({name.strip().lower() for name in read_parquet(read_bytes(path)).columns})
+        return None
     text = data.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     for kind, row in KINDS.items():
         if "line" in row and re.match(row["line"], text):
@@ -62,11 +70,13 @@ def _of_json(text: str) -> str | None:
         entry = json.loads(text.partition("\n")[0])
         if isinstance(entry, dict):
             names = {str(key).lower() for key in entry}
-            return "log of requests" if names & {"model", "usage"} else _of_columns(names)
+            return "log of requests" if "model" in names else _of_columns(names)
     return None
 
 
 def _of_columns(names: set[str]) -> str | None:
     from packer.traces.columns import looks_like_trace
 
-    return _with("columns", names) or ("log of requests" if looks_like_trace(names) else None)
+    return _with("columns", names) or (
+        "log of requests" if looks_like_trace(names) or "usage" in names else None
+    )

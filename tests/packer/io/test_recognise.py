@@ -10,6 +10,8 @@ import pytest
 
 from packer.errors import FileFormatError
 from packer.io.clusters import read_cluster
+from packer.io.frames import pl
+from packer.io.parquet import parquet_bytes
 from packer.io.plans import load_plan
 from packer.io.profiles import load_profile
 from packer.io.recognise import hint, kind_of
@@ -46,6 +48,32 @@ def test_each_kind_is_recognised(files: dict[str, Path], tmp_path: Path) -> None
         path.write_text(text)
         assert kind_of(path) is None
     assert kind_of(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        (
+            {"timestamp": [1], "adapter": ["a"], "rank": [8], "input_tokens": [1], "output_tokens": [1]},
+            "log of requests",
+        ),
+        (
+            {"time": [1], "model": ["a"], "usage": [{"prompt_tokens": 1, "completion_tokens": 1}]},
+            "log of requests",
+        ),
+        ({"adapter": ["a"], "rank": [8], "rate": [1.0]}, "workload"),
+        ({"x": [1]}, None),
+    ],
+)
+def test_parquet_is_known_by_its_columns(
+    tmp_path: Path, columns: dict[str, list[object]], kind: str | None
+) -> None:
+    """A table is the same kind of file in Parquet as in text: commands treat a trace alike."""
+    path = tmp_path / "table.parquet"
+    path.write_bytes(parquet_bytes(pl.DataFrame(columns)))
+    assert kind_of(path) == kind
+    path.write_bytes(path.read_bytes()[:-5])
+    assert kind_of(path) is None
 
 
 @pytest.mark.parametrize(
