@@ -36,7 +36,7 @@ def predicted(
 
     unused = (
         "duration_s", "seeds", "max_outstanding", "concurrency", "paced", "scrape_interval_s", "tables",
-        "plot",
+        "plot", "slo",
     )  # fmt: skip
     refuse_unused(f"--predictor {server.predictor}", unused)
     slots: dict[str, Any] = {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}

@@ -206,6 +206,7 @@ def test_systems_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--slo", "p95_tft_ms=5"], "Did you mean p95_ttft_ms?"),
         (["--max-loras", "4"], "--max-loras"),
         (["--predictor", "tree"], "leave out --predictor"),
+        (["--explain"], "leave out --predictor and --explain"),
     ],
 )
 def test_bad_options_are_named(
