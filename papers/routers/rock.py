@@ -150,7 +150,7 @@ class Rock(AnyCluster):
                 np.zeros(len(use)),
             )
             self._standing.append(
-                self.idle * (1 - np.abs(use - self.use)) + self.time / np.maximum(seconds, 1e-9)
+                self.idle * (1 - np.abs(busy - self.use)) + self.time / np.maximum(seconds, 1e-9)
             )
             best = np.argsort(-self.cached * held - self._standing[-1], kind="stable")[: self.top].tolist()
             load = seconds / self.period_s / (1 if self.dispatch == "single" else len(best))

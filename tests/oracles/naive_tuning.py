@@ -61,8 +61,9 @@ class Job:
         )
 
     def _begin(self) -> None:
-        """Pieces of the next batch: (pass, ms with the GPU to itself)."""
-        self.tokens = sum(next(self._source) for _ in range(self.batch))
+        """Pieces of the next batch, which ends with the last sample: (pass, ms with the GPU to itself)."""
+        self.samples_now = int(min(self.batch, self.samples - self.done))
+        self.tokens = sum(next(self._source) for _ in range(self.samples_now))
         both = ("forward", "backward")
         if self.policy == "llmstation":
             self.pieces = [
@@ -87,7 +88,7 @@ class Job:
         for _ in range(pieces):
             self.pieces.pop(0)
             if not self.pieces:
-                self.done += self.batch
+                self.done += self.samples_now
                 self.tokens_done += self.tokens
                 self._begin()
 

@@ -8,13 +8,13 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from packer.arrays import Record
-from packer import registry
+from packer import checks, registry
 from packer.errors import IncompatibleError
 from packer.job import FineTuning
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import linear_features
-from packer.twin.tuning.state import TRAINING, Tuning
+from packer.twin.tuning.state import CHUNKED, TRAINING, Tuning
 from packer.twin.tuning.step import next_batch
 
 NONE = "none"
@@ -73,7 +73,8 @@ def _prefill_ms(profile: Profile, tokens: int) -> float:
 def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
     """Return the job at its start.
 
-    Raises `IncompatibleError`: the profile's step law does not say what a prefill token costs.
+    Raises `IncompatibleError`: the profile's step law does not say what a prefill token costs; `ValidationError`: the
+    policy has another rule or value than the kernel knows.
     """
     policy = load_policy(job.policy)
     if profile.latency.form != "linear":
@@ -81,6 +82,11 @@ def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
             f"Training beside inference needs a profile whose step law is linear, and {profile.name} has the "
             "paper's, which does not say what the tokens of a prefill cost."
         )
+    checks.choice(f"rule of the tuning policy {policy.name!r}", policy.rule, range(CHUNKED + 1))
+    own = {
+        key: checks.real(f"{key} of the tuning policy {policy.name!r}", value, low=0.0)
+        for key, value in policy.parameters().items()
+    }
     weights_ms, token_ms = pass_law_ms(profile)
     training = np.zeros(1, dtype=TRAINING)[0]
     given = {
@@ -91,7 +97,7 @@ def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
         "backward_ratio": job.backward_ratio,
         "batch": job.batch,
         "samples": math.inf if job.samples is None else job.samples,
-        **policy.parameters(),
+        **own,
     }
     for field, value in given.items():
         training[field] = value

@@ -19,9 +19,9 @@ from packer.twin.tuning.state import (
 
 @njit(**ENGINE_FLAGS)
 def next_batch(job: Record, lengths: IntArray) -> None:
-    """Begin the forward pass of the next batch of samples."""
+    """Begin the forward pass of the next batch of samples; the last batch has the samples that are left."""
     job.tokens = 0.0
-    for _ in range(int(job.batch)):
+    for _ in range(int(min(job.batch, job.samples - job.done))):
         job.tokens += lengths[job.next]
         job.next = (job.next + 1) % lengths.size
     job.direction = FORWARD
@@ -53,7 +53,7 @@ def work(job: Record, lengths: IntArray, units: float) -> None:
             job.direction = BACKWARD
             job.left = _units(job)
         else:
-            job.done += job.batch
+            job.done = min(job.done + job.batch, job.samples)
             job.tokens_done += job.tokens
             next_batch(job, lengths)
         if units <= 0.0:

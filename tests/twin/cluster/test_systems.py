@@ -157,7 +157,8 @@ def test_replicas_go_to_servers_with_bandwidth_memory_and_a_near_copy() -> None:
 
 
 def test_rock_matches_queues_as_algorithm_1() -> None:
-    """For one queue after another: weights, the best three servers, the one that makes busy shares most equal."""
+    """Weights by the measured busy shares (lines 10 to 15), then for one queue after another the best three servers and
+    of these the one that makes the busy shares with the load so far most equal (lines 16 to 22)."""
     rng = np.random.default_rng(4)
     for _ in range(50):
         servers, queues = int(rng.integers(3, 9)), int(rng.integers(1, 5))
@@ -179,7 +180,7 @@ def test_rock_matches_queues_as_algorithm_1() -> None:
             load = [sum(float(seconds[a][g]) + 4.0 for a in own) for g in range(servers)]
             weight = [
                 0.6 * (sum(bool(held[a][g]) for a in set(own)) / len(set(own)) if own else 1.0)
-                + 0.3 * (1 - abs(use[g] - 0.7))
+                + 0.3 * (1 - abs(busy[g] - 0.7))
                 + 0.1 / max(load[g], 1e-9)
                 for g in range(servers)
             ]

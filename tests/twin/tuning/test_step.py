@@ -14,6 +14,7 @@ from naive_tuning import Job, NaiveTuning
 from naive_twin import Server as NaiveServer
 
 from packer.adapter import Adapter
+from packer.errors import ValidationError
 from packer.job import FineTuning
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
@@ -24,6 +25,7 @@ from packer.twin.law.law import law_of
 from packer.twin.run import Run
 from packer.twin.server import Server, fill_inbox
 from packer.twin.simulate import simulate
+from packer.twin.tuning.policies.temporal import Temporal
 from packer.twin.tuning.policy import load_policy, new_tuning
 from packer.workload import Workload
 
@@ -120,6 +122,30 @@ def test_without_samples_nothing_changes(profile: Profile, policy: str) -> None:
     beside = simulate(none, profile, max_loras=2, duration_s=DURATION_S)
     assert plain.raw.finish_s.tobytes() == beside.raw.finish_s.tobytes()
     assert plain.raw.timeline.tobytes() == beside.raw.timeline.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [({"rule": 99}, "rule .*got 99"), ({"defer_s": math.nan}, "defer_s .*got nan")]
+)
+def test_a_policy_that_the_kernel_does_not_know_is_named(
+    profile: Profile, given: dict[str, float], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule without a branch, or a time that is no number, would divide by 0 or never end."""
+    for name, value in given.items():
+        made = value if name == "rule" else lambda _self, n=name, v=value: {n: v}
+        monkeypatch.setattr(Temporal, "rule" if name == "rule" else "parameters", made)
+    with pytest.raises(ValidationError, match=says):
+        new_tuning(FineTuning(policy="temporal"), profile, 0)
+
+
+@pytest.mark.parametrize("policy", ["llmstation", "temporal", "spatial", "chunked"])
+def test_the_last_batch_has_the_samples_that_are_left(profile: Profile, policy: str) -> None:
+    """No server trains more samples than the job has."""
+    job = FineTuning(5, Lengths.constant(100.0), batch=2, policy=policy)
+    silent = Workload([Adapter("a", 8, 1e-9)], fine_tuning=job)
+    trained = simulate(silent, profile, max_loras=1, duration_s=60.0).tuning
+    assert trained is not None
+    assert (trained.samples, trained.tok_s * 60.0) == (5, pytest.approx(500.0))
 
 
 @pytest.mark.parametrize(
