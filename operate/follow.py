@@ -61,7 +61,7 @@ class Following:
         self._resting: set[int] = set()
         # By server that a dry run pretends to start or stop: the time from which it would answer.
         self._pretended: dict[int, float] | None = None
-        self._unloaded: list[tuple[int, str]] = []  # in a dry run
+        self._unloaded = set[tuple[int, str]]()  # in a dry run
         self._leaving: dict[int, float] = {}  # servers that were stopped: until when they may still answer
         self._stuck = set[tuple[int, str]]()  # tried to unload
         self._here: dict[int, dict[str, float]] = {}
@@ -88,22 +88,20 @@ class Following:
 
     def serve(self, fleet: Workload) -> None:
         """Serve these adapters from now on: new ones get a server at the next step, removed ones leave theirs."""
-        old, planned = self.keeper, self.fleet
+        planned = self.fleet
         self.fleet = fleet = unreplayed(fleet)
         self.acting.ranks |= dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
         # The next observation says what the servers hold, by the numbers of the new fleet.
-        self.keeper = replace(old, workload=fleet, held=[{} for _ in old.kinds])
-        self.keeper.expected, self.keeper.starting = old.expected, old.starting
-        self.keeper.know(old.requests.carried(planned, fleet))
-        self._pretended, self._unloaded = None, []
+        self.keeper.held = [{} for _ in self.keeper.kinds]
+        self.keeper.know(self.keeper.requests.carried(planned, fleet))
+        self._pretended, self._unloaded = None, set()
 
     def observed(self, now_s: float) -> Observation:
         """Observe which adapters the servers hold, and their load."""
         seen = self.acting.look()
-        since_s = [self._leaving.get(s, -math.inf) for s in range(len(seen))]
-        self.ready = np.array(
-            [not isinstance(e, str) and now_s > t for e, t in zip(seen, since_s, strict=True)]
-        )
+        answers = {s for s, models in enumerate(seen) if not isinstance(models, str)}
+        self._leaving = {s: end_s for s, end_s in self._leaving.items() if s in answers and now_s <= end_s}
+        self.ready = np.array([s in answers and s not in self._leaving for s in range(len(seen))])
         if not self.traffic.times_s:  # first observation: servers that are off are started when needed
             servers = enumerate(self.acting.servers)
             self._resting = {s for s, server in servers if server.host.start is not None}
@@ -234,7 +232,7 @@ class Following:
         left = set(self.acting.ranks) - self.acting.base - set(self.fleet.names)
         unload = [(s, name) for s, own in enumerate(self.placed) for name in sorted(left & set(own))]
         unload = [each for each in unload if each not in self._unloaded]
-        self._unloaded += unload if self.dry_run else []
+        self._unloaded |= set(unload) if self.dry_run else set()
         return [Decision(Change(0.0, unload=tuple(unload)), "adapters left the fleet")] if unload else []
 
     def _correct(self, seen: Observation) -> None:

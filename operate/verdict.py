@@ -40,7 +40,7 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
     others = [each.system for each in results if each not in known and not each.failed]
     said = _judged(workload, cluster, known) if len(known) > 1 else ""
     apart = f"Without token times, and so not compared: {listed(others)}." if others and known else ""
-    return f"{said} {apart} {not_started(results)}".strip()
+    return " ".join(filter(None, [said, apart, not_started(results)]))
 
 
 def not_started(results: Sequence[SystemResult]) -> str:

@@ -202,6 +202,18 @@ def test_a_fleet_with_other_ranks_is_another_fleet(
     assert loop.keeper.workload.ranks.tolist() == [16] * 4
 
 
+def test_another_fleet_forgets_no_loads_and_no_reserve(
+    following: Callable[..., Following],  # noqa: F811
+) -> None:
+    """A file of the fleet that often gets new rates neither ends the limit on loads nor keeps servers from a stop."""
+    loop = following()
+    loop.step(0.0)
+    loop.keeper._made, loop.keeper._spare_since_s = [(0.0, 7)], 0.0
+    loop.serve(loop.fleet.scaled(0.9))
+    assert loop.keeper.workload.rate == pytest.approx(0.9 * 0.8)
+    assert (loop.keeper._made, loop.keeper._spare_since_s) == ([(0.0, 7)], 0.0)
+
+
 def test_no_server_stops_because_its_tokens_are_not_counted(
     following: Callable[..., Following],  # noqa: F811
     servers: list[StandIn],  # noqa: F811
@@ -259,3 +271,10 @@ def test_a_server_that_is_stopped_gets_no_adapters_while_it_ends(
     assert (loop.keeper.serving, loop.ready.tolist()) == ([0], [True, False])
     loop.step(70.0)
     assert loop.keeper.serving == [0, 1], "it did not end"
+    loop._leaving = {1: 1e9}
+    port, held = servers[1].http.server_port, servers[1].adapters
+    servers[1].close()
+    loop.step(80.0)
+    servers[1] = StandIn(held, loop.acting.plan.bins[0].profile.model.name, port)
+    loop.step(90.0)
+    assert loop.ready[1], "it ended and was started again"

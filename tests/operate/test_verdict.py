@@ -114,7 +114,8 @@ def test_the_reason_is_the_fleets(
 def test_servers_that_do_not_start_are_named_with_the_reason() -> None:
     """They are not among the systems without token times."""
     dead = [replace(result(name, [math.nan], math.nan), failed="no memory") for name in ("one", "two")]
-    jobs = result("jobs", [1.0], math.nan)
-    assert verdict(FLEET, CLUSTER, [*dead, result("three", [1.0], 10.0), jobs]) == (
+    jobs, fine = result("jobs", [1.0], math.nan), [result(name, [1.0], 10.0) for name in ("three", "four")]
+    assert verdict(FLEET, CLUSTER, [*dead, fine[0], jobs]) == (
         "Without token times, and so not compared: jobs. The servers of one, two do not start: no memory."
     )
+    assert ". The servers of one, two do not start" in verdict(FLEET, CLUSTER, [*dead, *fine])
