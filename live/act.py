@@ -141,6 +141,7 @@ class Acting:
         for s in change.start:
             self._try(faults, f"start {self.servers[s].name}", partial(self._start, s))
         idle = [(s, name) for s, name in change.unload if not self._share(s, name)]
+        routed = [(s, name) for s, name in change.unload if self._share(s, name)]
         self._unload_all(faults, idle)  # these make room
         for s, name in change.load:
             if name not in failed and (fault := self._load(s, name)):
@@ -151,11 +152,11 @@ class Acting:
                 faults.append(f"{shown(name)} is not on all its new servers and stays as it is.")
                 left.add(name)
         routes = {name: shares for name, shares in change.route.items() if name not in left}
-        unload = [each for each in change.unload if each not in idle and each[1] not in left]
-        gone = {name for _, name in unload} - set(change.route)
+        unload = [(s, name) for s, name in routed if name not in left]
+        gone = [(s, name) for s, name in unload if name not in change.route]
         if routes or gone:
             try:
-                self._route(routes, gone, {name: {s for s, n in change.unload if n == name} for name in gone})
+                self._route(routes, gone)
             except LiveError as error:
                 return [*faults, *failed.values(), str(error)]
         self._unload_all(faults, unload)
@@ -214,9 +215,7 @@ class Acting:
             return f"{what}: {error}"
         return ""
 
-    def _route(
-        self, routes: Mapping[str, Mapping[int, float]], gone: Iterable[str], leaving: Mapping[str, set[int]]
-    ) -> None:
+    def _route(self, routes: Mapping[str, Mapping[int, float]], gone: Sequence[tuple[int, str]]) -> None:
         before = self.state.servers
         now = {name: dict(placed) for name, placed in before.items()}
         for s, server in enumerate(self.servers):
@@ -224,10 +223,9 @@ class Acting:
             for name, shares in routes.items():
                 if name in own or s in shares:
                     own[name] = shares.get(s, 0.0)
-            for name in gone:
-                if s in leaving[name] and name in own:
-                    own[name] = 0.0
-        named = listed([shown(n) for n in (*routes, *gone)], 5)
+        for s, name in gone:
+            now[self.servers[s].name][name] = 0.0
+        named = listed([shown(n) for n in dict.fromkeys((*routes, *(name for _, name in gone)))], 5)
         what = f"route {counted(len(routes), 'adapter')}: {named}" if routes else f"end the routes of {named}"
 
         def work() -> None:
@@ -298,9 +296,8 @@ class Acting:
 
     def _leave(self, s: int) -> None:
         """Stop a server to which no route leads any more; one that answers when its requests have ended."""
-        if routed := [
-            shown(name) for name, share in self.state.servers.get(self.servers[s].name, {}).items() if share
-        ]:
+        own = self.state.servers.get(self.servers[s].name, {})
+        if routed := [shown(name) for name, share in own.items() if share]:
             raise _BusyError(f"not done, it still has the requests of {listed(routed, 5)}.")
         if self.servers[s].healthy:
             time.sleep(self.fleet.limits.settle_s)

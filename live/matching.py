@@ -34,15 +34,18 @@ def goal_of(acting: Acting, seen: Sequence[Models | str], *, prune: bool = False
         raise IncompatibleError(f"Expected at least {needed}, got {len(acting.servers)}.")
     weight = np.full((len(bins), len(acting.servers)), -math.inf)
     reasons: list[list[str]] = [[] for _ in bins]
-    placed, slots = {names[i] for item in bins for i in item.adapters}, slots_of(acting, seen)
+    placed, slots = {names[i] for item in bins for i in item.adapters}, _slots_of(acting, seen)
     for k, item in enumerate(bins):
         wanted = {names[i] for i in item.adapters}
         for s, models in enumerate(seen):
-            held = () if prune or isinstance(models, str) else models.adapters
-            why = misfit(acting, item, s, models, slots[s])
-            if why := why or _crowded(acting, s, wanted, set(held) - placed):
+            if isinstance(models, str):
+                reasons[k].append(models.rstrip("."))
+                continue
+            staying = set() if prune else models.adapters.keys() - placed
+            why = _misfit(acting, item, s, models, slots[s]) or _crowded(acting, s, wanted, staying)
+            if why:
                 reasons[k].append(why)
-            elif not isinstance(models, str):
+            else:
                 weight[k, s] = len(wanted & set(models.adapters)) + (1e-3 if s == k else 0.0)
     # Servers that do not fit cost more than all adapters together.
     rows, columns = linear_sum_assignment(-np.where(np.isneginf(weight), -1e9, weight))
@@ -62,7 +65,7 @@ def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int]:
 
     Raises `IncompatibleError`: a server fits none of the plan.
     """
-    bins, names, slots = acting.plan.bins, acting.plan.workload.names, slots_of(acting, seen)
+    bins, names, slots = acting.plan.bins, acting.plan.workload.names, _slots_of(acting, seen)
     found = {}
     for s, models in enumerate(seen):
         if isinstance(models, str):
@@ -72,21 +75,18 @@ def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int]:
             (-sum(names[i] in models.adapters for i in item.adapters), k != s, -item.max_lora_rank, k)
             for k, item in enumerate(bins)
         ]
-        why = {k: misfit(acting, bins[k], s, models, slots[s]) for *_, k in sorted(rows)}
+        why = {k: _misfit(acting, bins[k], s, models, slots[s]) for *_, k in sorted(rows)}
         if all(why.values()):
             raise IncompatibleError(f"Server {s} does not fit the plan: {next(iter(why.values()))}.")
         found[s] = next(k for k, reason in why.items() if reason is None)
     return found
 
 
-def slots_of(acting: Acting, seen: Sequence[Models | str]) -> list[int | None]:
-    """`max_loras` of each server; None if it does not say."""
-    there = [
-        server for server, models in zip(acting.servers, seen, strict=True) if not isinstance(models, str)
-    ]
-    answers = iter(each_of(there, lambda server: page_of(server.metrics()).max_loras))
-    found = [None if isinstance(models, str) else next(answers) for models in seen]
-    return [None if isinstance(each, str) else each for each in found]
+def _slots_of(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int | None]:
+    """`max_loras` of the servers that answer; None for those that do not say it."""
+    there = [s for s, models in enumerate(seen) if not isinstance(models, str)]
+    found = each_of([acting.servers[s] for s in there], lambda server: page_of(server.metrics()).max_loras)
+    return {s: None if isinstance(each, str) else each for s, each in zip(there, found, strict=True)}
 
 
 def _crowded(acting: Acting, s: int, wanted: set[str], staying: set[str]) -> str | None:
@@ -98,11 +98,9 @@ def _crowded(acting: Acting, s: int, wanted: set[str], staying: set[str]) -> str
     return f"{host.name} has room for {counted(host.room, 'adapter')}, and would hold {count}{beside}"
 
 
-def misfit(acting: Acting, item: Bin, s: int, models: Models | str, slots: int | None) -> str | None:
+def _misfit(acting: Acting, item: Bin, s: int, models: Models, slots: int | None) -> str | None:
     """Return why a server does not fit the plan's server `item`; None if it fits. `slots`: its `max_loras`."""
     server, profile, model = acting.servers[s], item.profile, acting.fleet.model
-    if isinstance(models, str):
-        return models.rstrip(".")
     own = {profile.model.name, profile.model.repository or "", profile.name}
     expected = {model} if model else {base_model(name) for name in own if name}
     names = set(models.base) if model else set(map(base_model, models.base))

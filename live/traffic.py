@@ -54,10 +54,9 @@ class Traffic:
         answers = each_of(servers, lambda server: page_of(server.metrics(), now_s))
         for s, found in zip(asked, answers, strict=True):
             self.looks[s].append(page := Page(now_s, {}) if isinstance(found, str) else found)
-            if isinstance(found, str) or not _counts(page):
-                faults.append(
-                    found if isinstance(found, str) else f"{self.servers[s].name}: /metrics counts no tokens."
-                )
+            if not _counts(page):
+                counts_none = f"{self.servers[s].name}: /metrics counts no tokens."
+                faults.append(found if isinstance(found, str) else counts_none)
         self.times_s.append(now_s)
         while self.times_s[0] < now_s - self.span_s:
             self.times_s.popleft()
@@ -77,14 +76,15 @@ class Traffic:
         end_s = self.times_s[-1] - skip_s
         times_s = [each for each in self.times_s if end_s - span_s <= each <= end_s]
         if len(times_s) < 2:
-            return self.tok_s(s) if skip_s or span_s < float("inf") else 0.0
+            return self.tok_s(s)
         part = [each for each in self.looks[s] if times_s[0] <= each.time_s <= times_s[-1]]
         known = [each for each in part if _counts(each)]
-        own_s = times_s[-1] - times_s[0]
-        if part:  # pages between two others that count tokens hide none
-            ends = (known[0].time_s, known[-1].time_s) if known else (part[-1].time_s, part[-1].time_s)
-            own_s -= ends[0] - part[0].time_s + part[-1].time_s - ends[1]
-        return None if part and (not known or own_s <= 0.0) else grown(known, "prompt", "generated") / own_s
+        if not known:
+            return None if part else 0.0
+        # Pages between two others that count tokens hide none.
+        blind_s = known[0].time_s - part[0].time_s + part[-1].time_s - known[-1].time_s
+        own_s = times_s[-1] - times_s[0] - blind_s
+        return grown(known, "prompt", "generated") / own_s if own_s > 0.0 else None
 
     def sampled(self, s: int, since_s: float) -> Sampled:
         """Return a server's requests since `since_s`; none if its pages do not count tokens and first tokens."""
