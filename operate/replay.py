@@ -174,7 +174,7 @@ def replay(
     begin_s, end_s = windows[0].start_s, windows[-1].end_s
     of = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < end_s))
     length_s, time_s = end_s - begin_s + LATE_S, trace.time_s[of] - begin_s
-    within_day = replace(trace.take(of), time_s=time_s, end_s=length_s, sessions=None, priority=None)
+    within_day = replace(trace.take(of), time_s=time_s, end_s=length_s)
     run = simulate_cluster(
         workload.replaying(within_day), cluster, router=routers.pop(), seed=seed,
         duration_s=length_s, slo=workload.slo.changed_by(slo), changes=changes, startup_s=0.0,

@@ -14,9 +14,12 @@ from packer.cluster import Cluster, ServerKind
 from packer.errors import ValidationError
 from packer.goal import Limits, Slo
 from packer.io.profiles import load_profile
-from packer.operate.replay import Window, replay, requests_of_day
+from packer.operate.replay import LATE_S, Window, replay, requests_of_day
 from packer.profile import LoadingSpec
+from packer.sessions import Sessions
 from packer.testing.analytic import small_profile
+from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.override import with_engine
 from packer.workload import Workload
 
 PROFILE = small_profile()
@@ -130,3 +133,20 @@ def test_a_replay_holds_each_adapter_to_the_limits_of_its_class(
     replayed = replay(mixed, trace, windows)
     assert replayed.within == pytest.approx(np.mean(trace.adapter == 0))
     assert replay(mixed, trace, windows, slo=Slo.of(60_000.0, 1e4)).within == 1.0
+
+
+def test_a_replay_keeps_sessions_and_priorities() -> None:
+    """A day of one window is the run of its requests: turns stay on their replica, urgent requests come first."""
+    base = with_engine(
+        load_profile("h100-64gb/llama-3.1-8b-instruct"),
+        vllm_version="0.32.0",
+        scheduling_policy="priority",
+        max_num_seqs=4,
+    )
+    cluster = replace(Cluster.of(base, 2, max_loras=1), placement=({"a": 0.5}, {"a": 0.5}))
+    fleet = Workload([Adapter("a", 8, 4.0)], sessions=Sessions(6.0, 5.0))
+    trace = requests_of_day(fleet, {"0": np.array([4.0])}, 100.0, seed=1)
+    trace = replace(trace, priority=np.arange(len(trace)) % 3, end_s=100.0 + LATE_S)
+    replayed = replay(fleet, trace, [Window(0.0, 100.0, cluster)])
+    run = simulate_cluster(fleet.replaying(trace), cluster, router="plan", duration_s=100.0 + LATE_S)
+    np.testing.assert_array_equal(replayed.run.raw.first_s, run.raw.first_s)
