@@ -235,7 +235,7 @@ def rehearse(
     rng = np.random.default_rng((seed, 34))
     expected = failures_per_day * length_s / DAY_S
     lost = int(expected) + int(rng.random() < expected % 1.0)
-    times = np.sort(rng.uniform(HOUR_S, length_s, lost)).tolist()
+    times = np.sort(rng.uniform(0.0, length_s, lost)).tolist()
     steady = fleet.with_arrivals(Arrivals())
     given: dict[str, Any] = {
         "duration_s": length_s,

@@ -302,3 +302,13 @@ def test_a_rehearsal_keeps_requests_served() -> None:
     assert found.hindsight_gpu_hours <= ours.gpu_hours * 1.01
     again = rehearse(plan, traced, servers=4, failures_per_day=8.0, beside=False, seed=3)
     assert again.to_dict() == found.to_dict()
+
+
+def test_servers_fail_in_a_rehearsal_of_an_hour() -> None:
+    """Failures come at any time of the trace, also in its first hour."""
+    n, one = 100, FLEET.subset([0])
+    zeros = np.zeros(n, dtype=np.int64)
+    trace = packer.RequestTrace(np.arange(n) * 36.0, zeros, zeros + 200, zeros + 100, end_s=3600.0)
+    plan = packer.solve(one, PROFILE, with_headroom=False)
+    found = rehearse(plan, one.replaying(trace), failures_per_day=24.0, beside=False)
+    assert found.outcomes[0].failures == 1
