@@ -123,9 +123,6 @@ class Server:
     def longest_request(self) -> int:
         """Input + output tokens of the longest request that the server takes."""
         room = (self.kv_blocks - int(self.adapter_blocks().max())) * self.profile.engine.block_size
-        drafts = self.profile.engine.speculation
-        if drafts is not None:  # the KV cache of a request has room for its next drafts
-            room -= drafts.num_speculative_tokens
         return min(self.profile.engine.max_model_len, room)
 
     def run(self, duration_s: float, seed: int, timeline_bin_s: float) -> Raw:
@@ -226,7 +223,9 @@ class Server:
 
     def each(self, marks: Marks) -> Each:
         """Return what the server then keeps of each request."""
-        return each_of(self.workload, self.profile.engine, self.rules(), marks.adapter)
+        # Blocks for drafts beyond `max_model_len` are never taken; a smaller KV cache must not ask for them either.
+        engine = replace(self.profile.engine, max_model_len=self.longest_request())
+        return each_of(self.workload, engine, self.rules(), marks.adapter)
 
     def rules(self) -> EngineRules:
         """Return the rules of the engine's version; without caching and asynchronous scheduling if it is `unlike_vllm`.

@@ -14,7 +14,7 @@ from packer.cluster import Cluster
 from packer.errors import IncompatibleError, PackerError, ValidationError
 from packer.io.profiles import load_profile
 from packer.predictors.api import evaluate_server
-from packer.profile import LatencySpec, Profile
+from packer.profile import LatencySpec, MemorySpec, Profile
 from packer.speculation import SpeculationSpec
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.drafts import chance_of
@@ -147,3 +147,19 @@ def test_what_is_not_simulated_is_refused_by_name() -> None:
     for name in ("boosting", "forest", "tree"):
         with pytest.raises(PackerError):
             evaluate_server(FLEET, server, max_loras=4, max_lora_rank=8, predictor=name)
+
+
+def test_a_request_that_fills_the_cache_has_room_for_its_drafts() -> None:
+    """A KV cache of fewer tokens than `max_model_len` bounds requests and their drafts as that bounds them."""
+    spec = SpeculationSpec.parse("draft_model:num_speculative_tokens=4,acceptance=0.9")
+    small = MemorySpec(110 * BASE.model.kv_bytes_per_token, 0.0, 0.0, 1)
+    engine = replace(BASE.engine, speculation=spec, block_size=2, max_model_len=242)
+    trace = RequestTrace(np.zeros(1), np.zeros(1), np.full(1, 3), np.full(1, 118))
+    fleet = Workload([Adapter("a", 8, 1.0)]).replaying(trace)
+    runs = [
+        simulate(fleet, replace(BASE, memory=small, engine=each), max_loras=1, duration_s=20.0)
+        for each in (engine, replace(engine, max_model_len=110))
+    ]
+    assert runs[0].preemptions == 0
+    assert runs[0].requests["finish_s"].to_list() == runs[1].requests["finish_s"].to_list()
+    assert runs[0].raw.requests.output_tokens.tolist() == [107]

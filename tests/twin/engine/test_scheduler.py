@@ -154,7 +154,7 @@ def _case(seed: int, version: str, caching: bool, ahead: bool, more: str = "") -
         engine |= {
             "method": method,
             "num_speculative_tokens": rng.choice([1, 2, 4]),
-            "max_model_len": longest + 40,
+            "max_model_len": longest + rng.choice([0, 40]),
         }
         engine["blocks"] += 4
         columns["acceptance"] = [rng.choice([0.0, 0.3, 0.7, 1.0]) for _ in range(adapters)]
