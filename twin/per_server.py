@@ -72,8 +72,9 @@ def mean_itl_ms(run: Run) -> float:
     done = np.flatnonzero(raw.finished)
     count = int(run.gaps.sum())
     span_s = float((raw.finish_s[done] - raw.first_s[done]).sum())
-    merged = int(raw.server["merged"]) / max(int(raw.server["gaps"]), 1)
-    seen = count * (1.0 - merged)  # 0 where the front end stands still for longer than every request runs
+    merged = int(raw.server["merged"])
+    share = merged / max(merged + int(raw.histogram.sum()), 1)
+    seen = count * (1.0 - share)  # 0 where the front end stands still for longer than every request runs
     return span_s * 1e3 / seen if seen else math.nan
 
 

@@ -105,6 +105,7 @@ def take(state: CellState, r: int, must: bool) -> int:
             if request.start == READY:
                 swap_out(state, r)
             return SKIPPED
+        # The artifact asserts that no step swaps both in and out (`SchedulerOutputs`).
         if request.start == SWAPPED and own.swapped_out == 1:
             return SKIPPED
         batched = server.step_prefill + server.step_decodes
@@ -279,7 +280,6 @@ def emit(state: CellState) -> None:
             request.first_s = request.first_seen_s = now
         else:
             state.histogram[gap_bin(now - request.last_s)] += 1
-            server.gaps += 1
         request.generated += 1
         request.last_s = now
         if request.generated >= request.output:

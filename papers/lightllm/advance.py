@@ -245,7 +245,6 @@ def emit(state: CellState) -> None:
     else:
         own.decode_steps += 1
         server.context_tokens += own.batch
-        server.gaps += own.batch
         last_s, k = math.nan, 0
         for i in range(own.batch):
             r = order[i]

@@ -25,8 +25,8 @@ from packer.twin.flags import ENGINE_FLAGS
 from packer.workload import Workload
 
 KEPT = (
-    "taken", "sent", "preemptions", "adapter_loads", "disk_loads", "peak_blocks", "peak_running", "gaps", "merged",
-    "aborted", "unawaited", "busy_s", "load_s", "stall_s", "scraped_s",
+    "taken", "sent", "preemptions", "adapter_loads", "disk_loads", "peak_blocks", "peak_running", "merged", "aborted",
+    "unawaited", "busy_s", "load_s", "stall_s", "scraped_s",
 )  # fmt: skip
 """Totals that a server keeps when it restarts."""
 

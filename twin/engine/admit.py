@@ -136,7 +136,8 @@ def admit(state: ServerState, loading: FloatArray, pool: Pool | None, ahead: boo
     awaited, end_key = server.adapter_loads, -NO_LIMIT
     if server.waiting > 0 and server.step_preempted == 0:  # `if not preempted_reqs`
         budget = server.token_budget - server.step_decodes - server.step_prefill
-        while budget > 0 and server.running < server.max_seqs and server.partial == 0:
+        # A cut prefill took all that was left of the budget.
+        while budget > 0 and server.running < server.max_seqs:
             if pool is not None and ahead and server.slots_of_running == 1 and server.lingering > 0:
                 a = next_of_running(state)
             else:

@@ -62,11 +62,12 @@ def verify(state: ServerState, each: Each, i: int) -> int:
     if stale:
         return got
     if whole.caches_verified == 1:
+        # Tokens beyond the last one of the request are dropped (scheduler.py:2762 of 0.33.0).
         row.computed -= 1 + kept - got
-    if row.computed > 0:
-        row.computed -= batch.tried - kept
+    # What was counted for drafts that are rejected (scheduler.py:2119–2128 of 0.32.0, async_scheduler.py:70).
+    row.computed -= batch.tried - kept
     if state.server.depth == 2:
-        row.placeholders -= got + (batch.tried - kept if row.placeholders > 0 else 0)
+        row.placeholders -= got + batch.tried - kept
     else:
         row.drafts = whole.drafts
     return got
@@ -78,12 +79,8 @@ def show(state: ServerState, r: int, got: int, gap_s: float) -> None:
     server, request = state.server, state.requests[r]
     if math.isnan(request.first_s):
         note_first(state, r)
-        got -= 1  # no gap before the first token
-        if got > 0:
-            server.gaps += got
-            server.merged += got
+        server.merged += got - 1  # no gap before the first token
     else:
-        server.gaps += got
         server.merged += got - (gap_s >= 0.0)
         if gap_s >= 0.0:
             state.histogram[gap_bin(max(server.seen_s - request.last_s, MIN_GAP_S))] += 1

@@ -172,7 +172,6 @@ def name_first(state: ServerState, pool: Pool | None, which: int, by: int) -> No
 def count_gaps(state: ServerState, decodes: int, gap_s: float) -> None:
     """Count the gaps before the tokens of `decodes` decodes; `gap_s` as returned by `stream`, < 0 for merged chunks."""
     if decodes > 0:
-        state.server.gaps += decodes
         if gap_s < 0.0:
             state.server.merged += decodes
         else:

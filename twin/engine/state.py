@@ -150,8 +150,7 @@ SERVER = record(
     ("aborted", "i8"),  # requests given up
     ("peak_blocks", "i8"),
     ("peak_running", "i8"),
-    ("gaps", "i8"),  # gaps between tokens
-    ("merged", "i8"),  # gaps that the client does not see because chunks were merged
+    ("merged", "i8"),  # gaps between tokens that the client does not see because chunks were merged
     ("busy_s", "f8"),
     ("load_s", "f8"),
     ("stall_s", "f8"),  # time of loads × running requests

@@ -157,6 +157,11 @@ def assert_agree(case: Case, seed: int = 0) -> NaiveTwin | None:
     bins = (np.log(gaps_ms / rows.HISTOGRAM_FLOOR_MS) * rows.HISTOGRAM_PER_E).astype(int)
     histogram = np.bincount(bins, minlength=rows.HISTOGRAM_BINS)
     assert int(raw.histogram.sum()) == len(gaps_ms)
+    done = raw.finished
+    span_ms = 1e3 * float((raw.finish_s - raw.first_s)[done].sum())
+    if span_ms > 0.0 and len(gaps_ms):  # gaps after a preemption are seen, too
+        count = (raw.requests.output_tokens[done] - 1).sum() * len(gaps_ms) / (len(gaps_ms) + naive.merged)
+        assert sim.mean_itl_ms == pytest.approx(span_ms / count, rel=1e-9)
     assert np.abs(np.cumsum(raw.histogram) - np.cumsum(histogram)).max(initial=0) <= len(gaps_ms) * 0.05
     return naive
 
