@@ -207,6 +207,8 @@ def run_equations(runs: Sequence[MeasuredRun], graph_max_tokens: int) -> Equatio
         served = run.rates * (rate / run.rates.sum())
         distinct = min(float(np.sum(1.0 - np.exp(-served * stay_s))), run.max_loras)
         waiting = run.metrics.get("mean_num_waiting", rate * run.metrics.get("ttft_mean_ms", 0.0) * 1e-3)
+        # Requests with long answers run longer. With ShareGPT's lengths, running requests have 0.77 of the mean prompt,
+        # because long answers have shorter prompts, and half of an answer of twice the mean length (its cv is near 1).
         context = batch * (run.mean_input_tokens * 0.77 + run.mean_output_tokens)
         states.append(
             (batch, rate * run.mean_input_tokens * tpot_s, distinct, distinct * run.ranks.mean(), run.max_loras,

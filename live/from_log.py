@@ -101,7 +101,7 @@ def from_steps(steps: Steps, settings: Settings, waiting: FloatArray | None = No
 
 def _level(values: FloatArray) -> IntArray:
     """Quantise a count: exact values up to 4, then steps of a quarter of an octave."""
-    fine = np.round(4.0 * np.log2(np.maximum(values, 1.0))).astype(np.int64) + 5
+    fine = np.round(4.0 * np.log2(np.maximum(values, 1.0))).astype(np.int64)
     return np.where(values <= 4, values.astype(np.int64), fine)
 
 

@@ -67,7 +67,9 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any], rank: int = 0
             found = _profile(model, gpu, {**settings, "tensor_parallel_size": size})
             check_starts(found, slot_rank)
         except IncompatibleError as error:
-            refused = error if refused is None or found is not None else refused
+            # A size that the model cannot have does not hide why another size does not start.
+            if refused is None or found is not None:
+                refused = error
             ways = None if found is None else what_starts(found, found.settings(1, slot_rank))
             if ways is not None and ways.startswith("--"):
                 fewer = fewer or f"with {counted(size, 'GPU')} it starts at {ways}"

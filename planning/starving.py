@@ -29,7 +29,7 @@ def servers_by_load(fleet: Workload, profile: Profile) -> int:
     """The fewest servers that the load takes (`load_bound`), also of rates and prompts for which that has no bound.
 
     Unpredictable rates count at their lowest. Of prompts that share prefixes, the tokens count that an unlimited cache
-    leaves, and then half of the load.
+    leaves. That is an approximation, not a bound, so that half of this load counts.
     """
     part, arrivals = 1.0, fleet.arrivals
     if arrivals.kind == "unpredictable":

@@ -131,7 +131,7 @@ def _limits(sim: Run) -> list[Limit]:
     crowded = raw.timeline[waiting] if waiting.any() else raw.timeline
     busy_s = max(float(crowded["busy"].sum()), 1e-9)
     active, running, blocks = (
-        float(np.cumsum(crowded[name])[-1]) / busy_s for name in ("adapters", "running", "kv_blocks")
+        float(crowded[name].sum()) / busy_s for name in ("adapters", "running", "kv_blocks")
     )
     kv = blocks * engine.block_size / max(sim.kv_cache_tokens, 1)
     loading = float(raw.server["load_s"]) / max(float(raw.server["busy_s"]), 1e-9)

@@ -86,12 +86,10 @@ def _popular(blocks: Blocks, of: IntArray, place: IntArray) -> npt.NDArray[np.bo
     _, kind = np.unique(blocks.ids, return_inverse=True)
     final = np.ones(len(kind), dtype=bool)
     final[:-1] = of[1:] != of[:-1]
-    following = np.where(
-        final, -1 - of, np.append(kind[1:], 0)
-    )  # the end of a request counts as a unique successor
-    ends = len(blocks) + len(
-        kind
-    )  # encode (kind, successor) as one number, because sorting pairs is many times slower
+    # The end of a request counts as a unique successor.
+    following = np.where(final, -1 - of, np.append(kind[1:], 0))
+    # Pairs (kind, successor) are encoded as one number, because sorting pairs is many times slower.
+    ends = len(blocks) + len(kind)
     ways = np.bincount(np.unique(kind * ends + following + len(blocks)) // ends, minlength=len(kind))
     branching = np.where(ways[kind] > MOST_WAYS, place, -1)
     deepest = np.full(len(blocks), -1)

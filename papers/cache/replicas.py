@@ -81,6 +81,7 @@ class ReplicaCache:
                     score = (link + np.maximum(0.0, 1.0 - used) + np.where(near, 1.0, 0.5)) / 3
                     best = sorted((s for s in here if s not in stay), key=lambda s: (-score[s], s))
                     best = best[: self.top]
+                    # Equation (6): the paper gives no weights of the score's parts.
                     weights = score[best] ** 2
                     s = int(self._rng.choice(best, p=weights / weights.sum()))
                     stay.append(s)

@@ -73,6 +73,7 @@ def pay(state: CellState, first: int, picked: int, price: float, merged: int) ->
     `merged`: number of requests of the merged adapter that should run; 0: the batch is not merged.
     """
     requests, cached, order, most = state.requests, state.cached, state.order, state.server.max_seqs
+    # Between batches of different sizes, half of the price is paid for each request left out.
     if merged > 0 and merged != first:
         payer = requests[order[2 * most]].owner + 1
         for i in range(first):
@@ -121,6 +122,7 @@ def adjust_shares(state: CellState) -> None:
 def choose(state: CellState, first: int) -> int:
     """Choose the adapter row to merge for a batch, 0: none. `first`: number of requests by arrival in `order`."""
     own, cached = state.own, state.cached
+    # The artifact's credits start at `credits` × (adapters - 1), these at 0: this is its 0 (`credit_base`).
     owed, most = -own.credits * (state.server.served - 1), 0
     for a in range(1, cached.size):
         if cached[a].credit >= owed and (most == 0 or cached[a].wanted > cached[most].wanted):
@@ -141,6 +143,7 @@ def choose(state: CellState, first: int) -> int:
     own.merged_count += min(counted, state.server.max_seqs)
     own.mixed_count += first
     if chosen > 0:
+        # `batch_credit_cost`: a seat of a merged batch is worth as much more as its steps are shorter.
         price = 1.0 / (own.merged_ms / own.mixed_ms * state.server.max_seqs)
         pay(state, first, pick(state, chosen, 0), price, due)
     return int(chosen)

@@ -19,6 +19,7 @@ from packer.workload import Workload
 @njit(**INLINED)
 def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     """The total cost, ms; 0 for an idle server."""
+    tpot_ms, penalty_ms, linear, outputs = p[0], p[1], p[2] > 0.0, p[3]
     server, n, a = c.servers[s], float(outstanding(c, s)), c.adapter[r]
     rank = float(c.ranks[a])
     adapters, ranks = adapters_with(c, s, a)
@@ -28,13 +29,13 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     prefill = step_ms(
         c, s, 0.0, queue + c.prompt[r], adapters, ranks, queued_ranks + rank, (queued + 1.0) * most
     )
-    if queue > 0.0 or p[2] > 0.0:
+    if queue > 0.0 or linear:
         prefill -= step_ms(c, s, 0.0, queue, adapters, ranks, queued_ranks, queued * largest)
     decode = step_ms(c, s, n + 1.0, 0.0, adapters, ranks, all_ranks + rank, (n + 1.0) * most)
     before = step_ms(c, s, n, 0.0, float(server.active), float(server.active_ranks), all_ranks, n * largest)
-    cost = prefill / p[3] + decode - before
-    if decode > p[0]:
-        cost += p[1]
+    cost = prefill / outputs + decode - before
+    if decode > tpot_ms:
+        cost += penalty_ms
     total: float = cost * n
     return total
 

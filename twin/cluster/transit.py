@@ -234,8 +234,6 @@ def receive(c: Servers, way: Transit, at_s: float) -> bool:
                 way.left[k, 1] = 0.0
                 return bool(_arrived(c, way, k, at_s))
             way.left[k, 0] = 0.0
-            if way.left[k, 1] <= 0.0:
-                return bool(_arrived(c, way, k, at_s))
             return True
     _progress(way, at_s)
     r = way.queue[way.counts[HEAD]]

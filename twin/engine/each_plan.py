@@ -250,6 +250,7 @@ def schedule_waiting(
         row, tokens = each.rows[r], known(state, each, r)
         hits, most = found(state, each, pool, r), min(budget, inputs - whole.draft_slots)
         new, padded = tokens - hits * size, 0
+        # Room for the drafts, the token before them and the sampled token (scheduler.py:1143–1148 of 0.32.0).
         fits = hits * size + whole.drafts + 2 <= whole.max_model_len
         if whole.drafts > 0 and new == 1 and not prefills and (grown or hits > 0) and fits:
             # vLLM schedules a request that lacks one token like a decode with (padded) drafts, or not at all.

@@ -78,6 +78,7 @@ class Dynamo(AnyCluster):
         known = self._load >= 0.0
         self._load[known] += self.smoothing * (counts[known] - self._load[known])
         self._load[new] = counts[new]
+        # `load.round()` of load_estimator.rs: Rust rounds halves up, NumPy would round them to even numbers.
         load = np.floor(np.maximum(self._load, 0.0) + 0.5)
         slots = view.slots
         wanted = replicas_of(load, int(slots.sum()), len(view.cluster), view.workload.names)
