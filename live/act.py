@@ -44,6 +44,7 @@ class Acting:
         self.router = RouterWriter(fleet, plan, self.ranks)
         self.state = LiveState.read(fleet.state)
         self.starting: dict[int, ShellCommand] = {}
+        self.lost: Callable[[], bool] = lambda: False  # whether another server needs what a wait would delay
         self._fresh = True
 
     @contextmanager
@@ -252,11 +253,12 @@ class Acting:
         self.state.servers.get(self.servers[s].name, {}).pop(name, None)
 
     def _drain(self, s: int, name: str | None, end_s: float) -> None:
-        """Wait until the requests of an adapter, or all, have ended. Raises `_BusyError`: they have not at `end_s`."""
-        of = "" if name is None else f" of {shown(name)}"
+        """Wait until the requests of an adapter, or all, have ended. Raises `_BusyError`: they have not at `end_s`, or
+        another server is lost."""
+        of, most_s = "" if name is None else f" of {shown(name)}", self.fleet.limits.drain_s
         while (busy := page_of(self.servers[s].metrics()).busy(name)) is not False:
-            if time.monotonic() > end_s:
-                within = f"within {self.fleet.limits.drain_s:g} s"
+            if (lost := self.lost()) or time.monotonic() > end_s:
+                within = "before another server was lost" if lost else f"within {most_s:g} s"
                 why = f"Requests{of} did not end {within}"
                 if busy is None:
                     why = f"/metrics did not say {within} that no request{of} is in flight"

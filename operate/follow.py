@@ -72,7 +72,7 @@ class Following:
         startable, self._stoppable = (
             [getattr(each.host, what) is not None for each in servers] for what in ("start", "stop")
         )
-        limits = self.acting.fleet.limits
+        self.acting.lost, limits = self._lost, self.acting.fleet.limits
         self.keeper = Keeper(
             self.fleet, server_kinds(plan, len(servers)), [{} for _ in servers], self.ready.copy(), rooms,
             self.every_s, max(item.profile.startup_s for item in plan.bins), limits.loads_per_hour,

@@ -202,6 +202,21 @@ def test_a_fleet_with_other_ranks_is_another_fleet(
     assert loop.keeper.workload.ranks.tolist() == [16] * 4
 
 
+def test_a_server_that_is_lost_ends_the_wait_for_requests(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """While requests keep a server on that is to stop, others are looked after: the stop is given up for them."""
+    loop = following()
+    loop.acting.fleet = replace(loop.acting.fleet, limits=replace(FAST, drain_s=60.0))
+    loop.step(0.0)
+    loop.acting.state.servers["gpu-0"], servers[0].busy = {}, {"a0"}
+    loop.keeper.on[0] = loop.keeper.expected[0] = False
+    servers[1].close()
+    (fault,) = loop.acting.carry_out(Change(0.0, stop=(0,)))
+    assert fault == "stop gpu-0: Requests did not end before another server was lost; it stays on."
+
+
 def test_another_fleet_forgets_no_loads_and_no_reserve(
     following: Callable[..., Following],  # noqa: F811
 ) -> None:
