@@ -72,6 +72,20 @@ def serves(spec: ModelSpec, model: str) -> bool:
     return base_model(model) in {base_model(spec.name), base_model(spec.repository or spec.name)}
 
 
+def same_model(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether two profiles have the same base model, by its name or its repository."""
+    return serves(one, other.name) or serves(one, other.repository or other.name)
+
+
+def model_names(profiles: Iterable[Profile]) -> list[str]:
+    """The names of the base models of profiles, one for each model."""
+    found: list[ModelSpec] = []
+    for profile in profiles:
+        if not any(same_model(profile.model, each) for each in found):
+            found.append(profile.model)
+    return sorted(each.name for each in found)
+
+
 def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None, tuple[Profile, ...]]:
     """The profiles that serve each base model of a fleet, by the name that the adapters use for the model.
 
@@ -80,7 +94,7 @@ def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None,
     Raises `IncompatibleError`: no profile serves a model, or the profiles serve several and the adapters name none.
     """
     checks.instance("the fleet", workload, Workload, "packer.read_workload(FILE)")
-    offered = sorted({profile.model.name for profile in profiles})
+    offered = model_names(profiles)
     if not workload.models:
         if len(offered) > 1:
             raise IncompatibleError(

@@ -17,6 +17,7 @@ from packer.export import quoting
 from packer.export.makers import Maker, maker
 from packer.export.nodes import node_labels
 from packer.export.sources import vllm_path
+from packer.gpu import model_names
 from packer.plan import Plan
 from packer.profile import WEIGHTS
 from packer.words import counted, listed
@@ -186,7 +187,7 @@ def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) 
         why = f" {plan.reasons[0]}" if plan.reasons else ""
         left = f"{counted(len(plan.unplaced), 'adapter')} without a server"
         raise IncompatibleError(f"The plan is infeasible ({left}): nothing to run.{why}")
-    models = sorted({item.profile.model.name for item in plan.bins})
+    models = model_names(item.profile for item in plan.bins)
     if options.model is not None and len(models) > 1:
         rule = f"Expected no --model for a plan of several base models ({', '.join(models)})"
         raise IncompatibleError(f"{rule}: their profiles name them.")

@@ -9,6 +9,7 @@ import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
+from packer.gpu import same_model
 from packer.search import reach
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.by_model import merged, parts, rank, solved
@@ -98,7 +99,7 @@ def downsized(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
             left[name] -= count
     made = []
     for item in bins:
-        kinds = [p for p in problem.profiles if p.model.name == item.profile.model.name]
+        kinds = [p for p in problem.profiles if same_model(p.model, item.profile.model)]
         weight = problem.objective.weight
         for profile in sorted(kinds, key=weight):
             gpus = profile.engine.gpus

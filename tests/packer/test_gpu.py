@@ -12,6 +12,7 @@ from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError, ValidationError
 from packer.failover import placed
+from packer.fit.estimate import estimate_profile
 from packer.gpu import GpuKind, base_model, kinds_of, serving, stock_of
 from packer.io.profiles import load_profile
 from packer.placement import check_placement
@@ -73,6 +74,16 @@ def test_models_are_matched_by_their_repository_too() -> None:
     for name in ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct", "qwen-2.5-7b-instruct"):
         fleet = Workload([Adapter("a", 8, 0.5, model=name)])
         assert serving(fleet, [qwen]) == {name: (qwen,)}
+
+
+def test_a_measured_and_an_estimated_profile_of_a_model_are_kinds_of_it() -> None:
+    """Their names are spelled differently, and their repository is the same."""
+    kinds = (
+        load_profile("h100-64gb/qwen-2.5-7b-instruct"),
+        estimate_profile("Qwen/Qwen2.5-7B-Instruct", "l40s"),
+    )
+    assert kinds[0].model.name != kinds[1].model.name
+    assert serving(Workload([Adapter("a", 8, 0.5)]), kinds) == {None: kinds}
 
 
 def test_an_adapter_that_comes_goes_to_its_model() -> None:
