@@ -276,13 +276,12 @@ class Profile:
         """Settings of a server of this profile with `max_loras` slots of `max_lora_rank`, or of the least rank that its
         version of vLLM takes.
         """
-        return _settings(max_loras, self._ranks.get(max_lora_rank, max_lora_rank))
+        return _settings(max_loras, max(max_lora_rank, self.least_slot_rank))
 
     @cached_property
-    def _ranks(self) -> dict[int, int]:
-        """Slot ranks that the engine does not take, with the rank that it has instead."""
-        old = self.engine.name == "vllm" and self.engine.release < RANK_1
-        return {1: 8} if old else {}
+    def least_slot_rank(self) -> int:
+        """The smallest `max_lora_rank` that the engine takes."""
+        return 8 if self.engine.name == "vllm" and self.engine.release < RANK_1 else 1
 
     def with_coefficients(self, **coefficients: float) -> Profile:
         """The same profile with some latency coefficients replaced."""

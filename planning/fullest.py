@@ -51,7 +51,7 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
     every = job.kept.all_count and not job.replayed
     if not every or plan.n_gpus < WORTH_GPUS or known >= plan.n_gpus or job.over():
         return None
-    ranks, loads = slot_ranks(fleet.ranks), fleet.offered_tok_s_by_adapter
+    ranks, loads = slot_ranks(fleet.ranks, job.profile), fleet.offered_tok_s_by_adapter
     fresh = job.kept.fresh(plan.bins, job.number) if plan.verified and plan.n_gpus >= WORTH_FRESH_GPUS else ()
     _, unlucky = job.kept.by_luck(plan.bins)
     held = [

@@ -29,9 +29,10 @@ AWAY = 2
 """Distance, in candidates, of the other numbers of slots that are tried: about twice as many, or half as many."""
 
 
-def slot_ranks(ranks: IntArray) -> IntArray:
-    """Rank of the slot that an adapter of each rank takes, int64 (n,)."""
-    return SLOT_RANK_FOR[ranks].astype(np.int64)
+def slot_ranks(ranks: IntArray, profile: Profile | None = None) -> IntArray:
+    """Rank of the slot that an adapter of each rank takes, int64 (n,); None: on a server that takes every slot rank."""
+    least = 1 if profile is None else profile.least_slot_rank
+    return np.maximum(SLOT_RANK_FOR[ranks].astype(np.int64), least)
 
 
 @lru_cache(maxsize=4096)

@@ -11,10 +11,10 @@ from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.bin import Bin, indices, whole
 from packer.checks import slot_rank_for
 from packer.evaluation import Evaluations
-from packer.predictors.bin_table import SLOT_RANK_FOR, BinTable, ones
+from packer.predictors.bin_table import BinTable, ones
 from packer.profile import Profile
 from packer.solvers.base import Problem
-from packer.solvers.candidates import candidates_of, most_slots_of, nearest
+from packer.solvers.candidates import candidates_of, most_slots_of, nearest, slot_ranks
 from packer.workload import Workload
 
 _WIDE = 3
@@ -72,9 +72,10 @@ class SlotSearch:
         """As `make`, one bin for each of the `sizes`: it holds that many of the first adapters of the list."""
         end, last = np.array(sizes), max(sizes)
         held, share = adapters[:last], ones(last) if shares is None else shares[:last]
-        ranks = SLOT_RANK_FOR[np.maximum.accumulate(self.problem.workload.ranks[held])[end - 1]]
+        profile, largest = profile or self.problem.profile, self.problem.workload.ranks[held]
+        ranks = slot_ranks(np.maximum.accumulate(largest)[end - 1], profile).astype(np.float64)
         slots = np.array(max_loras, dtype=np.float64)
-        return BinTable(profile or self.problem.profile, np.zeros_like(end), end, held, share, slots, ranks)
+        return BinTable(profile, np.zeros_like(end), end, held, share, slots, ranks)
 
     def evaluate(self, bins: Sequence[Bin]) -> tuple[Evaluations, BoolArray]:
         """Evaluations, and which of the bins hold, bool (n,)."""

@@ -80,7 +80,8 @@ class Sweep:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_lora_rank", self.workload.slot_rank(self.max_lora_rank))
+        settings = self.profile.settings(1, self.workload.slot_rank(self.max_lora_rank))
+        object.__setattr__(self, "max_lora_rank", settings.max_lora_rank)
 
     def row(self, point: Point) -> dict[str, Any]:
         """Return the result at one point; latencies are NaN if the server does not start."""

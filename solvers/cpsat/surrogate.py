@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.profile import Profile
@@ -56,11 +56,11 @@ def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[LoadedKind
     fill of 1: non-negative least squares over these servers give the shares.
     """
     rows, found = features(problem), []
-    slot = slot_ranks(problem.workload.ranks)
-    fitting = [(rank, np.flatnonzero(slot <= rank)) for rank in np.unique(slot).tolist()]
     for profile in problem.profiles:
-        for rank, members in fitting:
-            full = [_largest(problem, profile, order) for order in _orders(problem, members, rank, rng)]
+        slot = slot_ranks(problem.workload.ranks, profile)
+        for rank in np.unique(slot).tolist():
+            orders = _orders(problem, np.flatnonzero(slot <= rank), slot == rank, rng)
+            full = [_largest(problem, profile, order) for order in orders]
             held = [rows[list(each)].sum(axis=0) for each in full if each]
             if held:
                 theta, _ = _fit(np.array(held), np.ones(len(held)))
@@ -107,16 +107,15 @@ def latency_of(problem: Problem, item: Bin, row: Evaluation) -> float:
 
 
 def _orders(
-    problem: Problem, members: IntArray, rank: int, rng: np.random.Generator
+    problem: Problem, members: IntArray, largest: BoolArray, rng: np.random.Generator
 ) -> list[tuple[int, ...]]:
-    """Random orders of these adapters; the first adapter of each order needs the slot rank."""
+    """Random orders of these adapters; the first one of each order is one of the `largest`, bool (n,), of the fleet."""
     loads = problem.workload.offered_tok_s_by_adapter[members]
-    largest = slot_ranks(problem.workload.ranks[members]) == rank
     found = []
     for k in range(_SIMULATED_ORDERS if problem.evaluator.simulates else _ORDERS):
         # Exponential keys over weights: an adapter comes first with a probability proportional to its weight.
         keys = rng.exponential(size=len(members)) / np.maximum(loads, 1e-9) ** _POWERS[k % len(_POWERS)]
-        keys[rng.choice(np.flatnonzero(largest))] = -1.0
+        keys[rng.choice(np.flatnonzero(largest[members]))] = -1.0
         found.append(tuple(members[np.argsort(keys, kind="stable")].tolist()))
     return found
 

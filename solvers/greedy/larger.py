@@ -9,8 +9,8 @@ import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
-from packer.checks import slot_rank_for
 from packer.solvers.base import Problem
+from packer.solvers.candidates import slot_ranks
 from packer.solvers.greedy.largest import largest
 from packer.solvers.headroom import headroom
 from packer.solvers.order import even_order, golden
@@ -74,8 +74,8 @@ class _Packing:
         self.slots.width = 1  # a simulation takes longer than a call
         self.order = even_order(problem.workload)
         self._sums = np.cumsum(problem.workload.offered_tok_s_by_adapter[self.order])
-        ranks = problem.workload.ranks[self.order].tolist()
-        self._ranks = [slot_rank_for(rank) for rank in ranks]
+        ranks = problem.workload.ranks[self.order]
+        self._ranks: list[int] = slot_ranks(ranks, problem.profile).tolist()
         self.starts = {rank: self._ranks.index(rank) for rank in dict.fromkeys(self._ranks)}
 
     def _end(self, start: int, load_tok_s: float) -> int:

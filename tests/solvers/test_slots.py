@@ -37,7 +37,7 @@ class Counting(AnalyticPredictor):
 def posed(peak: float = 3000.0) -> tuple[Problem, Counting]:
     """Adapters of three ranks, of which a server bears about 70, and the predictor that counts."""
     predictor = Counting(peak)
-    fleet = random_fleet(200, seed=4, rates=(0.1, 0.05), ranks=(8, 16, 32))
+    fleet = random_fleet(200, seed=4, rates=(0.1, 0.05), ranks=(1, 16, 32))
     return problem(fleet, predictor=predictor), predictor
 
 
@@ -104,13 +104,15 @@ def test_without_a_hint_the_best_of_all_candidates_is_found(n: int, width: int) 
 
 
 def test_bins_of_the_first_adapters_are_those_made_one_by_one() -> None:
-    """With slots of the rank of what each holds, whole or in parts, and in any order of sizes."""
+    """With slots that hold the largest rank of each and that the server takes, whole or in parts."""
     slots = SlotSearch(posed()[0])
-    order = np.random.default_rng(0).permutation(200)
+    order = np.argsort(slots.problem.workload.ranks, kind="stable")
     sizes, slots_of = [1, 40, 7], [1, 16, 7]
     shares: Any = np.linspace(0.1, 1.0, 200)
     expected = [slots.make(order[:n].tolist(), p) for n, p in zip(sizes, slots_of, strict=True)]
-    assert list(slots.first(order, sizes, slots_of)) == expected
+    table = slots.first(order, sizes, slots_of)
+    assert list(table) == expected
+    assert table.max_lora_rank.tolist() == [item.max_lora_rank for item in expected]
     parts = [
         slots.make(order[:n].tolist(), p, None, shares[:n].tolist())
         for n, p in zip(sizes, slots_of, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,8 @@ def test_row_is_what_simulate_says(fleet: Workload, profile: Profile) -> None:
     assert row["total_token_throughput"] == sim.total_token_throughput
     assert row["mean_itl_ms"] == sim.mean_itl_ms
     assert row["starved"] == sim.starved
+    lowest = [replace(each, rank=1) for each in fleet.adapters]
+    assert _sweep(replace(fleet, adapters=lowest), profile, Grid((4,), (2.0,), (4,))).max_lora_rank == 8
 
 
 def test_threads_change_nothing(fleet: Workload, profile: Profile) -> None:

@@ -82,7 +82,7 @@ def test_a_server_that_is_fuller_than_its_limit_may_stay_so() -> None:
 
 def test_the_estimate_of_a_full_server_is_near() -> None:
     """Of servers that the predictor just admits, the fitted shares add up to about 1."""
-    task = problem(random_fleet(80, seed=3, rates=(0.9, 0.4, 0.2)))
+    task = problem(random_fleet(80, seed=3, rates=(0.9, 0.4, 0.2), ranks=(1, 16, 32)))
     kinds = fitted_limits(task, np.random.default_rng(0))
     assert [kind.slot_rank for kind in kinds] == [8, 16, 32]
     rng = np.random.default_rng(1)
