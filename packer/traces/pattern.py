@@ -106,8 +106,9 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     """The rates of a trace's adapters in windows: requests / the part of the window that the trace covers.
 
     A trace may cover only part of its first and last window. A window covered by less than `WHOLE_FROM` is left out,
-    unless that part alone has more load than each whole window; but if both are partial windows at the same time of
-    day, they are merged into one. A trace without requests in whole windows is treated as one window.
+    unless that part alone has more load than each whole window: it is then taken for half of the window at least. But
+    if both are partial windows at the same time of day, they are merged into one. A trace without requests in whole
+    windows is treated as one window.
 
     `trace`: a trace with adapters. It is taken to begin half a mean gap between requests before its first request, and
     to end as long after its last one.
@@ -140,6 +141,7 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     # The last window begins whole days after the first one.
     if count > 1 and begins[-1] % DAY_S == 0.0 and max(covered_s[0], covered_s[-1]) < WHOLE_FROM * window_s:
         table[0] += table[-1]
+        table[-1] = 0.0
         covered_s[0] = min(window_s, covered_s[0] + covered_s[-1])
     kept, load = covered_s >= WHOLE_FROM * window_s, table @ tokens
     most = load.max(initial=0.0, where=kept)
@@ -148,7 +150,8 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     else:
         rates = requests[np.newaxis] / (trace.span_s + gap_s)
         return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, whole=True)
-    rates = table[kept] / covered_s[kept, np.newaxis]
+    # A few busy seconds say little about an hour.
+    rates = table[kept] / np.maximum(covered_s[kept], window_s / 2)[:, np.newaxis]
     whole = trace.span_s <= window_s
     return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole=whole)
 
