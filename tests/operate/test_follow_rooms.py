@@ -236,9 +236,9 @@ def test_no_server_stops_because_its_tokens_are_not_counted(
     """Counters that a version of vLLM calls otherwise are no load of 0: the last known load stands, and it is said."""
     loop = following()
     loop.keeper.may_stop = loop._stoppable = [True, True]
-    loop.keeper.capacity.of = lambda _server, _load: 400.0  # type: ignore[method-assign]
+    loop.keeper.capacity.of = lambda _server, _load: 1000.0  # type: ignore[method-assign]
     for minute in range(60):
-        count, name = 18_000 * minute, "vllm" if minute < 20 else "vllm:new"
+        count, name = 18_000 * minute, "vllm" if minute < 5 else "vllm:new"
         for each in servers:
             each.counters = f"{name}:prompt_tokens_total {count}\n{name}:generation_tokens_total 0\n"
         assert loop.step(60.0 * minute) == []
