@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -164,6 +165,18 @@ def test_servers_are_of_the_kind_whose_adapters_they_hold(
         loop.check(loop.acting.look())
 
 
+def look(loop: Following, fleet: Callable[[], packer.Workload]) -> None:
+    """One turn of the loop, which ends at its sleep."""
+
+    def sleep(_s: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("packer.operate.follow.time", SimpleNamespace(time=lambda: 0.0, sleep=sleep))
+        with pytest.raises(KeyboardInterrupt):
+            loop._loop(lambda _made: None, fleet)
+
+
 def test_servers_are_looked_after_while_files_cannot_be_read(
     following: Callable[..., Following],  # noqa: F811
     servers: list[StandIn],  # noqa: F811
@@ -176,12 +189,8 @@ def test_servers_are_looked_after_while_files_cannot_be_read(
     def away() -> packer.Workload:
         raise FileFormatError("it is away.")
 
-    def end(_made: object) -> None:
-        raise KeyboardInterrupt
-
     loop.read = away
-    with pytest.raises(KeyboardInterrupt):
-        loop._loop(end, away)
+    look(loop, away)
     assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
     assert loop.last_error.startswith("it is away.; it is away.; gpu-1: ")
 
@@ -193,13 +202,8 @@ def test_a_fleet_with_other_ranks_is_another_fleet(
     hold it should take no such rank."""
     loop = following()
     other = replace(loop.fleet, adapters=tuple(replace(each, rank=16) for each in loop.fleet.adapters))
-
-    def end(_made: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        loop._loop(end, lambda: other)
-    assert loop.keeper.workload.ranks.tolist() == [16] * 4
+    look(loop, lambda: other)
+    assert (loop.keeper.workload.ranks.tolist(), loop.last_error) == ([16] * 4, "")
 
 
 def test_a_server_that_is_lost_ends_the_wait_for_requests(
