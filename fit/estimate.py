@@ -101,6 +101,8 @@ def estimate_profile(
         lora_target_modules=sizes.lora_modules,
     )
     rules_of(engine := _with_defaults(engine, sizes, sheet, max_num_batched_tokens, max_num_seqs))
+    if not (sizes.kv_rank or sizes.state_layers):
+        sizes = replace(sizes, lora_modules=engine.lora_target_modules)
     _check_ranks(sizes, engine)
     known, kind = load_profile(reference), kind_of(sizes, sheet, engine.data_parallel_size)
     sources = {
@@ -118,9 +120,8 @@ def estimate_profile(
         sources[WEIGHTS] = f"{sizes.quantization or 'bf16'}, not those of {own.repository}"
     cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
     kv_bytes = sizes.kv_bytes(engine.max_model_len, engine.max_num_batched_tokens, cache_bytes or BYTES)
-    kv_bytes *= (
-        n if sizes.kv_rank else max(1.0, n / sizes.kv_heads)
-    )  # a KV head is on each GPU, or on one of several
+    # A KV head is on one GPU, or on several if there are more GPUs than heads; a compressed cache is on each.
+    kv_bytes *= n if sizes.kv_rank else max(1.0, n / sizes.kv_heads)
     return Profile(
         name=name or _name(sizes, sheet, engine),
         model=ModelSpec(

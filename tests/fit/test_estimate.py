@@ -304,6 +304,9 @@ def test_slots_hold_the_modules_that_the_server_is_told() -> None:
     )  # fmt: skip
     assert every.latency == whole.latency
     assert kv_cache_tokens(every, settings) > kv_cache_tokens(whole, settings)  # no embeddings in its slots
+    names, mixture = (("qkv_proj", "o_proj"), ()), "Qwen/Qwen3-30B-A3B"
+    same = [estimate_profile(mixture, "h200", lora_target_modules=each).fingerprint for each in names]
+    assert same[0] == same[1]
     for model, names, settings_of in (
         ("Qwen/Qwen3-8B", ("q_proj",), {}),
         ("moonshotai/Kimi-K2.5", ("o_proj",), {"tensor_parallel_size": 8}),
