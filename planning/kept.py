@@ -278,10 +278,13 @@ class KeptHours:
         return self.fresh_hour(FURTHER + number * HOURS + place)
 
     def _tight(self, bins: Sequence[Bin]) -> list[Bin]:
-        """The `TIGHTEST` of the servers that use nearly all of their limits at the rates as given."""
+        """The `TIGHTEST` of the servers that use nearly all of their limits at the rates as given, if each adapter must
+        keep its limits and time is left."""
+        if not self.all_count or self.simulated.stop():
+            return []
         used = {item: hour.used for item, hour in zip(bins, self.all(bins, self.given), strict=True)}
         near = [item for item, share in used.items() if NEARLY < share <= 1.0]
-        return sorted(near, key=lambda item: -used[item])[: TIGHTEST * self.all_count]
+        return sorted(near, key=lambda item: -used[item])[:TIGHTEST]
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """The hours of the `number`-th fresh set and further ones for servers near their limits that break the limits,
@@ -322,10 +325,11 @@ class KeptHours:
 
         The last count is infinite if a server uses more than `MOST` of its limits or the sum exceeds `most`.
         """
-        found, breaking = list[float](), self._breaking(bins, hours)
+        found = list[float]()
         for hour in hours:
             judged: list[ServerHour] = []
-            order = sorted(bins, key=lambda item: item is not breaking.get(hour))  # the one that breaks first
+            breaking = self._breaking(bins, [hour]).get(hour)
+            order = sorted(bins, key=lambda item: item is not breaking)  # the one that breaks first
             for k in range(0, len(bins), AT_ONCE):
                 jobs = [self.job(item, hour) for item in order[k : k + AT_ONCE]]
                 for each in self.simulated.judged(jobs, [MOST] * len(jobs)):

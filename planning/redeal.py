@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -60,14 +59,10 @@ def dealt_anew(
         for j in others[:TRIES]:
             for i in _hottest(kept.workload, made[k], made[j])[:HOTTEST]:
                 more = i in made[j].adapters or sum(i in item.adapters for item in made) < copies
-                parts = [part for part in GIVEN if part < 1 or len(made[k].adapters) > 1][
-                    -1 if not more else 0 :
-                ]
+                parts = [part for part in GIVEN if (more if part < 1 else len(made[k].adapters) > 1)]
                 pairs = [_given(kept.workload, made[k], made[j], i, part) for part in parts]
-                lighter = partial(_keeps, kept, hours, [pair[0] for pair in pairs])
-                n = fewest(lighter, 0, len(pairs) - 1, over)
-                if n is not None:
-                    yield j, pairs[n]
+                if (pair := _first_kept(kept, hours, pairs, over)) is not None:
+                    yield j, pair
 
     broken = sorted((k for k, share in enumerate(used) if share > 1.0), key=lambda k: -used[k])
     for k in broken:
@@ -112,9 +107,12 @@ def _dealt(kept: KeptHours, pair: tuple[Bin, Bin], rng: np.random.Generator) -> 
     return with_most_slots(made, slots)
 
 
-def _keeps(kept: KeptHours, hours: Sequence[Hour], bins: Sequence[Bin], k: int) -> bool:
-    """Whether a server keeps its limits in all of the hours."""
-    return kept.used([bins[k]], hours, [1.0])[0] <= 1.0
+def _first_kept(
+    kept: KeptHours, hours: Sequence[Hour], pairs: Sequence[list[Bin]], over: Callable[[], bool]
+) -> list[Bin] | None:
+    """The first pair of servers whose first one keeps its limits in all of the hours, as in all later pairs."""
+    n = fewest(lambda n: kept.used(pairs[n][:1], hours, [1.0])[0] <= 1.0, 0, len(pairs) - 1, over)
+    return None if n is None else pairs[n]
 
 
 def _hottest(fleet: Workload, item: Bin, other: Bin) -> list[int]:

@@ -306,7 +306,7 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
         options = [[n + k for n, k in zip(fewest, more, strict=True)] for more in _shares(spare, len(found))]
         made = [at(each) for each in sorted(options, key=fullest) if not (plans and problem.out_of_time())]
         return min(made, key=lambda one: _division_rank(problem, one))
-    searches, counts = 3 * len(found) + spare - 1, fewest
+    searches, counts = 2 * len(found) + spare - 1, fewest
     for _ in range(spare):
         options = [[n + (k == m) for k, n in enumerate(counts)] for m in range(len(found))]
         late = problem.out_of_time()

@@ -72,15 +72,16 @@ class _Counted(KeptHours):
         return []
 
 
-@pytest.mark.parametrize(("part", "hours"), [(0.9, 1), (0.98, HOURS)])
+@pytest.mark.parametrize(("part", "late", "hours"), [(0.9, False, 1), (0.98, False, HOURS), (0.98, True, 1)])
 def test_a_server_near_its_limits_is_held_to_more_hours(
-    toy_profile: Profile, part: float, hours: int
+    toy_profile: Profile, part: float, late: bool, hours: int
 ) -> None:
-    """Hours of the same load differ by some percent: what one hour keeps by less than that may break in many others."""
+    """Hours of the same load differ by some percent: what one hour keeps by less than that may break in many others.
+    No time is taken for them once it is over."""
     fleet = Workload([Adapter(f"a{k}", 8, 0.3) for k in range(3)])
     server = Bin((0, 1, 2), toy_profile.settings(3, 8), toy_profile)
     itl_ms = float(Hours().all([server], fleet)[0].adapters.mean_itl_ms.max())
     fleet = replace(fleet, slo=Goal.parse(f"p95_ttft_ms=60000,mean_itl_ms={itl_ms / part!r}"))
-    kept = _Counted(fleet, fleet, 0, Hours())
+    kept = _Counted(fleet, fleet, 0, Hours(stop=lambda: late))
     assert not kept.broken_later([server])
     assert kept.asked == hours

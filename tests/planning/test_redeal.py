@@ -88,6 +88,18 @@ class _Loaded(KeptHours):
         return [item.offered_tok_s(self.workload) / 1000.0 for item in bins]
 
 
+@pytest.mark.parametrize(("copies", "held"), [(1, None), (2, [{0: 0.875}, {1: 1.0, 0: 0.125}])])
+def test_an_adapter_alone_on_its_server_gets_no_copies_beyond_those_allowed(
+    server: Profile, copies: int, held: list[dict[int, float]] | None
+) -> None:
+    """A server with one adapter has no other to give: it gives a part only if the adapter may have another copy."""
+    tokens = float(Workload([Adapter("a", 8, 1.0)]).mean_tokens[0])
+    fleet = Workload([Adapter("hot", 8, 1100.0 / tokens), Adapter("calm", 8, 300.0 / tokens)])
+    bins = [Bin((i,), server.settings(1, 8), server) for i in range(2)]
+    made = dealt_anew(_Loaded(fleet, fleet, 1, Hours()), [bins], [Hour(fleet, 1)], lambda: False, copies)
+    assert (made and [dict(zip(item.adapters, item.shares, strict=True)) for item in made]) == held
+
+
 @pytest.mark.parametrize(
     ("copies", "held"),
     [

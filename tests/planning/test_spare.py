@@ -68,6 +68,16 @@ def test_too_few_gpus_for_a_spare_one() -> None:
     assert "holds when any of them is lost" in plan.reasons[-1]
 
 
+def test_fleets_without_hot_adapters_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no adapter has more load than a server's share, replicas lead to no second search on as many servers."""
+    tried: list[int] = []
+    monkeypatch.setattr("packer.planning.spare._survives", lambda _, bins: tried.append(len(bins)))
+    given: dict[str, Any] = {"predictor": AnalyticPredictor(), "margin": 0.0, "verify": False, "max_gpus": 5}
+    solve(FLEET, small_profile(), "gpus:spare=1", **given, max_replicas=2)
+    assert tried
+    assert len(tried) == len(set(tried))
+
+
 def test_hot_adapters_of_which_a_server_may_be_lost() -> None:
     """Servers beyond those that the load needs are all used, with whole adapters or parts of them: more replicas never
     take more GPUs. A search that ends early says so, and one that more GPUs do not help asks for replicas."""

@@ -246,9 +246,9 @@ def test_divisions_share_the_time_and_use_all_gpus_without_any(monkeypatch: pyte
     shares: list[float] = []
     monkeypatch.setattr(Spread, "supports", lambda _, posed: shares.append(posed.remaining_s() / 900.0))
     posed = {"objective": "latency", "solver": "spread"}
-    plan_of(fleet(20), [KINDS[0], KINDS[2]], **posed, max_gpus=4, time_limit_s=900.0)
-    parts = [1.0 / left for left in range(6, 0, -1)]
-    assert shares[-6:] == pytest.approx(parts, rel=0.1)
+    for adapters, gpus in ((20, 4), (40, 30)):  # few divisions, and many
+        plan_of(fleet(adapters), [KINDS[0], KINDS[2]], **posed, max_gpus=gpus, time_limit_s=900.0)
+        assert shares[-6:] == pytest.approx([1.0 / left for left in range(6, 0, -1)], rel=0.1)
     late = plan_of(fleet(40), [KINDS[0], KINDS[2]], **posed, max_gpus=30, time_limit_s=1e-6)
     assert late.n_gpus == 30
 
