@@ -199,15 +199,14 @@ class Following:
         if (unserved := self.keeper.left.words(len(self.keeper.starting))) not in ("", self._unserved):
             self.acting.say(unserved)
         self._unserved = unserved
-        self.last_error = "; ".join(filter(None, [*gone.values(), self._unread, unserved, self.last_error]))[
-            :400
-        ]
+        errors = [*gone.values(), self._unread, unserved, self.last_error]
+        self.last_error = "; ".join(filter(None, errors))[:400]
         left, self.pending = self._gone(), int(self.keeper.waiting != "")
         filled = {s for each in made for s, _ in each.change.load if self.keeper.rooms[s] is not None}
         first = any(s in filled for each in left for s, _ in each.change.unload)  # they make room
         made = [*left, *made] if first else [*made, *left]
+        names = [server.name for server in self.acting.servers]
         for each in made:
-            names = [server.name for server in self.acting.servers]
             change = replace(each.change, time_s=0.0)
             entry: dict[str, Any] = {
                 "time_s": round(now_s, 3), "why": each.why, "steps": words(change, names), "loads": each.loads,
@@ -219,21 +218,22 @@ class Following:
                 entry["failed"] = self.acting.carry_out(change)
                 self.last_error = "; ".join([self.last_error, *entry["failed"]]).strip("; ")[:400]
                 self.pending += len(entry["failed"])
+                # Until its end, before which its requests may have taken as long.
+                end_s, state = now_s + 2.0 * self.acting.fleet.limits.drain_s, self.acting.state.servers
+                self._leaving |= {s: end_s for s in change.stop if not state[names[s]]}
             self.changes, self.loads = self.changes + 1, self.loads + each.loads
             self.log = [*self.log, entry][-MOST_LOG:]
             self._resting = (self._resting | set(change.stop)) - set(change.start)
-            gone_s, state = now_s + self.acting.fleet.limits.drain_s, self.acting.state.servers
-            self._leaving |= {s: gone_s for s in change.stop if not self.dry_run and not state[names[s]]}
         self._stuck = {each for decision in left for each in decision.change.unload if not self.dry_run}
         return made
 
     def _gone(self) -> list[Decision]:
         """Unload the adapters of the plan, or of an earlier fleet, that the fleet no longer has."""
         left = set(self.acting.ranks) - self.acting.base - set(self.fleet.names)
-        unload = [(s, name) for s, own in enumerate(self.placed) for name in sorted(left & set(own))]
-        unload = [each for each in unload if each not in self._unloaded]
-        self._unloaded |= set(unload) if self.dry_run else set()
-        return [Decision(Change(0.0, unload=tuple(unload)), "adapters left the fleet")] if unload else []
+        held = {(s, name) for s, own in enumerate(self.placed) for name in left.intersection(own)}
+        unload = tuple(sorted(held - self._unloaded))
+        self._unloaded |= held if self.dry_run else set()
+        return [Decision(Change(0.0, unload=unload), "adapters left the fleet")] if unload else []
 
     def _correct(self, seen: Observation) -> None:
         """Correct the assumed capacities of servers by the predicted and the measured time per token."""

@@ -286,7 +286,7 @@ def test_a_server_that_is_stopped_gets_no_adapters_while_it_ends(
         patched.setattr(loop.keeper, "decide", lambda *_: [stop])
         loop.step(60.0)
     loop.keeper.on[1] = loop.keeper.expected[1] = False
-    loop.step(60.1)
+    loop.step(60.9)
     assert (loop.keeper.serving, loop.ready.tolist()) == ([0], [True, False])
     loop.step(70.0)
     assert loop.keeper.serving == [0, 1], "it did not end"
