@@ -14,8 +14,9 @@ from packer.cli.options import Output, common
 from packer.cli.output import Judged, Part, Table
 from packer.cli.plan_table import assumed_lengths
 from packer.cli.settings import label_of
+from packer.errors import IncompatibleError
 from packer.io.shipped import table
-from packer.words import counted, number
+from packer.words import counted, listed, number
 
 if TYPE_CHECKING:
     from packer.cluster import Cluster
@@ -58,6 +59,35 @@ class Behind:
         cluster = load_plan(path).cluster() if path.endswith(".json") else read_cluster(path)
         kinds = tuple(replace(kind, profile=with_engine(kind.profile, **engine)) for kind in cluster.kinds)
         return replace(cluster, kinds=kinds)
+
+    def check_used(
+        self, names: Sequence[str], cluster: Cluster, engine: Mapping[str, Any], out: Output
+    ) -> None:
+        """Raise if --stats-age, or a setting in `engine`, has no effect on any of these systems; note if only on some.
+
+        Routers with a compiled score read old counts; engines other than vLLM's have settings of their own.
+        """
+        from packer import registry
+        from packer.engines import VLLM, engine_of
+        from packer.twin.cluster.routers.base import ScoringRouter
+        from packer.twin.cluster.system import load_system
+
+        given, idle = {**engine, "stats_age_s": self.stats_age_s}, dict[str, list[str]]()
+        for system in map(load_system, names):
+            own = None if system.engine is None else engine_of(system.engine)
+            engines = [own or kind.engine for kind in cluster.kinds]
+            router = registry.make("router", self.router or system.router)
+            unread = set() if isinstance(router, ScoringRouter) else {"stats_age_s"}
+            if not any(isinstance(each, type(VLLM)) for each in engines):
+                unread |= {"max_num_seqs", "prefix_caching", "async_scheduling", "max_num_queued_reqs"}
+                unread |= {"block_size"} if all(each.cells for each in engines) else set()
+            for each in typed([name for name in unread if given.get(name)]):
+                idle.setdefault(each, []).append(system.name)
+        for each, where in sorted(idle.items()):
+            text = f"{each} has no effect on the {'system' if len(where) == 1 else 'systems'} {listed(where)}"
+            if len(where) == len(names):
+                raise IncompatibleError(f"{text}{f' with router {self.router}' if self.router else ''}.")
+            out.note(text)
 
 
 def refuse_without(other: str, names: Collection[str]) -> None:

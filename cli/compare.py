@@ -76,7 +76,9 @@ class Compared:
     time_limit_s: float | None = common("time-limit")
     seed: int = common("seed")
     real: dict[str, Any] = pairs("--real", names=REAL)
-    output: str | None = common("output", help="Write the rows to this file (.csv or .json).")
+    output: str | None = common(
+        "output", help="Write the rows to this file (.csv or .json; with --cluster .json)."
+    )
     plot: str | None = common("plot", help="Draw the comparison (.html, .png or .svg).")
 
     def start(self) -> Launch | None:
@@ -177,6 +179,7 @@ def _compare_systems(
     cluster = systems.read(engine)
     out.note_profiles(*(each.profile for each in cluster.kinds))
     names = split_names(systems.systems)
+    systems.check_used(names, cluster, engine, out)
     if cluster.placement is not None:
         bound = [name for name in names if serves_plans(load_system(name), systems.router)]
         out.note(

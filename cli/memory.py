@@ -76,7 +76,7 @@ def capacity(found: MemoryTable) -> Table:
 def _costs(found: MemoryTable, slots: SlotArguments) -> Table:
     from packer.operate.memory import slot_cost_tokens
 
-    ranks = slots.max_lora_rank
+    ranks = list(found.largest)
     needed = slot_rank_for(slots.rank_needed) if slots.rank_needed else ranks[0]
     rows = []
     for rank in ranks:

@@ -225,6 +225,7 @@ def _simulated(
             )
         refuse_unused("--cluster", ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s"))
         cluster = system.read(kind.engine)
+        system.check_used([system.system], cluster, kind.engine, out)
         out.note_profiles(*(each.profile for each in cluster.kinds))
         named = load_system(system.system)
         if cluster.placement is not None:

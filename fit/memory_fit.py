@@ -32,6 +32,9 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
         design = design[:, [0, 2]]
         budget, per_rank = np.linalg.lstsq(design, tokens * model.kv_bytes_per_token, rcond=None)[0]
         per_slot = 0.0
+    if per_rank < 0:
+        measured = next(row for row in rows if row.cells["status"] == "ok")
+        measured.fail("kv_cache_tokens", "expected fewer tokens with slots of larger ranks, got more.")
     return MemorySpec(
         kv_budget_bytes=float(np.round(budget)),
         slot_bytes=float(np.round(per_slot)),

@@ -36,12 +36,13 @@ class MemoryTable:
 
 
 def memory_table(profile: Profile, max_loras: Sequence[int], max_lora_rank: Sequence[int]) -> MemoryTable:
-    """The KV cache left at each number and rank of slots."""
-    grid = [(slots, rank) for slots in max_loras for rank in max_lora_rank]
+    """The KV cache left at each number and rank of slots; the least rank of the version stands for less."""
+    ranks = dict.fromkeys(profile.settings(1, rank).max_lora_rank for rank in max_lora_rank)
+    grid = [(slots, rank) for slots in max_loras for rank in ranks]
     settings = {point: profile.settings(*point) for point in grid}
     errors = {point: memory_error(profile, settings[point]) for point in grid}
     tokens = {point: None if errors[point] else kv_cache_tokens(profile, settings[point]) for point in grid}
-    largest = {rank: largest_max_loras(profile, rank) for rank in max_lora_rank}
+    largest = {rank: largest_max_loras(profile, rank) for rank in ranks}
     return MemoryTable(profile, tokens, errors, largest)
 
 

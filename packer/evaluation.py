@@ -122,12 +122,11 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
 
     @classmethod
     def of(cls, rows: Sequence[Evaluation]) -> Evaluations:
-        """Columns from rows."""
+        """Columns from rows. Raises `ValueError`: a figure is text."""
         columns: dict[str, Any] = {
-            name: np.array([getattr(row, name) for row in rows], dtype=bool if name in FLAGS else np.float64)
-            for name in FIGURES
+            name: np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in FIGURES
         }
-        return cls(**columns)
+        return cls(**columns | {name: columns[name].astype(np.bool_) for name in FLAGS})
 
     @property
     def feasible(self) -> npt.NDArray[np.bool_]:

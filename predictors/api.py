@@ -6,14 +6,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from packer import checks, registry
 from packer.bin import Bin
-from packer.errors import PluginError, path_of, plugged
-from packer.evaluation import Evaluation, Evaluations
+from packer.errors import PluginError, path_of, plugged, shown
+from packer.evaluation import FIGURES, FLAGS, Evaluation, Evaluations
 from packer.gpu import check_one_server
 from packer.profile import Profile
 from packer.strategies import Predictor, TwinBased
 from packer.workload import Workload
+
+SHARES = ("starvation_probability", "slo_attainment")
+"""Figures that lie in [0, 1]."""
 
 
 def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int = 0) -> Predictor:
@@ -43,16 +48,37 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
 def evaluated(predictor: Predictor, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
     """Figures of each bin by a predictor that may come from another package; one row per bin, in order.
 
-    Raises `PluginError`: the predictor is not one of packer's, and raised or returned another number of rows.
+    Raises `PluginError`: the predictor is not one of packer's, and raised, or returned another number of rows or a
+    figure that no server has.
     """
     if isinstance(predictor, TwinBased):
         return predictor.evaluate(workload, bins)
     with plugged(f"The predictor {predictor.name!r}"):
         found = predictor.evaluate(workload, bins)
         got = len(found)
+        wrong = next((name for name in (*FLAGS, *FIGURES) if not _possible(name, found)), "")
     if got != len(bins):
         raise PluginError(f"Expected {len(bins)} rows from the predictor {predictor.name!r}, got {got}.")
+    if wrong:
+        rule = (
+            "true or false" if wrong in FLAGS else "a share in [0, 1]" if wrong in SHARES else "a number >= 0"
+        )
+        values = shown(getattr(found, wrong).tolist())
+        raise PluginError(
+            f"Expected {wrong} from the predictor {predictor.name!r} to be {rule}, got {values}."
+        )
     return found
+
+
+def _possible(name: str, found: Evaluations) -> bool:
+    """Whether servers that start may have these values of a figure; only a throughput can't be NaN, for unknown."""
+    values = getattr(found, name)
+    if name in FLAGS:
+        return bool(values.dtype == np.bool_)
+    ok = (values >= 0.0) & (values <= (1.0 if name in SHARES else np.inf))
+    if name != "total_token_throughput":
+        ok |= np.isnan(values)
+    return bool(ok[~found.memory_error].all())
 
 
 def evaluate_server(
@@ -88,4 +114,4 @@ def evaluate_server(
     for_one = getattr(predictor, "for_one", None)  # of those that simulate
     settings = server.settings(max_loras, workload.slot_rank(max_lora_rank))
     item = Bin(tuple(range(len(workload))), settings, server)
-    return evaluated(for_one() if for_one else predictor, workload, [item])[0]
+    return evaluated(for_one() if for_one else predictor, workload, [item])[0].to_show()

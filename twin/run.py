@@ -262,15 +262,13 @@ class Run:
     """Largest batch."""
 
     timeline = cached_property(timeline_frame)
-    """Means over bins of `timeline_bin_s`: time_s (end of bin), running, waiting, kv_usage,
-    active_adapters; sums: prefill_tokens, decode_tokens, preemptions.
-    """
+    """Means over bins of `timeline_bin_s`: time_s (end of bin), running, waiting, kv_usage, active_adapters; sums:
+    prefill_tokens, decode_tokens, preemptions."""
 
     per_adapter = cached_property(figures.per_adapter_frame)
-    """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of
-    completed requests, total_token_throughput, mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms,
-    slo_attainment (null where nothing completed).
-    """
+    """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of completed requests,
+    total_token_throughput, mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms, slo_attainment (null where nothing
+    completed)."""
     adapter_mean_ttft_ms = cached_property(figures.mean_ttft_ms)
     """Mean TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
     adapter_p95_ttft_ms = cached_property(figures.p95_ttft_ms)
@@ -367,8 +365,10 @@ class Run:
     slo = cached_property(lambda self: dict(self.workload.slo.limits.to_dict()))
     """The limits of the goal."""
 
-    worst_adapter_ttft_ms = cached_property(lambda self: float(self.adapter_pooled_p95_ttft_ms.max()))
-    """The highest of `adapter_pooled_p95_ttft_ms`; NaN where an adapter gets no answer, or too few."""
+    worst_adapter_ttft_ms = cached_property(
+        lambda self: float(self.adapter_pooled_p95_ttft_ms.max()) if self.completed else math.nan
+    )
+    """The highest of `adapter_pooled_p95_ttft_ms`; NaN where nothing completed, or an adapter gets too few answers."""
 
     @property
     def slo_attainment(self) -> float:

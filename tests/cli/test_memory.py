@@ -28,6 +28,16 @@ def test_slots_below_the_needed_rank_are_too_small(capsys: Capture) -> None:
     assert capsys.readouterr().out.count("too small") == 1
 
 
+def test_ranks_that_a_version_refuses_are_shown_as_those_that_it_takes(capsys: Capture) -> None:
+    """vLLM before 0.12 has no slots of rank 1: their column has the rank whose tokens it holds, once."""
+    assert run(["memory", "--max-loras", "8", "--max-lora-rank", "1,8", "--set", "vllm-version=0.11.0"]) == 0
+    found = capsys.readouterr().out
+    assert "rank 1 " not in found
+    assert found.count("305,") == 1
+    assert run(["memory", "--max-lora-rank", "1", "--set", "vllm-version=0.12.0"]) == 0
+    assert "rank 1\n" in capsys.readouterr().out
+
+
 def test_memory_agrees_with_the_twin(capsys: Capture) -> None:
     """Every figure is the memory model's, and the largest number of slots is really the last that starts."""
     from packer.io.profiles import load_profile

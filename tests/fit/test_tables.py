@@ -74,6 +74,11 @@ def test_bad_runs_are_named(tmp_path: Path, bad: str, message: str) -> None:
             "row 3, column 'kv_c",
         ),
         (
+            "kv_capacity",
+            "max_loras,max_lora_rank,status,kv_cache_tokens\n1,8,ok,90\n2,16,ok,900\n4,32,ok,9000",
+            "row 2, column 'kv_cache_tokens': expected fewer tokens with slots of larger ranks",
+        ),
+        (
             "loading",
             "adapter_rank,gpu_load_mean_ms,disk_load_mean_ms\n8,3,",
             "row 2, column 'disk_load_mean_ms'",

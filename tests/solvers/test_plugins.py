@@ -13,7 +13,7 @@ import pytest
 
 from packer import registry
 from packer.cli import run
-from packer.errors import IncompatibleError
+from packer.errors import IncompatibleError, PluginError
 from packer.io.workloads import read_workload
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Status
@@ -154,6 +154,26 @@ def test_solvers_that_count_gpus_refuse_what_minimises_something_else(solver: st
 
     with pytest.raises(IncompatibleError, match="'watts' minimises power"):
         solve(read_workload(fleet(tmp_path)), small_profile(), Watts(), solver=solver)
+
+
+@pytest.mark.parametrize("key", [(), (float("nan"),)])
+def test_an_objective_without_a_key_is_named(key: tuple[float, ...], tmp_path: Path) -> None:
+    """Plans can't be compared by an empty key or NaN: the objective that gives one is named."""
+
+    class Vague(Objective):
+        name = "vague"
+
+        def key(self, *_: object) -> tuple[float, ...]:
+            return key
+
+    with pytest.raises(PluginError, match="a key of numbers of the objective 'vague', got"):
+        solve(
+            read_workload(fleet(tmp_path)),
+            small_profile(),
+            Vague(),
+            predictor=AnalyticPredictor(),
+            verify=False,
+        )
 
 
 def test_an_objective_that_does_not_inherit_is_refused(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _sums(records: Record) -> Record:
 
 def _found(state: Servers, of: slice | IntArray) -> IntArray | None:
     """As `Raw.found`."""
-    if state.ahead is None or not len(state.ahead.pool.found):
+    if state.ahead is None or not state.ahead.pool.all["caching"].any():
         return None
     found: IntArray = state.ahead.pool.found[of].astype(np.int64)
     return found

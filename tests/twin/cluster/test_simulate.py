@@ -62,6 +62,16 @@ def _agree(run: Run, alone: Run) -> None:
         assert getattr(run, name).equals(getattr(alone, name)), name
 
 
+def test_a_cluster_without_requests_has_the_columns_of_its_servers() -> None:
+    """Frames and figures have the columns of one server with prefix caching, also where no request came."""
+    profile = with_engine(load_profile("h100-64gb/llama-3.1-8b-instruct"), prefix_caching=True)
+    idle, given = Workload([Adapter("a", 8, 1e-9)]), {"duration_s": 10.0}
+    alone = simulate(idle, profile, max_loras=1, **given)
+    many = simulate_cluster(idle, Cluster.of(profile, 2, max_loras=1), **given)
+    assert many.per_adapter.columns == alone.per_adapter.columns
+    assert many.to_dict()["prefix_hit_rate"] is None
+
+
 def _single(sim: Run, of: Run) -> Run:
     """A server's requests, replayed on the single twin."""
     return simulate(
