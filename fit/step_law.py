@@ -177,14 +177,11 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
             times.append(seconds * engine.max_num_batched_tokens * 1e3)
     prompt = 5.0  # the adapters' table has one-word prompts
     for row in profiling.adapters:
-        batch, n = number(row, "batch"), number(row, "n_adapters")
-        if row.cells.get("status", "ok") != "ok" or np.isnan(batch + n + number(row, "itl_mean_ms")):
+        blank = any(map(row.is_blank, ("batch", "n_adapters", "itl_mean_ms")))
+        if blank or row.cells.get("status", "ok") != "ok":
             continue
-        batch, n, output = (
-            positive(row, "batch"),
-            whole(row, "n_adapters"),
-            positive(row, "set_output_length"),
-        )
+        batch, n = positive(row, "batch"), whole(row, "n_adapters")
+        output = positive(row, "set_output_length")
         rank, slots = (positive(row, name) if n > 0 else 0.0 for name in ("rank", "max_loras"))
         distinct = number(row, "mean_loras_by_batch")
         if np.isnan(distinct):  # expected where requests choose uniformly
