@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from packer.bin import Bin
-from packer.errors import PluginError, VerificationError, plugged
+from packer.errors import PluginError, VerificationError
 from packer.evaluation import STARVATION_THRESHOLD, Evaluation
 from packer.objectives.base import Objective
 from packer.plan import Plan, Status
@@ -51,10 +51,8 @@ def assemble(
     limits = dict(goal.limits)
     key = goal.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
     status = Status.FEASIBLE if all(holds) and not solution.unplaced else Status.INFEASIBLE
-    if status is Status.FEASIBLE and solution.bins:
-        with plugged(f"The key of the objective {goal.name!r}"):
-            if not len(key) or np.isnan(key).any():
-                raise PluginError(f"Expected a key of numbers of the objective {goal.name!r}, got {key}.")
+    if status is Status.FEASIBLE and solution.bins and (not len(key) or np.isnan(key).any()):
+        raise PluginError(f"Expected a key of numbers of the objective {goal.name!r}, got {key}.")
     claimed = solution.lower_bound
     if solution.proven and status is Status.FEASIBLE and not (claimed is None or claimed <= key[0] + 1e-6):
         rule = f"The solver {solver!r} says that no plan has less than {claimed:g}"
