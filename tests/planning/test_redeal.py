@@ -10,7 +10,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.planning.kept import Hour, KeptHours
-from packer.planning.redeal import NEAR, dealt_anew
+from packer.planning.redeal import NEAR, _hottest, dealt_anew
 from packer.profile import Profile
 from packer.twin.hours import Hours
 from packer.workload import Workload
@@ -128,3 +128,13 @@ def test_a_server_gives_part_of_a_hot_adapter_away(
     assert made is not None
     assert [dict(zip(item.adapters, item.shares, strict=True)) for item in made] == held
     assert [item.max_loras for item in made] == [len(each) for each in held]
+
+
+@pytest.mark.parametrize(("rank", "order"), [(8, [2, 0, 1]), (16, [1, 2, 0])])
+def test_adapters_that_need_larger_slots_are_given_away_last(
+    server: Profile, rank: int, order: list[int]
+) -> None:
+    """The slots of the other server stay as small as they are if another hot adapter suffices."""
+    fleet = Workload([Adapter(f"a{rate}", 16 if rate == 3 else 8, rate) for rate in (1, 3, 2, 4)])
+    one, other = Bin((0, 1, 2), server.settings(3, 16), server), Bin((3,), server.settings(1, rank), server)
+    assert _hottest(fleet, one, other) == order

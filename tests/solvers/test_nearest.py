@@ -61,6 +61,13 @@ def test_idle_copies_leave_full_servers() -> None:
     full = Nearest(np.array([1.0, 5.0, 0.0]), [{0: 1.0}, {1: 1.0, 2: 0.0}], [0, 1], rooms=[2, 2])
     assert not full.empty(1, np.ones(2))
     assert (full.loads, full.unloads) == ([], [])
+    held = [{0: 1.0, 1: 0.0}, {1: 1.0, 2: 1.0}, {3: 1.0}]
+    needed = Nearest(np.array([1.0, 5.0, 9.0, 4.0]), held, [0, 1, 2], rooms=[2, 2, 2])
+    assert needed.empty(1, np.ones(3))
+    assert (needed.loads, needed.unloads) == (
+        [(2, 2)],
+        [],
+    )  # the idle copy gets the requests of the emptied server
 
 
 @settings(max_examples=200, deadline=None)
