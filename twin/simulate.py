@@ -130,5 +130,5 @@ def check_client(
         )
     if workload.has_sessions and concurrency is not None and not paced:
         raise IncompatibleError(
-            "Turns of sessions come at their own times: expected concurrency with paced, or none, got it alone."
+            "Turns of sessions come at their own times: expected paced beside concurrency, or no concurrency."
         )
