@@ -54,7 +54,8 @@ def assemble(
     if status is Status.FEASIBLE and solution.bins and (not len(key) or np.isnan(key).any()):
         raise PluginError(f"Expected a key of numbers of the objective {goal.name!r}, got {key}.")
     claimed = solution.lower_bound
-    if solution.proven and status is Status.FEASIBLE and not (claimed is None or claimed <= key[0] + 1e-6):
+    slack = 1e-6 * max(1.0, abs(key[0])) if status is Status.FEASIBLE else 0.0  # a linear program's bound
+    if solution.proven and status is Status.FEASIBLE and not (claimed is None or claimed <= key[0] + slack):
         rule = f"The solver {solver!r} says that no plan has less than {claimed:g}"
         raise VerificationError(f"{rule}, and its own has {key[0]:g}.")
     bound = None if claimed is None else rounded(problem, claimed)

@@ -1,0 +1,37 @@
+"""A plan is assembled from what a solver found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import packer
+from packer.solvers.base import Problem, Solution
+from packer.solvers.greedy.solver import Greedy
+from packer.testing.analytic import AnalyticPredictor, small_profile
+
+
+@dataclass
+class Rounded:
+    """A solver whose bound is that of a linear program: the price of its own plan but for its last digits."""
+
+    name: str = "rounded"
+
+    def supports(self, problem: Problem) -> str | None:
+        """Everything."""
+        return None
+
+    def solve(self, problem: Problem) -> Solution:
+        """Greedy's bins."""
+        bins = Greedy().solve(problem).bins
+        price = sum(problem.objective.weight(item.profile) for item in bins)
+        return Solution(bins, lower_bound=price * (1 + 1e-8), proven=True)
+
+
+def test_a_bound_may_be_above_the_plan_by_rounding() -> None:
+    """How much depends on the size of the figures: a large price has larger errors."""
+    fleet = packer.Workload([packer.Adapter(f"a{k}", 8, 1.0) for k in range(3)])
+    server = small_profile("dear/m", 30_000.0)
+    plan = packer.solve(
+        fleet, server, objective="cost", solver=Rounded(), predictor=AnalyticPredictor(1e9), verify=False
+    )
+    assert plan.n_gpus == 1
