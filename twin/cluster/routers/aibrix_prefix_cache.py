@@ -21,7 +21,6 @@ from packer.twin.flags import INLINED
 
 NO_MATCH = 1000.0
 """Score of servers without a match, larger than any score with a match."""
-SPREAD = 2.0**32
 KEPT_S = 1200.0
 """Time after which an unused block is forgotten, s."""
 
@@ -66,11 +65,11 @@ def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: in
 @njit(**INLINED)
 def _score(c: Servers, p: Known, s: int, r: int) -> float:
     """Longest match first, then fewest requests, then random; without a match a random one of the most idle servers."""
-    requests, match = p.requests[s], p.prompts.match[s]
+    requests, match, noise = p.requests[s], p.prompts.match[s], drawn(r, s) / 2.0**32
     if match > 0.0 and requests <= p.limit[0]:
         percent = match * p.prompts.size * 100.0 // c.prompt[r]
-        return float(-percent + (requests + drawn(r, s) / SPREAD) * 1e-9)
-    return float(NO_MATCH + drawn(r, s) / SPREAD) if requests == p.least[0] else math.inf
+        return float(-percent + (requests + noise) * 1e-9)
+    return float(NO_MATCH + noise) if requests == p.least[0] else math.inf
 
 
 @njit(**INLINED)
