@@ -276,7 +276,7 @@ class Profile:
         """Settings of a server of this profile with `max_loras` slots of `max_lora_rank`, or of the least rank that its
         version of vLLM takes.
         """
-        return _settings(max_loras, max(max_lora_rank, self.least_slot_rank))
+        return _settings(max_loras, self.least_slot_rank if max_lora_rank == 1 else max_lora_rank)
 
     @cached_property
     def least_slot_rank(self) -> int:
