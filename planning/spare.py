@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
@@ -37,16 +36,11 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
     most = min(len(problem.workload) * copies, MORE * (len(plan.bins) + 1))
     at_hand = min(most, problem.stock.get(name, most * size) // size)
     allowed = at_hand if problem.max_gpus is None else min(at_hand, problem.max_gpus // size)
-    loads = problem.workload.offered_tok_s_by_adapter
-    splits = copies > 1 and problem.workload.arrivals.trace is None
-    for n, split in product(range(len(plan.bins) + 1, allowed + 1), (False, True)[: 1 + splits]):
+    tries = ((n, parts) for n in range(len(plan.bins) + 1, allowed + 1) for parts in _divided(problem, n))
+    for n, parts in tries:
         if problem.out_of_time():
             break
         problem.progress(f"simulating {counted(n, 'server')}, one of them lost", 0, 0)
-        hot = np.flatnonzero(loads * n > loads.sum()).tolist() if split else []
-        if split and not hot:
-            continue
-        parts = Replicas(problem.workload, dict.fromkeys(hot, min(copies, n)))
         posed = replace(problem, workload=parts.fleet, max_gpus=n, max_replicas=1)
         found = parts.joined(SpreadRefined().solve(posed).bins)
         bins = _with_slots(problem, found) if len(found) == n else None
@@ -60,6 +54,16 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
         none = f"No plan on up to {counted(allowed * size, 'GPU')} holds when any of them is lost."
         why = f"{none} What would help: {more}"
     return replace(plan, status=Status.INFEASIBLE, reasons=(*plan.reasons, why))
+
+
+def _divided(problem: Problem, n: int) -> Iterator[Replicas]:
+    """Yield the fleet with whole adapters, and with those in parts that have more load than a share of `n` servers."""
+    fleet, copies = problem.workload, problem.max_replicas
+    yield Replicas(fleet, {})
+    loads = fleet.offered_tok_s_by_adapter
+    hot = np.flatnonzero(loads * n > loads.sum()).tolist()
+    if hot and copies > 1 and fleet.arrivals.trace is None:
+        yield Replicas(fleet, dict.fromkeys(hot, min(copies, n)))
 
 
 def _with_slots(problem: Problem, bins: Sequence[Bin]) -> list[Bin] | None:

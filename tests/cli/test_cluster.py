@@ -245,37 +245,19 @@ def test_options_without_effect_on_systems_are_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--system", "s-lora", "--set", "max-num-seqs=4"],
-            "--max-num-seqs has no effect on the system s-lora.",
-        ),
-        (
-            ["--system", "s-lora", "--set", "block-size=32"],
-            "--block-size has no effect on the system s-lora.",
-        ),
-        (
-            ["--system", "dlora", "--set", "prefix-caching=on"],
-            "--prefix-caching has no effect on the system dlora.",
-        ),
-        (
-            ["--system", "rock", "--set", "async-scheduling=on"],
-            "--async-scheduling has no effect on the system rock.",
-        ),
-        (
-            ["--system", "round-robin", "--stats-age", "1"],
-            "--stats-age has no effect on the system round-robin.",
-        ),
-        (
-            ["--router", "ray", "--stats-age", "1"],
-            "--stats-age has no effect on the system vllm with router ray.",
-        ),
+        ("--system s-lora --set max-num-seqs=4", "--max-num-seqs has no effect on the system s-lora."),
+        ("--system s-lora --set block-size=32", "--block-size has no effect on the system s-lora."),
+        ("--system dlora --set prefix-caching=on", "--prefix-caching has no effect on the system dlora."),
+        ("--system rock --set async-scheduling=on", "--async-scheduling has no effect on the system rock."),
+        ("--system round-robin --stats-age 1", "--stats-age has no effect on the system round-robin."),
+        ("--router ray --stats-age 1", "--stats-age has no effect on the system vllm with router ray."),
     ],
 )
 def test_what_a_system_does_not_read_is_refused(
-    words: list[str], message: str, fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Settings that an engine has not, and the age of counts that a router does not read, are refused by name."""
-    assert run(["simulate", fleet, "--cluster", cluster, "--duration", "5", *words]) == 2
+    assert run(["simulate", fleet, "--cluster", cluster, "--duration", "5", *words.split()]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -104,10 +104,9 @@ class Dispatch:
                 if len(known):
                     found[known] = self._assign(adapter[known], time_s[known], c)
                 return found
-        who = f"Router {self.router.name!r}"
-        with plugged(who):
+        with plugged(f"Router {self.router.name!r}"):
             found = self.router.assign(adapter, self.workload, c, self.seed)
-        assigned: IntArray = checks.row(f"what {who[0].lower()}{who[1:]} assigns", found, whole=True)
+        assigned: IntArray = checks.row(f"what router {self.router.name!r} assigns", found, whole=True)
         if assigned.shape != adapter.shape:
             raise PluginError(
                 f"Expected router {self.router.name!r} to assign {len(adapter)} requests, got {assigned.shape}."
