@@ -65,10 +65,10 @@ class Behind:
     ) -> None:
         """Raise if --stats-age, or a setting in `engine`, has no effect on any of these systems; note if only on some.
 
-        Routers with a compiled score read old counts; engines other than vLLM's have settings of their own.
+        Routers with a compiled score read old counts; engines name what they do not read.
         """
         from packer import registry
-        from packer.engines import VLLM, engine_of
+        from packer.engines import engine_of
         from packer.twin.cluster.routers.base import ScoringRouter
         from packer.twin.cluster.system import load_system
 
@@ -78,9 +78,7 @@ class Behind:
             engines = [own or kind.engine for kind in cluster.kinds]
             router = registry.make("router", self.router or system.router)
             unread = set() if isinstance(router, ScoringRouter) else {"stats_age_s"}
-            if not any(isinstance(each, type(VLLM)) for each in engines):
-                unread |= {"max_num_seqs", "prefix_caching", "async_scheduling", "max_num_queued_reqs"}
-                unread |= {"block_size"} if all(each.cells for each in engines) else set()
+            unread |= frozenset.intersection(*(each.unread for each in engines))
             for each in typed([name for name in unread if given.get(name)]):
                 idle.setdefault(each, []).append(system.name)
         for each, where in sorted(idle.items()):

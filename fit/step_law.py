@@ -22,6 +22,7 @@ from packer.arrays import FloatArray
 from packer.engine_spec import EngineSpec
 from packer.fit.scaled import scaled_law
 from packer.fit.tables import MeasuredRun, Profiling, number, positive, whole
+from packer.gpu import same_model
 from packer.io.profiles import load_profile, profile_names
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
@@ -61,7 +62,7 @@ def prior_of(base: Profile) -> Prior | None:
     shipped = [load_profile(name) for name in profile_names()]
     others = [
         each for each in shipped
-        if each.model.name != base.model.name and each.engine.name == base.engine.name
+        if not same_model(each.model, base.model) and each.engine.name == base.engine.name
         and each.latency.form == "linear" and each.name.partition("/")[0] in GPUS
     ]  # fmt: skip
     if not others or base.model.weights_bytes <= 0:

@@ -14,7 +14,7 @@ class Vllm:
     """vLLM V1 with the profile's settings (`packer.twin.engine.advance`)."""
 
     name: ClassVar[str] = "vllm"
-    cells: ClassVar[bool] = False
+    unread: ClassVar[frozenset[str]] = frozenset()
     trains: ClassVar[bool] = True
     serves_base: ClassVar[bool] = True
     cv: ClassVar[float] = 0.0

@@ -78,8 +78,9 @@ class SizedPlacement(Placement, Protocol):
 class Engine(Protocol):
     """The engine of a server; registered under the group `packer.engines`, with settings as fields of a dataclass.
 
-    `cells`: the KV cache is counted in cells of one token, not in blocks. `trains`: supports fine-tuning alongside
-    requests. `serves_base`: supports requests without an adapter.
+    `unread`: settings of the profile's engine, as `max_num_seqs`, that have no effect on it. With `block_size` among
+    them, the KV cache is counted in tokens. `trains`: supports fine-tuning alongside requests. `serves_base`: supports
+    requests without an adapter.
     `cv`: coefficient of variation of a random factor on each request's service time; 0: no factor. `setup` below is a
     `packer.twin.cluster.setup.Setup`, `state` a `packer.twin.engine.state.ServerState` of an idle server.
     """
@@ -88,7 +89,7 @@ class Engine(Protocol):
     def name(self) -> str:
         """Name of the engine in the description of a system."""
 
-    cells: ClassVar[bool]
+    unread: ClassVar[frozenset[str]]
     trains: ClassVar[bool]
     serves_base: ClassVar[bool]
 

@@ -14,6 +14,9 @@ from packer.twin.cluster.caching import FIXED
 from packer.twin.engine.state import NO_LIMIT, ServerState
 from packer.twin.memory.policy import memory_policy
 
+UNREAD = frozenset({"max_num_seqs", "max_num_queued_reqs", "prefix_caching", "async_scheduling"})
+"""Settings of vLLM that no engine here reads; each has its own largest batch."""
+
 
 def refusal(name: str, form: str) -> str | None:
     """Why an engine can't run with a step law of this form; None if it can."""

@@ -34,6 +34,8 @@ MAX_REQUESTS = 100_000_000
 SIDES = ("input_tokens", "output_tokens")
 EARLIER = 6.0
 """Sessions are drawn from this many mean lengths of the longest sessions before the run."""
+MOST_EARLIER = 2_000_000
+"""Expected requests of sessions before the run, at most; then the sessions before them are repetitions."""
 BLOCK_TOKENS = 16
 """Tokens of a block of shared prefixes: the default `block_size` of vLLM."""
 
@@ -316,14 +318,19 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     """Draw the requests of `duration_s` seconds in sessions; some sessions began earlier (see `packer.sessions`).
 
     First turns arrive as the workload says, at the rate over the mean number of turns. They are drawn from so long
-    before the run that all but e^-6 of the sessions under way at its beginning are included.
+    before the run that all but e^-6 of the sessions under way at its beginning are included. Where these would be more
+    than MOST_EARLIER requests, they are drawn from a shorter time, and repeated with this period: so rates are kept.
     """
     own, outputs = workload.sessions_by_adapter, workload.mean_output_tokens
     turns = np.array([1.0 if each is None else each.turns for each in own])
     gaps_s = [
         0.0 if each is None else each.gap_s(mean) for each, mean in zip(own, outputs.tolist(), strict=True)
     ]
-    before_s = workload.arrivals.whole_cycles_s(EARLIER * float(np.max(turns * gaps_s)))
+    whole_cycles_s, repeated_s = workload.arrivals.whole_cycles_s, math.inf
+    before_s = whole_cycles_s(EARLIER * float(np.max(turns * gaps_s)))
+    most_s = max(MOST_EARLIER / workload.rate, duration_s)
+    if before_s > most_s:
+        before_s = repeated_s = whole_cycles_s(most_s)
     starts = replace(
         workload,
         adapters=tuple(
@@ -352,6 +359,9 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     wait_s += thought_s * generator(seed, 6).standard_exponential(total)
     # A turn comes after the waits of all turns before it; its prompt has their prompts and outputs.
     time_s = start_s[session] - before_s + summed(wait_s) - wait_s
+    # Turns in the run of a repetition, which is a session of its own.
+    lap = np.where(start_s[session] < before_s, np.maximum(time_s // repeated_s, 0.0), 0.0).astype(np.int64)
+    time_s -= lap * before_s
     prompt = summed(marks.input_tokens + marks.output_tokens) - marks.output_tokens
     # A session ends before the turn whose prompt would be too long.
     here = (time_s >= 0.0) & (time_s < duration_s) & (prompt <= MAX_TOKENS)
@@ -361,11 +371,12 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     shared = (
         np.minimum(workload.shared_prefix_tokens[owner], marks.input_tokens[ends - count] - 1) // BLOCK_TOKENS
     )
-    of = session[rows]
-    blocks = chained(adapter[rows], shared[of], full[rows], (np.cumsum(longest) - longest)[of], BLOCK_TOKENS)
+    of, lap = session[rows], lap[rows]
+    first = (np.cumsum(longest) - longest)[of] + lap * longest.sum()
+    blocks = chained(adapter[rows], shared[of], full[rows], first, BLOCK_TOKENS)
     return RequestTrace(
         time_s[rows], adapter[rows], prompt[rows], marks.output_tokens[rows], blocks=blocks, end_s=duration_s,
-        sessions=of,
+        sessions=of + lap * len(count),
     )  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from packer import checks
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
@@ -128,7 +130,15 @@ def check_client(
         raise IncompatibleError(
             "A client refuses requests (max_outstanding) or holds them back (concurrency)."
         )
-    if workload.has_sessions and concurrency is not None and not paced:
+    if concurrency is not None and not paced and _sends_turns(workload):
         raise IncompatibleError(
             "Turns of sessions come at their own times: expected paced beside concurrency, or no concurrency."
         )
+
+
+def _sends_turns(workload: Workload) -> bool:
+    """Whether later turns of sessions are drawn or replayed."""
+    trace = workload.arrivals.trace
+    if trace is None or trace.sessions is None:
+        return workload.has_sessions
+    return len(np.unique(trace.sessions * len(workload) + trace.adapter)) < len(trace)

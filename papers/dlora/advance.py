@@ -168,6 +168,23 @@ def fill_merged(state: CellState, a: int) -> None:
 
 
 @njit(**ENGINE_FLAGS)
+def fill_by_arrival(state: CellState) -> None:
+    """Fill the batch by arrival, up to the first request of more adapters than slots."""
+    server, queue, cached = state.server, state.links["due"], state.cached
+    adapters, r = 0, queue[server.sentinel].after
+    while r != server.sentinel:
+        after, a = queue[r].after, state.requests[r].owner + 1
+        if cached[a].tagged != server.step + 1:
+            if adapters >= server.slots:
+                return
+            cached[a].tagged = server.step + 1
+            adapters += 1
+        if take(state, r, False) == FULL:
+            return
+        r = after
+
+
+@njit(**ENGINE_FLAGS)
 def fill_mixed(state: CellState, base: int, count: int) -> None:
     """Fill the batch with the `count` requests from place `base` in `order`, of at most as many adapters as slots."""
     server, cached = state.server, state.cached
@@ -224,7 +241,10 @@ def plan(state: CellState) -> int:
             own.rounds = 1
         else:
             own.rounds += 1
-        fill_mixed(state, base, first)
+        if own.policy == UNMERGED:
+            fill_by_arrival(state)
+        else:
+            fill_mixed(state, base, first)
     else:
         fill_merged(state, merge)
     if own.batch == 0:

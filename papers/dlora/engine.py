@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from packer import checks
 from packer.arrays import Record
-from packer.papers.engines import own_of, prepared, refusal
+from packer.papers.engines import UNREAD, own_of, prepared, refusal
 from packer.papers.state import memory, state_of
 from packer.twin.cluster.state import EngineKernels
 from packer.twin.engine.state import ServerState
@@ -28,7 +28,7 @@ class DLoraEngine:
     """
 
     name: ClassVar[str] = "dlora"
-    cells: ClassVar[bool] = False
+    unread: ClassVar[frozenset[str]] = UNREAD
     trains: ClassVar[bool] = False
     serves_base: ClassVar[bool] = False
     cv: ClassVar[float] = 0.0

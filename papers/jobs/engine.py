@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from packer import checks
 from packer.arrays import Record
-from packer.papers.engines import own_of, prepared, refusal
+from packer.papers.engines import UNREAD, own_of, prepared, refusal
 from packer.papers.state import memory, state_of
 from packer.twin.cluster.state import EngineKernels
 from packer.twin.engine.state import ServerState
@@ -24,7 +24,7 @@ class Jobs:
     """
 
     name: ClassVar[str] = "job"
-    cells: ClassVar[bool] = True
+    unread: ClassVar[frozenset[str]] = UNREAD | {"block_size", "max_model_len"}
     trains: ClassVar[bool] = False
     serves_base: ClassVar[bool] = False
     parallel: int = 1

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from packer import checks
 from packer.arrays import Record
 from packer.papers.cache.loading import loading_of
-from packer.papers.engines import own_of, prepared, refusal
+from packer.papers.engines import UNREAD, own_of, prepared, refusal
 from packer.papers.state import memory, state_of
 from packer.twin.cluster.state import EngineKernels
 from packer.twin.engine.state import NO_LIMIT, ServerState
@@ -27,7 +27,7 @@ class LightLlm:
     """
 
     name: ClassVar[str] = "lightllm"
-    cells: ClassVar[bool] = True
+    unread: ClassVar[frozenset[str]] = UNREAD | {"block_size"}
     trains: ClassVar[bool] = False
     serves_base: ClassVar[bool] = False
     cv: ClassVar[float] = 0.0

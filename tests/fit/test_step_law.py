@@ -51,6 +51,9 @@ def test_other_slots_than_measured_are_predicted() -> None:
     prior = prior_of(_without_law(load_profile(LLAMA)))
     assert prior is not None
     assert prior.source == f"{QWEN}, scaled"
+    renamed = _without_law(load_profile(LLAMA))
+    model = replace(renamed.model, name="Meta-Llama/Llama-3.1-8B-Instruct")
+    assert prior_of(replace(renamed, model=model)) == prior, "a model is the same under each of its names"
     laws = [solve(seen, TERMS, each) for each in (prior, None)]
     assert np.abs(residuals(seen, laws[0])).mean() < 0.04
     errors = []

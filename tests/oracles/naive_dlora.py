@@ -1,12 +1,13 @@
 """The slow oracle of dLoRA's engine: its artifact's scheduler with lists and dictionaries.
 
-Follows github.com/LLMServe/dLoRA-artifact, vllm/core/scheduler.py: `_credit_schedule`, `_adjust_credit`,
-`_adjust_merge_threshold`, `_prepare_scheduleroutputs`. Like the engine it swaps out the last to arrive first, and takes
-the first request by arrival where a step could run nothing.
+Follows github.com/LLMServe/dLoRA-artifact, vllm/core/scheduler.py: `_strict_fcfs_schedule`, `_credit_schedule`,
+`_adjust_credit`, `_adjust_merge_threshold`, `_prepare_scheduleroutputs`. Like the engine it swaps out the last to
+arrive first, and takes the first request by arrival where a step could run nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -118,7 +119,8 @@ class NaiveDLora:
         """The requests to run, in order, and the adapter to merge."""
         most, fcfs = self.s.max_num_seqs, self.queue[: self.s.max_num_seqs]
         if self.s.policy == "fcfs":
-            return fcfs, None
+            models = list(dict.fromkeys(job.adapter for job in self.queue))[: self.s.gpu_capacity]
+            return list(itertools.takewhile(lambda job: job.adapter in models, self.queue)), None
         if self.s.policy == "merge":
             return self._of(self.queue[0].adapter), self.queue[0].adapter
         by_credit: list[Job] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +95,24 @@ def test_sessions_keep_rates_and_mean_prompts(arrivals: Arrivals) -> None:
     assert prompts.mean() == pytest.approx(expected, rel=0.06)
 
 
+@pytest.mark.parametrize("arrivals", [Arrivals(), Arrivals("piecewise", period_s=100.0, factors=(0.5, 1.5))])
+def test_long_sessions_are_repeated_instead_of_drawn_for_days(
+    arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One adapter with sessions of days costs no draws of days; rates hold, and each repetition is its own session."""
+    monkeypatch.setattr("packer.twin.arrivals.MOST_EARLIER", 20_000)
+    long = Adapter("long", 8, 0.2, sessions=Sessions(10, think_s=86_400.0))
+    fleet = replace(FLEET, adapters=(long, *FLEET.adapters), sessions=SESSIONS).with_arrivals(arrivals)
+    runs = [draw_requests(fleet, 1000.0, seed) for seed in range(10)]
+    counts = np.mean([np.bincount(run.adapter, minlength=len(fleet)) for run in runs], axis=0)
+    assert counts == pytest.approx(1000.0 * fleet.rates, rel=0.1)
+    run = runs[0]
+    assert run.sessions is not None
+    for session in np.unique(run.sessions[run.adapter == 0]).tolist():
+        rows = np.flatnonzero(run.sessions == session)
+        assert np.all(np.diff(run.input_tokens[rows]) > run.output_tokens[rows[:-1]])
+
+
 def test_a_longer_run_begins_with_the_same_sessions() -> None:
     """The requests of the first seconds do not depend on how long the run is."""
     fleet = replace(FLEET, sessions=SESSIONS)
@@ -166,6 +185,11 @@ def test_turns_of_sessions_have_no_closed_loop() -> None:
         replace(FLEET, sessions=Sessions(turns=3)),
         load_profile("h100-64gb/llama-3.1-8b-instruct"),
     )
-    with pytest.raises(IncompatibleError, match="paced beside concurrency, or no concurrency"):
-        simulate(fleet, profile, max_loras=3, duration_s=10.0, concurrency=4)
-    assert simulate(fleet, profile, max_loras=3, duration_s=10.0, concurrency=4, paced=True).sent > 0
+    trace = draw_requests(fleet, 10.0, 0)
+    how: dict[str, Any] = {"max_loras": 3, "duration_s": 10.0, "concurrency": 4}
+    for turns in (fleet, fleet.replaying(trace)):
+        with pytest.raises(IncompatibleError, match="paced beside concurrency, or no concurrency"):
+            simulate(turns, profile, **how)
+        assert simulate(turns, profile, **how, paced=True).sent > 0
+    alone = replace(trace, sessions=np.arange(len(trace)))
+    assert simulate(fleet.replaying(alone), profile, **how).sent > 0

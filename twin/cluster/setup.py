@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -88,6 +88,15 @@ class Setup:
         return prepared
 
 
+OFF: dict[str, Any] = {
+    "block_size": 1,
+    "prefix_caching": False,
+    "async_scheduling": False,
+    "max_num_queued_reqs": None,
+}
+"""Values of vLLM's settings for an engine that does not read them."""
+
+
 def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: CachePolicy) -> Setup:
     """Return the setup of a kind of server in a system, as if it served the whole fleet; `policy`: of all kinds.
 
@@ -110,11 +119,8 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
             raise IncompatibleError(
                 f"Only vLLM's engine has priorities and speculative decoding, and not {engine.name!r}."
             )
-        size = 1 if engine.cells else profile.engine.block_size
-        spec = replace(
-            profile.engine, block_size=size, prefix_caching=False, async_scheduling=False, max_num_queued_reqs=None,
-        )  # fmt: skip
-        profile = replace(profile, engine=spec)
+        unread = {name: off for name, off in OFF.items() if name in engine.unread}
+        profile = replace(profile, engine=replace(profile.engine, **unread))
     if workload.n_loras < len(workload) and not engine.serves_base:
         raise IncompatibleError(
             f"Only vLLM's engine serves requests without an adapter (rank 0), and not {engine.name!r}."
