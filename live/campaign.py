@@ -113,6 +113,12 @@ class Campaign:
         path = place / "server.json"
         with reading(path):
             was = parse(_Origin, parse_json(read_text(path))) if path.exists() else None
+        results = [each for name in ("done.json", "failure.json") for each in place.glob(f"*/{name}")]
+        if was is None and results:
+            raise ValidationError(
+                f"{place}: Expected {path.name}, which says of which server these results are, got none; "
+                "give another folder, or delete this one."
+            )
         if was is not None and was.server != server:
             changed = [key for key in {**was.server, **server} if was.server.get(key) != server.get(key)]
             raise ValidationError(
@@ -120,9 +126,8 @@ class Campaign:
                 f"{listed(changed)}; give another folder, or delete this one."
             )
         if was != origin:
-            for name in ("done.json", "failure.json"):
-                for result in place.glob(f"*/{name}"):
-                    result.unlink()
+            for result in results:
+                result.unlink()
             place.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(asdict(origin), indent=2))
 

@@ -89,6 +89,16 @@ def test_other_settings_or_adapters_are_measured_anew(
         assert [o.reused for o in campaign.run([other])] == [False, False]
 
 
+def test_results_of_an_unknown_server_are_kept(launch: Launch, session: Session, tmp_path: Path) -> None:
+    """Hours of measurements are neither deleted nor used again where nothing says which server they are of."""
+    full = replace(session, options=replace(session.options, kv_cache_bytes=0))
+    run(launch, full, tmp_path)
+    (tmp_path / "s" / "server.json").unlink()
+    with pytest.raises(ValidationError, match=r"Expected server\.json, .* got none; give another folder"):
+        run(launch, full, tmp_path)
+    assert len(list((tmp_path / "s").glob("*/failure.json"))) == 2
+
+
 def test_other_requests_are_measured_anew(launch: Launch, session: Session, tmp_path: Path) -> None:
     """A result on disk counts only for the very same requests."""
     short = replace(session, tasks=session.tasks[:1])
