@@ -44,6 +44,7 @@ class Acting:
         self.router = RouterWriter(fleet, plan, self.ranks)
         self.state = LiveState.read(fleet.state)
         self.starting: dict[int, ShellCommand] = {}
+        self.stopping: dict[int, float] = {}  # servers whose requests have to end: since when
         self.lost: Callable[[], bool] = lambda: False  # whether another server needs what a wait would delay
         self._fresh = True
 
@@ -109,11 +110,11 @@ class Acting:
         rooms, names = [each.host.room for each in self.servers], list(self.numbers)
         return ordered(now, goal, rooms, prune=prune, roomless=self.base, names=names)
 
-    def unwritten(self) -> bool:
-        """Whether `adopt` has to write the routes: the router's file lacks them, or packer was ended in a step."""
+    def unwritten(self, placed: Placement) -> bool:
+        """Whether `adopt` has to write these routes: the router's file lacks them, or packer was ended in a step."""
         if self.fleet.router is None:
             return False
-        routes = _routes(self.placement(self.look()))
+        routes = _routes(placed)
         return bool(routes) and (self.state.doing != "" or self.router.differs(routes))
 
     # ---- act
@@ -133,7 +134,7 @@ class Acting:
 
     def carry_out(self, change: Change) -> list[str]:
         """Make a change; return its failures as sentences. An adapter that failed stays loaded and routed as before, as
-        does one that a server lacks because its load failed in an earlier change.
+        does one that a server lacks because its load failed in an earlier change. `stopped` stops its servers.
 
         Raises `OutputError`: the state can't be written; the change stops there.
         """
@@ -144,6 +145,13 @@ class Acting:
         idle = [(s, name) for s, name in change.unload if not self._share(s, name)]
         routed = [(s, name) for s, name in change.unload if self._share(s, name)]
         self._unload_all(faults, idle)  # these make room
+        if early := [each for each in routed if self._in_the_way(change, *each)]:
+            try:
+                self._route({name: change.route[name] for _, name in early}, [])
+            except LiveError as error:
+                return [*faults, str(error)]
+            self._unload_all(faults, early)
+            routed = [each for each in routed if each not in early]
         for s, name in change.load:
             if name not in failed and (fault := self._load(s, name)):
                 failed[name] = fault
@@ -161,9 +169,16 @@ class Acting:
             except LiveError as error:
                 return [*faults, *failed.values(), str(error)]
         self._unload_all(faults, unload)
-        for s in change.stop:
-            self._try(faults, f"stop {self.servers[s].name}", partial(self._leave, s))
+        self.stopping |= dict.fromkeys(change.stop, time.monotonic())
         return [*faults, *failed.values()]
+
+    def _in_the_way(self, change: Change, s: int, name: str) -> bool:
+        """Whether an adapter must leave a full server before the loads there, and its new servers hold it already."""
+        room, own = self.servers[s].host.room, self.state.servers.get(self.servers[s].name, {})
+        held, coming = len(own.keys() - self.base), sum(t == s for t, _ in change.load)
+        there = change.route.get(name, {})
+        known = bool(there) and all(self._share(t, name) is not None for t in there)
+        return known and room is not None and coming > 0 and held + coming > room
 
     def _step(self, what: str, work: Callable[[], Any]) -> None:
         """Do a step between two writes of the state; the second write records an error of the step."""
@@ -252,23 +267,21 @@ class Acting:
         self.servers[s].unload(name)
         self.state.servers.get(self.servers[s].name, {}).pop(name, None)
 
-    def _drain(self, s: int, name: str | None, end_s: float) -> None:
-        """Wait until the requests of an adapter, or all, have ended. Raises `_BusyError`: they have not at `end_s`, or
-        another server is lost."""
-        of, most_s = "" if name is None else f" of {shown(name)}", self.fleet.limits.drain_s
+    def _drain(self, s: int, name: str, end_s: float) -> None:
+        """Wait until the requests of an adapter have ended. Raises `_BusyError`: they have not at `end_s`, or another
+        server is lost."""
+        most_s = self.fleet.limits.drain_s
         while (busy := page_of(self.servers[s].metrics()).busy(name)) is not False:
             if (lost := self.lost()) or time.monotonic() > end_s:
                 within = "before another server was lost" if lost else f"within {most_s:g} s"
-                why = f"Requests{of} did not end {within}"
-                if busy is None:
-                    why = f"/metrics did not say {within} that no request{of} is in flight"
-                raise _BusyError(f"{why}; it stays {'on' if name is None else 'loaded'}.")
+                raise _BusyError(_busy_words(busy, f" of {shown(name)}", within, "loaded"))
             time.sleep(POLL_S)
 
     def _start(self, s: int) -> None:
         server = self.servers[s]
         if server.host.start is None:
             raise LiveError(f"{server.name} has no command to start it in the file of servers.")
+        self.stopping.pop(s, None)
         if not server.healthy:
             self.starting[s] = server.begin(server.host.start)
 
@@ -296,15 +309,37 @@ class Acting:
                 command.end()
                 self._try([], f"stop {self.servers[s].name}", partial(self._stop, s))
 
-    def _leave(self, s: int) -> None:
-        """Stop a server to which no route leads any more; one that answers when its requests have ended."""
-        own = self.state.servers.get(self.servers[s].name, {})
-        if routed := [shown(name) for name, share in own.items() if share]:
-            raise _BusyError(f"not done, it still has the requests of {listed(routed, 5)}.")
-        if self.servers[s].healthy:
-            time.sleep(self.fleet.limits.settle_s)
-            self._drain(s, None, time.monotonic() + self.fleet.limits.drain_s)
-        self._stop(s)
+    def stopped(self) -> dict[int, str]:
+        """Stop the servers of `stopping` whose requests have ended, without waiting; return for each server that leaves
+        `stopping` why it was not stopped, or ""."""
+        limits, found = self.fleet.limits, dict[int, str]()
+        for s, begun_s in list(self.stopping.items()):
+            server, waited_s, faults = (
+                self.servers[s],
+                time.monotonic() - begun_s - limits.settle_s,
+                list[str](),
+            )
+            own = self.state.servers.get(server.name, {})
+            if routed := [shown(name) for name, share in own.items() if share]:
+                faults = [f"not done, it still has the requests of {listed(routed, 5)}."]
+            elif server.healthy and (waited_s < 0.0 or (busy := self._busy(s)) is not False):
+                if waited_s <= limits.drain_s:
+                    continue
+                faults = [_busy_words(busy, "", f"within {limits.drain_s:g} s", "on")]
+            if faults:
+                faults = [f"stop {server.name}: {faults[0]}"]
+            else:
+                self._try(faults, f"stop {server.name}", partial(self._stop, s))
+            found[s] = "".join(faults)
+            del self.stopping[s]
+        return found
+
+    def _busy(self, s: int) -> bool | None:
+        """Whether a server has requests; None: its /metrics does not say it, or can't be read."""
+        try:
+            return page_of(self.servers[s].metrics()).busy()
+        except LiveError:
+            return None
 
     def _stop(self, s: int) -> None:
         server = self.servers[s]
@@ -320,6 +355,12 @@ def _routes(placed: Placement) -> dict[str, dict[int, float]]:
     )
 
 
+def _busy_words(busy: bool | None, of: str, within: str, stays: str) -> str:
+    """Why what has requests, or may have them (None), stays as it is."""
+    why = f"/metrics did not say {within} that no request{of} is in flight"
+    return f"{f'Requests{of} did not end {within}' if busy else why}; it stays {stays}."
+
+
 def words(change: Change, names: Sequence[str]) -> list[str]:
     """Return the steps of a change as text; `names`: the servers' names."""
     found = [f"start {names[s]}" for s in change.start]
@@ -328,7 +369,7 @@ def words(change: Change, names: Sequence[str]) -> list[str]:
         parts = (f"{names[s]} {share:.0%}" if len(shares) > 1 else names[s] for s, share in shares.items())
         found.append(f"route {shown(name)} to {', '.join(parts)}")
     found += [f"unload {shown(name)} from {names[s]}" for s, name in change.unload]
-    return [*found, *(f"stop {names[s]}" for s in change.stop)]
+    return [*found, *(f"stop {names[s]} when its requests have ended" for s in change.stop)]
 
 
 def apply(acting: Acting, changes: Sequence[Change], what: str) -> list[str]:

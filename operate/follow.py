@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from packer.arrays import FloatArray
+from packer.arrays import BoolArray, FloatArray
 from packer.change import Change
-from packer.errors import PackerError
+from packer.errors import PackerError, shown
 from packer.live.act import Acting, words
 from packer.live.host import Models
 from packer.live.matching import fitting
@@ -22,6 +22,7 @@ from packer.operate.capacity import load_of, server_kinds
 from packer.operate.drift import unreplayed
 from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
 from packer.times import HOUR_S
+from packer.words import listed
 from packer.workload import Workload
 
 After = Callable[[list[Decision]], None]
@@ -64,6 +65,7 @@ class Following:
         self._unloaded = set[tuple[int, str]]()  # in a dry run
         self._leaving: dict[int, float] = {}  # servers that were stopped: until when they may still answer
         self._stuck = set[tuple[int, str]]()  # tried to unload
+        self._going_on: list[str] = []  # why servers were not stopped
         self._here: dict[int, dict[str, float]] = {}
         self._last_tok_s: dict[int, float] = {}
         plan = self.acting.plan
@@ -101,15 +103,19 @@ class Following:
         seen = self.acting.look()
         answers = {s for s, models in enumerate(seen) if not isinstance(models, str)}
         self._leaving = {s: end_s for s, end_s in self._leaving.items() if s in answers and now_s <= end_s}
-        self.ready = np.array([s in answers and s not in self._leaving for s in range(len(seen))])
+        away, served = {*self._leaving, *self.acting.stopping}, self.ready
+        self.ready = np.array([s in answers and s not in away for s in range(len(seen))])
         if not self.traffic.times_s:  # first observation: servers that are off are started when needed
             servers = enumerate(self.acting.servers)
             self._resting = {s for s, server in servers if server.host.start is not None}
         self._resting -= set(np.flatnonzero(self.ready).tolist())
         quiet = self._resting | set(self.acting.starting)
-        away = [each for s, each in enumerate(seen) if isinstance(each, str) and s not in quiet]
+        silent = [each for s, each in enumerate(seen) if isinstance(each, str) and s not in quiet]
         faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
-        self.last_error = "; ".join([*away, *faults])[:400]
+        others = [] if self.dry_run else self._by_others(seen, served)
+        for each in others:
+            self.acting.say(each)
+        self.last_error = "; ".join([*silent, *others, *faults])[:400]
         # No server is stopped because of a load that is not known.
         self.keeper.may_stop = False if faults and self.read is None else self._stoppable
         number = {name: a for a, name in enumerate(self.fleet.names)}
@@ -188,6 +194,7 @@ class Following:
         gone = self.acting.started()
         for s in gone:
             self.keeper.never_came(s)
+        self._stop(now_s)
         seen = self.observed(now_s)
         self.load = seen.load_tok_s
         self._correct(seen)
@@ -199,7 +206,8 @@ class Following:
         if (unserved := self.keeper.left.words(len(self.keeper.starting))) not in ("", self._unserved):
             self.acting.say(unserved)
         self._unserved = unserved
-        errors = [*gone.values(), self._unread, unserved, self.last_error]
+        errors = [*gone.values(), *self._going_on, self._unread, unserved, self.last_error]
+        self._going_on = []
         self.last_error = "; ".join(filter(None, errors))[:400]
         left, self.pending = self._gone(), int(self.keeper.waiting != "")
         filled = {s for each in made for s, _ in each.change.load if self.keeper.rooms[s] is not None}
@@ -218,14 +226,48 @@ class Following:
                 entry["failed"] = self.acting.carry_out(change)
                 self.last_error = "; ".join([self.last_error, *entry["failed"]]).strip("; ")[:400]
                 self.pending += len(entry["failed"])
-                # Until its end, before which its requests may have taken as long.
-                end_s, state = now_s + 2.0 * self.acting.fleet.limits.drain_s, self.acting.state.servers
-                self._leaving |= {s: end_s for s in change.stop if not state[names[s]]}
             self.changes, self.loads = self.changes + 1, self.loads + each.loads
             self.log = [*self.log, entry][-MOST_LOG:]
             self._resting = (self._resting | set(change.stop)) - set(change.start)
+        if not self.dry_run:
+            self._write_routes()
         self._stuck = {each for decision in left for each in decision.change.unload if not self.dry_run}
         return made
+
+    def _stop(self, now_s: float) -> None:
+        """Stop the servers whose requests have ended; these may still answer for a while. Say why others go on."""
+        end_s, faults = now_s + self.acting.fleet.limits.drain_s, []
+        try:
+            found = self.acting.stopped()
+            self._leaving |= {s: end_s for s, fault in found.items() if not fault}
+            faults = [fault for fault in found.values() if fault]
+        except PackerError as error:
+            faults = [str(error)]
+        for fault in faults:
+            self.acting.say(fault)
+        self._going_on += faults
+
+    def _by_others(self, seen: Sequence[Models | str], served: BoolArray) -> list[str]:
+        """Say which adapters came to servers that go on serving, or left them, without this packer."""
+        found, base = [], self.acting.base
+        for s in np.flatnonzero(served & self.ready).tolist():
+            server, models = self.acting.servers[s], seen[s]
+            assert not isinstance(models, str)
+            now, was = models.adapters.keys() - base, self.acting.state.servers[server.name].keys() - base
+            both = ((now - was, "came"), (was - now, "left"))
+            if parts := [f"{listed([shown(n) for n in sorted(own)], 3)} {what}" for own, what in both if own]:
+                found.append(f"{server.name} was changed by another hand, or a restart: {', '.join(parts)}")
+        return found
+
+    def _write_routes(self) -> None:
+        """Write the routes that the router's file lacks, as those of adapters that another hand loaded."""
+        state = self.acting.state
+        placed = [state.servers.get(each.name, {}) for each in self.acting.servers]
+        try:
+            if self.acting.unwritten(placed):
+                self.acting.adopt(placed, state.plan)
+        except PackerError as error:
+            self.last_error = "; ".join(filter(None, [self.last_error, str(error)]))[:400]
 
     def _gone(self) -> list[Decision]:
         """Unload the adapters of the plan, or of an earlier fleet, that the fleet no longer has."""
@@ -300,6 +342,7 @@ class Following:
                     self.last_error = str(error)[:400]
                     self.acting.say(self.last_error)
             time.sleep(max(0.0, min(due_s - time.time(), self.every_s / 4)))
+            self._stop(time.time())
 
     def _lost(self) -> bool:
         """Whether a server that serves does not answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -47,7 +48,7 @@ class Nearest:
     `load`: of each adapter, tok/s, float64 (m,). `held`: adapters of each server with their shares, 0 for a copy with
     no requests. `serving`: indices of the servers in use; others hold nothing. `fits`: whether a server can load an
     adapter. `rooms`: most adapters of each server; none: any number; adapters of `roomless`, as the base model, take
-    no room. `loads`: (server, adapter) to load, in order. `unloads`: idle copies that leave full servers before that.
+    no room. `loads`: (server, adapter) to load, in order. `unloads`: copies that leave full servers before that.
     `left`: adapters that `place_rest` found no server for.
     """
 
@@ -104,9 +105,30 @@ class Nearest:
         self.held[s][a] = 0.0
         self.loads.append((s, a))
 
+    def _merge(self, a: int) -> int:
+        """Give the requests of a copy to the adapter's other copies, so that it leaves a full server for `a`: of all
+        copies that may, the one with the least load. Returns the server; -1 if there is no such copy."""
+        copies = Counter(b for s in self.serving for b, share in self.held[s].items() if share)
+        found = [
+            (self.load[b] * share, s, b)
+            for s in self.serving
+            if self.fits(s, a) and len(self.held[s].keys() - self.roomless) <= (self.rooms[s] or 0)
+            for b, share in self.held[s].items()
+            if share and copies[b] > 1 and b not in self.roomless
+        ]
+        if not found:
+            return -1
+        _, s, b = min(found)
+        rest = 1.0 - self.held[s].pop(b)
+        for t in (t for t in self.serving if self.held[t].get(b)):
+            self.held[t][b] = min(1.0, self.held[t][b] / rest)
+        self.unloads.append((s, b))
+        return s
+
     def place_rest(self, opens: Callable[[int], bool] = lambda _adapter: False) -> None:
-        """Place each adapter that no server holds on the server with the least load, heaviest first. For adapters that
-        serving servers hold, scale the shares there to a sum of 1.
+        """Place each adapter that no server holds on the server with the least load, heaviest first; if all are full,
+        a copy leaves whose adapter has requests elsewhere. For adapters that serving servers hold, scale the shares
+        there to a sum of 1.
 
         `opens`: whether a new server can be opened for an adapter that none takes; later adapters may go there too.
         """
@@ -122,13 +144,16 @@ class Nearest:
         used = self.used().tolist()
         for a in sorted(rest, key=lambda a: -self.load[a]):
             rising = sorted(self.serving, key=lambda s: used[s])
-            s = next((s for s in rising if self._takes(s, a)), len(self.held))
-            if s == len(self.held):
-                if not opens(a):
-                    self.left.append(a)
-                    continue
+            s = next((s for s in rising if self._takes(s, a)), -1)
+            if s < 0 and opens(a):
+                s = len(self.held)
                 self.serving, used = [*self.serving, s], [*used, 0.0]
                 self.before, self.held = [*self.before, {}], [*self.held, {}]
+            elif s < 0 and (s := self._merge(a)) >= 0:
+                used = self.used().tolist()
+            if s < 0:
+                self.left.append(a)
+                continue
             used[s] += self.load[a]
             self._load(s, a)
             self.held[s][a] = 1.0

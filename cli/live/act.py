@@ -69,7 +69,9 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
     names = [each.name for each in fleet.servers]
     with nullcontext() if given.dry_run else acting.held():
         changes = acting.changes(prune=given.prune)
-        steps = ["write the routes for the router"] if acting.unwritten() else []
+        steps = (
+            ["write the routes for the router"] if acting.unwritten(acting.placement(acting.look())) else []
+        )
         steps += [step for change in changes for step in words(change, names)]
         listing = [*(f"{k}. {step}" for k, step in enumerate(steps, 1)), counted(len(steps), "step")]
         if given.dry_run or not steps:

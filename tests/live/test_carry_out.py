@@ -49,26 +49,41 @@ def test_an_idle_copy_makes_room_and_ends_no_route(
     assert not any("end the routes" in text for text in said)
 
 
+def test_a_copy_with_requests_makes_room_after_its_route_has_ended(
+    made: Acting,
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """A copy that leaves a full server gives its requests away, then leaves, then the other adapter comes."""
+    servers[1].adapters["a"] = "/adapters/a"
+    made.state.servers["gpu-0"]["a"] = made.state.servers["gpu-1"]["a"] = 0.5
+    routes = {"a": {1: 1.0}, "c": {0: 1.0}}
+    assert made.carry_out(Change(0.0, load=((0, "c"),), route=routes, unload=((0, "a"),))) == []
+    assert servers[0].adapters.keys() == {"b", "f", "c"}
+    assert (routed(made.fleet)["a"], routed(made.fleet)["c"]) == ({"gpu-1": 1.0}, {"gpu-0": 1.0})
+
+
 def test_a_server_stops_after_its_requests(
     made: Acting,
     servers: list[StandIn],  # noqa: F811
 ) -> None:
     """A server with requests in flight, or with routes because an adapter could not be loaded elsewhere, stays on."""
-    stopped: list[object] = []
-    made._stop = stopped.append  # type: ignore[method-assign]
+    done: list[object] = []
+    made._stop = done.append  # type: ignore[method-assign]
     routes = {name: {1: 1.0} for name in "abf"}
     move = Change(0.0, load=tuple((1, name) for name in "abf"), route=routes, stop=(0,))
     servers[1].faults = [(LOAD, 1, "400")]
     made.fleet = replace(made.fleet, limits=replace(made.fleet.limits, tries=1))
-    stop, _ = made.carry_out(move)
-    assert stop == "stop gpu-0: not done, it still has the requests of 'a'."
+    assert len(made.carry_out(move)) == 1
+    assert made.stopped() == {0: "stop gpu-0: not done, it still has the requests of 'a'."}
     servers[1].faults, servers[0].busy = [], {"f"}
-    (stop,) = made.carry_out(replace(move, load=((1, "a"),)))
-    assert stop == "stop gpu-0: Requests did not end within 0.4 s; it stays on."
-    assert stopped == []
+    assert made.carry_out(replace(move, load=((1, "a"),))) == []
+    assert made.stopped() == {}, "it waits for 'f', while other changes are made"
+    made.stopping[0] -= 1.0 + made.fleet.limits.drain_s
+    assert made.stopped() == {0: "stop gpu-0: Requests did not end within 0.4 s; it stays on."}
+    assert done == []
     servers[0].busy = set()
-    assert made.carry_out(Change(0.0, stop=(0,))) == []
-    assert stopped == [0]
+    made.carry_out(Change(0.0, stop=(0,)))
+    assert (made.stopped(), done, made.stopping) == ({0: ""}, [0], {})
 
 
 def test_a_step_that_a_restart_made_impossible_has_failed(

@@ -210,15 +210,62 @@ def test_a_server_that_is_lost_ends_the_wait_for_requests(
     following: Callable[..., Following],  # noqa: F811
     servers: list[StandIn],  # noqa: F811
 ) -> None:
-    """While requests keep a server on that is to stop, others are looked after: the stop is given up for them."""
+    """While requests keep an adapter that is to leave, others are looked after: it stays for them."""
     loop = following()
     loop.acting.fleet = replace(loop.acting.fleet, limits=replace(FAST, drain_s=60.0))
     loop.step(0.0)
-    loop.acting.state.servers["gpu-0"], servers[0].busy = {}, {"a0"}
-    loop.keeper.on[0] = loop.keeper.expected[0] = False
+    servers[0].busy = {"a0"}
     servers[1].close()
-    (fault,) = loop.acting.carry_out(Change(0.0, stop=(0,)))
-    assert fault == "stop gpu-0: Requests did not end before another server was lost; it stays on."
+    (fault,) = loop.acting.carry_out(Change(0.0, unload=((0, "a0"),)))
+    assert (
+        fault
+        == "unload 'a0' from gpu-0: Requests of 'a0' did not end before another server was lost; it stays loaded."
+    )
+
+
+def test_a_server_that_waits_to_stop_delays_nothing(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """While the last requests of a server end, looks go on, new adapters go elsewhere, and it stops after them."""
+    loop = following()
+    loop.acting.servers[1] = replace(
+        loop.acting.servers[1], host=replace(loop.acting.servers[1].host, stop="true", start="true")
+    )
+    loop.acting.fleet = replace(loop.acting.fleet, limits=replace(FAST, drain_s=60.0))
+    loop.step(0.0)
+    servers[1].busy = {"a2"}
+    routes = {name: {0: 1.0} for name in ("a2", "a3")}
+    loop.acting.carry_out(Change(0.0, load=((0, "a2"), (0, "a3")), route=routes, stop=(1,)))
+    loop.keeper.on[1] = loop.keeper.expected[1] = False
+    loop.serve(replace(loop.fleet, adapters=(*loop.fleet.adapters, packer.Adapter("new", 8, 0.1))))
+    loop.step(60.0)
+    assert "new" in servers[0].adapters
+    assert (loop.keeper.serving, loop.last_error, list(loop.acting.stopping)) == ([0], "", [1])
+    servers[1].busy = set()
+    loop._stop(61.0)
+    assert (loop.acting.stopping, loop._leaving) == ({}, {1: 121.0})
+
+
+def test_what_another_hand_did_is_said_and_routed(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """An adapter loaded by hand gets its route at the next look; one unloaded by hand comes back if it is served."""
+    loop = following()
+    said: list[str] = []
+    loop.acting.say = said.append
+    loop.step(0.0)
+    servers[0].adapters["own"] = "/adapters/own"
+    del servers[0].adapters["a1"]
+    loop.step(60.0)
+    what = "gpu-0 was changed by another hand, or a restart: 'own' came, 'a1' left"
+    assert (said.count(what), loop.last_error) == (1, what)
+    assert routes(tmp_path)["own"] == ["gpu-0"]
+    assert any("a1" in each.adapters for each in servers)
+    loop.step(120.0)
+    assert (said.count(what), loop.last_error) == (1, "")
 
 
 def test_another_fleet_forgets_no_loads_and_no_reserve(

@@ -51,6 +51,19 @@ def test_what_finds_no_room_is_left_and_the_base_model_needs_none() -> None:
     assert (near.loads, near.left) == ([(0, 2), (0, 0)], [1])
 
 
+def test_copies_with_requests_leave_for_adapters_without_a_server() -> None:
+    """Where all servers are full, the copy with the least load gives its requests to the others of its adapter."""
+    held = [{0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.75}]
+    near = Nearest(np.array([4.0, 10.0, 1.0]), held, [0, 1], rooms=[2, 2])
+    near.place_rest()
+    assert (near.loads, near.unloads, near.left) == ([(0, 2)], [(0, 0)], [])
+    assert near.held == [{1: 0.25, 2: 1.0}, {0: 1.0, 1: 0.75}]
+    assert near.routes() == {0: {1: 1.0}, 2: {0: 1.0}}
+    fuller = Nearest(np.array([4.0, 10.0, 1.0]), held, [0, 1], rooms=[1, 0])
+    fuller.place_rest()
+    assert (fuller.unloads, fuller.left) == ([], [2])
+
+
 def test_idle_copies_leave_full_servers() -> None:
     """A copy without requests makes room where another one has the requests; the only copy of an adapter stays."""
     held = [{0: 1.0, 1: 0.0}, {1: 1.0, 2: 0.0}]
