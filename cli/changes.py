@@ -15,8 +15,7 @@ RENUMBERED = (
 
 
 def changes(old: Plan, plan: Plan) -> list[str]:
-    """Changes from the running plan `old` to `plan`: adapters that move; servers that stay, start, stop, have another
-    number or start again with other settings."""
+    """Changes from the running plan `old`: adapters that move; servers that stay, start, stop or start again."""
     from packer.moves import restarted
 
     before, now = set(old.workload.names), set(plan.workload.names)
@@ -39,6 +38,5 @@ def changes(old: Plan, plan: Plan) -> list[str]:
 
 
 def named(k: int, was: int | None) -> str:
-    """A server's number in a plan, with that of the running server which it continues if it differs; None: it is
-    new."""
+    """A server's number, with that of the running server which it continues if it differs; None: it is new."""
     return f"{k} (new)" if was is None else str(k) if was == k else f"{k} (was {was})"

@@ -152,8 +152,7 @@ class Output:
         note(message, quiet=self.quiet)
 
     def note_profiles(self, *profiles: Profile) -> None:
-        """Note which profiles may have large errors or drafters without a time, and at which settings a server with
-        fewer GPUs would start."""
+        """Note profiles with large errors, drafters without a time, and settings with which fewer GPUs suffice."""
         for profile in dict.fromkeys(profiles):
             if profile.doubts:
                 from packer.fit.bands import bands_in_words

@@ -207,8 +207,7 @@ def write_frame(frame: pl.DataFrame | None, path: str | None) -> None:
 
 
 def check_distinct(path: str | os.PathLike[str]) -> None:
-    """Raise `OutputError` if another parameter of the command names the same file (an input or a second output), or if
-    the name is a dash, which elsewhere is standard output."""
+    """Raise `OutputError` if another parameter names the same file, or the name is a dash (standard output)."""
     if os.fspath(path).partition("/")[0] == "-":
         raise OutputError("-: expected a file; --json, and export without -o, print to standard output.")
     context = click.get_current_context(silent=True)

@@ -162,8 +162,7 @@ _FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_
 
 
 def _rooms(plan: Plan) -> Table:
-    """Table of each server's headroom, what limits it and what helps. Equal servers share a row; rows are sorted by
-    headroom, least first, up to `SHOWN_ROOMS`."""
+    """Headroom of servers, its limit and what helps; equal servers share a row, the `SHOWN_ROOMS` least first."""
     shown = grouped(plan.rooms)[:SHOWN_ROOMS]
     columns = ["server", "in limits to", "queue steady to", "serves to", "what limits it", "what helps"]
     more = len(plan.rooms) - sum(len(gpus) for gpus, _ in shown)
@@ -183,10 +182,7 @@ def places(plan: Plan) -> dict[str, dict[int, float]]:
 
 
 def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
-    """For each name: the adapter's rank and rate, the share of its requests per server, and its figures.
-
-    Raises `UnknownNameError`: the plan has no adapter of that name.
-    """
+    """Rank, rate, shares by server and figures of adapters; raises `UnknownNameError` for other names."""
     where, number_of = places(plan), {name: i for i, name in enumerate(plan.workload.names)}
     figures_of = {} if plan.adapters is None else plan.adapters.to_show()._asdict()
     found = []
@@ -291,10 +287,7 @@ FOUND = 2
 
 
 def _small_print(plan: Plan, *, briefly: bool) -> list[str]:
-    """Facts, training throughput, and assumptions about prices, lengths, engine and prefixes.
-
-    `briefly`: no facts if the plan has a decision, otherwise the first `FOUND`.
-    """
+    """Facts, training and assumptions; `briefly`: no facts with a decision, otherwise the first `FOUND`."""
     facts = _facts(plan)
     lines = facts if not briefly else [] if plan.details.get("decision") else facts[:FOUND]
     training = float(plan.evaluations.tuning_tok_s.sum())
@@ -350,8 +343,7 @@ def _engine(plan: Plan, *, briefly: bool) -> list[str]:
 
 
 def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:
-    """Line about the adapter that uses most of its latency limits, of several one that gets no answer; empty if no
-    adapter gets one."""
+    """Line about the adapter nearest to or furthest beyond its limits; empty if no adapter gets an answer."""
     import numpy as np
 
     if np.isnan(found.mean_ttft_ms).all():

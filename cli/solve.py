@@ -88,10 +88,7 @@ class Planning:
         return load_plan(self.old_path)
 
     def at_load(self, fleet: Workload, path: str, out: Writing) -> tuple[Workload, RequestTrace | None]:
-        """Return the fleet at the load of --load, and the requests of a log's busiest hour if it has its rates.
-
-        A log's default is its busiest hour; a note says what is planned.
-        """
+        """The fleet at --load, of a log its busiest hour; the requests of that hour if it has their rates."""
         if self.load is None and self.loads_path is not None:
             raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
         if self.loads_path is not None or fleet.arrivals.trace is None:

@@ -82,10 +82,7 @@ _RESULTS: list[TextIO] = []
 
 @contextmanager
 def only_results() -> Iterator[None]:
-    """Reserve standard output for results in the block; everything else that is printed goes to standard error.
-
-    A plug-in may print, and a result may be JSON.
-    """
+    """Keep standard output for results, which may be JSON, in the block; plug-ins print to standard error."""
     _RESULTS.append(results())
     try:
         with redirect_stdout(sys.stderr):

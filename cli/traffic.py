@@ -220,11 +220,6 @@ class PrometheusOptions:
 
 
 def refuse_unused(given: str, unused: Collection[str]) -> None:
-    """Refuse options on the command line that have no effect because of another option.
-
-    `given`: the other option, as it is typed.
-    `unused`: the options without effect, as for `typed`.
-    Raises `IncompatibleError`: one of `unused` is on the command line. Defaults from a file are ignored.
-    """
+    """Raise `IncompatibleError` if one of `unused` (see `typed`) is on the command line with option `given`."""
     for each in typed(unused):
         raise IncompatibleError(f"{each} has no effect with {given}: expected one of them, got both.")

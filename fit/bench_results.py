@@ -116,12 +116,7 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
 
 
 def read_bench_results(paths: Sequence[Path]) -> Measured:
-    """Read measurements from files: results of `vllm bench serve` or GuideLLM, pages of /metrics, or the output of
-    `benchmark_lora.py`.
-
-    Raises `FileFormatError`: a file can't be read, has another format, or has a run without completed requests or
-    without a required figure.
-    """
+    """Read results of vLLM's benchmarks or GuideLLM, or pages of /metrics; raises `FileFormatError`."""
     found: list[Steady] = []
     kernels: dict[Kernel, dict[int, float]] = {}
     for path in paths:

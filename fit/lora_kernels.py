@@ -39,10 +39,7 @@ def is_lora_benchmark(text: str) -> bool:
 
 
 def read_lora_kernels(text: str) -> Times:
-    """Read kernel times from the output of `benchmark_lora.py`; kernels of experts and `torch.mm` are left out.
-
-    Raises `FileFormatError`: a table has no unit, or a row has invalid sizes.
-    """
+    """Kernel times that `benchmark_lora.py` printed, without experts and `torch.mm`; raises `FileFormatError`."""
     found: dict[Kernel, dict[int, float]] = {}
     rows: list[tuple[int, list[str]]] = []
     columns: list[str] = []

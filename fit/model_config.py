@@ -21,11 +21,7 @@ _EXPERT_SIZES = ("moe_intermediate_size", "intermediate_size")
 
 @reader
 def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
-    """Read the dimensions in a `config.json`.
-
-    Raises `FileFormatError`: the file can't be read, or the value of a key is missing or invalid;
-    `IncompatibleError`: the estimate doesn't support this kind of model or quantisation.
-    """
+    """Read dimensions in a `config.json`; raises `FileFormatError`, or `IncompatibleError` for unknown kinds."""
     data = parse_json(read_text(path))
     if not isinstance(data, dict):
         raise FileFormatError(f"expected the JSON object of a model's config, got {shown(data)}.")

@@ -21,11 +21,7 @@ _SAME = {other: name for name, row in QUANTIZATIONS.items() for other in row.get
 
 
 def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
-    """Return the model with its linear layers in this quantisation; None keeps the quantisation of its config.
-
-    Raises `UnknownNameError`: the name is not known; `IncompatibleError`: the model's name contains another
-    quantisation, its experts are published in another one, or only experts can have this one.
-    """
+    """The model in this quantisation, None: its config's; raises `UnknownNameError`, `IncompatibleError`."""
     if name is None:
         return model
     said = name.lower().replace("-", "_")
@@ -52,10 +48,7 @@ def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
 
 
 def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, str | None]:
-    """Return bits of a weight and name of the quantisation in a config's `quantization_config`.
-
-    Raises `IncompatibleError`: the method is not known, or does not have 4 or 8 bits.
-    """
+    """Bits and method of a config's `quantization_config`; raises `IncompatibleError` for unknown ones."""
     if not given:
         return WEIGHT_BITS["bf16"], None
     said: dict[str, Any] = given if isinstance(given, dict) else {}

@@ -50,10 +50,7 @@ class Prior:
 
 
 def prior_of(base: Profile) -> Prior | None:
-    """The law of the base profile; if it has none, that of the other model's shipped profile with the nearest weights.
-
-    None: there is no such profile.
-    """
+    """The base profile's law, or that of the shipped profile with the nearest weights; None without one."""
     if base.latency.form == "linear" and base.latency.coefficients:
         return Prior(base.latency.coefficients, base.name)
     sheet = next((sheet for sheet in GPUS.values() if sheet.title == base.gpu.name), None)

@@ -26,11 +26,7 @@ MOST = 1e15
 
 @reader
 def read_rows(path: str | os.PathLike[str], required: Sequence[str]) -> list[Row]:
-    """Rows of a CSV file (also gzip) as text by column.
-
-    Raises `FileFormatError`: the file can't be read, lacks a column, or has a row with more or fewer cells than
-    columns.
-    """
+    """Rows of a CSV file (also gzip) as text by column; raises `FileFormatError`."""
     found, rows = csv_rows(read_text(path))
     missing = [name for name in required if name not in found]
     if missing:

@@ -373,11 +373,7 @@ def words(change: Change, names: Sequence[str]) -> list[str]:
 
 
 def apply(acting: Acting, changes: Sequence[Change], what: str) -> list[str]:
-    """Carry out changes in order; return their failures as sentences.
-
-    `what`: the plan, in words.
-    Raises `OutputError`: the state can't be written.
-    """
+    """Carry out changes in order to reach `what`; return failures as sentences. Raises `OutputError`."""
     acting.adopt(acting.placement(acting.look()), what)
     failed: list[str] = []
     for change in changes:

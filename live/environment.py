@@ -160,10 +160,7 @@ def _version(where: Address) -> Check:
 
 
 def served_models(where: Address) -> list[str]:
-    """Return the names of the models that the server serves; empty if it reports none.
-
-    Raises `LiveError`: there is no answer, or it is an error.
-    """
+    """Names of the models that the server serves, perhaps none; raises `LiveError` without an answer."""
     status, text = get(where, "/v1/models")
     if not status:
         raise LiveError(f"{where.url} can't be reached: {text}.")

@@ -147,10 +147,7 @@ class LiveFleet:
 
 @reader
 def read_live_fleet(path: str | os.PathLike[str]) -> LiveFleet:
-    """Read servers.toml.
-
-    Raises `FileFormatError`: not TOML, a key is unknown, missing or out of range.
-    """
+    """Read servers.toml; raises `FileFormatError`."""
     found = parse(LiveFleet, check_version(parse_toml(read_text(path)), 1))
     base = Path(path).resolve()
     router = found.router

@@ -163,8 +163,7 @@ class ShellCommand:
         return f"The command {shown(self.text)} ended with status {status}{f': {said}' if said else '.'}"
 
     def wait(self, limit_s: float) -> None:
-        """Wait for the command's end. Raises `LiveError`: the command fails, or takes longer than `limit_s`. After this
-        limit, or if the wait is interrupted, the command is killed."""
+        """Wait for the command; raises `LiveError` if it fails or takes `limit_s`, after which it is killed."""
         try:
             self._process.wait(limit_s)
             if fault := self.fault():

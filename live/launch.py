@@ -114,10 +114,7 @@ def filled(what: str, text: str, **values: object) -> str:
 
 @reader
 def read_launch(path: str | os.PathLike[str]) -> Launch:
-    """Read a launch file.
-
-    Raises `FileFormatError`: not TOML, a key is unknown, missing or out of range.
-    """
+    """Read a launch file; raises `FileFormatError`."""
     data = parse_toml(read_text(path))
     model, engine = (data[key] if isinstance(data.get(key), dict) else {} for key in ("model", "engine"))
     if "model_spec" in data:

@@ -61,10 +61,7 @@ def goal_of(acting: Acting, seen: Sequence[Models | str], *, prune: bool = False
 
 
 def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int]:
-    """For each server that answers, the server of the plan that it fits with the most adapters in common.
-
-    Raises `IncompatibleError`: a server fits none of the plan.
-    """
+    """Plan's server with most common adapters for each that answers; raises `IncompatibleError` if none fits."""
     bins, names, slots = acting.plan.bins, acting.plan.workload.names, _slots_of(acting, seen)
     found = {}
     for s, models in enumerate(seen):

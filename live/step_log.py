@@ -57,10 +57,7 @@ class Steps:
 
 @reader
 def read_steps(path: str | os.PathLike[str]) -> Steps:
-    """Read a log; a last line cut short (the server was killed) is dropped.
-
-    Raises `FileFormatError`: missing, other columns, or not numbers.
-    """
+    """Read a log without a last line that was cut short; raises `FileFormatError`."""
     lines = read_text(path).splitlines()
     names = [f.name for f in fields(Steps)]
     if lines[0].split(",") != names:

@@ -40,11 +40,7 @@ SHORTEST_S = 60.0
 
 @dataclass(frozen=True, eq=False)
 class BenchRun:
-    """One run of the benchmark and its prediction.
-
-    `measured`: the `FIGURES` that the file has, by name. `assumed`: what the file does not say, in
-    words.
-    """
+    """A run of the benchmark and its prediction; `measured` `FIGURES`; `assumed`: what the file does not say."""
 
     measured: dict[str, float]
     simulation: Run

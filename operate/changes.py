@@ -18,11 +18,7 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class Changed:
-    """The running servers with the changed fleet.
-
-    `gpus`: the plan's index of each bin (a server without adapters is left out); `unplaced`: names of the
-    adapters that no running server can hold.
-    """
+    """The running servers with the changed fleet; `gpus`: each bin's index in the plan; `unplaced`: by name."""
 
     workload: Workload
     bins: tuple[Bin, ...]
@@ -119,11 +115,7 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
 
 
 def between(old: Plan, new: Plan) -> Moves:
-    """The moves from one plan to another on running servers, with adapters matched by name.
-
-    Servers of equal profile are matched so that most adapters stay in place. The new plan's own moves may be moves
-    from another plan, so they are not used.
-    """
+    """Moves from one plan to another on running servers, matched by profile and adapters' names to move few."""
     left = going_on(old, new.workload)
     found, numbers = moves_of(tuple(left.values()), new.bins), tuple(left)
     return replace(found, servers=tuple(None if k is None else numbers[k] for k in found.servers))

@@ -212,10 +212,7 @@ def keys_of(each: Period, bins: Sequence[Bin]) -> list[tuple[int, Settings]]:
 def _chosen(
     own: Mapping[int, Settings], options: Mapping[int, Set[Settings]], periods: int
 ) -> dict[int, Settings]:
-    """The settings of each period in which a server runs: successive periods share one if their `options` do.
-
-    Of several shared settings, the one that most of the periods had is chosen.
-    """
+    """Settings by period: successive periods share one if their `options` do, the one that most of them had."""
     nothing: Set[Settings] = frozenset()
     # Begin where no settings are shared with the period before, so that no run is cut at midnight.
     first = next((t for t in options if not options[t] & options.get((t - 1) % periods, nothing)), 0)

@@ -147,10 +147,7 @@ def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | No
 
 
 def with_base(plan: Plan, seen: Workload, names: Collection[str] = ()) -> Workload:
-    """The measured fleet, with rank 0 for the base model, under the plan's name for it if each has exactly one name.
-
-    `names`: names by which the base model is requested, besides its own.
-    """
+    """The measured fleet; its base model, by `names` or its own, gets rank 0 and the plan's name, if there is one."""
     specs = {item.profile.model for item in plan.bins}
     own = {each for each in seen.names if each in names or any(serves(spec, each) for spec in specs)}
     own -= set(plan.workload.names)

@@ -44,8 +44,7 @@ RARE = 2
 
 
 class Worst(NamedTuple):
-    """The adapter that uses most of its limits. `server`: its number in the plan. `slo_used`: the share of its limits,
-    infinite if no request completed."""
+    """The adapter that uses most of its limits, and its server; `slo_used` is infinite if no request completed."""
 
     adapter: str
     server: int
@@ -76,8 +75,7 @@ class PlanEvaluation:
 
     @property
     def rarely(self) -> str:
-        """In how many of these hours the limits break, for how many adapters, and what breaks them most, in a sentence;
-        "" if they break in none."""
+        """In how many hours limits break, for how many adapters, and what breaks them most; "" if none does."""
         if not any(self.beyond):
             return ""
         over = len(self.beyond) * len(self.plan.workload)
@@ -322,8 +320,7 @@ def _broken(found: Sequence[float]) -> int:
 
 
 def _beyond(plan: Plan, changed: Changed, hours: Hours, seed: int, *, apart: bool = False) -> float:
-    """Count the adapters beyond their limits in an hour as `packer.planning.chance` does; infinite if the limits are
-    those of servers. `apart`: see `packer.planning.kept.Hour`."""
+    """Adapters beyond their limits in an hour (`apart`: see `kept.Hour`); infinite for limits of servers."""
     fleet = changed.workload
     kept, hour = KeptHours(fleet, fleet, seed, hours), Hour(fleet, seed, apart)
     if _shared(plan, changed):

@@ -82,8 +82,7 @@ class Following:
         )  # fmt: skip
 
     def check(self, seen: Sequence[Models | str]) -> None:
-        """Take each server that answers for the kind of the plan's server that it fits. Raises `IncompatibleError`: it
-        fits none."""
+        """Each server that answers is of the kind of a plan's server that it fits; raises `IncompatibleError`."""
         kinds = server_kinds(self.acting.plan, len(self.acting.plan.bins))
         for s, k in fitting(self.acting, seen).items():
             self.keeper.kinds[s] = kinds[k]

@@ -66,10 +66,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Decision:
-    """A change, its cost, and why it is made.
-
-    `loads`: number of adapter loads; `forced` of them are for adapters without a server. `starts`: of server starts.
-    """
+    """A change and why; `loads` of adapters, of which `forced` are for adapters without a server, and `starts`."""
 
     change: Change
     why: str

@@ -128,9 +128,7 @@ class Requests:
         return f"{now:.1%} of the prompts' tokens are in the prefix cache, {before:.1%} were expected, ± {error:.1%}"
 
     def meet(self, seen: Workload, span_s: float) -> str:
-        """Adopt the measured lengths, prefixes and sessions of adapters whose lengths differ by more than their error;
-        say so in a sentence. `span_s`: length of the measurement, s.
-        """
+        """Adopt measured lengths, prefixes and sessions that differ by more than their error; say so in a sentence."""
         number = {name: j for j, name in enumerate(seen.names)}
         adapters, changed = list(self.fleet.adapters), []
         for k, old in enumerate(adapters):

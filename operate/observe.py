@@ -95,10 +95,7 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
 
 
 def log_of_plan(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
-    """The requests of a log, which may still grow, to the adapters of a plan; their ranks are 1.
-
-    Raises `FileFormatError`: it names no adapters, or can't be read.
-    """
+    """Requests of a log, which may grow, to a plan's adapters, with rank 1; raises `FileFormatError`."""
     log = read_trace(path, fields, growing=True)
     if log.adapter is None:
         said = "the log names no adapters, so that no plan can be compared with it."

@@ -96,9 +96,7 @@ def predict(
 def influences(
     predictor: LearnedPredictor, features: npt.NDArray[np.float64], kv_tokens: float
 ) -> list[dict[str, Any]]:
-    """How the prediction would change if one feature at a time had the value of a typical server (the training
-    median): a row for each feature, strongest first. `features` float64 (F,).
-    """
+    """How each of `features`, float64 (F,), changes the prediction against a typical server's, strongest first."""
     typical = np.array(predictor.model.header["medians"])
     points = np.repeat(features[None, :], len(features) + 1, axis=0)
     diagonal = np.arange(len(features))

@@ -27,11 +27,7 @@ def measured(
     spec: ValidationSpec,
     progress: Progress = silent,
 ) -> list[Result]:
-    """The results with the figures of real servers; equal servers of different plans are measured once.
-
-    `fleets`: those that were planned, one for each number of adapters. `folder`: keeps the measurements; the same one
-    resumes.
-    """
+    """Results with figures of real servers, equal ones measured once; `folder` keeps them to resume."""
     found = list(results)
     for fleet in fleets:
         own = [(k, each.plan) for k, each in enumerate(results) if each.adapters == len(fleet)]

@@ -92,9 +92,7 @@ class Rehearsal:
 
 @dataclass(eq=False)
 class Failing:
-    """A controller whose servers fail: at each of `times_s` a random serving server is lost. Without a controller
-    `inside`, a lost server is started again as it was.
-    """
+    """A controller that loses a random server at each of `times_s`; without `inside` it starts again as it was."""
 
     times_s: Sequence[float]
     seed: int
@@ -163,10 +161,7 @@ def hourly_rates(fleet: Workload, hours: int) -> FloatArray:
 
 
 def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int, at_hand: int) -> list[int]:
-    """The fewest GPUs for each hour alone, searched in order of load: an hour with more load needs no fewer.
-
-    An hour that no number of GPUs serves counts with the GPUs `at_hand`.
-    """
+    """The fewest GPUs for each hour, in order of load; GPUs `at_hand` for one that no number serves."""
     steady = fleet.with_arrivals(Arrivals())
     order = np.argsort(rates @ fleet.mean_tokens)
     found = np.zeros(len(order), dtype=np.int64)

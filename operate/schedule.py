@@ -224,8 +224,7 @@ class _Day:
         return self._plan(list(self.rates), bins)
 
     def period(self, names: Sequence[str], static: Plan) -> Period:
-        """The fewest servers for successive periods, in places of the static plan's servers; all servers of a kind if
-        no fewer hold."""
+        """The fewest servers for successive periods, in places of the static plan's; else all of a kind."""
         bins: list[Bin] = []
         places: list[int] = []
         for group in self.groups:

@@ -48,10 +48,7 @@ class Change:
 
 @runtime_checkable
 class Controller(Protocol):
-    """Decides on changes while a cluster runs: an autoscaler, or the loop that follows traffic.
-
-    `period_s`: time between two decisions, s.
-    """
+    """Decides on changes every `period_s` seconds of a run: an autoscaler, or the loop that follows traffic."""
 
     period_s: float
 

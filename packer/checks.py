@@ -41,10 +41,7 @@ def instance(what: str, value: object, kind: type, made_by: str) -> None:
 
 
 def decimal(text: str) -> float:
-    """The number in a text; unlike float(), it refuses "1_000" and digits of other scripts.
-
-    Raises `ValueError`: the text is not a number.
-    """
+    """The number in a text; unlike float(), raises `ValueError` for "1_000" and digits of other scripts, too."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return float(text)

@@ -43,10 +43,6 @@ VLLM = Vllm()
 
 
 def engine_of(spec: str) -> Engine:
-    """The engine that a text names, with parameters as in "lightllm:max_wait_tokens=1".
-
-    Raises `UnknownNameError`: no engine has this name; `ValidationError`: the engine has no such parameter, or a
-    value breaks a rule.
-    """
+    """The engine of a text such as "lightllm:max_wait_tokens=1"; raises `UnknownNameError`, `ValidationError`."""
     engine: Engine = registry.make("engine", spec)
     return engine

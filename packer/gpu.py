@@ -49,10 +49,7 @@ def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:
 
 
 def stock_of(kinds: Iterable[GpuKind]) -> dict[str, int]:
-    """Number of available GPUs by name of the GPU; GPUs without a limit are left out.
-
-    Raises `ValidationError`: two kinds with the same GPU have different numbers.
-    """
+    """Available GPUs by name, without unlimited ones; raises `ValidationError` if kinds with one GPU differ."""
     stock: dict[str, int] = {}
     for kind in kinds:
         name = kind.profile.gpu.name

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 else:
 
     class cached_property:  # noqa: N801
-        """`functools.cached_property` without its lock: in Python 3.11, the lock of a property lets only one thread at
-        a time compute a value, for all objects together."""
+        """`functools.cached_property` without the lock that makes threads of Python 3.11 wait for each other."""
 
         def __init__(self, make):
             self._make, self.__doc__ = make, make.__doc__

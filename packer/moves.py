@@ -32,10 +32,7 @@ def most_copies(bins: Iterable[Bin]) -> int:
 
 
 def going_on(old: Plan, workload: Workload) -> dict[int, Bin]:
-    """Servers of `old` that still have adapters in `workload`: number in the plan → bin with indices of `workload`.
-
-    Adapters are matched by name.
-    """
+    """Servers of `old` that still have adapters, by name, in `workload`: number → bin with its indices."""
     number = {name: i for i, name in enumerate(workload.names)}
     now = {i: number[name] for i, name in enumerate(old.workload.names) if name in number}
     kept = ((k, item.renumbered(now)) for k, item in enumerate(old.bins))
@@ -118,8 +115,7 @@ def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
 def as_running(
     old: Sequence[Bin], bins: Sequence[Bin], becomes: Mapping[int, int] | None = None
 ) -> list[Bin]:
-    """The servers, each with the settings of the running one that it continues if all that it holds fits these.
-    `becomes`: their `match`, if it is known."""
+    """The servers with settings of the running ones that they continue (`becomes`: their `match`), where all fits."""
     becomes = match(old, bins) if becomes is None else becomes
     before = {k: old[j] for k, j in becomes.items() if _fits(bins[k], old[j])}
     return [
@@ -140,20 +136,14 @@ def moves_of(old: Sequence[Bin], bins: Sequence[Bin]) -> Moves:
 
 
 def restarted(old: Plan, moves: Moves, bins: Sequence[Bin]) -> list[tuple[int, int]]:
-    """Pairs (server, server of `old` that it continues) whose settings differ: the server must be started again.
-
-    `moves`: from `old`, the running plan, to `bins`, with its numbers of servers.
-    """
+    """Pairs (server, server of `old` that it continues by `moves`) whose settings differ, so that it starts anew."""
     pairs = ((k, j) for k, j in enumerate(moves.servers) if j is not None)
     return [(k, j) for k, j in pairs if bins[k].settings != old.bins[j].settings]
 
 
 @dataclass(eq=False)
 class _Order:
-    """State of the search for an order of moves.
-
-    `held`, `routes`: adapters and routes after the changes so far. `doomed`: (server, adapter) pairs to unload.
-    """
+    """State of a search for an order: `held` and `routes` so far; `doomed`: (server, adapter) pairs to unload."""
 
     goal: Placement
     room: Sequence[int | None]

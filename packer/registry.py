@@ -84,8 +84,7 @@ def load(kind: str, name: str) -> Any:
 
 
 def plugins_in_use() -> list[tuple[str, EntryPoint]]:
-    """Strategies of other packages that were loaded by name, as (kind, entry point); if there are none, all whose
-    modules were imported."""
+    """Plug-ins loaded by name, as (kind, entry point); if there are none, all whose modules were imported."""
     imported = _imported()
     return [each for each in imported if each[1] in _loaded] or imported
 

@@ -64,8 +64,7 @@ def growth(factor: float | None) -> str:
 
 
 def room_rows(rooms: Sequence[Room], most: int | None = None) -> list[tuple[str, ...]]:
-    """Table rows for the `most` groups of equal servers with the least room: numbers of the servers, the three factors,
-    the limit with its usage, and advice."""
+    """Rows for the `most` groups of equal servers with the least room: numbers, factors, limit and its use, advice."""
     return [
         (
             spans(gpus),

@@ -51,10 +51,7 @@ class SpeculationSpec:
 
     @classmethod
     def parse(cls, text: str) -> SpeculationSpec:
-        """Parse a text such as "eagle3:num_speculative_tokens=3,acceptance=0.6".
-
-        Raises `ValidationError`: the text has another form, or a value breaks a rule.
-        """
+        """Parse "eagle3:num_speculative_tokens=3,acceptance=0.6"; raises `ValidationError`."""
         method, _, rest = text.partition(":")
         parts = [part.partition("=")[::2] for part in rest.split(",")]
         given = dict(parts)

@@ -62,10 +62,7 @@ class AutoPredictor:
 
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> AutoPredictor:
-        """Return a predictor of the boosted trees shipped for the profile, if any, and the twin.
-
-        Without these trees, the trees of another profile guide searches.
-        """
+        """The twin, with the boosted trees shipped for the profile, or else with another profile's as guides."""
         learned = guide = None
         try:
             learned = BoostingPredictor.for_profile(profile)

@@ -110,11 +110,7 @@ class Dataset:
 
 
 def dataset_of(frame: pl.DataFrame, spec: Spec) -> Dataset:
-    """Return the data set in a table.
-
-    Raises `FileFormatError`: a column is missing, of another type, or has a value that no simulation gives; rows are
-    missing.
-    """
+    """The data set in a table; raises `FileFormatError`: a column or value is not one, or rows are missing."""
     texts = ("family", "group")
     for column in (*NAMES, *LABELS, *texts, "index"):
         if column not in frame.columns:
@@ -147,10 +143,7 @@ def dataset_bytes(frame: pl.DataFrame, spec: Spec) -> bytes:
 
 @reader
 def read_dataset(path: str | os.PathLike[str]) -> Dataset:
-    """Read what `packer.predictors.build.build_dataset` wrote.
-
-    Raises `FileFormatError`: it is not a data set, was cut short or changed, or has the features of another version.
-    """
+    """What `build_dataset` wrote; raises `FileFormatError` if it is damaged or of another version."""
     frame, notes = decoded([read_bytes(path)])
     if "packer" not in notes or "digest" not in notes:
         raise FileFormatError("expected a data set written by packer predictor build.")

@@ -64,9 +64,7 @@ class MeasuredScenario:
 
 
 def scenario(index: int, profile: Profile, seed: int) -> MeasuredScenario:
-    """Return the scenario of this index. Its family is drawn by `SHARES`: from the grid, mixed, near the edge of
-    starvation, or with many adapters.
-    """
+    """The scenario of this index, of a family drawn by `SHARES`: grid, mixed, near starvation, many adapters."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, index, 0x5CE7A]))
     limits = np.cumsum([*SHARES.values()][:-1])
     family = list(SHARES)[int(np.searchsorted(limits, rng.random(), side="right"))]

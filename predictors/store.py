@@ -110,11 +110,7 @@ def write_model(model: Model, path: str | os.PathLike[str], *, force: bool = Tru
 
 
 def read_model(path: str | os.PathLike[str]) -> Model:
-    """Read a predictor.
-
-    Raises `FileFormatError`: there is no such file; `ModelError`: it is not a predictor, was changed or cut short,
-    its arrays can't be evaluated, or it needs other features than this version has.
-    """
+    """Read a predictor; raises `FileFormatError`: no such file; `ModelError`: it is damaged or does not fit."""
     return from_bytes(read_bytes(path), os.fspath(path))
 
 
@@ -188,10 +184,7 @@ def file_name(kind: str, profile_name: str) -> str:
 
 
 def shipped_model(kind: str, profile: Profile) -> tuple[Model, str]:
-    """The shipped predictor of a kind for a profile, and the name of its file.
-
-    Raises `ModelError`: there is none, or it was trained for another state of the profile.
-    """
+    """A profile's shipped predictor of a kind, and its file; raises `ModelError` if there is none that fits."""
     name = file_name(kind, profile.name)
     if name not in {each.name for each in files(PACKAGE).iterdir()}:  # a name may be too long for a file
         raise ModelError(

@@ -111,8 +111,7 @@ def resimulated(plan: Plan) -> str:
 
 
 def queueing(plan: Plan) -> list[str]:
-    """Servers whose requests wait longer than their limits although the plan counts as feasible, and how many GPUs
-    would keep the limits, in words."""
+    """Servers that queue beyond their limits in a feasible plan, and the GPUs that keep these, in words."""
     if plan.objective == "recommend":
         return []
     ttft = plan.evaluations.mean_ttft_ms.tolist()

@@ -156,11 +156,7 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
 
 
 def write_figure(figure: Figure, path: str | os.PathLike[str], *, force: bool = True) -> None:
-    """Write a figure atomically: .html (needs no network), .png or .svg.
-
-    Raises `ValidationError`: the suffix is unknown; `OutputError`: the file can't be written, or exists and `force`
-    is False.
-    """
+    """Write .html (without network), .png or .svg atomically; raises `ValidationError`, `OutputError`."""
     from packer.io.files import check_ending, check_writable, write_bytes
 
     suffix = check_ending(path, "picture", SUFFIXES)

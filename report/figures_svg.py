@@ -99,10 +99,7 @@ def chart(
     from_zero: bool = True,
     many: bool = False,
 ) -> Chart:
-    """The panel as an `svg` element, with its title, unit and legend.
-
-    Colours are the CSS classes `c0` … `c6` and the page's text colour.
-    """
+    """The panel as an `svg` element with title, unit and legend; colours are the CSS classes `c0` … `c6`."""
     chosen = (k if series.color is None else series.color for k, series in enumerate(panel.series))
     coloured = [(each, f"c{k % len(SERIES)}") for each, k in zip(panel.series, chosen, strict=True)]
     bars = [(item, color) for item, color in coloured if isinstance(item, Bars)]

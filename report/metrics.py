@@ -51,10 +51,7 @@ def sample(name: str, labels: str, value: float | None) -> Markup:
 
 
 def live_metrics(following: Any, rows: Sequence[Any]) -> str:
-    """The metrics of `packer live follow` in Prometheus's text format.
-
-    `following`: a `packer.operate.follow.Following`; `rows`: its `rows_of`.
-    """
+    """Metrics of a `packer.operate.follow.Following`, with its `rows_of`, in Prometheus's text format."""
 
     def of_servers(name: str) -> list[tuple[str, float | None]]:
         return [(f'server="{row.name}"', getattr(row, name)) for row in rows]
@@ -91,10 +88,7 @@ class Exporter:
 
     @contextmanager
     def listen(self, address: str) -> Iterator[int]:
-        """Serve on `HOST:PORT` (port 0: any free port) in a thread; yields the port.
-
-        Raises `ValidationError`: the address is not a host and a port; `OutputError`: nothing can listen there.
-        """
+        """Serve on HOST:PORT (0: any) in a thread, and yield the port; raises `ValidationError`, `OutputError`."""
         host, port = parse_address(address)
         exporter = self
 

@@ -38,12 +38,7 @@ _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 def render_report(
     plan: Plan, *, growth: GrowthCurves | None = None, comparison: Sequence[Mapping[str, object]] = ()
 ) -> str:
-    """The page; the same input gives the same bytes.
-
-    `plan`: feasible or not.
-    `growth`: servers of the plan at growing rates; None leaves the section out.
-    `comparison`: rows of a comparison of solvers, all with the same keys.
-    """
+    """The page; the same input gives the same bytes. Sections without `growth` or `comparison` are left out."""
     script = read("report.js")
     shown = _compared_keys(comparison)
     fleet, servers = plan.workload, list(zip(plan.bins, plan.evaluations, strict=True))

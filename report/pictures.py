@@ -73,13 +73,7 @@ SWEPT = {"total_token_throughput": False, "mean_ttft_ms": True, "mean_itl_ms": F
 
 
 def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title: str) -> Figure:
-    """Curves over `x_axis`, one for each pair of values of the other two axes.
-
-    `frame`: rows of a sweep, sorted by point.
-    `packs`: the rows that are the Max_pack of their curve.
-    `x_axis`: "adapters", "rate_factor" or "max_loras".
-    `title`: what was swept.
-    """
+    """Curves of sorted rows over `x_axis`, one per pair of values of the other axes; `packs`: their Max_packs."""
     others = [axis for axis in AXIS_LABELS if axis != x_axis]
     curves = dict(iter(frame.group_by(others, maintain_order=True)))
     names = _labels(others, list(curves))
@@ -138,10 +132,7 @@ MOST_SLOTS = 1024
 
 
 def memory_figure(profile: Profile, largest: Mapping[int, int]) -> Figure:
-    """KV tokens over the number of slots, a curve for each slot rank, up to the largest number that starts.
-
-    `largest`: slot rank → the largest number of slots with which the server starts.
-    """
+    """KV tokens over slots, a curve for each slot rank, up to the `largest` number that starts."""
     end = min(MOST_SLOTS, max(1, *largest.values()))
     series = []
     for rank, most in largest.items():
@@ -156,12 +147,7 @@ def memory_figure(profile: Profile, largest: Mapping[int, int]) -> Figure:
 
 
 def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limits) -> list[Chart]:
-    """TTFT and ITL over the number of GPUs, with the goal and the plan's number of GPUs marked.
-
-    `rows`: as `packer.planning.frontier.FrontierPoint.to_dict` gives them.
-    `chosen`: number of GPUs of the plan.
-    `limits`: limits of the adapters without a class.
-    """
+    """TTFT and ITL over GPUs (`FrontierPoint.to_dict`), with limits and the plan's number of GPUs marked."""
     gpus = [row["n_gpus"] for row in rows]
 
     def drawn(unit: str, goal: float, labels: Mapping[str, str]) -> Chart:
@@ -185,11 +171,7 @@ Row = Mapping[str, Any]
 
 
 def comparison_figure(rows: Sequence[Row], *, title: str) -> Figure:
-    """Curves over the number of adapters if it varies, else bars.
-
-    `rows`: as `packer.planning.compare.Result.to_dict` gives them.
-    `title`: what was compared.
-    """
+    """Curves over the number of adapters if it varies, else bars (rows of `Result.to_dict`)."""
     sizes = sorted({row["adapters"] for row in rows})
     draw = _curves if len(sizes) > 1 else _bars
     sources = sorted({row["reference"] for row in rows if row["reference"]})

@@ -26,8 +26,7 @@ class Auto:
     name = "auto"
 
     def supports(self, problem: Problem) -> str | None:
-        """All that greedy takes; of running plans and fixed numbers of GPUs what cpsat, replan or spread-refined
-        takes."""
+        """What greedy takes; of running plans and given numbers of GPUs what cpsat, replan or spread-refined takes."""
         refined = problem.objective.fixed_gpus or problem.old_bins
         return start_refused(problem, _refining(problem)) if refined else None
 

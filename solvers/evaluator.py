@@ -195,8 +195,7 @@ class Evaluator:
     def _factors(
         self, bins: Sequence[Bin], raised: Mapping[Profile, float] = MappingProxyType({})
     ) -> Factors:
-        """Factors on the rates by the margin, and by `raised` beyond it: one for all bins, or one for each, float64
-        (n,)."""
+        """Factors on rates by the margin, and by `raised` beyond it: one for all bins, or for each, float64 (n,)."""
         if not raised and len(self.margins) == 1:
             return 1.0 + self.largest_margin()
         own = {k: (1.0 + self.margin_of(k)) * (1.0 + raised.get(k, 0.0)) for k in profiles_of(bins)}

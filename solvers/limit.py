@@ -41,8 +41,7 @@ def within_limit(problem: Problem, found: Solution, *, servers: bool | None = No
 
 
 def _heaviest(problem: Problem, bins: Sequence[Bin], servers: bool) -> list[int]:
-    """Indices of the servers with the most load for which the GPUs suffice, ascending; `servers`: `max_gpus` counts
-    these."""
+    """Indices, ascending, of the servers with the most load that `max_gpus` GPUs hold; `servers`: it counts these."""
     total = math.inf if problem.max_gpus is None else problem.max_gpus
     at_hand = dict(problem.stock)
     loads = np.array([bin_.offered_tok_s(problem.workload) for bin_ in bins])

@@ -192,8 +192,7 @@ class Nearest:
             used[t] += given
 
     def empty(self, s: int, caps: FloatArray) -> bool:
-        """Move the adapters of a server to the others: to existing copies, else to the server with the least used share
-        that takes them. Returns False and changes nothing if an adapter has no place."""
+        """Move a server's adapters to copies, else to the least used server that takes them; False: nothing changed."""
         before, loads, unloads = [dict(own) for own in self.held], len(self.loads), len(self.unloads)
         serving, others = self.serving, [t for t in self.serving if t != s]
         self.serving, used = others, self.used()

@@ -39,10 +39,7 @@ def out_of_gpus(problem: Problem, left: Sequence[int], needed: int | None = None
 
 
 def too_hot(slots: SlotSearch, adapter: int, share: float) -> str:
-    """Why an adapter can't even have its own GPU; `share` is the part of its rate that would be served.
-
-    A clause to follow the adapter's name.
-    """
+    """Clause on why an adapter can't have a GPU of its own; `share` of its rate would be served."""
     problem = slots.problem
     item = problem.workload.adapters[adapter]
     if share > 0.0:

@@ -78,8 +78,7 @@ def total(objective: Objective, bins: Sequence[Bin]) -> float:
 
 
 def settled(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
-    """The servers, each with the settings of the running one that it continues if it holds with them: a server that
-    keeps its settings need not be started again."""
+    """The servers, with settings of the running ones that they continue where they hold, so that these go on."""
     made = as_running(problem.old_bins, bins)
     return [
         new if ok else item for item, new, ok in zip(bins, made, SlotSearch(problem).holds(made), strict=True)

@@ -213,9 +213,7 @@ def real_bins(problem: Problem, sets: Sequence[Sequence[int]]) -> list[Bin | Non
 
 
 def most_slots(like: Bin) -> int:
-    """The most slots for a bin like this one with other adapters: as many slots as `like` has, but if `like` has one
-    slot for each adapter, as many as leave enough KV cache.
-    """
+    """Most slots for a bin like this one: as many, or if it has one per adapter, all that leave enough KV cache."""
     each = like.max_loras == len(like.adapters)
     return most_slots_of(like.profile, like.max_lora_rank) if each else like.max_loras
 

@@ -57,10 +57,7 @@ def _relax(values: FloatArray, keep: float) -> None:
 
 
 def in_bursts(clock: tuple[FloatArray, FloatArray], time_s: FloatArray, duration_s: float) -> FloatArray:
-    """Move the times of a Poisson process in [0, duration_s[ so that they come in bursts, float64 (n,), sorted.
-
-    `clock`: see `integrated`.
-    """
+    """Move sorted times of a Poisson process in [0, duration_s[ into bursts, float64 (n,); `clock`: `integrated`."""
     edges, reached = clock
     return _below(np.interp(time_s, reached, edges), duration_s)
 

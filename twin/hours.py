@@ -228,8 +228,7 @@ class Hours:
 
     def by_chance(self, items: Sequence[Bin], fleet: Workload) -> bool:
         """Whether the servers may break limits in another hour that they keep in this one: their arrivals vary, or some
-        requests wait longer than a limit, and the number of such requests of an adapter differs from hour to hour.
-        """
+        requests wait longer than a limit, and the number of such requests of an adapter differs from hour to hour."""
         least_ms = fleet.slo.columns(fleet)[0].min()
         return fleet.arrivals.varies or any(hour.slowest_ms > least_ms for hour in self.all(items, fleet))
 
@@ -351,10 +350,7 @@ def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:
 
 
 def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:
-    """Return the plan with the figures of each of its adapters, from one simulated hour of each server.
-
-    Figures of servers that the plan's predictor does not give (`SIMULATED`) are taken from the simulation, too.
-    """
+    """The plan with figures of its adapters, and `SIMULATED` ones of its servers, from a simulated hour."""
     if plan.adapters is not None or not plan.bins:
         return plan
     found = (hours or Hours(plan.seed)).all(plan.bins, plan.workload)
@@ -369,10 +365,7 @@ def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:
 
 
 def merged(workload: Workload, items: Sequence[Bin], hours: Sequence[ServerHour]) -> AdapterFigures:
-    """Return the figures of each adapter over its servers: the worst, and the attainment weighted by shares.
-
-    NaN if an adapter has no server, or none of its requests completed.
-    """
+    """Each adapter's figures over its servers: the worst, the attainment by shares; NaN if none completed."""
     n = len(workload)
     columns = {name: np.full(n, np.nan) for name in AdapterFigures._fields}
     kept, weight = np.zeros(n), np.zeros(n)

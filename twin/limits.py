@@ -95,8 +95,7 @@ def client_limit(sim: Run) -> Limit | None:
 
 
 def starting(sent_s: npt.NDArray[np.floating[Any]], fleet: Workload) -> npt.NDArray[np.bool_]:
-    """Return which late requests are late because a server has just started, by when they were sent: none if rates
-    change, since any burst may be among the first."""
+    """Which requests, by `sent_s`, are late because a server had just started; none if rates change."""
     steady = fleet.arrivals.kind in ("poisson", "lognormal")
     return np.asarray((sent_s < START_S) & steady)
 

@@ -76,10 +76,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
 
 
 def variants(profile: Profile, **settings: Sequence[Any]) -> list[Profile]:
-    """Return the profile with every combination of values of `with_engine`'s settings; empty keeps a setting.
-
-    A string is one value.
-    """
+    """The profile with every combination of values of settings; a string is one value, empty keeps a setting."""
     values = ((each,) if isinstance(each, str) else each or (None,) for each in settings.values())
     combinations = product(*values)
     found = (with_engine(profile, **dict(zip(settings, each, strict=True))) for each in combinations)

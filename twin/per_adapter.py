@@ -59,16 +59,12 @@ def p95_ttft_ms(sim: Run) -> FloatArray:
 
 
 def mean_itl_ms(sim: Run) -> FloatArray:
-    """Mean gap between tokens over the tokens of each adapter's completed requests, ms, float64 (m,).
-
-    NaN where no request with two tokens completed.
-    """
+    """Mean gap between tokens of each adapter's completed requests, ms, float64 (m,); NaN without a gap."""
     return ratio(*_spans_and_gaps(sim))
 
 
 def _spans_and_gaps(sim: Run) -> tuple[FloatArray, FloatArray]:
-    """Return, for each adapter, the time between first and last token of its completed requests, ms, and the number of
-    gaps between tokens."""
+    """Time from first to last token of completed requests, ms, and gaps between tokens, by adapter."""
     done = sim.raw.finished
     span_ms = (sim.raw.finish_s[done] - sim.raw.first_s[done]) * 1e3
     return sums(sim, span_ms), sums(sim, sim.gaps.astype(np.float64))
@@ -303,10 +299,7 @@ def late(sim: Run) -> FloatArray:
 
 
 def slo_counts(sim: Run) -> tuple[FloatArray, FloatArray]:
-    """Return the requests of each adapter that kept the limits of `Workload.slo`, and those that kept or broke them.
-
-    A request that was refused or held back breaks its limits.
-    """
+    """Requests of each adapter that kept its limits, and that kept or broke them; refused ones broke them."""
     m = len(sim.workload)
     kept, broke = sim.kept_requests
     owner = sim.raw.requests.adapter

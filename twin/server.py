@@ -350,10 +350,7 @@ class Server:
 
 
 def unlike_vllm(workload: Workload, profile: Profile) -> str:
-    """Return what a server does that vLLM does not, in words; "" for nothing.
-
-    Such a server is simulated without prefix caching and asynchronous scheduling.
-    """
+    """What a server does that vLLM does not, so that it runs without caching and async scheduling; "": nothing."""
     job = workload.fine_tuning
     if job is not None and trains(job):
         return "trains beside its requests"

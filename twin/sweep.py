@@ -36,12 +36,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of a sweep: every combination of these values.
-
-    `adapters`: numbers of adapters, >= 1.
-    `rate_factors`: what every rate is multiplied by, > 0.
-    `max_loras`: adapter slots, >= 1.
-    """
+    """Points of a sweep: every combination of adapters >= 1, factors of all rates > 0 and `max_loras` >= 1."""
 
     adapters: tuple[int, ...]
     rate_factors: tuple[float, ...]
@@ -124,8 +119,7 @@ class Sweep:
 
 
 def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
-    """Return rows as a frame sorted by point: axes, max_lora_rank, memory_error, starved, `COLUMNS`, the verdict on the
-    goal, and what limits the server."""
+    """Rows as a frame sorted by point, with axes, flags, `COLUMNS`, the verdict on the goal, and its limit."""
     kinds = {
         "adapters": pl.Int64,
         "rate_factor": pl.Float64,
@@ -141,12 +135,7 @@ def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
 
 
 def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
-    """Return the first `n` adapters; beyond the workload's own, copies of adapters drawn with the seed.
-
-    The fleet of n + 1 adapters always begins with the fleet of n adapters.
-
-    Raises `ValidationError`: the workload replays a trace, which has no requests for copies.
-    """
+    """The first `n` adapters, then copies drawn with the seed, whatever `n`; raises `ValidationError` for a trace."""
     have = len(workload)
     if n <= have:
         return workload if n == have else workload.subset(range(n))
@@ -177,10 +166,7 @@ def x_axis(frame: pl.DataFrame) -> str:
 
 
 def max_packs(frame: pl.DataFrame, *, within_goal: bool = False) -> pl.DataFrame:
-    """Return the Max_pack of each curve: its feasible row with the highest offered load, if it has one.
-
-    `within_goal`: only among rows that keep the latency goal (`Workload.slo`).
-    """
+    """Each curve's feasible row with the highest offered load; `within_goal`: among those that keep the goal."""
     others = [axis for axis in AXES if axis != x_axis(frame)]
     feasible = frame.filter(~pl.col("starved") & ~pl.col("memory_error"))
     if within_goal:

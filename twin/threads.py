@@ -37,10 +37,7 @@ def in_threads(
 
 
 class Workers:
-    """Threads for tasks that do not wait for each other; tasks needed now run before those that may be needed later.
-
-    `jobs`: threads, -1 for one per core.
-    """
+    """Threads (`jobs`, -1: one per core) for independent tasks; those needed now run before later ones."""
 
     def __init__(self, jobs: int = -1) -> None:
         self.jobs = os.cpu_count() or 1 if jobs < 0 else jobs

@@ -39,10 +39,7 @@ def repeated(
 
 
 class Interval(NamedTuple):
-    """The mean over runs, its Student's t interval, the standard deviation between runs, and the number of runs.
-
-    None if there are too few runs.
-    """
+    """Mean over runs with its Student's t interval (None: too few runs), standard deviation, number of runs."""
 
     mean: float | None
     low: float | None

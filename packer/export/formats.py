@@ -142,10 +142,7 @@ def _marked(name: str, text: str, estimates: Iterable[str]) -> str:
 
 
 def start_commands(plan: Plan) -> list[str]:
-    """The shell command that starts each server; adapters are in `/adapters`.
-
-    Raises `InputError`: as `export_plan`, or if the start command of an engine is not known.
-    """
+    """The shell command that starts each server, with adapters in `/adapters`; raises as `export_plan`."""
     from shlex import join
 
     from packer.export.hosts import sglang_command
@@ -187,11 +184,7 @@ _FILE_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{1,5}")
 
 
 def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path, str]:
-    """Paths of the files of a format, path → name; if `output` is a file, only the file of the format that it means.
-
-    Raises `OutputError`: a file could not be written, or `output` has the suffix of another kind of file. Nothing is
-    created.
-    """
+    """Paths of a format's files, path → name; of the one that a file `output` means. Raises `OutputError`."""
     target = Path(output)
     if os.path.isdir(target):
         return {check_writable(target / name, force=force): name for name in names}

@@ -28,10 +28,7 @@ def sglang(servers: Servers, options: Options) -> dict[str, str]:
 
 
 def compose(servers: Servers, options: Options) -> dict[str, str]:
-    """`compose.yaml`: a service per server, each with its own GPU (compose-spec, `deploy.resources`).
-
-    The adapters are in `./adapters` next to it.
-    """
+    """`compose.yaml` (compose-spec): a service per server with its own GPU; adapters are in `./adapters`."""
     text = templates.render("compose.yaml", servers=list(on_one_host(servers, options)), options=options)
     return {"compose.yaml": text}
 
@@ -45,10 +42,7 @@ def on_one_host(servers: Servers, options: Options) -> Iterator[tuple[ExportedSe
 
 
 def sglang_command(server: ExportedServer, port: int) -> list[str]:
-    """The command line of one server.
-
-    Raises `IncompatibleError`: the engine can't read the source of an adapter.
-    """
+    """The command line of one server; raises `IncompatibleError` if it can't read the source of an adapter."""
     engine = server.bin.profile.engine
     flags: dict[str, object] = {
         "enable-metrics": True,

@@ -158,10 +158,7 @@ class ExportedServer:
         return {"served-model-name": [self.model, *names]} if names else {}
 
     def lora_modules(self) -> list[str]:
-        """Values of --lora-modules, as JSON, because the older form `name=path` does not support every name.
-
-        Raises `IncompatibleError`: vLLM can't read the source of an adapter.
-        """
+        """Values of --lora-modules, as JSON, as `name=path` allows few names; raises `IncompatibleError`."""
         paths = {item.name: vllm_path(item.name, item.source) for item in self.modules}
         return [quoting.json_text({"name": name, "path": path}) for name, path in paths.items()]
 

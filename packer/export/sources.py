@@ -17,11 +17,7 @@ _COLUMNS = ("adapter", "source")
 
 @reader
 def read_sources(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The table of a file: a CSV with the columns `adapter,source`, or a JSON or YAML mapping.
-
-    Raises `FileFormatError`: the file has no such table, a name appears twice, or a source is empty or has control
-    characters.
-    """
+    """The table of a CSV (`adapter,source`), or of a JSON or YAML mapping; raises `FileFormatError`."""
     suffix = Path(path).suffix.lower()
     text = read_text(path)
     if suffix == ".csv":

@@ -100,10 +100,7 @@ _LONG_KEY = re.compile(rf"(?<![-\w])(?:(?:[-\w]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The data in a TOML text.
-
-    Raises `FileFormatError`: the text is not TOML, or is nested too deeply.
-    """
+    """The data in a TOML text; raises `FileFormatError` if it is no TOML, or nested too deeply."""
     import tomllib
 
     if _LONG_KEY.search(text):  # tomllib's time grows with the square of a key's parts
@@ -167,9 +164,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def yaml_text(data: Any) -> str:
-    """Data as YAML that `parse_yaml` gives back. Text without control characters that it or YAML 1.1 would take for
-    another type, such as 1e3 or 010, is quoted.
-    """
+    """Data as YAML that `parse_yaml` gives back; text that YAML 1.1 takes for another type is quoted."""
     import yaml
 
     text: str = yaml.dump(data, Dumper=_yaml_dumper(), sort_keys=False, allow_unicode=True)

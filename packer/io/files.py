@@ -157,10 +157,7 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Path]:
-    """Create a folder of intermediate results if needed, and lock it against other processes during the block.
-
-    Raises `OutputError`: another process holds the lock, or the folder can't be written.
-    """
+    """Lock a folder, made if needed, against other processes in the block; raises `OutputError`."""
     import fcntl
 
     with ExitStack() as held:

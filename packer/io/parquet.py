@@ -59,10 +59,7 @@ def read_parquet(data: bytes) -> pl.DataFrame:
 
 
 def decoded(files: Sequence[bytes]) -> tuple[pl.DataFrame, Mapping[str, str]]:
-    """The concatenated rows of Parquet files with the same columns, and the metadata of the last file.
-
-    Raises `FileFormatError`: a file is damaged, truncated, too large or not Parquet, or the columns differ.
-    """
+    """Rows of Parquet files with the same columns, and the last file's metadata; raises `FileFormatError`."""
     for data in files:
         if len(data) < 12 or data[:4] != b"PAR1" or data[-4:] != b"PAR1":
             raise FileFormatError("the Parquet file is damaged or cut short.")

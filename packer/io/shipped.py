@@ -50,11 +50,7 @@ def table(package: str, file: str) -> dict[str, Any]:
 
 
 class Templates:
-    """The templates in the folder of a package.
-
-    `names`: names that are available in all templates.
-    `options`: options of `jinja2.Environment`; jinja2 is imported when the first template is rendered.
-    """
+    """Templates in a package's folder, which see `names`; `options` of `jinja2.Environment`, imported late."""
 
     def __init__(self, package: str, names: dict[str, object], **options: Any) -> None:
         self.package, self.names, self.options = package, names, options

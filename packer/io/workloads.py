@@ -181,10 +181,7 @@ def write_workload(
 
 
 def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of a workload as a table, without columns that are empty.
-
-    Raises `IncompatibleError`: a table can't represent the workload.
-    """
+    """Columns that are not empty, and rows, of a table; raises `IncompatibleError` if it can't be one."""
     blank = next((name for name in (*workload.names, *workload.models) if name != name.strip()), "")
     for what, holds in (
         ("a fine-tuning job", workload.fine_tuning is None),

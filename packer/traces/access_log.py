@@ -183,10 +183,7 @@ def unit_of(number: float, unit_s: float = 1.0) -> float:
 
 
 def seconds_of(cell: object, unit_s: float = 1.0) -> float:
-    """A cell as a time, s: a number in its unit (`unit_of`), or a date and time, in UTC unless it names a zone.
-
-    NaN if it is neither.
-    """
+    """A cell as a time, s: a number in its unit, or a date in UTC or its zone; NaN if it is neither."""
     text = str(cell).strip()
     with suppress(ValueError, OverflowError):
         number = checks.decimal(text)

@@ -97,10 +97,7 @@ class Ranks:
         return [f"{said} {listed(sorted(names), 5)}"] if missing else []
 
     def of(self, names: Sequence[str], *, seed: int = 0) -> tuple[int, ...]:
-        """The rank of each adapter.
-
-        Raises `ValidationError`: an adapter is not in the table, and no rank was given for the others.
-        """
+        """Each adapter's rank; raises `ValidationError` if one is not in the table and no others were given."""
         missing = [name for name in names if name not in self.table]
         if missing and not self.others:
             raise ValidationError(

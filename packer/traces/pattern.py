@@ -192,12 +192,7 @@ def spacing_s(names: Sequence[str]) -> float | None:
 
 
 def latest_rates(trace: Trace, window_s: float) -> FloatArray:
-    """The rates of a trace's adapters in its last `window_s` seconds, float64 (adapters,), req/s.
-
-    The rates of a shorter trace are means over its own duration.
-
-    Raises `ValidationError`: the trace has no adapters or lasts 0 s.
-    """
+    """Rates in the last `window_s` seconds, or all of a shorter trace, (adapters,), req/s; raises `ValidationError`."""
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
     adapter, gap_s = trace.owner, _gap_s(trace)
     recent = adapter[trace.time_s > trace.time_s[-1] - window_s]

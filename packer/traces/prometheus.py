@@ -65,10 +65,7 @@ accepted / proposed draft tokens of speculative decoding."""
 
 
 def source_named(gateway: str, **names: str | None) -> CounterNames:
-    """The counters of a gateway of `SOURCES`, or "custom"; `names` replaces fields of `CounterNames`.
-
-    Raises `ValidationError`: a custom gateway lacks a name.
-    """
+    """Counters of a gateway of `SOURCES` or "custom", with other `names`; raises `ValidationError`: one is missing."""
     given = {key: name for key, name in names.items() if name}
     known = SOURCES.get(gateway)
     if known is not None:

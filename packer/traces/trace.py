@@ -91,10 +91,7 @@ class Trace:
 
 
 def step_of(time_s: FloatArray) -> float:
-    """The step in which times were recorded, s; 0 if it is below `SHORTEST_STEP_S` or if few requests share a time.
-
-    `time_s`: float64 (n,), sorted, from 0.
-    """
+    """The step of times float64 (n,), sorted, from 0, s; 0 if it is below `SHORTEST_STEP_S` or few times are equal."""
     gaps = np.diff(time_s)
     apart = gaps[gaps > 1e-6]
     if len(time_s) < FEWEST_STEPPED or not len(apart) or len(apart) > (1.0 - SHARE_STEPPED) * len(gaps):

@@ -35,10 +35,7 @@ _ADAPTER = ("adapter_name", "level", "pinned", "rank", "__name__")
 
 
 def shares_in_flight(info: Series) -> dict[str, float]:
-    """Share of each adapter from `vllm:lora_requests_info`; they sum to 1.
-
-    Raises `FileFormatError`: no adapter was seen.
-    """
+    """Shares of adapters in `vllm:lora_requests_info`, which sum to 1; raises `FileFormatError` if there are none."""
     current: dict[tuple[object, ...], dict[float, tuple[float, str]]] = {}
     for labels, points in info:
         latest = current.setdefault(_server(labels, _LISTS), {})

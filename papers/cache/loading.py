@@ -59,11 +59,7 @@ class CpuAssist:
 
 
 def loading_of(spec: str) -> tuple[int, Plain | CpuAssist]:
-    """The mode that a text such as "cpu-assist:cores=128" names, and its parameters.
-
-    Raises `UnknownNameError`: there is no such mode; `ValidationError`: the mode has no such parameter, or the value
-    is not allowed.
-    """
+    """Mode and parameters of "cpu-assist:cores=128"; raises `UnknownNameError`, `ValidationError`."""
     kinds = {name: CpuAssist if mode == CPU_ASSIST else Plain for name, mode in MODES.items()}
     made: CpuAssist | Plain = registry.make("loading mode", spec, kinds)
     return MODES[spec.partition(":")[0]], made

@@ -80,8 +80,7 @@ def _lighter(chains: IntArray) -> IntArray:
 
 
 def _steps(weights: FloatArray, slack: float) -> IntArray:
-    """Steps of the counts with Σ weight × (step − 1) ≤ slack; classes whose adapters are worth little get the
-    coarsest steps."""
+    """Steps of counts with Σ weight × (step − 1) ≤ slack, coarsest for classes of adapters worth little."""
     steps = np.ones(len(weights), dtype=np.int64)
     coarse = np.ones(len(weights), dtype=bool)
     while coarse.any():
@@ -133,9 +132,7 @@ def _minimal(
 
 
 def extended(most: IntArray, n_classes: int) -> tuple[IntArray, IntArray] | None:
-    """Extend every partial vector (p,) by 0 to `most` (p,) of the next class: returns the index of each vector and the
-    count added; None if there are too many.
-    """
+    """Index of each partial vector (p,) and counts 0 to `most` (p,) that extend it; None: too many."""
     each = most + 1
     width = int(each.sum())
     if width > min(_WIDTH, _ENTRIES // n_classes):

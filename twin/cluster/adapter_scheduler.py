@@ -30,10 +30,7 @@ class AdapterScheduler:
         checks.integer("capacity", self.capacity, low=1)
 
     def place(self, workload: Workload, cluster: Cluster, seed: int) -> Cluster:
-        """Return the cluster with each adapter placed on one server.
-
-        Raises `ValidationError`: "bin-pack" finds no server with fewer than `capacity` adapters.
-        """
+        """The cluster with each adapter on one server; raises `ValidationError` if "bin-pack" has none with room."""
         rng, held = np.random.default_rng(seed), [dict[str, float]() for _ in range(len(cluster))]
         for name in workload.names:
             counts = [len(placed) for placed in held]

@@ -50,10 +50,7 @@ def each_of(e: Any, s: int) -> Each | None:
 
 
 def one_by_one(servers: Sequence[Server]) -> bool:
-    """Whether the servers count requests one by one.
-
-    Raises `IncompatibleError`: some servers do, and others do not.
-    """
+    """Whether servers count requests one by one; raises `IncompatibleError` if only some of them do."""
     found = {server.one_by_one() for server in servers}
     if len(found) > 1:
         raise IncompatibleError(

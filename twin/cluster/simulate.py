@@ -177,10 +177,7 @@ def _run(
 def _served(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks
 ) -> Servers:  # fmt: skip
-    """Return the servers after they served the requests of these times.
-
-    Raises `IncompatibleError`: a server refused a request of a client that waits for each of them.
-    """
+    """The servers after serving these requests; raises `IncompatibleError` if a closed client was refused."""
     serving = work.serving
     assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
     rows_each = work.adapter_rows(marks.adapter)

@@ -55,11 +55,7 @@ def system_names() -> tuple[str, ...]:
 
 @reader
 def load_system(name_or_path: str | os.PathLike[str]) -> System:
-    """A shipped system by its name, or the one in a `.toml` file.
-
-    Raises `UnknownNameError`: no shipped system has that name; `FileFormatError`: the file can't be read, or a value
-    in it breaks a rule; names the key.
-    """
+    """A shipped system, or one of a `.toml` file; raises `UnknownNameError`, `FileFormatError`."""
     name, content = read_named("system", name_or_path, *_folders())
     data = parse_toml(content)
     if "name" in data:

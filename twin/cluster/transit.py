@@ -59,10 +59,7 @@ class Transit(NamedTuple):
 
 
 def transit_of(workload: Workload, cluster: Cluster, n: int) -> Transit | None:
-    """Return empty queues and host caches for n requests; None if neither network nor hosts delay requests.
-
-    Raises `ValidationError`: a host's memory can't hold the largest adapter.
-    """
+    """Empty queues and host caches for n requests; None without delays. Raises `ValidationError`: host too small."""
     nodes = cluster.nodes or (Node(),) * len(cluster)
     capacity = np.array([node.host_bytes for node in nodes], dtype=np.float64)
     limited = bool(np.isfinite(capacity).any())

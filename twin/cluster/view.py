@@ -58,9 +58,7 @@ class ClusterView:
         return counts.astype(np.float64)
 
     def sampled_since(self, after_s: FloatArray, until_s: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the number, prompt tokens and output tokens of the requests that each server got in [after_s,
-        until_s[, float64 (S,) each. `after_s` (S,): start for each server.
-        """
+        """Requests, prompt and output tokens of each server in [after_s (S,), until_s[, float64 (S,) each."""
         first, last = np.searchsorted(self._servers.sent_s, [after_s.min(), until_s])
         first = min(first, last)
         server = self._servers.server[first:last]

@@ -45,10 +45,7 @@ class TuningPolicy(Protocol):
 
 
 def load_policy(spec: str) -> TuningPolicy:
-    """Return the policy that `spec` names, with parameters as in "chunked:chunk_tokens=64".
-
-    Raises `UnknownNameError`, `ValidationError`: no policy has that name or parameter, or a value is out of range.
-    """
+    """The policy of a text such as "chunked:chunk_tokens=64"; raises `UnknownNameError`, `ValidationError`."""
     policy: TuningPolicy = registry.make("tuning policy", spec)
     return policy
 
@@ -71,11 +68,7 @@ def _prefill_ms(profile: Profile, tokens: int) -> float:
 
 
 def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
-    """Return the job at its start.
-
-    Raises `IncompatibleError`: the profile's step law does not say what a prefill token costs; `ValidationError`: the
-    policy has another rule or value than the kernel knows.
-    """
+    """The job at its start; raises `IncompatibleError`: no cost of a prefill token; `ValidationError`: the policy."""
     policy = load_policy(job.policy)
     if profile.latency.form != "linear":
         raise IncompatibleError(
