@@ -64,6 +64,8 @@ class ModelDimensions:
     """Outputs of the projections into a layer without attention."""
     state_out: int = 0
     """Inputs of the projection out of a layer without attention."""
+    state_bytes: float = 0.0
+    """State that a layer without attention keeps for each request."""
     gated_attention: bool = False
     """Queries are twice as wide: half of them gate the output (Qwen3-Next)."""
     kv_rank: int = 0
@@ -175,19 +177,8 @@ class ModelDimensions:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of keys and values of one token in bf16, ignoring sliding windows."""
+        """Bytes of keys and values of one token in all layers, in bf16."""
         return float(BYTES * self.attention_layers * self.kv_elements)
-
-    def kv_bytes(self, max_model_len: int, max_num_batched_tokens: int, bytes_each: float = BYTES) -> float:
-        """Return the mean bytes of keys and values per token of a request of `max_model_len` tokens.
-
-        Layers with a sliding window hold window − 1 + a step's tokens at most (vllm/v1/kv_cache_interface.py,
-        `SlidingWindowSpec.max_memory_usage_bytes`).
-        """
-        held = min(self.window - 1 + max_num_batched_tokens, max_model_len) if self.windowed_layers else 0
-        whole = self.attention_layers - self.windowed_layers
-        layers = whole + self.windowed_layers * held / max_model_len
-        return float(bytes_each * layers * self.kv_elements)
 
     def lora_shapes(self, gpus: int = 1) -> dict[str, tuple[float, float, int]]:
         """Inputs, outputs and slices of `LORA_MODULES` on one of `gpus` GPUs, for attention without compressed keys."""

@@ -16,6 +16,7 @@ from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.fit.bands import band_errors, kind_of
 from packer.fit.dimensions import BYTES, LORA_MODULES, QUANTIZATIONS, ModelDimensions
+from packer.fit.kv_cache import kv_cache
 from packer.fit.memory import kv_budget, slot_bytes
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
@@ -26,6 +27,7 @@ from packer.profile import WEIGHTS, GpuSpec, LatencySpec, LoadingSpec, MemorySpe
 from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
 from packer.twin.engine_rules import MODULES, OLDEST, rules_of, server_defaults
+from packer.twin.memory.policy import least_kv_tokens
 from packer.twin.override import VERSION
 
 REFERENCE = "h100-64gb/llama-3.1-8b-instruct"
@@ -119,17 +121,17 @@ def estimate_profile(
         # vLLM does not quantise the weights itself: a server needs another repository than the model's
         sources[WEIGHTS] = f"{sizes.quantization or 'bf16'}, not those of {own.repository}"
     cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
-    kv_bytes = sizes.kv_bytes(engine.max_model_len, engine.max_num_batched_tokens, cache_bytes or BYTES)
-    # A KV head is on one GPU, or on several if there are more GPUs than heads; a compressed cache is on each.
-    kv_bytes *= n if sizes.kv_rank else max(1.0, n / sizes.kv_heads)
+    kv_bytes, shape = kv_cache(sizes, engine, cache_bytes or BYTES)
+    spec = ModelSpec(
+        sizes.name, sizes.weights_bytes, kv_bytes, sizes.lora_bytes_per_rank, sizes.repository, shape
+    )
+    least = least_kv_tokens(spec, engine)
     return Profile(
         name=name or _name(sizes, sheet, engine),
-        model=ModelSpec(
-            sizes.name, sizes.weights_bytes, kv_bytes, sizes.lora_bytes_per_rank, sizes.repository
-        ),
+        model=spec,
         gpu=GpuSpec(sheet.title, engine.gpus * sheet.memory_bytes, price),
         engine=engine,
-        memory=MemorySpec(kv_budget(sizes, sheet, engine), *slot_bytes(sizes, engine), engine.least_tokens),
+        memory=MemorySpec(kv_budget(sizes, sheet, engine), *slot_bytes(sizes, engine), least),
         latency=_latency(sizes, sheet, engine, known, cache_bytes),
         loading=_loading(sizes, known, spares_batch=engine.name == "sglang"),
         frontend=replace(known.frontend, scrape_interval_s=None),

@@ -9,7 +9,7 @@ from typing import Any
 
 from packer import checks
 from packer.errors import FileFormatError, IncompatibleError, located, reader, shown
-from packer.fit.dimensions import KINDS, ModelDimensions
+from packer.fit.dimensions import BYTES, KINDS, ModelDimensions
 from packer.fit.quantization import of_experts, weights_of_config
 from packer.io.documents import parse_json
 from packer.io.files import read_text
@@ -127,12 +127,20 @@ def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, head
     if states:
         keys = _size(config, "linear_num_key_heads") * _size(config, "linear_key_head_dim")
         value_heads = _size(config, "linear_num_value_heads")
-        values = value_heads * _size(config, "linear_value_head_dim")
+        head, kernel = (
+            _size(config, "linear_value_head_dim"),
+            _size(config, "linear_conv_kernel_dim", default=4),
+        )
+        values = value_heads * head
+        each = 4 if config.get("mamba_ssm_dtype") == "float32" else BYTES
         # in_proj_qkvz and in_proj_ba of a gated delta net (vllm/model_executor/models/qwen3_next.py)
         found |= {
             "state_layers": states,
             "state_in": 2 * keys + 2 * values + 2 * value_heads,
             "state_out": values,
+            # vllm/model_executor/layers/mamba/mamba_utils.py, `gated_delta_net_state_shape`
+            "state_bytes": each * values * _size(config, "linear_key_head_dim")
+            + BYTES * (2 * keys + values) * (kernel - 1),
             "gated_attention": True,
         }
     return found

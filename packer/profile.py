@@ -16,6 +16,7 @@ from packer import checks
 from packer.engine_spec import V1_RELEASE, EngineSpec
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
+from packer.kv_shape import KvShape
 from packer.settings import Settings
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.words import money
@@ -36,8 +37,9 @@ ONE_TOKENIZER = (0, 11)
 class ModelSpec:
     """The base model.
 
-    `lora_bytes_per_rank`: bytes of one adapter per unit of rank. `repository`: repository from which an engine loads
-    the model, such as "meta-llama/Llama-3.1-8B-Instruct"; None: the same as `name`.
+    `kv_bytes_per_token`: bytes of keys and values of a token; `kv_shape`: what a request holds where this is not so
+    much for each token. `lora_bytes_per_rank`: bytes of one adapter per unit of rank. `repository`: repository from
+    which an engine loads the model, such as "meta-llama/Llama-3.1-8B-Instruct"; None: the same as `name`.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ModelSpec:
     kv_bytes_per_token: float
     lora_bytes_per_rank: float
     repository: str | None = None
+    kv_shape: KvShape | None = None
 
     def __post_init__(self) -> None:
         checks.keep_real(self, "model.weights_bytes", low=0, high=_MOST_BYTES)

@@ -14,7 +14,7 @@ from packer.errors import InputError
 from packer.evaluation import Evaluation, mean_of
 from packer.export.formats import start_commands
 from packer.plan import Plan
-from packer.twin.memory.policy import memory_policy
+from packer.twin.memory.policy import kv_cache_tokens, memory_policy
 from packer.words import counted
 
 GIB = 2.0**30
@@ -68,7 +68,10 @@ def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
     policy = memory_policy(profile)
     total = profile.gpu.memory_bytes
     reserved = policy.reserved_bytes(profile, item.settings)
-    kv = evaluation.kv_cache_tokens * profile.model.kv_bytes_per_token
+    tokens = evaluation.kv_cache_tokens  # of requests as in this fleet
+    if profile.model.kv_shape is not None:
+        tokens = float(kv_cache_tokens(profile, item.settings))
+    kv = tokens * profile.model.kv_bytes_per_token
     parts = [
         ("weights", profile.model.weights_bytes, "weights"),
         ("slots", reserved, policy.taken_by(item.settings)),

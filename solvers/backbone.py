@@ -19,6 +19,7 @@ from packer.predictors.features import fleet_table, length_pairs
 from packer.profile import LoadingSpec, Profile
 from packer.terms import LINEAR, LINEAR_TERMS, PAPER
 from packer.twin.engine_rules import caches_prefixes
+from packer.twin.memory.held import held_by_adapter
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -131,6 +132,8 @@ def _requests(workload: Workload, profile: Profile) -> FloatArray:
     """
     found = _fleet_table(workload).T[[2, 3, 5, 6]]
     longest = min(profile.engine.max_model_len, profile.memory.min_kv_tokens)
+    # A server has room for fewer tokens of requests that hold more than these take.
+    longest = int(longest / max(1.0, _shares_held(workload, profile).max()))
     pairs, kind = _length_pairs(workload)
     scores = np.full(len(pairs), 5.0)  # the highest of `normal_grid`
     first_ends, second_ends = (
@@ -151,6 +154,15 @@ def _cut_moments(first: Lengths, second: Lengths, correlation: float, longest: i
     output = np.minimum(second.at_normal(mixed), longest - prompt)
     whole = (prompt + 0.0 * mixed, output, output**2, prompt * output)
     return tuple(float(weight @ each @ weight) for each in whole)
+
+
+def _shares_held(workload: Workload, profile: Profile) -> FloatArray:
+    """KV cache that each adapter's requests hold, relative to what their tokens take, float64 (n,)."""
+    if profile.model.kv_shape is None:
+        return np.ones(len(workload))
+    held, tokens = held_by_adapter(workload, profile.model.kv_shape).T
+    found: FloatArray = np.divide(held, tokens, out=np.ones(len(workload)), where=tokens > 0.0)
+    return found
 
 
 def _drafts(workload: Workload, profile: Profile) -> tuple[int, FloatArray]:
@@ -175,12 +187,13 @@ def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
     drafts, yielded = _drafts(workload, profile)
     decodes = tokens / yielded
     held = np.maximum(held - 0.5 * drafts * (tokens + drafts * rate), 0.0) / yielded
+    held_kv = held * _shares_held(workload, profile)
     kv_tokens = kv_cache_tokens(without_adapters(profile), profile.settings(1, 8))
     ms = np.zeros((2, len(rate)))
     for rank in np.unique(workload.ranks).tolist():
         law = lightest(profile, rank).latency.coefficients
         own = workload.ranks == rank
-        steps = np.stack([decodes[own] / profile.engine.server_seqs, held[own] / max(kv_tokens, 1)])
+        steps = np.stack([decodes[own] / profile.engine.server_seqs, held_kv[own] / max(kv_tokens, 1)])
         if profile.latency.form == "paper":
             per_step, per_decode = law.get("k5", 0.0), law.get("k4", 0.0)
             ms[:, own] = law.get("k7", 0.0) * (per_step * steps + per_decode * decodes[own])

@@ -188,7 +188,7 @@ def _more_cache(sim: Run) -> str:
     """Return advice in words: drop unused slots, or adapters of large ranks, which take memory from the KV cache."""
     fewer, peak = "", len(sim.workload)
     if peak < sim.max_loras:
-        gained = kv_cache_tokens(sim.profile, sim.profile.settings(peak, sim.max_lora_rank))
+        gained = kv_cache_tokens(sim.profile, sim.profile.settings(peak, sim.max_lora_rank), sim.workload)
         fewer = f"max_loras {peak} gives {gained:,} tokens"
     return " or ".join(filter(None, (fewer, _smaller_slots(sim)))) or "fewer requests per GPU"
 
@@ -202,7 +202,7 @@ def _smaller_slots(sim: Run) -> str:
     if not others.size or few > len(others) or slot_rank_for(int(others.max())) >= sim.max_lora_rank:
         return ""
     smaller = sim.profile.settings(sim.max_loras, slot_rank_for(int(np.max(others))))
-    gained = kv_cache_tokens(sim.profile, smaller) - max(sim.kv_cache_tokens, 0)
+    gained = kv_cache_tokens(sim.profile, smaller, sim.workload) - max(sim.kv_cache_tokens, 0)
     which = "adapter" if few == 1 else f"{few} adapters"
     return f"moving the {which} of rank {largest} away (+{gained:,} KV tokens)" if gained > 0 else ""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from packer.errors import ValidationError, shown
 from packer.profile import MemorySpec, Profile
+from packer.twin.memory.policy import least_kv_tokens
 
 BYTES_PER_LOGIT = 18
 """Bytes per logit that vLLM's profiling run takes in the sampler: bf16, float32, sorted float32 and int64 indices."""
@@ -70,7 +71,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
         profile,
         name=f"{profile.name} ({changed})",
         engine=engine,
-        memory=_memory(profile, extra_bytes, engine.least_tokens),
+        memory=_memory(profile, extra_bytes, least_kv_tokens(profile.model, engine)),
         provenance={**profile.provenance, "settings": f"those of {profile.name}, but for {because}"},
     )
 
@@ -89,7 +90,7 @@ def _memory(profile: Profile, extra_bytes: float, least: int) -> MemorySpec:
     measured = tuple(
         (loras, rank, max(0, int(tokens + extra_bytes / kv))) for loras, rank, tokens in memory.measured
     )
-    if memory.min_kv_tokens != profile.engine.least_tokens:
+    if memory.min_kv_tokens != least_kv_tokens(profile.model, profile.engine):
         least = memory.min_kv_tokens
     return replace(
         memory, kv_budget_bytes=memory.kv_budget_bytes + extra_bytes, min_kv_tokens=least, measured=measured

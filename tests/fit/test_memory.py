@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from packer.errors import IncompatibleError
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
+from packer.kv_shape import KvShape
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.override import with_engine
 
@@ -146,10 +149,22 @@ def test_an_fp8_cache_holds_twice_as_many_tokens() -> None:
 
 
 def test_sliding_windows_hold_less() -> None:
-    """Layers with a window hold it and a step's tokens, as vLLM's SlidingWindowSpec counts."""
+    """62 layers, 52 with a window, are 7 groups of 10 in vLLM: 6 of them hold the window and the tokens in flight."""
     found = estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=65_536)
-    held = (1024 - 1 + found.engine.max_num_batched_tokens) / 65_536
-    assert found.model.kv_bytes_per_token == pytest.approx(2 * 2 * 16 * 128 * (10 + 52 * held))
+    assert found.model.kv_bytes_per_token == 2 * 2 * 16 * 128 * 70
+    held = (65_536 + 6 * (1024 + 7 + 2 * found.engine.max_num_batched_tokens)) / 7
+    assert found.memory.min_kv_tokens == math.ceil(held)
+    old = estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=65_536, version="0.8.5")
+    assert (old.model.kv_shape, old.model.kv_bytes_per_token) == (None, 2 * 2 * 16 * 128 * 62)
+    assert old.memory.min_kv_tokens == 65_536
+
+
+@pytest.mark.parametrize(("gpus", "block"), [(1, 784), (8, 400)])
+def test_a_state_takes_a_block_of_its_own(gpus: int, block: int) -> None:
+    """Qwen 3.5 has three groups of layers without attention for one with it: a block of each holds a state, which more
+    GPUs share, while copies of the four KV heads take more."""
+    shape = estimate_profile("Qwen/Qwen3.5-27B", "h200", tensor_parallel_size=gpus).model.kv_shape
+    assert shape == KvShape(request_tokens=3.5 * block)
 
 
 def test_data_parallel_ranks() -> None:

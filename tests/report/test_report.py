@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from packer.export.formats import export_plan
+from packer.kv_shape import KvShape
 from packer.plan import Plan, Status
 from packer.report import context
 from packer.report.growth import FACTORS, Evaluate, choose_gpus, growth_of
@@ -118,6 +119,10 @@ def test_memory_bar_fills_the_gpu(plan: Plan) -> None:
         engine = dataclasses.replace(item.profile.engine, tensor_parallel_size=2)
         pair = dataclasses.replace(item, profile=dataclasses.replace(item.profile, engine=engine))
         assert context.memory_bars(pair, evaluation) == parts  # a profile's memory is that of all its GPUs
+        model = dataclasses.replace(item.profile.model, kv_shape=KvShape(100, 0.5))
+        fewer = dataclasses.replace(evaluation, kv_cache_tokens=1.0)  # counts tokens of the fleet's requests
+        windowed = dataclasses.replace(item, profile=dataclasses.replace(item.profile, model=model))
+        assert context.memory_bars(windowed, fewer)[2].percent == pytest.approx(parts[2].percent, abs=0.1)
 
 
 def test_a_pool_reserves_no_slots(plan: Plan) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from packer.adapter import Adapter
 from packer.io.profiles import load_profile
+from packer.kv_shape import KvShape
 from packer.lengths import Lengths
 from packer.solvers.backbone import backbone_tok_s, engine_load, lightest, load_bound
 from packer.speculation import SpeculationSpec
@@ -39,10 +42,20 @@ def test_a_server_of_one_adapter_is_the_bound_and_others_are_below(
         assert engine_load(asked.scaled(most / asked.offered_tok_s), profile) > 0.8
 
 
-@pytest.mark.parametrize("cvs", [(1.0, 1.0), (0.3, 1.0), (1.0, 0.3)])
-def test_requests_count_as_far_as_a_server_takes_them(cvs: tuple[float, float]) -> None:
-    """Where many requests are longer than `max_model_len`, those served are no more than a server's load."""
+@pytest.mark.parametrize(
+    ("cvs", "shape"),
+    [
+        ((1.0, 1.0), None), ((0.3, 1.0), None), ((1.0, 0.3), None), ((1.0, 1.0), KvShape(200, 0.75)),
+        ((1.0, 1.0), KvShape(0, 0.0, 300.0)),
+    ],
+)  # fmt: skip
+def test_requests_count_as_far_as_a_server_takes_them(
+    cvs: tuple[float, float], shape: KvShape | None
+) -> None:
+    """Where many requests are longer than `max_model_len`, those served are no more than a server's load, also where a
+    request holds less KV cache than its tokens take, or more."""
     profile = small_profile()
+    profile = replace(profile, model=replace(profile.model, kv_shape=shape))
     lengths = (Lengths.gamma(900.0, cvs[0]), Lengths.gamma(800.0, cvs[1]))
     assert profile.engine.max_model_len < 2 * (lengths[0].mean + lengths[1].mean)
     fleet = Workload([Adapter("a0", 8, 1.0), Adapter("a1", 8, 1.0)], *lengths)

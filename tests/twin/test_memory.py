@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packer.adapter import Adapter
+from packer.arrival import Arrivals
+from packer.cluster import Cluster, ServerKind
 from packer.io.profiles import load_profile
+from packer.kv_shape import KvShape
+from packer.lengths import Lengths
 from packer.profile import Profile
+from packer.sessions import Sessions
+from packer.twin.arrivals import draw_requests
+from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.memory.policy import (
     analytic_kv_tokens,
     kv_cache_tokens,
@@ -21,6 +29,8 @@ from packer.twin.memory.policy import (
 )
 from packer.twin.memory.starts import what_starts
 from packer.twin.override import with_engine
+from packer.twin.simulate import simulate
+from packer.workload import Workload
 
 SHIPPED = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
 
@@ -99,3 +109,44 @@ def test_what_would_start_starts() -> None:
     assert memory_error(shorter, shorter.settings(384, 16)) is None
     tiny = replace(profile, memory=replace(profile.memory, kv_budget_bytes=1e6, measured=()))
     assert "more memory" in str(what_starts(tiny, tiny.settings(8, 8)))
+
+
+def test_capacity_is_in_tokens_of_the_requests() -> None:
+    """Where a request holds less for tokens beyond a window, or a state beside them, the same memory has room for more,
+    or for fewer of its tokens; a cluster of one server has the same capacity as the server."""
+    base = load_profile(SHIPPED[0])
+    settings, room = base.settings(8, 16), kv_cache_tokens(base, base.settings(8, 16))
+    lengths = Lengths.constant(3000), Lengths.constant(200)
+    fleet = Workload([Adapter("a", 16, 0.2), Adapter("b", 8, 0.1)], *lengths)
+    for shape, ratio in ((KvShape(1000, 0.75), 1000 + 0.25 * 2100), (KvShape(0, 0.0, 620.0), 3100 + 620)):
+        profile = replace(base, model=replace(base.model, kv_shape=shape))
+        expected = int(room / (ratio / 3100))
+        assert kv_cache_tokens(profile, settings, fleet) == pytest.approx(expected, rel=0.001)
+        assert kv_cache_tokens(profile, settings) == room
+        server = simulate(fleet, profile, max_loras=8, duration_s=60.0)
+        assert server.kv_cache_tokens == kv_cache_tokens(profile, server.settings, fleet)
+        cluster = Cluster((ServerKind("one", profile, 8),), ("one",))
+        assert simulate_cluster(fleet, cluster, duration_s=60.0).kv_cache_tokens == server.kv_cache_tokens
+        sent = draw_requests(fleet, 600.0, seed=1)
+        trace = replace(fleet, arrivals=Arrivals("trace", trace=sent))
+        assert kv_cache_tokens(profile, settings, trace) == kv_cache_tokens(profile, settings, fleet)
+
+
+def test_sessions_and_own_lengths_count() -> None:
+    """Each adapter counts with its own lengths and tokens in time; a session's prompts have its mean length."""
+    shape, base = KvShape(1000, 0.75), load_profile(SHIPPED[0])
+    profile = replace(base, model=replace(base.model, kv_shape=shape))
+    settings, out = profile.settings(8, 16), Lengths.constant(10)
+    short, long = (
+        Adapter("a", 16, 1.0, Lengths.constant(100), out),
+        Adapter("b", 16, 1.0, Lengths.constant(9000), out),
+    )
+    held = 105 + 1000 + 0.25 * 8005
+    both = kv_cache_tokens(profile, settings, Workload([short, long]))
+    assert both == pytest.approx(kv_cache_tokens(profile, settings) / (held / 9110), rel=0.001)
+    talks = Workload([replace(short, sessions=Sessions(turns=20.0))])
+    mean = float(talks.mean_input_tokens[0]) + 5.0
+    assert mean > 1000
+    ratio = (1000 + 0.25 * (mean - 1000)) / mean
+    found = kv_cache_tokens(profile, settings) / kv_cache_tokens(profile, settings, talks)
+    assert found == pytest.approx(ratio, rel=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -9,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.arrays import FloatArray, IntArray
-from packer.profile import Profile
+from packer.engine_spec import EngineSpec
+from packer.profile import ModelSpec, Profile
 from packer.settings import Settings
+from packer.twin.memory.held import share_held
+from packer.workload import Workload
 
 
 class SlotMemory:
@@ -123,9 +127,40 @@ def kv_cache_tokens_many(
     return np.floor(tokens)
 
 
-def kv_cache_tokens(profile: Profile, settings: Settings) -> int:
-    """KV cache capacity in tokens; negative if the adapters alone don't fit."""
-    return int(kv_cache_tokens_many(profile, settings.max_loras, settings.max_lora_rank))
+def kv_cache_tokens(profile: Profile, settings: Settings, workload: Workload | None = None) -> int:
+    """KV cache capacity in tokens; negative if the adapters alone don't fit.
+
+    `workload`: the requests of which these are tokens, if the model's layers do not keep all tokens (`KvShape`); None:
+    tokens that all layers keep.
+    """
+    tokens = int(kv_cache_tokens_many(profile, settings.max_loras, settings.max_lora_rank))
+    shape = profile.model.kv_shape
+    return tokens if workload is None or shape is None else int(tokens / share_held(workload, shape))
+
+
+def least_kv_tokens(model: ModelSpec, engine: EngineSpec) -> int:
+    """KV cache, in tokens that all layers keep, that holds one request of `max_model_len` on each data-parallel rank.
+
+    Layers with a window also keep the tokens of the steps in flight (vllm/config/vllm.py of 0.32.0,
+    `max_in_flight_tokens`).
+    """
+    if model.kv_shape is None:
+        return engine.least_tokens
+    return engine.data_parallel_size * math.ceil(
+        model.kv_shape.held(engine.max_model_len, _in_flight(engine))
+    )
+
+
+def longest_context(profile: Profile, tokens: int) -> int:
+    """The largest `max_model_len` with which a server with a KV cache of `tokens` tokens starts."""
+    each = tokens // profile.engine.data_parallel_size
+    shape = profile.model.kv_shape
+    return each if shape is None else shape.longest(each, _in_flight(profile.engine))
+
+
+def _in_flight(engine: EngineSpec) -> int:
+    """Tokens of the steps in flight: two with asynchronous scheduling, the default from 0.14 on."""
+    return engine.max_num_batched_tokens * (1 if engine.async_scheduling is False else 2)
 
 
 def memory_error(profile: Profile, settings: Settings, reserved: int = 0) -> str | None:

@@ -9,7 +9,7 @@ from packer.errors import IncompatibleError
 from packer.profile import Profile
 from packer.search import fewest
 from packer.settings import MAX_LORAS, Settings
-from packer.twin.memory.policy import kv_cache_tokens, memory_error
+from packer.twin.memory.policy import kv_cache_tokens, least_kv_tokens, longest_context, memory_error
 from packer.workload import Workload
 
 CONTEXT_STEP = 1024
@@ -25,7 +25,7 @@ def largest_max_loras(profile: Profile, rank: int) -> int:
 def what_starts(profile: Profile, settings: Settings) -> str | None:
     """Describe the nearest settings with which the server starts; return None if it starts with `settings`.
 
-    A shorter context helps only if the profile's `min_kv_tokens` follows from `max_model_len` (`least_tokens`).
+    A shorter context helps only if the profile's `min_kv_tokens` follows from `max_model_len` (`least_kv_tokens`).
     """
     if memory_error(profile, settings) is None:
         return None
@@ -34,9 +34,9 @@ def what_starts(profile: Profile, settings: Settings) -> str | None:
     if slots:
         ways.append(f"max_loras {slots} at rank {settings.max_lora_rank}")
     # Each rank has a KV cache of its own, which must hold a whole context.
-    tokens = kv_cache_tokens(profile, settings) // profile.engine.data_parallel_size
+    tokens = longest_context(profile, kv_cache_tokens(profile, settings))
     tokens = tokens // CONTEXT_STEP * CONTEXT_STEP
-    if tokens > 0 and profile.memory.min_kv_tokens == profile.engine.least_tokens:
+    if tokens > 0 and profile.memory.min_kv_tokens == least_kv_tokens(profile.model, profile.engine):
         ways.append(f"--max-model-len {tokens}")
     if not ways:
         return "a GPU with more memory, or more GPUs for each server (--tensor-parallel-size)"
