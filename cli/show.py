@@ -9,7 +9,7 @@ from packer.cli.changes import changes, named
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Output, PlanArgument
 from packer.cli.output import Table
-from packer.cli.plan_table import adapter_rows, adapters_table, places, plan_lines
+from packer.cli.plan_table import adapter_rows, adapters_table, places, plan_json, plan_lines
 from packer.errors import IncompatibleError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
       packer show plan.json --adapter billing --adapter chat
       packer show plan.json --diff next.json
     """
-    from packer.io.plans import load_plan, plan_to_dict
+    from packer.io.plans import load_plan
 
     plan = file.plan()
     if shown.adapters and shown.other_path is not None:
@@ -54,7 +54,7 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
         out.result({"adapters": rows}, lambda: [adapters_table(plan, shown.adapters), f"Goal: {plan.goal}."])
         return
     if shown.other_path is None:
-        out.result(lambda: plan_to_dict(plan), lambda: plan_lines(plan))
+        out.result(lambda: plan_json(plan), lambda: plan_lines(plan))
         return
     data = _difference(plan, load_plan(shown.other_path))
     out.result(data[0], lambda: data[1])
