@@ -184,7 +184,7 @@ def unit_of(number: float, unit_s: float = 1.0) -> float:
 
 def seconds_of(cell: object, unit_s: float = 1.0) -> float:
     """A cell as a time, s: a number in its unit, or a date in UTC or its zone; NaN if it is neither."""
-    text = str(cell).strip()
+    text = str(cell).strip().removesuffix(" UTC")
     with suppress(ValueError, OverflowError):
         number = checks.decimal(text)
         return number * unit_of(number, unit_s)

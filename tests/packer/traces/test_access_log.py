@@ -14,7 +14,7 @@ from packer.traces.access_log import Fields
 from packer.traces.read import read_trace
 
 LITELLM = {
-    "startTime": "2026-02-01T10:00:00Z",
+    "startTime": "2026-02-01 10:00:00 UTC",
     "model_group": "a",
     "usage": {"prompt_tokens": 9, "completion_tokens": 3},
 }
@@ -25,6 +25,7 @@ ENVOY = {
 }
 NGINX = {
     "time_local": "01/Feb/2026:12:00:03 +0200",
+    "msec": "1769940003.25",
     "model": "a",
     "prompt_tokens": "11",
     "completion_tokens": 5.0,
@@ -39,10 +40,11 @@ def write(path: Path, entries: list[object]) -> Path:
 
 
 def test_usual_gateways_are_understood(tmp_path: Path) -> None:
-    """Names, nesting and times of LiteLLM, Envoy, nginx and OpenAI-like logs need no options."""
+    """Names, nesting and times of LiteLLM, Envoy, nginx and OpenAI-like logs need no options. Of nginx's times the one
+    with fractions of a second counts."""
     log = read_trace(write(tmp_path / "x.jsonl", [NGINX, EPOCH_MS, LITELLM, ENVOY]))
     assert log.names == ("a", "b", "c")
-    assert log.time_s.tolist() == [0.0, 1.5, 3.0, 4.0]
+    assert log.time_s.tolist() == [0.0, 1.5, 3.25, 4.0]
     assert log.input_tokens.tolist() == [9, 7, 11, 2]
     assert log.output_tokens.tolist() == [3, 1, 5, 2]
     assert log.start_s == 1769940000.0
@@ -112,7 +114,9 @@ def test_a_known_trace_takes_the_column_of_its_adapters(tmp_path: Path) -> None:
             "at least one request with input and output tokens, got 1 request without",
         ),
         ('{"time": 1, "model": "a", "prompt_tokens": 9, "generated": 5}', "--key time=NAME"),
-        ("[1]", "expected a JSON object"),
+        ("[1]", "row 1: expected a JSON object in each line, got a list: jq"),
+        ('[\n{"time": 1}\n]', "row 1: expected a JSON object in each line, got a list: jq"),
+        ('{"a": 1}\n[1]', "row 2: expected a JSON object in each line, got"),
         ('{"a": 1}', "--key time=NAME"),
         (f'{{"{"k" * 9000}": 1}}', f"Found: {'k' * 40}; --key"),
         ('{"time": 1, "model": 5, "prompt_tokens": 1, "completion_tokens": 1}', "column 'model'"),
@@ -130,7 +134,7 @@ def test_a_known_trace_takes_the_column_of_its_adapters(tmp_path: Path) -> None:
         ('{"time": 1e11, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "1970 to 2199"),
         ('{"time": 1, "model": "a\\u0000", "prompt_tokens": 1, "completion_tokens": 1}', "control"),
         ('{"time": 1e300, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
-        ("[" * 100_000, "row 1: expected JSON: at most 64"),
+        ('{"a":' * 100_000, "row 1: expected JSON: at most 64"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
