@@ -11,9 +11,10 @@ import numpy as np
 from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.planning.settle import with_most_slots
-from packer.planning.splits import SLOTS, dealt, server_of
+from packer.planning.splits import SLOTS, server_of
 from packer.search import reach
 from packer.solvers.candidates import slot_ranks
+from packer.solvers.order import levelled
 from packer.twin.memory.policy import kv_cache_tokens
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Apart:
         """The groups on `n` servers, if these suffice; servers left over go to the group with most load per server."""
         job, ranks = self.job, slot_ranks(self.job.parts.fleet.ranks)
         kinds, loads = np.unique(ranks), job.parts.fleet.offered_tok_s_by_adapter
-        if n < len(kinds) or job.spare or not job.kept.all_count or not self._far(kinds):
+        if n < 2 or job.spare or not job.kept.all_count or not self._far(kinds):
             return
         if self._held != (held := (len(job.kept.hours), len(job.parts.fleet))):
             # New parts change the indices of adapters; new hours only raise what a group needs.
@@ -129,8 +130,8 @@ class Apart:
     def _servers(self, group: Group, n: int) -> Sequence[Bin]:
         """An even split of a group over `n` servers."""
         parts, profile = self.job.parts, self.job.profile
-        falling = group.members[
-            np.argsort(-parts.fleet.offered_tok_s_by_adapter[group.members], kind="stable")
-        ]
-        bins = parts.joined([server_of(parts.fleet, profile, part, SLOTS) for part in dealt(falling, n)])
+        loads = parts.fleet.offered_tok_s_by_adapter
+        falling = group.members[np.argsort(-loads[group.members], kind="stable")]
+        split = levelled(falling, loads, n)
+        bins = parts.joined([server_of(parts.fleet, profile, part, SLOTS) for part in split])
         return with_most_slots(bins, group.slots)

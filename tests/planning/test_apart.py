@@ -56,8 +56,8 @@ def test_servers_left_over_go_where_servers_have_most_load(job: Frontier) -> Non
 def test_nothing_is_set_apart_of_near_ranks_or_for_less(
     job: Frontier, server: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not of one slot rank, nor of ranks whose slots leave about as much KV cache; not on fewer servers than ranks, nor
-    on more than there are adapters."""
+    """Not of one slot rank, nor of ranks whose slots leave about as much KV cache; not on one server, nor on more
+    than there are adapters."""
     for ranks in ((9, 16), (8, 32)):
         near = Frontier(Workload([Adapter(f"a{k}", ranks[k % 2], 0.1) for k in range(8)]), server)
         assert list(Apart(near).on(3)) == []
@@ -66,6 +66,22 @@ def test_nothing_is_set_apart_of_near_ranks_or_for_less(
     few = Frontier(Workload([Adapter(f"a{k}", (8, 64)[k], 0.1) for k in range(2)]), server)
     assert [len(bins) for bins in Apart(few).on(2)] == [2]
     assert list(Apart(few).on(3)) == []
+
+
+def test_near_ranks_share_servers_where_there_are_fewer_than_ranks(server: Profile) -> None:
+    """Four ranks on two servers: the largest has one of them. On three the others have two, of equal load although one
+    adapter has a fifth of it."""
+    share = 1.0 / np.arange(1, 81)
+    low = [
+        Adapter(f"a{k}", (8, 16, 32)[k % 3], float(rate)) for k, rate in enumerate(10.0 * share / share.sum())
+    ]
+    job = Frontier(Workload([*low, *(Adapter(f"b{k}", 128, 0.1) for k in range(30))]), server)
+    (two,), (three,) = Apart(job).on(2), Apart(job).on(3)
+    assert [item.max_lora_rank for item in (*two, *three)] == [32, 128, 32, 32, 128]
+    assert job.kept.holds(two)
+    assert all(job.fullest(split)[1] > 1.0 for split in even_splits(job.workload, server, 2))
+    loads = [item.offered_tok_s(job.workload) for item in three[:2]]
+    assert max(loads) < 1.01 * min(loads)
 
 
 def test_a_fleet_of_far_ranks_takes_no_more_than_its_ranks_alone(server: Profile) -> None:
