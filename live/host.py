@@ -109,7 +109,7 @@ class RunningServer:
 
     def begin(self, text: str) -> ShellCommand:
         """Start a user's command for this server, without waiting for its end."""
-        return ShellCommand(filled("a command", text, name=self.name, url=self.where.url))
+        return ShellCommand(filled("a command", text, name=self.name, url=self.where.url), self.where)
 
     def _json(self, path: str, total_s: float, body: Any = None) -> Any:
         text = self._text(path, total_s, None if body is None else json.dumps(body).encode())
@@ -140,10 +140,14 @@ def each_of(servers: Iterable[RunningServer], ask: Callable[[RunningServer], T])
 
 
 class ShellCommand:
-    """A user's command in a shell, in a process group of its own; it starts when the object is made."""
+    """A user's command in a shell, in a process group of its own; it starts when the object is made.
 
-    def __init__(self, text: str) -> None:
+    `where`: whose key its output must not show.
+    """
+
+    def __init__(self, text: str, where: Address) -> None:
         self.text, self.begun_s, self._said = text, time.monotonic(), tempfile.TemporaryFile()  # noqa: SIM115
+        self._where = where
         self._process = subprocess.Popen(
             text,
             shell=True,
@@ -159,7 +163,7 @@ class ShellCommand:
         if not status:
             return ""
         self._said.seek(0)
-        said = self._said.read().decode(errors="replace").strip()[-ERROR_TEXT:]
+        said = self._where.masked(self._said.read().decode(errors="replace")).strip()[-ERROR_TEXT:]
         return f"The command {shown(self.text)} ended with status {status}{f': {said}' if said else '.'}"
 
     def wait(self, limit_s: float) -> None:
@@ -196,4 +200,4 @@ def _status(status: int, text: str) -> str:
         return f"HTTP {status}: a redirect, which is not followed"
     with suppress(ValueError, KeyError, TypeError):
         text = str(parse_json(text)["error"]["message"])
-    return f"HTTP {status}: {text[:ERROR_TEXT]}"
+    return f"HTTP {status}: {text}"

@@ -61,7 +61,8 @@ class RouterWriter:
             if held:
                 port = parts.port or 80
                 like = replace(base[min(s, len(base) - 1)], index=s, name=host.name, port=port)
-                address = f"{parts.hostname}:{port}"
+                where = parts.netloc.rpartition("@")[2].rstrip(":")  # an IPv6 address keeps its brackets
+                address = where if parts.port else f"{where}:{port}"
                 found.append(replace(like, address=address, modules=tuple(own), base=tuple(plain)))
         render = FORMATS[router.format].render
         texts: dict[str, str] = render(tuple(found), options)
@@ -121,4 +122,4 @@ class RouterWriter:
     def _reload(self) -> None:
         """Run the command that makes the router reload its files, if there is one."""
         if self.fleet.router is not None and self.fleet.router.reload is not None:
-            ShellCommand(self.fleet.router.reload).wait(self.fleet.limits.start_s)
+            ShellCommand(self.fleet.router.reload, self.fleet.addresses()[0]).wait(self.fleet.limits.start_s)

@@ -39,8 +39,11 @@ class Address:
 
     def masked(self, text: str) -> str:
         """A text with the key masked, because some servers repeat the key in errors."""
-        secret = self.authorization.partition(" ")[2]
-        return text.replace(secret, MASK) if secret else text
+        kind, _, secret = self.authorization.partition(" ")
+        plain = base64.b64decode(secret).decode().partition(":")[2] if kind == "Basic" else ""
+        for each in filter(None, (secret, plain)):
+            text = text.replace(each, MASK)
+        return text
 
 
 def masked(text: str) -> str:

@@ -55,6 +55,25 @@ def test_each_format_has_the_servers_as_they_are(
     assert (written.is_dir() and len(list(written.iterdir())) == len(texts)) or written.is_file()
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("nginx", "[::1]:9001;"), ("envoy", 'address: "::1"'), ("litellm", "http://[::1]:9001/v1"),
+     ("routing", '"http://[::1]:9001"')],
+)  # fmt: skip
+def test_ipv6_addresses_keep_their_port(
+    name: str,
+    part: str,
+    tmp_path: Path,
+    plan_of: Callable[..., Plan],  # noqa: F811
+) -> None:
+    """An address with colons is in brackets wherever a port follows it."""
+    fleet = replace(
+        _fleet(name, tmp_path), servers=(Host("http://[::1]:9001", "left"), Host("http://h", "right"))
+    )
+    texts = RouterWriter(fleet, plan_of(PLACED), RANKS).texts(ROUTES).values()
+    assert any(part in text for text in texts)
+
+
 @pytest.mark.parametrize("name", ROUTING)
 def test_an_adapter_that_the_plan_lacks_is_an_adapter(
     name: str,
@@ -88,6 +107,19 @@ def test_a_refused_file_is_taken_back(tmp_path: Path, plan_of: Callable[..., Pla
     with pytest.raises(LiveError, match="did not take"):
         RouterWriter(broken, plan_of(PLACED), RANKS).write({"a": {1: 1.0}})
     assert file.read_text() == before
+
+
+def test_no_key_is_in_what_a_command_says(
+    tmp_path: Path,
+    plan_of: Callable[..., Plan],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user's command may print the servers' key; packer's errors, which enter files, do not have it."""
+    monkeypatch.setenv("FLEET_KEY", "sesame-4711")
+    router = RouterFile("nginx", str(tmp_path / "routes.conf"), "echo key $FLEET_KEY; false")
+    fleet = LiveFleet((Host("http://a:1"), Host("http://b:1")), router, FAST, api_key_env="FLEET_KEY")
+    with pytest.raises(LiveError, match=r"status 1: key \*\*\*$"):
+        RouterWriter(fleet, plan_of(PLACED), RANKS).write(ROUTES)
 
 
 def test_whatever_a_router_file_contains_is_taken_back(

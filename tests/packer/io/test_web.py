@@ -119,7 +119,7 @@ def test_a_login_is_taken_out_of_an_address() -> None:
     assert address_of("http://host", "sk-1").headers == {"Authorization": "Bearer sk-1"}
     assert address_of("http://[::1]:80").url == "http://[::1]:80"
     assert address_of("http://host").headers == {}
-    assert found.masked(f"bad key {found.authorization[6:]}!") == "bad key ***!"
+    assert found.masked(f"bad key {found.authorization[6:]}, {'p@ss'}!") == "bad key ***, ***!"
 
 
 @pytest.mark.parametrize(
