@@ -60,10 +60,10 @@ def goal_of(acting: Acting, seen: Sequence[Models | str], *, prune: bool = False
     return found
 
 
-def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int]:
-    """Plan's server with most common adapters for each that answers; raises `IncompatibleError` if none fits."""
+def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int | str]:
+    """Plan's server with most common adapters for each that answers, or why it fits none."""
     bins, names, slots = acting.plan.bins, acting.plan.workload.names, _slots_of(acting, seen)
-    found = {}
+    found = dict[int, int | str]()
     for s, models in enumerate(seen):
         if isinstance(models, str):
             continue
@@ -73,9 +73,8 @@ def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int]:
             for k, item in enumerate(bins)
         ]
         why = {k: _misfit(acting, bins[k], s, models, slots[s]) for *_, k in sorted(rows)}
-        if all(why.values()):
-            raise IncompatibleError(f"Server {s} does not fit the plan: {next(iter(why.values()))}.")
-        found[s] = next(k for k, reason in why.items() if reason is None)
+        fits = next((k for k, reason in why.items() if reason is None), None)
+        found[s] = f"Server {s} does not fit the plan: {next(iter(why.values()))}." if fits is None else fits
     return found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from packer.arrays import BoolArray, FloatArray
 from packer.change import Change
-from packer.errors import PackerError, shown
+from packer.errors import IncompatibleError, PackerError, shown
 from packer.live.act import Acting, words
 from packer.live.host import Models
 from packer.live.matching import fitting
@@ -66,6 +66,7 @@ class Following:
         self._leaving: dict[int, float] = {}  # servers that were stopped: until when they may still answer
         self._stuck = set[tuple[int, str]]()  # tried to unload
         self._going_on: list[str] = []  # why servers were not stopped
+        self._bases: list[tuple[str, ...]] = []  # of each server, at the last look
         self._here: dict[int, dict[str, float]] = {}
         self._last_tok_s: dict[int, float] = {}
         plan = self.acting.plan
@@ -81,11 +82,15 @@ class Following:
             startable, self._stoppable,
         )  # fmt: skip
 
-    def check(self, seen: Sequence[Models | str]) -> None:
-        """Each server that answers is of the kind of a plan's server that it fits; raises `IncompatibleError`."""
-        kinds = server_kinds(self.acting.plan, len(self.acting.plan.bins))
+    def check(self, seen: Sequence[Models | str]) -> dict[int, str]:
+        """Take each server that answers for the kind of the plan's server that it fits; return why others fit none."""
+        kinds, wrong = server_kinds(self.acting.plan, len(self.acting.plan.bins)), dict[int, str]()
         for s, k in fitting(self.acting, seen).items():
-            self.keeper.kinds[s] = kinds[k]
+            if isinstance(k, str):
+                wrong[s] = k
+            else:
+                self.keeper.kinds[s] = kinds[k]
+        return wrong
 
     def serve(self, fleet: Workload) -> None:
         """Serve these adapters from now on: new ones get a server at the next step, removed ones leave theirs."""
@@ -102,7 +107,12 @@ class Following:
         seen = self.acting.look()
         answers = {s for s, models in enumerate(seen) if not isinstance(models, str)}
         self._leaving = {s: end_s for s, end_s in self._leaving.items() if s in answers and now_s <= end_s}
-        away, served = {*self._leaving, *self.acting.stopping}, self.ready
+        served, bases = self.ready, [() if isinstance(models, str) else models.base for models in seen]
+        same = [served[s] and base == self._bases[s] for s, base in enumerate(bases)]
+        changed = ["" if known else models for known, models in zip(same, seen, strict=True)]
+        self._bases = bases
+        wrong = self.check(changed) if self.traffic.times_s else {}  # `run` checks the first ones
+        away = {*self._leaving, *self.acting.stopping, *wrong}
         self.ready = np.array([s in answers and s not in away for s in range(len(seen))])
         if not self.traffic.times_s:  # first observation: servers that are off are started when needed
             servers = enumerate(self.acting.servers)
@@ -112,9 +122,10 @@ class Following:
         silent = [each for s, each in enumerate(seen) if isinstance(each, str) and s not in quiet]
         faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
         others = [] if self.dry_run else self._by_others(seen, served)
-        for each in others:
-            self.acting.say(each)
-        self.last_error = "; ".join([*silent, *others, *faults])[:400]
+        for each in (*wrong.values(), *others):
+            if each not in self.last_error:  # of the look before
+                self.acting.say(each)
+        self.last_error = "; ".join([*wrong.values(), *silent, *others, *faults])[:400]
         # No server is stopped because of a load that is not known.
         self.keeper.may_stop = False if faults and self.read is None else self._stoppable
         number = {name: a for a, name in enumerate(self.fleet.names)}
@@ -315,7 +326,8 @@ class Following:
         `after`: called after each step. `fleet`: the adapters to serve, read before each step.
         """
         seen = self.acting.look()
-        self.check(seen)
+        if wrong := self.check(seen):
+            raise IncompatibleError(next(iter(wrong.values())))
         if not self.dry_run:
             self.acting.adopt(self.acting.placement(seen), f"follow {self.acting.plan.workload.name}")
         try:

@@ -38,7 +38,7 @@ class StandIn:
         self.counts: Counter[str] = Counter()
         self.raw: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
         self.victim, self.slots = 0, 4
-        self.counters, self.longest = "vllm:prompt_tokens_total 0\nvllm:generation_tokens_total 0\n", 256
+        self.counters, self.longest = "vllm:prompt_tokens_total 0\nvllm:generation_tokens_total 0\n", 131072
         stand_in = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -11,7 +11,7 @@ import pytest
 
 import packer
 from packer.change import Change
-from packer.errors import FileFormatError, IncompatibleError
+from packer.errors import FileFormatError
 from packer.live.act import Acting
 from packer.live.fleet_file import Host, LiveFleet
 from packer.operate.follow import Following
@@ -155,14 +155,12 @@ def test_servers_are_of_the_kind_whose_adapters_they_hold(
     loop = Following(Acting(replace(plan, bins=(few, many)), fleet), plan.workload, 1.0)
     for each, slots in zip(servers, (2, 4), strict=True):
         each.slots, each.longest = slots, 131072
-    loop.check(loop.acting.look())
+    assert loop.check(loop.acting.look()) == {}
     assert [kind.max_loras for kind in loop.keeper.kinds] == [4, 2]
     assert [each.counts["/metrics"] for each in servers] == [1, 1]
     servers[0].slots = 8
-    with pytest.raises(
-        IncompatibleError, match="Server 1 does not fit the plan: gpu-1 was started with max_loras 8"
-    ):
-        loop.check(loop.acting.look())
+    (why,) = loop.check(loop.acting.look()).values()
+    assert why.startswith("Server 1 does not fit the plan: gpu-1 was started with max_loras 8")
 
 
 def look(loop: Following, fleet: Callable[[], packer.Workload]) -> None:
@@ -295,6 +293,29 @@ def test_no_server_stops_because_its_tokens_are_not_counted(
         assert loop.step(60.0 * minute) == []
     assert loop.load.sum() == pytest.approx(600.0, rel=0.02)
     assert loop.last_error == "gpu-0: /metrics counts no tokens.; gpu-1: /metrics counts no tokens."
+
+
+def test_a_server_that_comes_back_as_another_one_does_not_serve(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """A server that was started again with another model or other slots gets no adapters, and it is said; started as
+    planned, it serves again."""
+    loop = following()
+    said: list[str] = []
+    loop.acting.say = said.append
+    loop.step(0.0)
+    base, servers[1].base = servers[1].base, "another"
+    loop.step(60.0)
+    assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
+    assert said[0].startswith("Server 1 does not fit the plan: gpu-1 serves 'another', the plan is for ")
+    assert said[0] in loop.last_error
+    servers[1].base, servers[1].slots = base, 8
+    loop.step(120.0)
+    assert (loop.keeper.serving, "max_loras 8, the plan says 4" in loop.last_error) == ([0], True)
+    servers[1].slots = 4
+    loop.step(180.0)
+    assert (loop.keeper.serving, loop.last_error) == ([0, 1], "")
 
 
 def test_an_adapter_that_cannot_leave_takes_room(
