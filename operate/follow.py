@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,6 +66,8 @@ class Following:
         self._leaving: dict[int, float] = {}  # servers that were stopped: until when they may still answer
         self._stuck = set[tuple[int, str]]()  # tried to unload
         self._going_on: list[str] = []  # why servers were not stopped
+        self._changed_by_others = False  # since the routes were written
+        self._refused: dict[tuple[int, str], float] = {}  # loads that failed, and when
         self._bases: list[tuple[str, ...]] = []  # of each server, at the last look
         self._here: dict[int, dict[str, float]] = {}
         self._last_tok_s: dict[int, float] = {}
@@ -92,6 +94,14 @@ class Following:
                 self.keeper.kinds[s] = kinds[k]
         return wrong
 
+    def _misfits(self, seen: Sequence[Models | str]) -> dict[int, str]:
+        """Check servers that came, or have another base model now; return why some fit no server of the plan."""
+        bases = [() if isinstance(models, str) else models.base for models in seen]
+        same = [self.ready[s] and base == self._bases[s] for s, base in enumerate(bases)]
+        changed = ["" if known else models for known, models in zip(same, seen, strict=True)]
+        self._bases = bases
+        return self.check(changed) if self.traffic.times_s else {}  # `run` checks the first ones
+
     def serve(self, fleet: Workload) -> None:
         """Serve these adapters from now on: new ones get a server at the next step, removed ones leave theirs."""
         planned = self.fleet
@@ -107,11 +117,7 @@ class Following:
         seen = self.acting.look()
         answers = {s for s, models in enumerate(seen) if not isinstance(models, str)}
         self._leaving = {s: end_s for s, end_s in self._leaving.items() if s in answers and now_s <= end_s}
-        served, bases = self.ready, [() if isinstance(models, str) else models.base for models in seen]
-        same = [served[s] and base == self._bases[s] for s, base in enumerate(bases)]
-        changed = ["" if known else models for known, models in zip(same, seen, strict=True)]
-        self._bases = bases
-        wrong = self.check(changed) if self.traffic.times_s else {}  # `run` checks the first ones
+        served, wrong = self.ready, self._misfits(seen)
         away = {*self._leaving, *self.acting.stopping, *wrong}
         self.ready = np.array([s in answers and s not in away for s in range(len(seen))])
         if not self.traffic.times_s:  # first observation: servers that are off are started when needed
@@ -121,10 +127,8 @@ class Following:
         quiet = self._resting | set(self.acting.starting)
         silent = [each for s, each in enumerate(seen) if isinstance(each, str) and s not in quiet]
         faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
-        others = [] if self.dry_run else self._by_others(seen, served)
-        for each in (*wrong.values(), *others):
-            if each not in self.last_error:  # of the look before
-                self.acting.say(each)
+        others = self._by_others(seen, served)
+        self._say_new((*wrong.values(), *others))
         self.last_error = "; ".join([*wrong.values(), *silent, *others, *faults])[:400]
         # No server is stopped because of a load that is not known.
         self.keeper.may_stop = False if faults and self.read is None else self._stoppable
@@ -140,6 +144,8 @@ class Following:
             s: sum(n not in self.acting.ranks or (s, n) in self._stuck for n in own)
             for s, own in enumerate(placed)
         }
+        self._refused = {each: at_s for each, at_s in self._refused.items() if now_s < at_s + SHORT_S}
+        self.keeper.refused = {(s, number[name]) for s, name in self._refused if name in number}
         pretended, ready = self._pretended is not None, self.ready.copy()
         for s, from_s in (self._pretended or {}).items():
             ready[s] = now_s >= from_s
@@ -234,12 +240,14 @@ class Following:
                 self._pretended |= dict.fromkeys(change.stop, math.inf)
             else:
                 entry["failed"] = self.acting.carry_out(change)
+                own = self.acting.state.servers
+                self._refused |= {each: now_s for each in change.load if each[1] not in own[names[each[0]]]}
                 self.last_error = "; ".join([self.last_error, *entry["failed"]]).strip("; ")[:400]
                 self.pending += len(entry["failed"])
             self.changes, self.loads = self.changes + 1, self.loads + each.loads
             self.log = [*self.log, entry][-MOST_LOG:]
             self._resting = (self._resting | set(change.stop)) - set(change.start)
-        if not self.dry_run:
+        if self._changed_by_others and not self.dry_run:
             self._write_routes()
         self._stuck = {each for decision in left for each in decision.change.unload if not self.dry_run}
         return made
@@ -258,24 +266,32 @@ class Following:
         self._going_on += faults
 
     def _by_others(self, seen: Sequence[Models | str], served: BoolArray) -> list[str]:
-        """Say which adapters came to servers that go on serving, or left them, without this packer."""
+        """Return which adapters came to servers that go on serving, or left them, without this packer."""
         found, base = [], self.acting.base
-        for s in np.flatnonzero(served & self.ready).tolist():
+        for s in [] if self.dry_run else np.flatnonzero(served & self.ready).tolist():
             server, models = self.acting.servers[s], seen[s]
             assert not isinstance(models, str)
             now, was = models.adapters.keys() - base, self.acting.state.servers[server.name].keys() - base
             both = ((now - was, "came"), (was - now, "left"))
             if parts := [f"{listed([shown(n) for n in sorted(own)], 3)} {what}" for own, what in both if own]:
                 found.append(f"{server.name} was changed by another hand, or a restart: {', '.join(parts)}")
+        self._changed_by_others |= bool(found)
         return found
 
+    def _say_new(self, sentences: Iterable[str]) -> None:
+        """Say what the look before did not say."""
+        for each in sentences:
+            if each not in self.last_error:
+                self.acting.say(each)
+
     def _write_routes(self) -> None:
-        """Write the routes that the router's file lacks, as those of adapters that another hand loaded."""
+        """Write the routes of adapters that another hand loaded, unless they were written with others."""
         state = self.acting.state
         placed = [state.servers.get(each.name, {}) for each in self.acting.servers]
         try:
             if self.acting.unwritten(placed):
                 self.acting.adopt(placed, state.plan)
+            self._changed_by_others = False
         except PackerError as error:
             self.last_error = "; ".join(filter(None, [self.last_error, str(error)]))[:400]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,10 +81,11 @@ class Keeper:
 
     `kinds`: kind of each server, with its settings. `held`: adapters of each server, by index, with the share of their
     requests; 0 for an idle copy. `on`: which servers are to serve. `rooms`: maximum adapters of each; None: any number.
-    `others`: number of adapters on each beside the fleet's. `startup_s`: time of a server's start. `loads_per_hour`:
-    maximum of adapter loads, except for adapters without a server. `may_start`, `may_stop`: whether servers, all alike
-    or each, may be started and stopped. `missing`: servers to add beyond those that start. `waiting`: a change that is
-    not yet worth its cost, in words. `learnt`: by server, what its requests last showed, in sentences.
+    `others`: number of adapters on each beside the fleet's. `refused`: (server, adapter) that failed to load.
+    `startup_s`: time of a server's start. `loads_per_hour`: maximum of adapter loads, except for adapters without a
+    server. `may_start`, `may_stop`: whether servers, all alike or each, may be started and stopped. `missing`: servers
+    to add beyond those that start. `waiting`: a change that is not yet worth its cost, in words. `learnt`: by server,
+    what its requests last showed, in sentences.
     """
 
     workload: Workload
@@ -104,6 +105,7 @@ class Keeper:
     level: float = 1.0
     learnt: dict[int, list[str]] = field(default_factory=dict)
     others: Mapping[int, int] = field(default_factory=dict)
+    refused: Collection[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         self.requests = Requests(self.workload)
@@ -214,7 +216,7 @@ class Keeper:
         ranks, most = self.workload.ranks, [rank_of(kind, self.workload) for kind in self.kinds]
         fits, base = lambda s, a: most[s] >= int(ranks[a]), np.flatnonzero(ranks == 0).tolist()
         rooms = [None if room is None else room - self.others.get(s, 0) for s, room in enumerate(self.rooms)]
-        return Nearest(load, self.held, self.serving, fits, rooms, base)
+        return Nearest(load, self.held, self.serving, fits, rooms, base, self.refused)
 
     def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
         """Load adapters without a server on those with the least load; give the shares of lost copies to the others."""
@@ -299,8 +301,7 @@ class Keeper:
 
     def _most_used(self, near: Nearest) -> float:
         """The largest used share of a server's capacity under this placement."""
-        used: FloatArray = near.used()[near.serving] / self.caps(near.serving)
-        return float(used.max())
+        return float((near.used()[near.serving] / self.caps(near.serving)).max())
 
     def _sized(self, now_s: float, load: FloatArray) -> list[Decision]:
         """Start the servers that the load or the number of adapters needs, or stop one if that is worth its cost."""

@@ -48,8 +48,9 @@ class Nearest:
     `load`: of each adapter, tok/s, float64 (m,). `held`: adapters of each server with their shares, 0 for a copy with
     no requests. `serving`: indices of the servers in use; others hold nothing. `fits`: whether a server can load an
     adapter. `rooms`: most adapters of each server; none: any number; adapters of `roomless`, as the base model, take
-    no room. `loads`: (server, adapter) to load, in order. `unloads`: copies that leave full servers before that.
-    `left`: adapters that `place_rest` found no server for.
+    no room. `refused`: (server, adapter) that failed to load, for which other servers come first. `loads`: (server,
+    adapter) to load, in order. `unloads`: copies that leave full servers before that. `left`: adapters that
+    `place_rest` found no server for.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Nearest:
         fits: Callable[[int, int], bool] = lambda _server, _adapter: True,
         rooms: Sequence[int | None] = (),
         roomless: Collection[int] = (),
+        refused: Collection[tuple[int, int]] = (),
     ) -> None:
+        self.refused = refused
         self.load, self.serving, self.fits, self.rooms = load, list(serving), fits, rooms
         self.roomless, self.left = set(roomless), list[int]()
         self.before = [dict(own) for own in held]
@@ -143,7 +146,7 @@ class Nearest:
                     self.held[s][a] = share / total if total else 1.0 / len(own)
         used = self.used().tolist()
         for a in sorted(rest, key=lambda a: -self.load[a]):
-            rising = sorted(self.serving, key=lambda s: used[s])
+            rising = sorted(self.serving, key=lambda s: ((s, a) in self.refused, used[s]))
             s = next((s for s in rising if self._takes(s, a)), -1)
             if s < 0 and opens(a):
                 s = len(self.held)
@@ -175,7 +178,7 @@ class Nearest:
             part = [(tok_s, a) for a, share in own[s].items() if (tok_s := self.load[a] * share) > 0.0]
             common = [each for each in part if each[1] in own[t]]
             if not common:
-                able = [each for each in part if self._takes(t, each[1])]
+                able = [each for each in part if self._takes(t, each[1]) and (t, each[1]) not in self.refused]
                 if not able or len(self.loads) >= left:
                     return
                 common = [max(able)]  # later, its shares can follow the traffic without loading an adapter
@@ -198,7 +201,7 @@ class Nearest:
         self.serving, used = others, self.used()
         for a, share in sorted(before[s].items(), key=lambda item: (-self.load[item[0]] * item[1], item[0])):
             copies = any(a in self.held[t] for t in others)
-            rising = sorted(others, key=lambda t: used[t] / caps[t])
+            rising = sorted(others, key=lambda t: ((t, a) in self.refused, used[t] / caps[t]))
             t = next((t for t in rising if a in self.held[t] or (not copies and self._takes(t, a))), None)
             if t is None:
                 self.held, self.serving = before, serving

@@ -236,5 +236,6 @@ def _followed(
 
 
 def _said(entry: dict[str, Any], following: Following) -> list[Table | str]:
-    done = f"{counted(len(entry['steps']), 'step')} {'would be ' * following.dry_run}done"
-    return [f"{entry['why']}: {done}", *entry["steps"], *entry.get("failed", [])]
+    failed = entry.get("failed", [])
+    done = f", {counted(len(failed), 'failure')}" if failed else f" {'would be ' * following.dry_run}done"
+    return [f"{entry['why']}: {counted(len(entry['steps']), 'step')}{done}", *entry["steps"], *failed]

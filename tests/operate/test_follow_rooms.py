@@ -318,6 +318,28 @@ def test_a_server_that_comes_back_as_another_one_does_not_serve(
     assert (loop.keeper.serving, loop.last_error) == ([0, 1], "")
 
 
+def test_a_load_that_fails_is_tried_on_another_server(
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A server whose loads fail stays the emptiest one; adapters without a server go to others at the next look."""
+    broken = StandIn({}, servers[0].base)
+    broken.faults = [("/v1/load_lora_adapter", 0, "500")]
+    hosts = tuple(Host(each.url) for each in (*servers, broken))
+    loop = Following(
+        Acting(plan, LiveFleet(hosts, None, FAST, state=str(tmp_path / "state"))), plan.workload, 1.0
+    )
+    loop.step(0.0)
+    servers[1].close()
+    for time_s in (60.0, 120.0):
+        loop.step(time_s)
+    assert (set(servers[0].adapters), loop.pending) == ({"a0", "a1", "a2", "a3"}, 0)
+    loop.step(800.0)
+    assert loop.keeper.refused == set(), "it may be mended"
+    broken.close()
+
+
 def test_an_adapter_that_cannot_leave_takes_room(
     following: Callable[..., Following],  # noqa: F811
     servers: list[StandIn],  # noqa: F811
