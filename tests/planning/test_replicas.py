@@ -120,10 +120,10 @@ def test_a_part_is_seen_for_as_long_as_the_adapter_has_requests(
 @pytest.mark.usefixtures("whole_hours")
 def test_a_hot_adapter_near_its_limit_takes_the_gpus_that_its_requests_need() -> None:
     """Prompts that use two thirds of the limit alone: the plan holds for its requests to all servers together, drawn at
-    random, and so do hardly fewer. Servers held to the limit one by one took 64 for 17."""
+    random, and so do hardly fewer. Servers held to the limit one by one took almost four times as many."""
     server = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
     long = packer.Lengths.constant(30_000)
-    fleet = packer.Workload([packer.Adapter("a", 8, 1.0, long, packer.Lengths.constant(100))])
+    fleet = packer.Workload([packer.Adapter("a", 8, 0.5, long, packer.Lengths.constant(100))])
     plan = packer.recommend(fleet, server)
     assert plan.status is packer.Status.FEASIBLE
 
@@ -132,7 +132,7 @@ def test_a_hot_adapter_near_its_limit_takes_the_gpus_that_its_requests_need() ->
 
     seeds = range(1, 7)
     assert sum(used(plan.n_gpus, seed) > 1.0 for seed in seeds) <= 1
-    assert sum(used(plan.n_gpus - 4, seed) > 1.0 for seed in seeds) >= 5
+    assert sum(used(plan.n_gpus - 2, seed) > 1.0 for seed in seeds) >= 5
 
 
 def cluster(server: Profile, n: int) -> Cluster:

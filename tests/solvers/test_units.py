@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -68,6 +69,21 @@ def cheapest(fleet: Workload, kinds: Sequence[Profile], objective: str, predicto
     return least[-1]
 
 
+@cache
+def drawn(seed: int, tensor: int) -> tuple[Workload, Profile, Scaling, float]:
+    """Seven adapters, servers on so many GPUs, what evaluates these, and the fewest GPUs: the same for all solvers."""
+    fleet = random_fleet(7, seed=seed, rates=(3.0, 4.5, 2.2, 5.1), ranks=(8, 16, 64))
+    predictor, one = Scaling(4000.0), kind(tensor)
+    return fleet, one, predictor, cheapest(fleet, [one], "gpus", predictor)
+
+
+@cache
+def simulated(tensor: int) -> tuple[Workload, Profile, float]:
+    """Five adapters, servers on so many GPUs, and the fewest GPUs by the twin."""
+    fleet, one = Workload([Adapter(f"a{i}", 8, 10.0 + 0.5 * i) for i in range(5)]), kind(tensor)
+    return fleet, one, cheapest(fleet, [one], "gpus", "twin")
+
+
 def plan_of(fleet: Workload, kinds: Any, objective: str, solver: str, predictor: Any) -> Plan:
     """A plan without margin and verification."""
     return solve(
@@ -84,13 +100,11 @@ def test_bounds_are_in_gpus(
     solver: str, tensor: int, enumerated: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every bound is at most the GPUs that trying all sets of adapters finds, and optimal plans have these."""
+    fleet, one, predictor, fewest = drawn(seed, tensor)
     if not enumerated:
         monkeypatch.setattr("packer.solvers.classes.FEW_BINS", 3)
         for module in ("exact", "mixed"):
             monkeypatch.setattr(f"packer.solvers.columns.{module}.FEW_BINS", 3)
-    fleet = random_fleet(7, seed=seed, rates=(3.0, 4.5, 2.2, 5.1), ranks=(8, 16, 64))
-    predictor, one = Scaling(4000.0), kind(tensor)
-    fewest = cheapest(fleet, [one], "gpus", predictor)
     for given in (one, GpuKind(one, available=int(fewest) + 2)):
         plan = plan_of(fleet, given, "gpus", solver, predictor)
         assert plan.n_gpus == sum(item.gpus for item in plan.bins) >= fewest
@@ -123,8 +137,7 @@ def test_bounds_over_kinds_are_in_gpus_or_prices(solver: str, objective: str, se
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_the_twins_bound_by_load_is_in_gpus(solver: str, tensor: int) -> None:
     """By the twin, too, no bound is above the GPUs of the fewest servers."""
-    fleet, one = Workload([Adapter(f"a{i}", 8, 10.0 + 0.5 * i) for i in range(5)]), kind(tensor)
-    fewest = cheapest(fleet, [one], "gpus", "twin")
+    fleet, one, fewest = simulated(tensor)
     plan = plan_of(fleet, one, "gpus", solver, "twin")
     assert plan.lower_bound is not None
     assert tensor < plan.lower_bound <= fewest <= plan.n_gpus
