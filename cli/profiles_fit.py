@@ -95,10 +95,9 @@ def fit(given: Measurements, out: Writing) -> None:
         whole = not given.no_cross_validation
         result = calibrate(base, profiling, runs, cross_validate=whole, progress=progress)
     profile = with_provenance(
-        replace(result.profile, name=given.about.get("name", base.name), provenance={}),
+        replace(result.profile, name=given.about.get("name", base.name)),
         method=f"packer profiles fit on micro-benchmarks {'and runs' if runs else 'only'}",
         measured_by=given.about.get("note", ""),
-        prior=result.profile.provenance.get("prior", ""),
     )
     result = replace(result, profile=profile)
     errors = {"errors_micro_benchmarks_only": dict(result.micro_profile.errors)}

@@ -8,6 +8,7 @@ import numpy as np
 
 from packer.engine_spec import EngineSpec
 from packer.errors import ModelError
+from packer.fit.step_law import non_negative
 from packer.fit.tables import positive, whole
 from packer.io.tables import Row
 from packer.profile import LoadingSpec, MemorySpec, ModelSpec
@@ -45,7 +46,7 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
 
 
 def fit_loading(rows: Sequence[Row]) -> LoadingSpec:
-    """Fit lines a + b × rank to the measured load times; b is never negative."""
+    """Fit lines a + b × rank to the measured load times; neither a nor b is negative."""
     ok = [row for row in rows if row.cells.get("status", "ok") == "ok"]
     if not ok:
         return LoadingSpec()
@@ -53,9 +54,8 @@ def fit_loading(rows: Sequence[Row]) -> LoadingSpec:
     lines = []
     for column in ("gpu_load_mean_ms", "disk_load_mean_ms"):
         ms = np.array([positive(row, column) for row in ok])
-        slope, base = np.polyfit(rank, ms, 1) if len(set(rank.tolist())) > 1 else (0.0, ms.mean())
-        if slope < 0 or base < 0:
-            slope, base = 0.0, ms.mean()
+        several = len(set(rank.tolist())) > 1
+        base, slope = non_negative(np.column_stack([np.ones_like(rank), rank * several]), ms)
         lines += [round(float(base), 4), round(float(slope), 6)]
     host_base, host_slope, disk_base, disk_slope = lines
     return LoadingSpec(host_base, host_slope, disk_base, disk_slope)

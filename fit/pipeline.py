@@ -75,7 +75,9 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
         latency = LatencySpec("linear", law, base.latency.graph_max_tokens)
         note = "" if prior is None else f"{prior.source}, for what micro-benchmarks leave open"
     calibrated = base.calibrated or bool(profiling.adapters)
-    profile = replace(base, memory=memory, loading=loading, latency=latency, calibrated=calibrated, errors={})
+    profile = replace(
+        base, memory=memory, loading=loading, latency=latency, calibrated=calibrated, errors={}, provenance={}
+    )
     return with_provenance(_rounded(profile), prior=note)
 
 

@@ -164,6 +164,18 @@ def test_loading_never_falls_with_the_rank() -> None:
     assert loading.disk_per_rank_ms > 0
 
 
+def test_loading_times_proportional_to_the_rank_keep_their_slope() -> None:
+    """Noise that puts the line's start below 0 gives a line through 0, not one time for all ranks."""
+    rows = [
+        Row(0, {"adapter_rank": str(rank), "gpu_load_mean_ms": str(ms), "disk_load_mean_ms": str(8 * ms)})
+        for rank, ms in ((8, 2.8), (16, 5.6), (32, 11.5), (64, 23.5))
+    ]
+    loading = fit_loading(rows)
+    assert (loading.host_base_ms, loading.disk_base_ms) == (0.0, 0.0)
+    assert loading.host_per_rank_ms == pytest.approx(0.36, rel=0.02)
+    assert loading.disk_per_rank_ms == pytest.approx(2.9, rel=0.02)
+
+
 def test_micro_benchmarks_give_their_law_back() -> None:
     """Decode rows that follow a law of base and batch give both coefficients."""
     rows = tuple(

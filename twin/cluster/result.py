@@ -84,7 +84,7 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     servers, total = state.servers[one], _sums(state.servers[one])[0]
     total["sent"], total["taken"] = len(requests), int(arrived.sum())
     total["peak_running"] = servers["peak_running"].max()
-    total["busy_s"] /= len(servers)
+    total["busy_s"] = np.minimum(servers["busy_s"], end_s).mean()
     timeline = _sums(state.timeline[one])
     timeline["busy"] /= len(servers)
     # Requests of one server count from their arrival there, those of the cluster from their arrival at the router.

@@ -148,6 +148,7 @@ def _none_is_lost(run: Run) -> None:
     assert run.sent == sum(sim.sent for sim in run.servers) + held
     assert run.total_token_throughput == pytest.approx(sum(sim.total_token_throughput for sim in run.servers))
     assert run.adapter_loads == sum(sim.adapter_loads for sim in run.servers)
+    assert run.busy_share == pytest.approx(run.per_server["busy_share"].mean())
     assert 0.0 <= run.busy_share <= 1.0
     assert len(run.requests) == run.sent
     assert run.per_server["completed"].sum() == run.completed
