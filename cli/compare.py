@@ -94,7 +94,8 @@ class Systems(Behind):
 
     systems: Systems on --cluster (packer systems).
     seeds: Runs of each system.
-    duration_s: Simulated time of each run. [default: 3600]
+    duration_s: Simulated time of each run. [default: 3600; whole cycles of piecewise rates; a replayed trace's own
+        time]
     size: Find how many equal servers each system needs until --share of requests keep the SLO.
     share: Share of requests that must keep the SLO (--size). [default: the
         goal's: 0.99 for limits of requests, 0.95 for p95]

@@ -30,7 +30,7 @@ class Axes:
     adapters: Numbers of adapters; beyond the workload's own, its mix is drawn again. [default: 12 up to all]
     rate_factors: Multiply every request rate by each of these.
     max_loras: Adapter slots (vLLM's --max-loras). [default: 8 … 384, up to the largest number of adapters]
-    duration_s: Simulated time.
+    duration_s: Simulated time. [default: 3600; whole cycles of piecewise rates; a replayed trace's own time]
     jobs: Threads. [default: all cores]
     tuning: Largest training throughput beside the requests within --slo, by this policy with its best parameter;
         repeatable.
@@ -41,7 +41,7 @@ class Axes:
     max_loras: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
     max_lora_rank: int | None = common("max-lora-rank")
     slo: tuple[str, ...] = common("slo")
-    duration_s: float = common("duration", default=3600.0)
+    duration_s: float | None = common("duration")
     seed: int = common("seed")
     jobs: int | None = option(type=click.IntRange(min=1, max=1024), metavar="N")
     tuning: tuple[str, ...] = common("tuning", multiple=True)

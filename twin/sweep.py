@@ -64,14 +64,14 @@ class Sweep:
     """A grid with everything on which its rows depend.
 
     `max_lora_rank` None takes the smallest slot that holds all adapters of the workload, so that a curve over the
-    number of adapters does not jump at the first large adapter.
+    number of adapters does not jump at the first large adapter. `duration_s`: as for `packer.simulate`.
     """
 
     workload: Workload
     profile: Profile
     grid: Grid
     max_lora_rank: int | None = None
-    duration_s: float = 3600.0
+    duration_s: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from packer.engine_spec import EngineSpec
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
+from packer.twin.arrivals import draw_requests
 from packer.twin.simulate import simulate
 from packer.twin.sweep import Grid, Sweep, fleet_of, max_packs, sweep_frame, x_axis
 from packer.workload import Workload
@@ -94,6 +95,17 @@ def test_row_is_what_simulate_says(fleet: Workload, profile: Profile) -> None:
     assert row["starved"] == sim.starved
     lowest = [replace(each, rank=1) for each in fleet.adapters]
     assert _sweep(replace(fleet, adapters=lowest), profile, Grid((4,), (2.0,), (4,))).max_lora_rank == 8
+
+
+def test_a_replayed_trace_is_swept_over_its_own_time(fleet: Workload, profile: Profile) -> None:
+    """Without a duration a row is what `simulate` says without one: the load of ten minutes is no load of an hour."""
+    trace = replace(draw_requests(fleet, 20.0, 0), end_s=20.0)
+    replayed = fleet.replaying(trace)
+    for factor in (1.0, 2.0):
+        row = Sweep(replayed, profile, Grid((8,), (factor,), (8,))).row((8, factor, 8))
+        sim = simulate(replayed.scaled(factor), profile, max_loras=8, max_lora_rank=16)
+        assert row["offered_tok_s"] == sim.offered_tok_s
+        assert row["offered_tok_s"] == pytest.approx(factor * sim.sent_tokens / 20.0)
 
 
 def test_threads_change_nothing(fleet: Workload, profile: Profile) -> None:
