@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from packer import checks
 from packer.errors import FileFormatError, ValidationError, reader, shown
@@ -123,15 +124,15 @@ class LiveFleet:
         if not self.servers:
             raise ValidationError("Expected at least one server, got none.")
         named = tuple(replace(each, name=each.name or f"gpu-{k}") for k, each in enumerate(self.servers))
-        for what in ("name", "url"):
-            found = [getattr(each, what).rstrip("/") for each in named]
+        for each in named:
+            address_of(each.url)
+        own = {"name": [each.name for each in named], "url": [_place(each.url) for each in named]}
+        for what, found in own.items():
             twice = next((text for k, text in enumerate(found) if text in found[:k]), None)
             if twice is not None:
                 raise ValidationError(
                     f"Expected servers with a {what} of their own, got {shown(twice)} twice."
                 )
-        for each in named:
-            address_of(each.url)
         self.path_of("name", 8)
         object.__setattr__(self, "servers", named)
 
@@ -155,6 +156,13 @@ def read_live_fleet(path: str | os.PathLike[str]) -> LiveFleet:
         router = replace(router, file=str(base.parent / router.file))
     state = base.parent / (found.state or f"{base.stem}.state.json")
     return replace(found, router=router, state=str(state))
+
+
+def _place(url: str) -> str:
+    """Where an address leads, however it is written."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
 
 
 MOST_HISTORY = 500
