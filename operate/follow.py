@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,7 +55,7 @@ class Following:
         self.traffic = Traffic(servers, LONG_S)
         self.changes = self.loads = self.pending = 0
         self.uncertainty = 1.0
-        self.looked_s = 0.0
+        self.looked_s, self.load = 0.0, np.zeros(len(self.fleet))
         self._measured = self.fleet  # as last read
         self._unread = ""  # why the fleet could not be read
         self._unserved = ""  # which adapters have no server, as last said
@@ -206,7 +207,7 @@ class Following:
 
     def step(self, now_s: float) -> list[Decision]:
         """Observe, decide and act once. Faults are reported, and dealt with at the next step."""
-        self.looked_s = now_s
+        self.looked_s = time.time()
         gone = self.acting.started()
         for s in gone:
             self.keeper.never_came(s)
@@ -233,7 +234,7 @@ class Following:
         for each in made:
             change = replace(each.change, time_s=0.0)
             entry: dict[str, Any] = {
-                "time_s": round(now_s, 3), "why": each.why, "steps": words(change, names), "loads": each.loads,
+                "time_s": round(self.looked_s, 3), "why": each.why, "steps": words(change, names), "loads": each.loads,
             }  # fmt: skip
             if self._pretended is not None:
                 self._pretended |= dict.fromkeys(change.start, now_s + self.keeper.startup_s)
@@ -352,10 +353,14 @@ class Following:
             self.acting.give_up(set(self.acting.starting))
 
     def _loop(self, after: After, fleet: Callable[[], Workload] | None) -> None:
-        due_s = time.time()
+        clock_s, due_s = (
+            time.time() - time.monotonic(),
+            -math.inf,
+        )  # jumps of the machine's clock are not followed
         while True:
-            if time.time() >= due_s or self._lost():
-                due_s = time.time() + self.every_s
+            now_s = clock_s + time.monotonic()
+            if now_s >= due_s or self._lost():
+                due_s = now_s + self.every_s
                 try:
                     self._unread = ""
                     if fleet is not None and unreplayed(found := fleet()) != self.fleet:
@@ -364,12 +369,14 @@ class Following:
                     self._unread = str(error)
                     self.acting.say(self._unread)
                 try:
-                    after(self.step(time.time()))
+                    after(self.step(now_s))
                 except PackerError as error:
                     self.last_error = str(error)[:400]
                     self.acting.say(self.last_error)
-            time.sleep(max(0.0, min(due_s - time.time(), self.every_s / 4)))
-            self._stop(time.time())
+                    with suppress(PackerError):  # as where the page can't be written
+                        after([])
+            time.sleep(max(0.0, min(due_s - clock_s - time.monotonic(), self.every_s / 4)))
+            self._stop(clock_s + time.monotonic())
 
     def _lost(self) -> bool:
         """Whether a server that serves does not answer."""

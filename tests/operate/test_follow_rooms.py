@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import packer
 from packer.change import Change
-from packer.errors import FileFormatError
 from packer.live.act import Acting
 from packer.live.fleet_file import Host, LiveFleet
 from packer.operate.follow import Following
@@ -19,6 +17,7 @@ from packer.operate.keeper import Decision
 from packer.plan import Plan
 from tests.live.stand_in import StandIn
 from tests.operate.test_follow import FAST, _short, following, plan, routes, servers  # noqa: F401 - fixtures
+from tests.operate.test_follow_faults import look
 
 
 def test_a_base_model_that_leaves_the_fleet_is_not_unloaded(
@@ -163,36 +162,6 @@ def test_servers_are_of_the_kind_whose_adapters_they_hold(
     assert why.startswith("Server 1 does not fit the plan: gpu-1 was started with max_loras 8")
 
 
-def look(loop: Following, fleet: Callable[[], packer.Workload]) -> None:
-    """One turn of the loop, which ends at its sleep."""
-
-    def sleep(_s: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("packer.operate.follow.time", SimpleNamespace(time=lambda: 0.0, sleep=sleep))
-        with pytest.raises(KeyboardInterrupt):
-            loop._loop(lambda _made: None, fleet)
-
-
-def test_servers_are_looked_after_while_files_cannot_be_read(
-    following: Callable[..., Following],  # noqa: F811
-    servers: list[StandIn],  # noqa: F811
-) -> None:
-    """A log or a gateway that is away, and a damaged file of the fleet, keep no adapter from another server."""
-    loop = following()
-    loop.step(0.0)
-    servers[1].close()
-
-    def away() -> packer.Workload:
-        raise FileFormatError("it is away.")
-
-    loop.read = away
-    look(loop, away)
-    assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
-    assert loop.last_error.startswith("it is away.; it is away.; gpu-1: ")
-
-
 def test_a_fleet_with_other_ranks_is_another_fleet(
     following: Callable[..., Following],  # noqa: F811
 ) -> None:
@@ -202,23 +171,6 @@ def test_a_fleet_with_other_ranks_is_another_fleet(
     other = replace(loop.fleet, adapters=tuple(replace(each, rank=16) for each in loop.fleet.adapters))
     look(loop, lambda: other)
     assert (loop.keeper.workload.ranks.tolist(), loop.last_error) == ([16] * 4, "")
-
-
-def test_a_server_that_is_lost_ends_the_wait_for_requests(
-    following: Callable[..., Following],  # noqa: F811
-    servers: list[StandIn],  # noqa: F811
-) -> None:
-    """While requests keep an adapter that is to leave, others are looked after: it stays for them."""
-    loop = following()
-    loop.acting.fleet = replace(loop.acting.fleet, limits=replace(FAST, drain_s=60.0))
-    loop.step(0.0)
-    servers[0].busy = {"a0"}
-    servers[1].close()
-    (fault,) = loop.acting.carry_out(Change(0.0, unload=((0, "a0"),)))
-    assert (
-        fault
-        == "unload 'a0' from gpu-0: Requests of 'a0' did not end before another server was lost; it stays loaded."
-    )
 
 
 def test_a_server_that_waits_to_stop_delays_nothing(
@@ -245,27 +197,6 @@ def test_a_server_that_waits_to_stop_delays_nothing(
     assert (loop.acting.stopping, loop._leaving) == ({}, {1: 121.0})
 
 
-def test_what_another_hand_did_is_said_and_routed(
-    following: Callable[..., Following],  # noqa: F811
-    servers: list[StandIn],  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    """An adapter loaded by hand gets its route at the next look; one unloaded by hand comes back if it is served."""
-    loop = following()
-    said: list[str] = []
-    loop.acting.say = said.append
-    loop.step(0.0)
-    servers[0].adapters["own"] = "/adapters/own"
-    del servers[0].adapters["a1"]
-    loop.step(60.0)
-    what = "gpu-0 was changed by another hand, or a restart: 'own' came, 'a1' left"
-    assert (said.count(what), loop.last_error) == (1, what)
-    assert routes(tmp_path)["own"] == ["gpu-0"]
-    assert any("a1" in each.adapters for each in servers)
-    loop.step(120.0)
-    assert (said.count(what), loop.last_error) == (1, "")
-
-
 def test_another_fleet_forgets_no_loads_and_no_reserve(
     following: Callable[..., Following],  # noqa: F811
 ) -> None:
@@ -276,68 +207,6 @@ def test_another_fleet_forgets_no_loads_and_no_reserve(
     loop.serve(loop.fleet.scaled(0.9))
     assert loop.keeper.workload.rate == pytest.approx(0.9 * 0.8)
     assert (loop.keeper._made, loop.keeper._spare_since_s) == ([(0.0, 7)], 0.0)
-
-
-def test_no_server_stops_because_its_tokens_are_not_counted(
-    following: Callable[..., Following],  # noqa: F811
-    servers: list[StandIn],  # noqa: F811
-) -> None:
-    """Counters that a version of vLLM calls otherwise are no load of 0: the last known load stands, and it is said."""
-    loop = following()
-    loop.keeper.may_stop = loop._stoppable = [True, True]
-    loop.keeper.capacity.of = lambda _server, _load: 1000.0  # type: ignore[method-assign]
-    for minute in range(60):
-        count, name = 18_000 * minute, "vllm" if minute < 5 else "vllm:new"
-        for each in servers:
-            each.counters = f"{name}:prompt_tokens_total {count}\n{name}:generation_tokens_total 0\n"
-        assert loop.step(60.0 * minute) == []
-    assert loop.load.sum() == pytest.approx(600.0, rel=0.02)
-    assert loop.last_error == "gpu-0: /metrics counts no tokens.; gpu-1: /metrics counts no tokens."
-
-
-def test_a_server_that_comes_back_as_another_one_does_not_serve(
-    following: Callable[..., Following],  # noqa: F811
-    servers: list[StandIn],  # noqa: F811
-) -> None:
-    """A server that was started again with another model or other slots gets no adapters, and it is said; started as
-    planned, it serves again."""
-    loop = following()
-    said: list[str] = []
-    loop.acting.say = said.append
-    loop.step(0.0)
-    base, servers[1].base = servers[1].base, "another"
-    loop.step(60.0)
-    assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
-    assert said[0].startswith("Server 1 does not fit the plan: gpu-1 serves 'another', the plan is for ")
-    assert said[0] in loop.last_error
-    servers[1].base, servers[1].slots = base, 8
-    loop.step(120.0)
-    assert (loop.keeper.serving, "max_loras 8, the plan says 4" in loop.last_error) == ([0], True)
-    servers[1].slots = 4
-    loop.step(180.0)
-    assert (loop.keeper.serving, loop.last_error) == ([0, 1], "")
-
-
-def test_a_load_that_fails_is_tried_on_another_server(
-    servers: list[StandIn],  # noqa: F811
-    plan: Plan,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    """A server whose loads fail stays the emptiest one; adapters without a server go to others at the next look."""
-    broken = StandIn({}, servers[0].base)
-    broken.faults = [("/v1/load_lora_adapter", 0, "500")]
-    hosts = tuple(Host(each.url) for each in (*servers, broken))
-    loop = Following(
-        Acting(plan, LiveFleet(hosts, None, FAST, state=str(tmp_path / "state"))), plan.workload, 1.0
-    )
-    loop.step(0.0)
-    servers[1].close()
-    for time_s in (60.0, 120.0):
-        loop.step(time_s)
-    assert (set(servers[0].adapters), loop.pending) == ({"a0", "a1", "a2", "a3"}, 0)
-    loop.step(800.0)
-    assert loop.keeper.refused == set(), "it may be mended"
-    broken.close()
 
 
 def test_an_adapter_that_cannot_leave_takes_room(

@@ -1,0 +1,188 @@
+"""What `packer live follow` does about servers that fail or change, other hands, clocks and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import packer
+from packer.change import Change
+from packer.errors import FileFormatError
+from packer.live.act import Acting
+from packer.live.fleet_file import Host, LiveFleet
+from packer.operate.follow import Following
+from packer.operate.keeper import Decision
+from packer.plan import Plan
+from packer.report.metrics import live_metrics, rows_of
+from tests.live.stand_in import StandIn
+from tests.operate.test_follow import FAST, _short, following, plan, routes, servers  # noqa: F401 - fixtures
+
+
+def look(
+    loop: Following,
+    fleet: Callable[[], packer.Workload] | None,
+    after: Callable[[list[Decision]], None] = lambda _made: None,
+    turns: int = 1,
+) -> None:
+    """So many turns of the loop, a minute each, while the machine's clock goes back an hour in each."""
+    clock = SimpleNamespace(now=0.0)
+
+    def sleep(_s: float) -> None:
+        clock.now += 60.0
+        if clock.now >= 60.0 * turns:
+            raise KeyboardInterrupt
+
+    own = SimpleNamespace(time=lambda: 1e6 - 60.0 * clock.now, monotonic=lambda: clock.now, sleep=sleep)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("packer.operate.follow.time", own)
+        with pytest.raises(KeyboardInterrupt):
+            loop._loop(after, fleet)
+
+
+def test_a_clock_that_jumps_delays_no_look(
+    following: Callable[..., Following],  # noqa: F811
+) -> None:
+    """Looks are as far apart as asked for, and loads are measured over the time that passed."""
+    loop = following()
+    look(loop, None, turns=3)
+    assert np.diff(loop.traffic.times_s).tolist() == [60.0, 60.0]
+
+
+def test_metrics_say_that_a_look_failed(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Where the state can't be written, what the metrics say is not that of the last look that went well."""
+    loop = following()
+    said: list[str] = []
+    servers[1].close()
+    (tmp_path / "state.json").unlink()
+    (tmp_path / "state.json").mkdir()
+    look(loop, None, lambda _made: said.append(live_metrics(loop, rows_of(loop))))
+    assert "state.json" in loop.last_error
+    assert "packer_live_error 1.0" in said[-1]
+    assert 'packer_live_server_ready{server="gpu-1"} 0.0' in said[-1]
+
+
+def test_servers_are_looked_after_while_files_cannot_be_read(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """A log or a gateway that is away, and a damaged file of the fleet, keep no adapter from another server."""
+    loop = following()
+    loop.step(0.0)
+    servers[1].close()
+
+    def away() -> packer.Workload:
+        raise FileFormatError("it is away.")
+
+    loop.read = away
+    look(loop, away)
+    assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
+    assert loop.last_error.startswith("it is away.; it is away.; gpu-1: ")
+
+
+def test_a_server_that_is_lost_ends_the_wait_for_requests(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """While requests keep an adapter that is to leave, others are looked after: it stays for them."""
+    loop = following()
+    loop.acting.fleet = replace(loop.acting.fleet, limits=replace(FAST, drain_s=60.0))
+    loop.step(0.0)
+    servers[0].busy = {"a0"}
+    servers[1].close()
+    (fault,) = loop.acting.carry_out(Change(0.0, unload=((0, "a0"),)))
+    assert (
+        fault
+        == "unload 'a0' from gpu-0: Requests of 'a0' did not end before another server was lost; it stays loaded."
+    )
+
+
+def test_what_another_hand_did_is_said_and_routed(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """An adapter loaded by hand gets its route at the next look; one unloaded by hand comes back if it is served."""
+    loop = following()
+    said: list[str] = []
+    loop.acting.say = said.append
+    loop.step(0.0)
+    servers[0].adapters["own"] = "/adapters/own"
+    del servers[0].adapters["a1"]
+    loop.step(60.0)
+    what = "gpu-0 was changed by another hand, or a restart: 'own' came, 'a1' left"
+    assert (said.count(what), loop.last_error) == (1, what)
+    assert routes(tmp_path)["own"] == ["gpu-0"]
+    assert any("a1" in each.adapters for each in servers)
+    loop.step(120.0)
+    assert (said.count(what), loop.last_error) == (1, "")
+
+
+def test_no_server_stops_because_its_tokens_are_not_counted(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """Counters that a version of vLLM calls otherwise are no load of 0: the last known load stands, and it is said."""
+    loop = following()
+    loop.keeper.may_stop = loop._stoppable = [True, True]
+    loop.keeper.capacity.of = lambda _server, _load: 1000.0  # type: ignore[method-assign]
+    for minute in range(60):
+        count, name = 18_000 * minute, "vllm" if minute < 5 else "vllm:new"
+        for each in servers:
+            each.counters = f"{name}:prompt_tokens_total {count}\n{name}:generation_tokens_total 0\n"
+        assert loop.step(60.0 * minute) == []
+    assert loop.load.sum() == pytest.approx(600.0, rel=0.02)
+    assert loop.last_error == "gpu-0: /metrics counts no tokens.; gpu-1: /metrics counts no tokens."
+
+
+def test_a_server_that_comes_back_as_another_one_does_not_serve(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """A server that was started again with another model or other slots gets no adapters, and it is said; started as
+    planned, it serves again."""
+    loop = following()
+    said: list[str] = []
+    loop.acting.say = said.append
+    loop.step(0.0)
+    base, servers[1].base = servers[1].base, "another"
+    loop.step(60.0)
+    assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
+    assert said[0].startswith("Server 1 does not fit the plan: gpu-1 serves 'another', the plan is for ")
+    assert said[0] in loop.last_error
+    servers[1].base, servers[1].slots = base, 8
+    loop.step(120.0)
+    assert (loop.keeper.serving, "max_loras 8, the plan says 4" in loop.last_error) == ([0], True)
+    servers[1].slots = 4
+    loop.step(180.0)
+    assert (loop.keeper.serving, loop.last_error) == ([0, 1], "")
+
+
+def test_a_load_that_fails_is_tried_on_another_server(
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A server whose loads fail stays the emptiest one; adapters without a server go to others at the next look."""
+    broken = StandIn({}, servers[0].base)
+    broken.faults = [("/v1/load_lora_adapter", 0, "500")]
+    hosts = tuple(Host(each.url) for each in (*servers, broken))
+    loop = Following(
+        Acting(plan, LiveFleet(hosts, None, FAST, state=str(tmp_path / "state"))), plan.workload, 1.0
+    )
+    loop.step(0.0)
+    servers[1].close()
+    for time_s in (60.0, 120.0):
+        loop.step(time_s)
+    assert (set(servers[0].adapters), loop.pending) == ({"a0", "a1", "a2", "a3"}, 0)
+    loop.step(800.0)
+    assert loop.keeper.refused == set(), "it may be mended"
+    broken.close()
