@@ -16,6 +16,7 @@ from packer.search import reach
 from packer.solvers.candidates import slot_ranks
 from packer.solvers.order import levelled
 from packer.twin.memory.policy import kv_cache_tokens
+from packer.workload import Workload
 
 if TYPE_CHECKING:
     from packer.planning.explore import Frontier
@@ -45,24 +46,24 @@ class Apart:
 
     job: Frontier
     _known: dict[tuple[int, int], Group] = field(default_factory=dict)
-    """Groups by the index of their first rank and of the rank after their last one."""
+    """Groups by the index of their first kind of adapter and of the kind after their last one."""
     _held: tuple[int, int] = (0, 0)
     """The numbers of kept hours and of adapter parts for which `_known` was computed."""
 
     def on(self, n: int) -> Iterator[list[Bin]]:
         """The groups on `n` servers, if these suffice; servers left over go to the group with most load per server."""
-        job, ranks = self.job, slot_ranks(self.job.parts.fleet.ranks)
-        kinds, loads = np.unique(ranks), job.parts.fleet.offered_tok_s_by_adapter
-        if n < 2 or job.spare or not job.kept.all_count or not self._far(kinds):
+        job, each, loads = self.job, self.kinds, self.fleet.offered_tok_s_by_adapter
+        kinds = np.unique(each)
+        if min(n, len(kinds)) < 2 or job.spare or not job.kept.all_count:
             return
-        if self._held != (held := (len(job.kept.hours), len(job.parts.fleet))):
+        if self._held != (held := (len(job.kept.hours), len(self.fleet))):
             # New parts change the indices of adapters; new hours only raise what a group needs.
             more_parts, self._held = self._held[1] != held[1], held
             self._known = {} if more_parts else self._known
             for group in self._known.values():
                 self._settle(group, group.servers)
         while not job.over():
-            groups = self._cheapest(ranks, kinds, n)
+            groups = self._cheapest(each, kinds, n)
             if not groups or sum(group.servers for group in groups) > n:
                 return
             partly = [group for group in groups if not group.whole]
@@ -75,7 +76,7 @@ class Apart:
             return
         counts = np.array([group.servers for group in groups])
         shares = np.array([loads[group.members].sum() for group in groups])
-        most = np.array([len(group.members) for group in groups])
+        most = np.array([self._most(group) for group in groups])
         if most.sum() < n:
             return
         while counts.sum() < n:
@@ -83,24 +84,33 @@ class Apart:
         pairs = zip(groups, counts.tolist(), strict=True)
         yield [item for group, count in pairs for item in self._servers(group, count)]
 
-    def _far(self, kinds: IntArray) -> bool:
-        """Whether the ranks differ enough to be separated (`FAR`)."""
-        slots, profile = min(SLOTS, len(self.job.workload)), self.job.profile
-        least, most = (kv_cache_tokens(profile, profile.settings(slots, int(kinds[k]))) for k in (-1, 0))
-        return least < FAR * most
+    @property
+    def fleet(self) -> Workload:
+        """The fleet whose adapters are grouped."""
+        return self.job.parts.fleet
 
-    def _cheapest(self, ranks: IntArray, kinds: IntArray, n: int) -> list[Group]:
-        """The division of the ranks into two or more runs with the fewest servers, about `n`; [] if none is known."""
-        loads = self.job.parts.fleet.offered_tok_s_by_adapter
-        # `best[end]`: the groups of the ranks before `end` that take the fewest servers.
+    @property
+    def kinds(self) -> IntArray:
+        """The kind of each adapter, by which groups are runs of kinds: the slot rank; 0 for all if the ranks do not
+        differ enough to be separated (`FAR`)."""
+        ranks, profile = slot_ranks(self.fleet.ranks), self.job.profile
+        slots = min(SLOTS, len(self.job.workload))
+        ends = int(ranks.max()), int(ranks.min())
+        least, most = (kv_cache_tokens(profile, profile.settings(slots, rank)) for rank in ends)
+        return ranks if least < FAR * most else 0 * ranks
+
+    def _cheapest(self, each: IntArray, kinds: IntArray, n: int) -> list[Group]:
+        """The division of the kinds into two or more runs with the fewest servers, about `n`; [] if none is known."""
+        loads = self.fleet.offered_tok_s_by_adapter
+        # `best[end]`: the groups of the kinds before `end` that take the fewest servers.
         best: list[list[Group] | None] = [[]]
         for end in range(1, len(kinds) + 1):
             ways = []
-            # A single run of all ranks is left out: that is an even split.
+            # A single run of all kinds is left out: that is an even split.
             for start in reversed(range(1 if end == len(kinds) else 0, end)):
                 before = best[start]
                 if (start, end) not in self._known:
-                    members = np.flatnonzero((ranks >= kinds[start]) & (ranks <= kinds[end - 1]))
+                    members = np.flatnonzero((each >= kinds[start]) & (each <= kinds[end - 1]))
                     alone = [self._known[k, k + 1].servers for k in range(start, end - 1)]
                     near = sum(alone) + self._known[end - 1, end].servers if alone else 0
                     near = near or round(n * float(loads[members].sum() / loads.sum()))
@@ -126,6 +136,10 @@ class Apart:
         found = reach(breaks, low, len(group.members), near, stop=job.over)[1]
         group.whole = False
         group.servers, group.slots = (found, slots[found]) if found in slots else (0, group.slots)
+
+    def _most(self, group: Group) -> int:
+        """The most servers that a group can use."""
+        return len(group.members)
 
     def _servers(self, group: Group, n: int) -> Sequence[Bin]:
         """An even split of a group over `n` servers."""

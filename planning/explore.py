@@ -18,6 +18,7 @@ from packer.plan import Plan
 from packer.planning.apart import Apart
 from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, Hour, KeptHours
+from packer.planning.limits_apart import LimitsApart
 from packer.planning.overload import Overload
 from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, needed, on_all
@@ -96,7 +97,7 @@ class Frontier(Clock, Conditions):
         logged = [Hour(self.workload.replaying(each), self.seed) for each in (self.log_hour,) if each]
         self.kept = KeptHours(self.workload, self.raised, self.seed, self.hours, logged)
         self._beside, self.parts = ThreadPoolExecutor(1), Replicas(self.workload, {})
-        self._apart = Apart(self)
+        self.apart: tuple[Apart, ...] = Apart(self), LimitsApart(self)
         _ = self.workload.offered_tok_s_by_adapter  # tables of the lengths of all adapters at once
         self._beside.submit(self.predictor.begin_compiling, self.workload)
         self._plan(self.parts, "gpus")
@@ -184,8 +185,8 @@ class Frontier(Clock, Conditions):
         return self.first_that_holds(low, high)
 
     def _splits(self, n: int) -> Iterator[Sequence[Bin]]:
-        """Even splits of the fleet, or of groups of ranks, on `n` servers whose most loaded server keeps its limits."""
-        return chain(self._even(n), self._apart.on(n))
+        """Splits of the fleet, or of groups of ranks or limits, on `n` servers whose most loaded keeps its limits."""
+        return chain(self._even(n), *(apart.on(n) for apart in self.apart))
 
     def _first_even(self, low: int, high: int) -> int | None:
         return fewest(lambda n: next(self._splits(n), None) is not None, low, high, self.over)

@@ -1,0 +1,71 @@
+"""Separate servers for classes of adapters, so that only those of tight limits are on lightly loaded servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from packer.arrays import IntArray
+from packer.bin import Bin
+from packer.memo import cached_property
+from packer.planning.apart import Apart, Group
+from packer.solvers.base import limit_of
+from packer.workload import Workload
+
+if TYPE_CHECKING:
+    from packer.planning.explore import Frontier
+
+MOST_KINDS = 4
+"""With more different limits, none are separated: every run of them would be searched as a fleet."""
+
+
+@dataclass(eq=False)
+class LimitsApart(Apart):
+    """Groups of adapters of similar limits, each planned as a fleet of its own."""
+
+    _jobs: dict[int, Frontier] = field(default_factory=dict)
+    """The search of each group, by its id."""
+
+    @property
+    def fleet(self) -> Workload:
+        """The fleet with whole adapters: each search splits its own."""
+        return self.job.workload
+
+    @cached_property
+    def kinds(self) -> IntArray:
+        """The place of each adapter's limits in the order from tight to wide; 0 for all if there are too many."""
+        goal = self.fleet.slo
+        columns = [goal.column(self.fleet, key) for key in reversed(goal.every_key)]
+        rows = np.array([np.zeros(len(self.fleet)), *columns])
+        found = np.unique(rows, axis=1, return_inverse=True)[1].reshape(-1)
+        return found if found.max() < MOST_KINDS else 0 * found
+
+    def _settle(self, group: Group, near: int) -> None:
+        """Set the fewest servers that keep a group's limits in all hours."""
+        job, own = self.job, tuple(group.members.tolist())
+        if id(group) not in self._jobs:
+            search = replace(
+                job, workload=self.fleet.subset(own), log_hour=None, time_limit_s=limit_of(job.remaining_s())
+            )
+            search.apart = search.apart[:1]
+            self._jobs[id(group)] = search
+        search = self._jobs[id(group)]
+        known = {hour.seed for hour in search.kept.added}
+        for hour in reversed([hour for hour in job.kept.added if hour.seed not in known]):
+            search.keep(hour._replace(fleet=hour.fleet.subset(own)))
+        most = search.most(None)
+        low = group.servers or min(search.least(), most)
+        first = None if search.hopeless else search.first(low, most)
+        group.servers = 0 if first is None else first if group.servers else search.lower(first)
+        group.whole = True
+
+    def _most(self, group: Group) -> int:
+        """The most servers that a group can use."""
+        return self._jobs[id(group)].most(None)
+
+    def _servers(self, group: Group, n: int) -> Sequence[Bin]:
+        """The servers of the group's own plan."""
+        return [item.under(group.members.tolist()) for item in self._jobs[id(group)].at(n).plan.bins]
