@@ -55,7 +55,8 @@ class Page:
         """Whether requests of an adapter, or any requests, are in the engine now; None if the page does not say."""
         if adapter is None:
             return None if self.requests is None else self.requests > 0.0
-        return None if self.in_flight is None else adapter in self.in_flight
+        # vLLM joins the names by commas, so that a name with commas is there if all its parts are.
+        return None if self.in_flight is None else _parts(adapter) <= self.in_flight
 
 
 def page_of(text: str, time_s: float = 0.0) -> Page:
@@ -81,16 +82,21 @@ def page_of(text: str, time_s: float = 0.0) -> Page:
     sizes, lists = dict(_LABEL.findall(cache)), dict(_LABEL.findall(loras))
     blocks, size = _whole(sizes.get("num_gpu_blocks")), _whole(sizes.get("block_size"))
     listed = [lists.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")]
-    adapters = {re.sub(r"\\(.)", r"\1", part).strip() for part in ",".join(listed).split(",")} - {""}
+    adapters = _parts(re.sub(r"\\(.)", r"\1", ",".join(listed)))
     return Page(
         time_s,
         {key: value for key, value in figures.items() if value is not None},
-        frozenset(adapters) if latest else None,
+        adapters if latest else None,
         _whole(lists.get("max_lora")),
         blocks * size if blocks is not None and size is not None else None,
         size,
         listed[0] != listed[1],
     )
+
+
+def _parts(names: str) -> frozenset[str]:
+    """The parts of a text between commas, without spaces around them; empty ones are left out."""
+    return frozenset(part.strip() for part in names.split(",")) - {""}
 
 
 def kept(text: str) -> str:

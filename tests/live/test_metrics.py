@@ -110,6 +110,12 @@ def test_an_adapter_is_idle_only_where_the_page_says_so(page: str, busy: frozens
     assert page_of(page).in_flight == busy
 
 
+def test_an_adapter_with_commas_in_its_name_is_busy() -> None:
+    """vLLM joins the names of its lists by commas: such a name is not unloaded while its requests are in flight."""
+    page = page_of(PAGE.replace("} 42.0", "} 0").replace('"a0"', '"b,sql, de"'))
+    assert [page.busy(name) for name in ("sql, de", "b", "sql,fr", "c")] == [True, True, False, False]
+
+
 def test_what_is_kept_of_a_page_is_bounded() -> None:
     """A page of millions of figures."""
     assert len(kept(PAGE * 10_000)) <= MAX_KEPT
