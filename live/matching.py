@@ -101,8 +101,11 @@ def _misfit(acting: Acting, item: Bin, s: int, models: Models, slots: int | None
     expected = {model} if model else {base_model(name) for name in own if name}
     names = set(models.base) if model else set(map(base_model, models.base))
     if models.base and not expected & names:
-        planned = model or profile.model.name
-        return f"{server.name} serves {shown(models.base[0])}, the plan is for {shown(planned)}"
+        planned = shown(model) if model else f"{shown(profile.model.name)} (`model` gives it another name)"
+        return f"{server.name} serves {shown(models.base[0])}, the plan is for {planned}"
+    placed = {acting.plan.workload.names[i] for i in item.adapters}
+    if models.base and (absent := sorted((acting.base & placed).difference(models.base))):
+        return f"{server.name} does not serve {shown(absent[0])}, the fleet's base model, but {shown(models.base[0])}"
     longest = models.max_model_len
     if longest is not None and longest < profile.engine.max_model_len:
         most = profile.engine.max_model_len

@@ -50,7 +50,7 @@ class Following:
     span_s: float = HOUR_S
 
     def __post_init__(self) -> None:
-        self.fleet, servers = unreplayed(self.fleet), self.acting.servers
+        self.fleet, servers = _one_model(unreplayed(self.fleet)), self.acting.servers
         rooms = [each.host.room for each in servers]
         self.traffic = Traffic(servers, LONG_S)
         self.changes = self.loads = self.pending = 0
@@ -106,7 +106,7 @@ class Following:
     def serve(self, fleet: Workload) -> None:
         """Serve these adapters from now on: new ones get a server at the next step, removed ones leave theirs."""
         planned = self.fleet
-        self.fleet = fleet = unreplayed(fleet)
+        self.fleet = fleet = _one_model(unreplayed(fleet))
         self.acting.ranks |= dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
         # The next observation says what the servers hold, by the numbers of the new fleet.
         self.keeper.held = [{} for _ in self.keeper.kinds]
@@ -382,3 +382,12 @@ class Following:
         """Whether a server that serves does not answer."""
         serving = set(self.keeper.serving) - set(self._pretended or {})
         return any(not self.acting.servers[s].healthy for s in serving)
+
+
+def _one_model(fleet: Workload) -> Workload:
+    if len(fleet.models) > 1:
+        raise IncompatibleError(
+            f"Expected adapters of one base model to follow, got those of {', '.join(fleet.models)}: follow a plan of "
+            "each, with a file of its servers."
+        )
+    return fleet

@@ -10,6 +10,7 @@ import pytest
 
 import packer
 from packer.change import Change
+from packer.errors import IncompatibleError
 from packer.live.act import Acting
 from packer.live.fleet_file import Host, LiveFleet
 from packer.operate.follow import Following
@@ -256,3 +257,37 @@ def test_a_server_that_is_stopped_gets_no_adapters_while_it_ends(
     servers[1] = StandIn(held, loop.acting.plan.bins[0].profile.model.name, port)
     loop.step(90.0)
     assert loop.ready[1], "it ended and was started again"
+
+
+def test_fleets_of_several_models_are_not_followed(
+    following: Callable[..., Following],  # noqa: F811
+    plan: Plan,  # noqa: F811
+) -> None:
+    """An adapter runs on servers of its base model alone: the command ends before its first look, and a file of the
+    fleet with another model is not served."""
+    loop = following()
+    mixed = replace(
+        plan.workload, adapters=(*plan.workload.adapters, packer.Adapter("q", 8, 0.1, model="qwen"))
+    )
+    models = [each if each.model else replace(each, model="llama") for each in mixed.adapters]
+    mixed = replace(mixed, adapters=tuple(models))
+    for follow in (lambda: Following(loop.acting, mixed, 1.0), lambda: loop.serve(mixed)):
+        with pytest.raises(IncompatibleError, match="got those of llama, qwen: follow a plan of each"):
+            follow()
+    assert loop.fleet == plan.workload
+
+
+def test_a_server_serves_the_base_model_under_the_name_of_the_fleet(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+) -> None:
+    """Requests to another name of the base model would be refused by every server."""
+    loop = following()
+    fleet = replace(plan.workload, adapters=(*plan.workload.adapters, packer.Adapter("plain", 0, 0.1)))
+    bins = tuple(replace(item, adapters=(*item.adapters, 4), shares=()) for item in plan.bins)
+    acting = Acting(replace(plan, workload=fleet, bins=bins), loop.acting.fleet)
+    with pytest.raises(
+        IncompatibleError, match=f"not serve 'plain', the fleet's base model, but '{servers[0].base}'"
+    ):
+        acting.changes()
