@@ -266,11 +266,8 @@ def test_fleets_of_several_models_are_not_followed(
     """An adapter runs on servers of its base model alone: the command ends before its first look, and a file of the
     fleet with another model is not served."""
     loop = following()
-    mixed = replace(
-        plan.workload, adapters=(*plan.workload.adapters, packer.Adapter("q", 8, 0.1, model="qwen"))
-    )
-    models = [each if each.model else replace(each, model="llama") for each in mixed.adapters]
-    mixed = replace(mixed, adapters=tuple(models))
+    llamas = tuple(replace(each, model="llama") for each in plan.workload.adapters)
+    mixed = replace(plan.workload, adapters=(*llamas, packer.Adapter("q", 8, 0.1, model="qwen")))
     for follow in (lambda: Following(loop.acting, mixed, 1.0), lambda: loop.serve(mixed)):
         with pytest.raises(IncompatibleError, match="got those of llama, qwen: follow a plan of each"):
             follow()
