@@ -251,7 +251,7 @@ class Frontier(Clock, Conditions):
         most = self.parts.most_gpus(self.max_replicas) + self.spare
         if max_gpus is not None and max_gpus < self.size:
             raise IncompatibleError(
-                f"Expected at least {self.size} GPUs for a server of {self.profile.name}, got {max_gpus}."
+                f"Expected at least {counted(self.size, 'GPU')} for a server of {self.profile.name}, got {max_gpus}."
             )
         return most if max_gpus is None else min(max_gpus // self.size, most)
 

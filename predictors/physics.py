@@ -25,6 +25,7 @@ ROOT_STEPS = 8
 WAIT_STEPS = 12
 LONGEST_WAIT_S = 1e5
 SHORTEST_WAIT_S = 1e-3
+LEAST_ADMITTED = 1e-12  # requests that a step admits, below which 1 - exp() loses all digits
 MOST_RUNNING = 60.0  # running requests of one adapter, beyond which exp() is 0 to the precision needed
 
 
@@ -100,7 +101,7 @@ def step(server: ServerTerms, traffic: TrafficTerms, batch: float, waiting: floa
     if adapters > server.slots:
         ranks *= server.slots / adapters
         adapters = server.slots
-    admitted = batch / traffic.output
+    admitted = max(batch / traffic.output, LEAST_ADMITTED)
     ms = 0.0
     if server.paper:
         ms = paper_ms(server.law, batch, waiting, adapters, traffic.adapters)

@@ -118,8 +118,8 @@ def test_shares_scale_rates(small: Profile) -> None:
 
 def test_features_are_finite_for_extreme_servers(small: Profile) -> None:
     """Tiny and enormous loads, one adapter, and slots that don't fit give numbers all the same."""
-    for rate in (1e-7, 1e3):
-        fleet = _levels(3, rate)
+    for rate, factor in ((1e-7, 1e-10), (1e-7, 1.0), (1e3, 1.0)):
+        fleet = _levels(3, rate).scaled(factor)
         bins = [
             Bin((0,), Settings(1, 32), small),
             Bin((0, 1, 2), Settings(1, 32), small),
