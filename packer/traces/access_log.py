@@ -151,9 +151,8 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) ->
         return "other"
     model = None
     if where["model"] is not None:
-        with row.located(where["model"]):
-            model = checks.name("a model", row.cells[where["model"]])
-        model = model.strip().removeprefix(fields.strip_prefix) or model
+        model = row.name(where["model"])
+        model = model.removeprefix(fields.strip_prefix) or model
         if model in fields.skip:
             return "skipped"
     if where["input"] is None or where["output"] is None:

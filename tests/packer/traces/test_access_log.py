@@ -30,7 +30,7 @@ NGINX = {
     "prompt_tokens": "11",
     "completion_tokens": 5.0,
 }
-EPOCH_MS = {"ts": 1769940004000, "model": "c", "input_tokens": 2, "output_tokens": 2}
+EPOCH_MS = {"ts": 1769940004000, "model": 7, "input_tokens": 2, "output_tokens": 2}
 
 
 def write(path: Path, entries: list[object]) -> Path:
@@ -41,9 +41,9 @@ def write(path: Path, entries: list[object]) -> Path:
 
 def test_usual_gateways_are_understood(tmp_path: Path) -> None:
     """Names, nesting and times of LiteLLM, Envoy, nginx and OpenAI-like logs need no options. Of nginx's times the one
-    with fractions of a second counts."""
+    with fractions of a second counts, and numbers are names, as in tables of adapters."""
     log = read_trace(write(tmp_path / "x.jsonl", [NGINX, EPOCH_MS, LITELLM, ENVOY]))
-    assert log.names == ("a", "b", "c")
+    assert log.names == ("7", "a", "b")
     assert log.time_s.tolist() == [0.0, 1.5, 3.25, 4.0]
     assert log.input_tokens.tolist() == [9, 7, 11, 2]
     assert log.output_tokens.tolist() == [3, 1, 5, 2]
@@ -119,7 +119,7 @@ def test_a_known_trace_takes_the_column_of_its_adapters(tmp_path: Path) -> None:
         ('{"a": 1}\n[1]', "row 2: expected a JSON object in each line, got"),
         ('{"a": 1}', "--key time=NAME"),
         (f'{{"{"k" * 9000}": 1}}', f"Found: {'k' * 40}; --key"),
-        ('{"time": 1, "model": 5, "prompt_tokens": 1, "completion_tokens": 1}', "column 'model'"),
+        ('{"time": 1, "model": [5], "prompt_tokens": 1, "completion_tokens": 1}', "column 'model'"),
         (
             '{"time": 1, "model": "a", "prompt_tokens": -1, "completion_tokens": 1}',
             "whole number from 0 to 1000000000, got -1",
