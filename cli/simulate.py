@@ -45,7 +45,8 @@ class RunOptions:
     seeds: Simulate with N seeds and report the mean of each metric and its 95 % interval.
     max_outstanding: Requests that the client keeps open at most; it refuses those beyond. [default: no limit]
     concurrency: Closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`; in
-        the whole cluster, if there is one. The rates only say how often each adapter is chosen.
+        the whole cluster, if there is one. The rates only say how often each adapter is chosen; a replayed trace ends
+        the run with its last request.
     paced: With --concurrency: requests come at the fleet's rates, and wait at the client for a place, before their
         TTFT begins; those that still wait at the end are held back.
     scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or

@@ -264,7 +264,10 @@ def _by_adapter(
 
 
 def _renewal(rng: np.random.Generator, rate: float, cv: float, start_s: float, end_s: float) -> FloatArray:
-    """Draw log-normal gaps with mean 1/rate; the first gap is cut at random, as of a stream that has begun before."""
+    """Draw log-normal gaps with mean 1/rate; the stream has begun before: the first gap is the rest of one.
+
+    A moment falls into a gap in proportion to its length. Log-normal gaps so weighted are longer by exp(sigma²).
+    """
     span = (end_s - start_s) * rate
     sigma = float(np.sqrt(np.log1p(cv**2)))
     pieces: list[FloatArray] = []
@@ -272,7 +275,7 @@ def _renewal(rng: np.random.Generator, rate: float, cv: float, start_s: float, e
     while reached < end_s:
         gaps = rng.lognormal(-0.5 * sigma**2, sigma, int(span + 4 * np.sqrt(span) * (1 + cv)) + 8) / rate
         if not pieces:
-            gaps[0] *= rng.random()
+            gaps[0] *= rng.random() * (1.0 + cv**2)
         times = reached + np.cumsum(gaps)
         pieces.append(times)
         reached = float(times[-1])

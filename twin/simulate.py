@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +54,7 @@ def simulate(
     `max_outstanding`: further requests are refused and count as unfinished, as with a client of limited sockets.
     `concurrency`: closed loop with this number of requests always outstanding, as with
     `vllm bench serve --max-concurrency`. The rates then only say how often each adapter is chosen; a replayed trace is
-    sent in its order.
+    sent in its order, and the run ends with its last request, at the latest after `duration_s`.
     `paced`: requests come at their own times, and wait at the client while `concurrency` requests are outstanding. This
     wait is not part of latencies; those that wait at the end are `Run.held_back`.
     `timeline_bin_s`: resolution of the timeline.
@@ -99,6 +100,9 @@ def simulate(
         )
         if server.longest_request() >= 2:
             raw = server.run(duration_s, seed, float(timeline_bin_s))
+            closed = concurrency is not None and not paced
+            if closed and (end_s := ended_s(workload, raw)) < duration_s:
+                duration_s, raw = end_s, server.run(end_s, seed, float(timeline_bin_s))
         else:
             reason = f"the KV cache of {kv_tokens} tokens can't hold the largest adapter and a request"
     return Run(
@@ -134,6 +138,14 @@ def check_client(
         raise IncompatibleError(
             "Turns of sessions come at their own times: expected paced beside concurrency, or no concurrency."
         )
+
+
+def ended_s(workload: Workload, raw: Raw) -> float:
+    """Return when the last request of a replayed trace completed, s; infinite if not all did, or without a trace."""
+    trace = workload.arrivals.trace
+    if trace is None or not len(trace) or int(raw.finished.sum()) < len(trace):
+        return math.inf
+    return float(raw.finish_s.max())
 
 
 def _sends_turns(workload: Workload) -> bool:

@@ -98,6 +98,14 @@ def test_mean_rates_are_kept(kind: str) -> None:
     assert np.all(np.abs(counts.mean(axis=0) - expected) < 5 * spread * np.sqrt(expected / 20))
 
 
+def test_quiet_adapters_in_bursts_send_at_their_rate() -> None:
+    """A stream of a few long gaps is found in one of them more often than the gaps are long on average."""
+    arrivals = Arrivals("lognormal", cv=4.0)
+    fleet = Workload([Adapter(f"a{i}", 8, 0.003) for i in range(300)], arrivals=arrivals)
+    sent = np.mean([len(draw_requests(fleet, 3600.0, seed)) for seed in range(8)])
+    assert sent == pytest.approx(3600.0 * fleet.rate, rel=0.08)
+
+
 def test_unpredictable_rates_move_within_their_span() -> None:
     """From period to period a rate doubles or halves, but stays within 1/span and span times the mean."""
     arrivals = Arrivals("unpredictable", cv=1.0, period_s=1000.0, span=4.0)

@@ -30,7 +30,7 @@ from packer.twin.cluster.system import System, judged, load_system, placed
 from packer.twin.cluster.transit import transit_of
 from packer.twin.run import Run
 from packer.twin.server import Raw
-from packer.twin.simulate import check_client, simulated_s
+from packer.twin.simulate import check_client, ended_s, simulated_s
 from packer.workload import Workload
 
 
@@ -125,6 +125,9 @@ def simulate_cluster(
             None if drawn.arrivals.trace is None else drawn.arrivals.trace.sessions, concurrency, timeline_bin_s,
         )  # fmt: skip
         servers = _run(work, kinds, own, drawn, times)
+        if times is None and (end_s := ended_s(drawn, raw_of(servers, way, duration_s))) < duration_s:
+            duration_s = end_s
+            servers = _run(replace(work, duration_s=end_s), kinds, own, drawn, times)
     first = own[0].server
     return Run(
         "ok" if failed is None else "memory_error", failed or "", workload, first.profile, first.settings,

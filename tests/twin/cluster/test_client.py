@@ -18,6 +18,7 @@ from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.io.profiles import load_profile
 from packer.profile import Profile
+from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.client import first_free_s, free_place, new_client, take_place
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.run import Run
@@ -76,6 +77,21 @@ def test_exactly_so_many_requests_are_open(case: Callable[..., Any], router: str
     if n < len(trace):
         assert n - run.completed == concurrency
     assert run.completed == sum(server.completed for server in run.servers)
+
+
+def test_a_closed_loop_ends_with_the_last_request_of_a_trace() -> None:
+    """A client that has sent a whole trace is done: the throughput is not spread over the time that is left."""
+    profile, trace = _server("0.8.5"), draw_requests(FLEET, 20.0, 0)
+    fleet = FLEET.replaying(trace)
+    one = simulate(fleet, profile, max_loras=4, max_lora_rank=16, duration_s=1000.0, concurrency=20)
+    cluster = Cluster.of(profile, 1, max_loras=4, max_lora_rank=16)
+    run = simulate_cluster(fleet, cluster, duration_s=1000.0, concurrency=20)
+    assert one.completed == run.completed == len(trace)
+    assert one.duration_s == run.duration_s == one.raw.finish_s.max() < 100.0
+    assert one.raw.finish_s.tolist() == run.raw.finish_s.tolist()
+    assert one.busy_share > 0.9
+    short = simulate(fleet, profile, max_loras=4, max_lora_rank=16, duration_s=2.0, concurrency=20)
+    assert short.duration_s == 2.0
 
 
 @pytest.mark.parametrize("version", ["0.8.5", "0.32.0"])
