@@ -1,9 +1,10 @@
 """Random cases for `vllm_side.py`: a server, and requests with prompts that begin alike, priorities and kept drafts.
 
-    python -m benchmarks.scheduler.cases FIRST END OUT.json [prefix] [async] [tight] [priority] [METHOD]
+    python -m benchmarks.scheduler.cases FIRST END OUT.json [prefix] [async] [tight] [priority] [windows] [METHOD]
 
-METHOD: draft_model or eagle. `tight`: the KV cache holds few requests. Ids of blocks stand for their content
-and all before it.
+METHOD: draft_model or eagle. `tight`: the KV cache holds few requests. `windows`: one of several groups of layers
+keeps all tokens, the others those in a window; the KV cache is as large for each group. Ids of blocks stand for their
+content and all before it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ def server(draw: random.Random, words: list[str]) -> dict[str, Any]:
         "max_loras": draw.choice([1, 2, 4, 16]), "prefix_caching": "prefix" in words,
         "async_scheduling": "async" in words, "scheduling_policy": "priority" if "priority" in words else "fcfs",
     }  # fmt: skip
+    if "windows" in words:
+        engine |= {"window": draw.choice([128, 256, 512]), "groups": draw.choice([2, 4, 7])}
+        engine["blocks"] = draw.choice([1, 2, 4]) * least
     method = next((word for word in METHODS if word in words), None)
     if method:
         engine["method"], engine["num_speculative_tokens"] = method, draw.choice([1, 2, 3, 5])

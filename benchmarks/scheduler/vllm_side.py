@@ -26,7 +26,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -70,7 +70,8 @@ def scheduler_of(model: str, engine: dict[str, Any]) -> Scheduler:
         CacheConfig, block_size=size, enable_prefix_caching=engine["prefix_caching"], swap_space=0,
         gpu_memory_utilization=0.9, cache_dtype="auto",
     )  # fmt: skip
-    cache.num_gpu_blocks = engine["blocks"] + 1  # and the null block
+    groups = engine.get("groups", 1)
+    cache.num_gpu_blocks = engine["blocks"] * groups + 1  # and the null block
     batch = make(
         SchedulerConfig, max_num_seqs=engine["max_num_seqs"], max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_model_len=engine["max_model_len"], enable_chunked_prefill=True, is_encoder_decoder=False,
@@ -83,10 +84,12 @@ def scheduler_of(model: str, engine: dict[str, Any]) -> Scheduler:
     config = VllmConfig(scheduler_config=batch, model_config=models, cache_config=cache, lora_config=loras)
     if "method" in engine:
         object.__setattr__(config, "speculative_config", speculation(engine))
-    attention = make(FullAttentionSpec, block_size=size, num_kv_heads=1, head_size=64, dtype=torch.float32)
+    shape = {"block_size": size, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
+    windows = [make(SlidingWindowSpec, **shape, sliding_window=engine["window"]) for _ in range(groups - 1)]
+    layers = enumerate([make(FullAttentionSpec, **shape), *windows])
     kv = make(
-        KVCacheConfig, num_blocks=engine["blocks"] + 1, kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
+        KVCacheConfig, num_blocks=cache.num_gpu_blocks, kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec([f"layer {k}"], each) for k, each in layers],
     )  # fmt: skip
     kind = AsyncScheduler if asynchronous else Scheduler
     values = {
