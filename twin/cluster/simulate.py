@@ -124,10 +124,7 @@ def simulate_cluster(
             kernels_of(own), serving, controller,
             None if drawn.arrivals.trace is None else drawn.arrivals.trace.sessions, concurrency, timeline_bin_s,
         )  # fmt: skip
-        servers = _run(work, kinds, own, drawn, times)
-        if times is None and (end_s := ended_s(drawn, raw_of(servers, way, duration_s))) < duration_s:
-            duration_s = end_s
-            servers = _run(replace(work, duration_s=end_s), kinds, own, drawn, times)
+        servers, duration_s = _run(work, kinds, own, drawn, times)
     first = own[0].server
     return Run(
         "ok" if failed is None else "memory_error", failed or "", workload, first.profile, first.settings,
@@ -160,8 +157,10 @@ def _with_job(workload: Workload, cluster: Cluster, system: System) -> Workload:
 def _run(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload,
     times: tuple[FloatArray, IntArray | None] | None,
-) -> Servers:  # fmt: skip
-    """Return the servers after requests arrived at these times, from these adapters; None: in a closed loop.
+) -> tuple[Servers, float]:  # fmt: skip
+    """Return the servers after requests arrived at these times, from these adapters, and how long the run took, s.
+
+    `times` None: requests of a closed loop, which may end early.
 
     Raises `IncompatibleError`: `concurrency` is set, and servers change or refuse requests, the network takes time or
     hosts have limited memory.
@@ -171,10 +170,14 @@ def _run(
     if work.concurrency is not None and work.serving is not None:
         raise IncompatibleError("concurrency is simulated without changes of the servers.")
     if times is None:
-        return _closed_loop(work, kinds, own, drawn)
+        servers = _closed_loop(work, kinds, own, drawn)
+        end_s = ended_s(drawn, raw_of(servers, None, work.duration_s))
+        if end_s < work.duration_s:
+            return _run(replace(work, duration_s=end_s), kinds, own, drawn, times)
+        return servers, work.duration_s
     time_s, owner = times
     servers = _served(work, kinds, own, time_s, draw_marks(drawn, owner, len(time_s), work.seed))
-    return servers if work.concurrency is None else with_held_back(servers, time_s)
+    return servers if work.concurrency is None else with_held_back(servers, time_s), work.duration_s
 
 
 def _served(
