@@ -23,6 +23,7 @@ from packer.planning.frontier import Conditions
 from packer.planning.kept import KeptHours
 from packer.planning.loop import completed, judged, planned
 from packer.planning.recommend import Deployment
+from packer.planning.replicas import Replicas
 from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.solvers.base import limit_of
@@ -113,16 +114,17 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
     for model, offered in by_model.items():
         index, own = workload.of_model(model)
         offered = tuple(starting(own, offered))
-        found = []
+        found, parts = [], dict[int, int | None]()
         for profile in offered:
             task = Deployment(begun(own, profile))
             plan = planned(task)
+            parts |= {i: max(n or 1, parts.get(i) or 1) for i, n in task.job.parts.parts.items()}
             found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, task.told))
         if len(offered) > 1:
             kinds = sorted(offered, key=lambda each: (each.name, each.fingerprint))
             mine = {each: margins[each] for each in kinds}
-            job = begun(own, kinds[0], max_replicas=1, margin=max(mine.values()), confidence=None)
-            mix = Mix(job, profiles=kinds, margins=mine)
+            job = begun(own, kinds[0], margin=max(mine.values()), confidence=None)
+            mix = Mix(job, profiles=kinds, margins=mine, parts=parts)
             mixed = judged(mix)
             if mixed is not None and mixed.verified:
                 names = " + ".join(sorted({item.profile.name for item in mixed.bins}))
@@ -138,15 +140,18 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
 class Mix(Deployment):
     """The cheapest mix of kinds whose servers keep the limits in a simulated hour and in fresh ones.
 
-    `margins`: the margin of each kind; that of the job is the largest.
+    `margins`: the margin of each kind; that of the job is the largest. `parts`: number of equal parts of each adapter
+    that is too hot for a server of some kind.
     """
 
     profiles: Sequence[Profile] = ()
     margins: Mapping[Profile, float] = field(default_factory=dict)
+    parts: Mapping[int, int | None] = field(default_factory=dict)
     banded = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.split = Replicas(self.workload, self.parts)
         self.rounds = 1 + len(MIXED)
 
     def propose(self) -> Plan | None:
@@ -162,7 +167,7 @@ class Mix(Deployment):
         if job.over() or (within and job.replayed):
             return None
         priced = all(profile.gpu.price_per_hour is not None for profile in self.profiles)
-        fleet = job.workload if within else job.workload.with_arrivals(Arrivals())
+        fleet = self.split.fleet if within else self.split.fleet.with_arrivals(Arrivals())
         margins = {profile: own + tighter for profile, own in self.margins.items()}
         objective, slo = "cost" if priced else "gpus", fleet.slo if within else None
         plan = solve(
@@ -173,16 +178,20 @@ class Mix(Deployment):
         # A plan of a single kind is an option of its own already.
         if plan.status is Status.INFEASIBLE or len({item.profile for item in plan.bins}) < 2:
             return None
-        self.first = len(plan.bins)
-        self._raise_rates(plan.bins)
-        return self.job.put(plan.bins).plan
+        bins = self.split.joined(plan.bins)
+        self.first = len(bins)
+        self._raise_rates(bins)
+        return self.job.put(bins).plan
 
     def _raise_rates(self, bins: Sequence[Bin]) -> None:
         """Let the job judge plans at the rates raised by the margin of the kind on which each adapter is in `bins`."""
         job = self.job
         if job.replayed or len(set(self.margins.values())) < 2:
             return
-        factors = {i: 1.0 + self.margins[item.profile] for item in bins for i in item.adapters}
+        rising = sorted(
+            bins, key=lambda item: self.margins[item.profile]
+        )  # the last one of a split adapter counts
+        factors = {i: 1.0 + self.margins[item.profile] for item in rising for i in item.adapters}
         adapters = (each.at_rate(each.rate * factors[i]) for i, each in enumerate(job.workload.adapters))
         job.raised = replace(job.workload, adapters=tuple(adapters))
         job.kept = KeptHours(job.workload, job.raised, job.seed, job.hours, job.kept.others)

@@ -280,6 +280,31 @@ def test_each_kind_of_a_mix_has_its_own_margin_in_any_order(monkeypatch: pytest.
     assert judged_at == [pytest.approx([own[first]] * 3 + [own[second]] * 3)] * 2
 
 
+def test_a_mix_divides_an_adapter_that_is_too_hot_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts may be on servers of several kinds; parts on one server are one adapter there."""
+    offered = [priced(LLAMA, 3.0), replace(priced(LLAMA, 2.0, "other"), name="other")]
+    names = list[list[str]]()
+
+    def solved(fleet: Workload, *_: Any, **_more: Any) -> Any:
+        names.append(fleet.names)
+        n = len(fleet)
+        parts = zip((range(n - 2), range(n - 2, n)), offered, strict=True)
+        bins = tuple(Bin(tuple(part), each.settings(len(part), 8), each) for part, each in parts)
+        return SimpleNamespace(status=Status.FEASIBLE, bins=bins)
+
+    monkeypatch.setattr(kinds, "solve", solved)
+    monkeypatch.setattr(kinds.Mix, "judge", lambda _mix, plan, _number: replace(plan, verified=True))
+    monkeypatch.setattr(kinds, "cheapest", lambda found: found[-1])
+    alone = SimpleNamespace(status=Status.FEASIBLE, price_per_hour=9.0, n_gpus=9, time_limit_reached=False)
+    monkeypatch.setattr(kinds, "planned", lambda _task: alone)
+    monkeypatch.setattr(kinds, "completed", lambda _mix, plan: plan)
+    plan = recommend(Workload([Adapter("hot", 8, 50.0), Adapter("cold", 8, 0.1)]), offered, verify=False)
+    number = len(names[0]) - 1
+    assert number > 1
+    assert [item.adapters for item in plan.bins] == [(0,), (0, 1)]
+    assert [item.shares[0] for item in plan.bins] == [(number - 1) / number, 1 / number]
+
+
 def test_a_confidence_gives_each_model_and_kind_its_own_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates on servers of each model and kind are raised by what the confidence requires of their profile alone."""
     offered = [LLAMA, replace(priced(LLAMA, 9.0, "other"), name="rough/llama"), QWEN]
