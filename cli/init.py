@@ -135,7 +135,7 @@ def _planned_for(observed: Observed, profile: Profile, slo: Slo, seed: int, stop
         return f"{text}."
     mean = with_rates(observed.fleet, observed.loads["mean"])
     plan = recommend(mean, profile, slo=slo, seed=seed, verify=False, stop=stop)
-    return f"{text}; the mean alone: {counted(plan.n_gpus, 'GPU')}."
+    return f"{text}; at steady mean rates: {counted(plan.n_gpus, 'GPU')}."
 
 
 def _write_settings(given: ProjectOptions, path: str, *, force: bool) -> None:

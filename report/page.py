@@ -50,6 +50,7 @@ def render_report(
         decision=plan.details.get("decision", ""), headroom=plan.headroom_words, rooms=room_rows(plan.rooms),
         reasons=[words.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],
         unplaced=[words.visible(fleet.names[i]) for i in plan.unplaced],
+        requests_s=fleet.arrivals.mean_factor * sum(item.requests_s(fleet) for item in plan.bins),
         most=max((row.offered_tok_s for row in plan.evaluations), default=0.0) or 1.0,
         columns=[COLUMNS.get(key, words.visible(key)) for key in shown],
         comparison=[[_cell(row[key]) for key in shown] for row in comparison],

@@ -116,8 +116,8 @@ def header_of(cells: Sequence[str], row: int) -> list[str]:
     """
     for sign in (";", "\t", "|") if len(cells) == 1 else ():
         if sign in cells[0]:
-            rule = f"expected commas between the cells, got {sign!r}: write the table with commas."
-            raise FileFormatError(rule, row=row)
+            rule = f"expected commas between the cells, got {sign!r}: write the table with commas"
+            raise FileFormatError(f"{rule}, and decimals with points.", row=row)
     names = [cell.strip().lower() for cell in cells]
     for k, name in enumerate(names):
         if name and name in names[:k]:

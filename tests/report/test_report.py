@@ -10,6 +10,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from packer.arrival import Arrivals
+from packer.evaluation import Evaluations
 from packer.export.formats import export_plan
 from packer.kv_shape import KvShape
 from packer.plan import Plan, Status
@@ -154,10 +156,18 @@ def test_bound_is_put_into_words(plan: Plan, changes: dict[str, object], words: 
     assert words in render_report(changed)
 
 
+def test_requests_at_a_glance_are_those_of_the_load_beside_them(plan: Plan) -> None:
+    """Of adapters with a server, as a mean over the cycle of piecewise rates: the load that is offered is, too."""
+    fleet = plan.workload.with_arrivals(Arrivals("piecewise", factors=(1.0, 5.0)))
+    figures = Evaluations.of(list(plan.evaluations)[:3])
+    placed = dataclasses.replace(plan, workload=fleet, bins=plan.bins[:3], evaluations=figures)
+    placed = dataclasses.replace(placed, unplaced=plan.bins[3].adapters)
+    sent = 3.0 * sum(fleet.adapters[i].rate for item in placed.bins for i in item.adapters)
+    assert f"{sent:,.1f} requests/s" in Page(render_report(placed)).texts
+
+
 def test_infeasible_plan_without_servers_has_a_page(plan: Plan) -> None:
     """Even nothing can be reported, with its reasons."""
-    from packer.evaluation import Evaluations
-
     empty = dataclasses.replace(
         plan, bins=(), evaluations=Evaluations.of([]), status=Status.INFEASIBLE, reasons=("All too hot.",)
     )
@@ -219,8 +229,6 @@ def test_limited_growth_shows_the_slowest(plan: Plan) -> None:
     rows = [
         dataclasses.replace(row, mean_ttft_ms=float(k % 7)) for k, row in enumerate([*plan.evaluations] * 5)
     ]
-    from packer.evaluation import Evaluations
-
     chosen = choose_gpus(Evaluations.of(rows), 4)
     assert len(chosen) == 4
     assert {6, 13} <= set(chosen)
