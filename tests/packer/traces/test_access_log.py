@@ -68,7 +68,7 @@ def test_logs_have_commas(tmp_path: Path, sign: str) -> None:
     path = write(
         tmp_path / "log.csv", [sign.join(("time", "input_tokens", "output_tokens")), f"1,5{sign}3{sign}4"]
     )
-    with pytest.raises(FileFormatError, match="row 1: expected commas between the cells, got .* decimals with points"):
+    with pytest.raises(FileFormatError, match="decimals with points"):
         read_trace(path)
 
 
