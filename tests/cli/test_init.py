@@ -81,7 +81,9 @@ def test_a_log_is_planned_for_its_busiest_hour(tmp_path: Path, capsys: Capture) 
     path.write_text("\n".join(lines))
     assert run(["init", str(path), "--rank", "16", *SERVER, "-o", str(tmp_path / "project")]) == 0
     first = capsys.readouterr().out.lstrip().splitlines()[0]
-    assert first.startswith("Log of 2.98 h; planned for 01:00 (UTC), 2.7 × the mean; at steady mean rates: 1 GPU.")
+    assert first.startswith(
+        "Log of 2.98 h; planned for 01:00 (UTC), 2.7 × the mean; at steady mean rates: 1 GPU."
+    )
     fleet = read_workload(str(tmp_path / "project" / "fleet.csv"))
     assert set(fleet.names) == {"day", "noon"}
     assert fleet.rates[fleet.names.index("noon")] == pytest.approx(1 / 3, rel=0.01)
