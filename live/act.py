@@ -107,8 +107,22 @@ class Acting:
         now = self.placement(seen)
         for server in (self.servers[s] for s, models in enumerate(seen) if isinstance(models, str)):
             self.say(f"{server.name} does not answer and is left out")
+        self.say_elsewhere(seen)
         rooms, names = [each.host.room for each in self.servers], list(self.numbers)
         return ordered(now, goal, rooms, prune=prune, roomless=self.base, names=names)
+
+    def say_elsewhere(self, seen: Sequence[Models | str]) -> None:
+        """Say which adapters of the plan servers have from other paths than the file of servers names: they stay."""
+        found = []
+        for server, models in zip(self.servers, seen, strict=True):
+            for name, path in () if isinstance(models, str) else models.adapters.items():
+                expected = self.fleet.path_of(name, self.ranks.get(name, 0), server.where.url)
+                if name in self.ranks and path != expected:
+                    found.append(
+                        f"{shown(name)} on {server.name} from {shown(path)} instead of {shown(expected)}"
+                    )
+        if found:
+            self.say(f"loaded from other paths than `adapters` says, and left so: {listed(found, 3)}")
 
     def unwritten(self, placed: Placement) -> bool:
         """Whether `adopt` has to write these routes: the router's file lacks them, or packer was ended in a step."""

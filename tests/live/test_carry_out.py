@@ -111,3 +111,18 @@ def test_adapters_that_leave_together_are_waited_for_together(
     servers[0].busy = {"a", "b", "f"}
     assert len(made.carry_out(Change(0.0, unload=tuple((0, name) for name in "abf")))) == 3
     assert clock.now < 2.0 * made.fleet.limits.drain_s
+
+
+def test_adapters_from_other_paths_are_said(
+    made: Acting,
+    said: list[str],
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """A server that holds an old version of an adapter under its name goes on with it, and not without a word."""
+    servers[0].adapters["a"] = "/old/a"
+    made.say_elsewhere(made.look())
+    assert said[-1].endswith("and left so: 'a' on gpu-0 from '/old/a' instead of '/adapters/a'")
+    servers[0].adapters["a"] = "/adapters/a"
+    said.clear()
+    made.say_elsewhere(made.look())
+    assert said == []
