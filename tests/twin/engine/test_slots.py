@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,11 @@ def test_relief_is_a_number_of_slots_that_does_not_thrash(profile: Profile) -> N
     assert found is not None
     assert found.max_loras > 16
     assert found.loads_per_request <= 1.0
+    client: dict[str, Any] = {"duration_s": 120.0, "concurrency": 96}
+    found = relief(simulate(_fleet(96, 0.01), profile, max_loras=24, **client))
+    assert found is not None
+    as_advised = simulate(_fleet(96, 0.01), profile, max_loras=found.max_loras, **client)
+    assert found.loads_per_request == as_advised.loads_per_request, "the client sends as before"
 
 
 def test_host_memory_as_small_as_the_slots_is_read_from_disk(profile: Profile) -> None:
