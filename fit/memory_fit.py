@@ -20,9 +20,7 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
     Raises `ModelError`: fewer than three measured capacities.
     """
     points = [
-        (whole(row, "max_loras"), whole(row, "max_lora_rank"), whole(row, "kv_cache_tokens"))
-        for row in rows
-        if row.cells["status"] == "ok"
+        (whole(row, "max_loras"), whole(row, "max_lora_rank"), whole(row, "kv_cache_tokens")) for row in rows
     ]
     if len(points) < 3:
         raise ModelError(f"Expected at least 3 measured KV capacities, got {len(points)}.")
@@ -34,8 +32,7 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
         budget, per_rank = np.linalg.lstsq(design, tokens * model.kv_bytes_per_token, rcond=None)[0]
         per_slot = 0.0
     if per_rank < 0:
-        measured = next(row for row in rows if row.cells["status"] == "ok")
-        measured.fail("kv_cache_tokens", "expected fewer tokens with slots of larger ranks, got more.")
+        rows[0].fail("kv_cache_tokens", "expected fewer tokens with slots of larger ranks, got more.")
     return MemorySpec(
         kv_budget_bytes=float(np.round(budget)),
         slot_bytes=float(np.round(per_slot)),
@@ -47,13 +44,10 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
 
 def fit_loading(rows: Sequence[Row]) -> LoadingSpec:
     """Fit lines a + b × rank to the measured load times; neither a nor b is negative."""
-    ok = [row for row in rows if row.cells.get("status", "ok") == "ok"]
-    if not ok:
-        return LoadingSpec()
-    rank = np.array([positive(row, "adapter_rank") for row in ok])
+    rank = np.array([positive(row, "adapter_rank") for row in rows])
     lines = []
     for column in ("gpu_load_mean_ms", "disk_load_mean_ms"):
-        ms = np.array([positive(row, column) for row in ok])
+        ms = np.array([positive(row, column) for row in rows])
         several = len(set(rank.tolist())) > 1
         base, slope = non_negative(np.column_stack([np.ones_like(rank), rank * several]), ms)
         lines += [round(float(base), 4), round(float(slope), 6)]

@@ -20,6 +20,7 @@ import numpy as np
 
 from packer.arrays import FloatArray
 from packer.engine_spec import EngineSpec
+from packer.errors import shown
 from packer.fit.scaled import scaled_law
 from packer.fit.tables import MeasuredRun, Profiling, number, positive, whole
 from packer.gpu import same_model
@@ -159,10 +160,10 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
     """Equations from decode, prefill and adapter micro-benchmarks (closed loop at a fixed batch)."""
     states, times = [], []
     for row in profiling.backbone:
-        if row.cells.get("status", "ok") != "ok":
-            continue
         prompt = positive(row, "actual_prompt_len")
-        if row.cells["phase"] == "decode":
+        if (phase := row.text("phase")) not in ("decode", "prefill"):
+            row.fail("phase", f"expected decode or prefill, got {shown(phase)}.")
+        if phase == "decode":
             batch, output = positive(row, "set_batch_size"), positive(row, "set_output_length")
             context = batch * (prompt + output / 2)
             # A closed loop admits a request for each one that ends: batch / output of them in a step.
@@ -175,8 +176,7 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
             times.append(seconds * engine.max_num_batched_tokens * 1e3)
     prompt = 5.0  # the adapters' table has one-word prompts
     for row in profiling.adapters:
-        blank = any(map(row.is_blank, ("batch", "n_adapters", "itl_mean_ms")))
-        if blank or row.cells.get("status", "ok") != "ok":
+        if any(map(row.is_blank, ("batch", "n_adapters", "itl_mean_ms"))):
             continue
         batch, n = positive(row, "batch"), whole(row, "n_adapters")
         output = positive(row, "set_output_length")

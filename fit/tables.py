@@ -63,9 +63,11 @@ class Profiling:
 
 
 def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
-    """Read a model's micro-benchmarks from tables in a directory; an absent table is empty.
+    """Read a model's micro-benchmarks from tables in a directory; an absent table is empty. Rows whose status is not
+    "ok" are left out.
 
-    Raises `FileFormatError`: no table has rows, or a table has rows of other models only or lacks columns.
+    Raises `FileFormatError`: no table has rows, or a table has rows of other models only, none that is ok, or lacks
+    columns.
     """
     folder = Path(directory)
     answers = ("set_output_length", "itl_mean_ms")
@@ -83,6 +85,9 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
             others = listed(map(shown, sorted({row.cells["model"] for row in rows})), 3)
             rule = f"expected rows of model {model!r}, got rows of {others} (--model says which are read)."
             raise FileFormatError(rule, path=folder / name)
+        tables[-1] = tuple(row for row in tables[-1] if (row.cells.get("status") or "ok").strip() == "ok")
+        if rows and not tables[-1]:
+            raise FileFormatError("expected a row whose status is ok.", path=folder / name)
     if not any(tables):
         rule = f"expected at least one of {', '.join(required)} with rows of model {model!r}."
         raise FileFormatError(rule, path=folder)

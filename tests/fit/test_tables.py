@@ -93,6 +93,7 @@ def test_bad_runs_are_named(tmp_path: Path, bad: str, message: str) -> None:
             "decode,1,5,0,3",
             "row 2, column 'set_output_length': expected a finite number > 0",
         ),
+        ("latency_backbone", "Prefill,1,5,1,9", "row 2, column 'phase': expected decode or prefill"),
         (
             "latency_backbone",
             "prefill,1,5,1,0",
@@ -134,6 +135,16 @@ def test_a_table_of_other_models_is_named(tmp_path: Path) -> None:
     (tmp_path / "loading.csv").write_text(rows)
     (tmp_path / "kv_capacity.csv").write_text("max_loras,max_lora_rank,status,kv_cache_tokens\n1,8,ok,9\n")
     with pytest.raises(FileFormatError, match=r"loading\.csv: expected rows of model 'm', got rows of 'n'"):
+        read_profiling(tmp_path, "m")
+
+
+def test_measurements_that_failed_are_left_out_and_not_all_of_them(tmp_path: Path) -> None:
+    """Loads of a table without a row that is ok do not take no time: the table is refused."""
+    table, head = tmp_path / "loading.csv", "adapter_rank,gpu_load_mean_ms,disk_load_mean_ms,status\n"
+    table.write_text(head + "8,3,9,ok\n8,,,failed\n")
+    assert len(read_profiling(tmp_path, "m").loading) == 1
+    table.write_text(head + "8,,,failed\n")
+    with pytest.raises(FileFormatError, match=r"loading\.csv: expected a row whose status is ok"):
         read_profiling(tmp_path, "m")
 
 
