@@ -105,14 +105,15 @@ def calibrate(
     `runs`: whole runs; () fits micro-benchmarks only.
     `cross_validate`: also measure the error on families left out, and store it in the profile.
     `progress`: called with (stage, simulations done, simulations to do).
-    Raises `ModelError`: fewer than 8 runs started, or there is nothing to fit.
+    Raises `ModelError`: fewer than 8 runs started and have a TPOT and a request throughput.
     """
     alone = micro_profile(base, profiling)
     started = [run for run in runs if run.ok]
     if not runs:
         return Calibration(alone, alone)
-    if len(started) < 8:
-        raise ModelError(f"Expected at least 8 runs that started, got {len(started)}.")
+    if (timed := sum(run.timed for run in started)) < 8:
+        rule = "Expected at least 8 runs that started and have tpot_mean_ms and request_throughput"
+        raise ModelError(f"{rule}, got {timed}.")
     correlation = fit_correlation(runs, alone)
     if correlation is not None:
         runs = [replace(run, length_correlation=correlation) for run in runs]

@@ -192,9 +192,8 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
 
 def run_equations(runs: Sequence[MeasuredRun], graph_max_tokens: int) -> Equations:
     """Equations from whole runs: TPOT is the step time, the mean state follows by Little's law."""
-    usable = [run for run in runs if run.ok and {"tpot_mean_ms", "request_throughput"} <= run.metrics.keys()]
     states, times = [], []
-    for run in usable:
+    for run in (run for run in runs if run.timed):
         tpot_s = run.metrics["tpot_mean_ms"] * 1e-3
         rate = run.metrics["request_throughput"]
         stay_s = (run.mean_output_tokens - 1) * tpot_s

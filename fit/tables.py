@@ -121,6 +121,11 @@ class MeasuredRun:
         return self.status == "ok"
 
     @property
+    def timed(self) -> bool:
+        """Whether the server started and the mean time of its steps is known, by TPOT and request throughput."""
+        return self.ok and all(self.metrics.get(name) for name in ("tpot_mean_ms", "request_throughput"))
+
+    @property
     def offered_tok_s(self) -> float:
         """Offered load, tok/s."""
         return float(self.rates.sum() * (self.mean_input_tokens + self.mean_output_tokens))

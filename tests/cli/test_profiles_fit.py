@@ -62,8 +62,9 @@ def test_a_profile_says_which_correlation_its_runs_had(
     monkeypatch.setattr("packer.fit.pipeline.fit_correlation", lambda *_: found)
     monkeypatch.setattr("packer.fit.pipeline.fit_runs", lambda start, *_, **__: start)
     runs, path = tmp_path / "runs.csv", str(tmp_path / "mine.toml")
-    columns = "model,max_loras,n_adapters,max_lora_rank,rate_counts,size_counts,total_tok_s\n"
-    runs.write_text(columns + 8 * "llama-3.1-8b-instruct,8,8,8,0.1:8,8:8,400\n")
+    columns = "model,max_loras,n_adapters,max_lora_rank,rate_counts,size_counts,total_tok_s,"
+    columns += "tpot_mean_ms,request_throughput\n"
+    runs.write_text(columns + 8 * "llama-3.1-8b-instruct,8,8,8,0.1:8,8:8,400,20,0.8\n")
     assert run(["profiles", "fit", "--runs", str(runs), "-o", path]) == 0
     said = load_profile(path).provenance.get("length_correlation", "")
     assert said == ("" if found is None else "-0.5, from running requests and KV usage of the runs")

@@ -70,9 +70,13 @@ def test_calibration_is_the_same_every_time(
 
 
 def test_too_few_runs_are_refused(true_profile: Profile, measured_runs: list[MeasuredRun]) -> None:
-    """Fewer than 8 runs that started can't hold the law."""
+    """Fewer than 8 runs that started and have the time of their steps can't hold the law."""
     with pytest.raises(ModelError, match="at least 8 runs"):
         calibrate(true_profile, Profiling(), measured_runs[:5])
+    for unknown in ({}, {"tpot_mean_ms": 0.0}):
+        untimed = [replace(run, metrics={"total_tok_s": 9.0, **unknown}) for run in measured_runs]
+        with pytest.raises(ModelError, match="tpot_mean_ms and request_throughput, got 0"):
+            calibrate(true_profile, Profiling(), untimed)
 
 
 def test_margin_grows_with_the_confidence(true_profile: Profile) -> None:
