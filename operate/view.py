@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.arrival import RequestTrace
-from packer.errors import ValidationError
+from packer.errors import IncompatibleError, ValidationError
 from packer.times import DAY_S, HOUR_S
 from packer.traces.assign import DEFAULT_EXPONENT, Ranks, assign_adapters
 from packer.traces.pattern import RateTable, clock
@@ -127,6 +127,10 @@ class Named:
     def of(self, trace: Trace, ranks: Ranks) -> tuple[Trace, list[str]]:
         """The trace with adapters and ranks, and what was assumed, in sentences."""
         if trace.adapter is not None and self.adapters is None:
+            if self.exponent != DEFAULT_EXPONENT:
+                raise IncompatibleError(
+                    "The log names its adapters: --exponent needs --adapters, which draws others."
+                )
             own = trace.ranks is not None and not (ranks.table or ranks.others)
             ranked = trace if own else replace(trace, ranks=ranks.of(trace.names, seed=self.seed))
             return ranked, ranks.unseen(trace.names)

@@ -114,6 +114,10 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
         raise FileFormatError(f"{rule}, got {counted(failed, 'request')} without.")
     if not requests:
         raise FileFormatError(nothing(seen, left_out["skipped"], fields.skip))
+    for name, attribute in (("rank", "rank"), ("session", "session"), ("cached", "cached_tokens")):
+        if fields.keys.get(name) and all(getattr(each, attribute) is None for each in requests):
+            rule = f"no request has a value here, where --key {name} says that it stands."
+            raise FileFormatError(rule, column=fields.keys[name])
     more = {"dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
     return frame_of(requests), more
 

@@ -229,6 +229,11 @@ def test_bad_profiles(
             "rate_factor.*got 0",
         ),
         ("workload from-log trace.csv --adapters 0 -o o.csv", "--adapters"),
+        (
+            "workload from-log named.csv --rank 8 --exponent 2 -o o.csv",
+            "names its adapters: --exponent needs",
+        ),
+        ("workload from-log named.csv --rank 8 --key cached=c -o o.csv", "named.csv, column 'c': no request"),
         ("workload from-log f.csv -o o.csv", "columns as .*Found: adapter, rank, rate"),
         ("profiles show nothing", "Unknown profile 'nothing'"),
         ("profiles estimate --model f.csv --gpu h100-80gb -o p.toml", "f.csv.*expected JSON"),
@@ -251,6 +256,7 @@ def test_other_commands(fails: Fails, tmp_path: Path, root: Path, words: str, me
     (tmp_path / "f.csv").write_bytes(GOOD)
     (tmp_path / "old.toml").write_text("precious")
     (tmp_path / "trace.csv").write_text("timestamp,input_tokens,output_tokens\n0,5,6\n1,7,8\n")
+    (tmp_path / "named.csv").write_text("time,model,input_tokens,output_tokens\n0,a,5,6\n1,a,7,8\n")
     config = root / "tests" / "data" / "models" / "llama-3.1-8b.json"
     (tmp_path / "config.json").write_text(config.read_text())
     fails(words.split(), message)
