@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,8 +107,11 @@ class Exporter:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
                 """Do not log a scrape."""
 
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
         try:
-            server = ThreadingHTTPServer((host, port), Handler)
+            server = Server((host, port), Handler)
         except (OSError, UnicodeError) as error:
             raise OutputError(f"{address}: nothing can listen there: {error}.") from None
         thread = threading.Thread(target=server.serve_forever, daemon=True)

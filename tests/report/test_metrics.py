@@ -109,6 +109,15 @@ def test_metrics_are_served(found: Drift) -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="This machine has no IPv6")
+def test_metrics_are_served_on_an_ipv6_address() -> None:
+    """An address in brackets is one of IPv6."""
+    exporter = Exporter()
+    exporter.text = "a 1\n"
+    with exporter.listen("[::1]:0") as port:
+        assert urllib.request.urlopen(f"http://[::1]:{port}/metrics", timeout=10).read() == b"a 1\n"
+
+
 @pytest.mark.parametrize(
     "address",
     ["9877", ":9877", "host:", "host:x", "host:70000", "host:-1", "host:٣", "u:secret@h:9", "u:secret@h:x"],
