@@ -14,6 +14,7 @@ from packer.evaluation import FIGURES, Evaluations
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.baselines.dlora import DLora
 from packer.solvers.baselines.spread import spread_parts
+from packer.solvers.candidates import nearest
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.balance import even_parts
 from packer.solvers.headroom import MOST_GPUS
@@ -74,21 +75,27 @@ class _Refinement:
         self.single = lru_cache(512)(self._single)
 
     def start(self) -> _Bins:
-        """The best starting plan, with the best slots."""
-        n = gpus_to_use(self.problem)
-        parts = [spread_parts(self.problem), [p for p in even_parts(self.problem, n) if p]]
-        states = [self._with_slots([self.slots.make(p, len(p)) for p in part]) for part in parts]
-        other = DLora().solve(self.problem)
-        if not other.unplaced and all(len(b.adapters) <= MAX_ADAPTERS_PER_GPU for b in other.bins):
-            states.append(self._with_slots(other.bins))
+        """The best starting plan, with the best slots; the first one once the time is over."""
+        n, states = gpus_to_use(self.problem), list[_Bins]()
+        for parts in (spread_parts(self.problem), [p for p in even_parts(self.problem, n) if p]):
+            if not states or not self.problem.out_of_time():
+                states.append(self._with_slots([self.slots.make(p, len(p)) for p in parts]))
+        if not self.problem.out_of_time():
+            other = DLora().solve(self.problem)
+            if not other.unplaced and all(len(b.adapters) <= MAX_ADAPTERS_PER_GPU for b in other.bins):
+                states.append(self._with_slots(other.bins))
         return min(states, key=lambda state: (-len(state.bins), state.rank))
 
     def _with_slots(self, bins: Sequence[Bin]) -> _Bins:
+        """The bins with the best slots; once the time is over, with about the slots of the bin before."""
         hint: int | None = None
         chosen = []
         for bin_ in bins:
-            found = self.slots.feasible(bin_.adapters, bin_.profile, bin_.shares, hint)
-            chosen.append(self.slots.best(found) if found is not None else bin_)
+            if hint is not None and self.problem.out_of_time():
+                chosen.append(bin_.with_slots(nearest(bin_, hint)[0]))
+            else:
+                found = self.slots.feasible(bin_.adapters, bin_.profile, bin_.shares, hint)
+                chosen.append(self.slots.best(found) if found is not None else bin_)
             hint = chosen[-1].max_loras
         return self.state(chosen)
 

@@ -116,6 +116,18 @@ def test_bins_of_one_adapter_are_not_swapped() -> None:
         check(posed, SpreadRefined().solve(posed))
 
 
+def test_servers_that_starve_with_any_slots_end_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the limit, servers get the slots of the one before, and one starting plan is enough."""
+    Slow.clock.now = 0.0
+    monkeypatch.setattr(base.time, "monotonic", Slow.clock.monotonic)
+    fleet = random_fleet(400, seed=3, rates=(0.9, 0.5, 0.7), ranks=(8, 16, 32))
+    posed = replace(problem(fleet, predictor=Slow(), max_gpus=8), time_limit_s=0.01, started=0.0)
+    found = SpreadRefined().solve(posed)
+    check(posed, found)
+    assert not posed.evaluator.evaluate(fleet, found.bins).feasible.any()
+    assert Slow.clock.now < 0.03
+
+
 @pytest.mark.parametrize("seconds", [0.3, 1.0])
 def test_column_generation_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Neither the evaluation of bins nor a linear program goes on beyond the limit by more than a batch."""
