@@ -12,6 +12,7 @@ from packer.fit.models import model_named
 from packer.fit.quantization import quantized
 from packer.kv_shape import KvShape
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
+from packer.twin.memory.starts import check_starts
 from packer.twin.override import with_engine
 
 GIB = 2.0**30
@@ -154,6 +155,10 @@ def test_sliding_windows_hold_less() -> None:
     assert found.model.kv_bytes_per_token == 2 * 2 * 16 * 128 * 70
     held = (65_536 + 6 * (1024 + 7 + 2 * found.engine.max_num_batched_tokens)) / 7
     assert found.memory.min_kv_tokens == math.ceil(held)
+    with pytest.raises(
+        IncompatibleError, match=r"fewer than a request of max_model_len holds, 33,652.*max-model-len 35840"
+    ):
+        check_starts(estimate_profile("google/gemma-3-27b-it", "h100-80gb"), 32)
     old = estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=65_536, version="0.8.5")
     assert (old.model.kv_shape, old.model.kv_bytes_per_token) == (None, 2 * 2 * 16 * 128 * 62)
     assert old.memory.min_kv_tokens == 65_536
