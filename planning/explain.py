@@ -18,6 +18,7 @@ from packer.planning.kept import Hour
 from packer.planning.lone import needs, unreachable
 from packer.planning.replicas import least_parts, most_parts, part
 from packer.planning.shortfall import (
+    context_words,
     late_words,
     latency,
     start_words,
@@ -225,7 +226,10 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         time_limit_reached=job.over() and not job.stop(),
         details={**plan.details, "weaker_goals": weaker, "frontier": shown},
     )
-    more = (weaker_words(weaker), version_words(weaker, job.profile))
+    more = (
+        weaker_words(weaker), version_words(weaker, job.profile),
+        context_words(job.workload, job.profile, plan.bins),
+    )  # fmt: skip
     return plan, "\n".join([told, *filter(None, more)])
 
 

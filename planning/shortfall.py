@@ -15,6 +15,10 @@ from packer.planning.kept import Hour, KeptHours
 from packer.profile import ONE_TOKENIZER, Profile
 from packer.twin.engine_rules import rules_of
 from packer.twin.limits import BEFORE_TRAFFIC, starting
+from packer.twin.memory.policy import least_kv_tokens
+from packer.twin.memory.starts import CONTEXT_STEP, largest_max_loras
+from packer.twin.override import with_engine
+from packer.words import counted
 from packer.workload import Workload
 
 SHARES = (0.99, 0.95)
@@ -24,6 +28,10 @@ LONGER = 2.5
 AFTER_START = "all but the first minutes after a start"
 SAVED = 0.1
 """Share of the GPUs that a weaker goal must save to be named."""
+FULL = 0.75
+"""Share of the slots with which a server starts, from which on it has no room for many more."""
+LONG = 4.0
+"""Standard-normal score of long requests: one of 30,000 is longer."""
 SPAN_S = 900.0
 """The minutes in which requests were late are shown if they span at most this time."""
 
@@ -134,3 +142,36 @@ def weaker_words(found: Mapping[str, int]) -> str:
         named = " or ".join(filter(None, (", ".join(goals[:-1]), goals[-1])))
         parts.append(f"{count} GPU{' is' if count == 1 else 's are'} enough for {named}")
     return f"{'; '.join(parts)}." if parts else ""
+
+
+def context_words(fleet: Workload, profile: Profile, bins: Sequence[Bin]) -> str:
+    """Which shorter context would make room for more slots, if most servers have as many as one of `max_model_len`
+    leaves and the fleet's requests are far shorter; "" if none would."""
+    length = CONTEXT_STEP * math.ceil(_longest(fleet) / CONTEXT_STEP)
+    follows = profile.memory.min_kv_tokens == least_kv_tokens(profile.model, profile.engine)
+    if not follows or fleet.has_sessions or 2 * length > profile.engine.max_model_len:
+        return ""
+    most = {rank: largest_max_loras(profile, rank) for rank in {item.max_lora_rank for item in bins}}
+    full = [item for item in bins if item.max_loras > FULL * most[item.max_lora_rank]]
+    if 2 * len(full) <= len(bins):
+        return ""
+    rank = full[0].max_lora_rank
+    more = largest_max_loras(with_engine(profile, max_model_len=length), rank)
+    if more < 2 * most[rank]:
+        return ""
+    return (
+        f"max_model_len {profile.engine.max_model_len} leaves room for {counted(most[rank], 'slot')} of rank {rank}: "
+        f"--max-model-len {length} leaves {more}, and may take fewer GPUs."
+    )
+
+
+def _longest(fleet: Workload) -> int:
+    """Input + output tokens that hardly a request exceeds."""
+    trace = fleet.arrivals.trace
+    if trace is not None:
+        return int((trace.input_tokens + trace.output_tokens).max(initial=0))
+    own = {
+        (a.input_tokens or fleet.input_tokens, a.output_tokens or fleet.output_tokens) for a in fleet.adapters
+    }
+    z = np.full(1, LONG)
+    return max(int(first.at_normal(z)[0] + second.at_normal(z)[0]) for first, second in own)

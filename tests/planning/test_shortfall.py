@@ -13,12 +13,15 @@ import pytest
 import packer
 from packer import Adapter, Bin, Workload
 from packer.arrival import Arrivals, Bursts
+from packer.fit.estimate import estimate_profile
+from packer.lengths import Lengths
 from packer.plan import Plan
 from packer.planning.kept import KeptHours
-from packer.planning.shortfall import _when, start_words, version_words, weaker_words
+from packer.planning.shortfall import _when, context_words, start_words, version_words, weaker_words
 from packer.profile import Profile
 from packer.twin.hours import Hours
 from packer.twin.limits import limit_of
+from packer.twin.memory.starts import largest_max_loras
 from packer.twin.override import with_engine
 
 
@@ -124,3 +127,24 @@ def test_bursts_soon_after_a_start_are_bursts() -> None:
     """Where rates change, what waits in the first minutes does not wait because of the start."""
     fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("bursty", own=Bursts(2.0, ((60.0, 1.0),))))
     assert _when(np.array([3.0, 100.0], dtype=np.float32), fleet) == " in minutes 1–2"
+
+
+def test_a_shorter_context_is_named_where_contexts_take_the_slots() -> None:
+    """Servers that hold as many slots as the KV cache of a whole context leaves could hold more with a shorter one; not
+    so if they hold fewer, if requests are that long, or if the profile measured what a server needs."""
+    profile = estimate_profile("google/gemma-3-27b-it", "h100-80gb", max_model_len=30_000)
+    fleet = Workload([Adapter(f"a{i}", 32, 0.01) for i in range(4)])
+    most = largest_max_loras(profile, 32)
+    settings = profile.settings(most, 32)
+    full = [Bin((0, 1), settings, profile), Bin((2, 3), settings, profile)]
+    said = context_words(fleet, profile, full)
+    assert said.startswith(
+        f"max_model_len 30000 leaves room for {most} slots of rank 32: --max-model-len 5120"
+    )
+    shorter = with_engine(profile, max_model_len=5120)
+    assert said.endswith(f"leaves {largest_max_loras(shorter, 32)}, and may take fewer GPUs.")
+    assert context_words(fleet, shorter, [Bin((0, 1), shorter.settings(2, 32), shorter)]) == ""
+    long = replace(fleet, input_tokens=Lengths.constant(20_000))
+    assert context_words(long, profile, full) == ""
+    measured = replace(profile, memory=replace(profile.memory, min_kv_tokens=5000))
+    assert context_words(fleet, measured, full) == ""
