@@ -96,9 +96,11 @@ class Following:
         return wrong
 
     def _misfits(self, seen: Sequence[Models | str]) -> dict[int, str]:
-        """Check servers that came, or have another base model now; return why some fit no server of the plan."""
+        """Check servers that came, or have another base model or slots now; return why some fit none of the plan."""
         bases = [() if isinstance(models, str) else models.base for models in seen]
-        same = [self.ready[s] and base == self._bases[s] for s, base in enumerate(bases)]
+        slots = [own[-1].max_loras if own else None for own in self.traffic.looks]
+        alike = [slots[s] in (None, kind.max_loras) for s, kind in enumerate(self.keeper.kinds)]
+        same = [self.ready[s] and alike[s] and base == self._bases[s] for s, base in enumerate(bases)]
         changed = ["" if known else models for known, models in zip(same, seen, strict=True)]
         self._bases = bases
         return self.check(changed) if self.traffic.times_s else {}  # `run` checks the first ones
@@ -116,21 +118,25 @@ class Following:
     def observed(self, now_s: float) -> Observation:
         """Observe which adapters the servers hold, and their load."""
         seen = self.acting.look()
+        served, wrong = self.ready, self._misfits(seen)
+        seen = [wrong.get(s, models) for s, models in enumerate(seen)]
         answers = {s for s, models in enumerate(seen) if not isinstance(models, str)}
         self._leaving = {s: end_s for s, end_s in self._leaving.items() if s in answers and now_s <= end_s}
-        served, wrong = self.ready, self._misfits(seen)
-        away = {*self._leaving, *self.acting.stopping, *wrong}
+        away = {*self._leaving, *self.acting.stopping}
         self.ready = np.array([s in answers and s not in away for s in range(len(seen))])
         if not self.traffic.times_s:  # first observation: servers that are off are started when needed
             servers = enumerate(self.acting.servers)
             self._resting = {s for s, server in servers if server.host.start is not None}
         self._resting -= set(np.flatnonzero(self.ready).tolist())
         quiet = self._resting | set(self.acting.starting)
-        silent = [each for s, each in enumerate(seen) if isinstance(each, str) and s not in quiet]
+        silent = [
+            each for s, each in enumerate(seen) if isinstance(each, str) and (s in wrong or s not in quiet)
+        ]
         faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
         others = self._by_others(seen, served)
         self._say_new((*wrong.values(), *others))
-        self.last_error = "; ".join([*wrong.values(), *silent, *others, *faults])[:400]
+        self._changed_by_others |= bool(others or wrong)
+        self.last_error = "; ".join([*silent, *others, *faults])[:400]
         # No server is stopped because of a load that is not known.
         self.keeper.may_stop = False if faults and self.read is None else self._stoppable
         number = {name: a for a, name in enumerate(self.fleet.names)}
@@ -276,7 +282,6 @@ class Following:
             both = ((now - was, "came"), (was - now, "left"))
             if parts := [f"{listed([shown(n) for n in sorted(own)], 3)} {what}" for own, what in both if own]:
                 found.append(f"{server.name} was changed by another hand, or a restart: {', '.join(parts)}")
-        self._changed_by_others |= bool(found)
         return found
 
     def _say_new(self, sentences: Iterable[str]) -> None:
@@ -286,7 +291,8 @@ class Following:
                 self.acting.say(each)
 
     def _write_routes(self) -> None:
-        """Write the routes of adapters that another hand loaded, unless they were written with others."""
+        """Write the routes after other hands, unless they were written with others: of adapters that came, and none to
+        servers that fit the plan no longer."""
         state = self.acting.state
         placed = [state.servers.get(each.name, {}) for each in self.acting.servers]
         try:

@@ -146,6 +146,7 @@ def test_no_server_stops_because_its_tokens_are_not_counted(
 def test_a_server_that_comes_back_as_another_one_does_not_serve(
     following: Callable[..., Following],  # noqa: F811
     servers: list[StandIn],  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     """A server that was started again with another model or other slots gets no adapters, and it is said; started as
     planned, it serves again."""
@@ -154,8 +155,13 @@ def test_a_server_that_comes_back_as_another_one_does_not_serve(
     loop.acting.say = said.append
     loop.step(0.0)
     base, servers[1].base = servers[1].base, "another"
+    loop.keeper.rooms = [3, None]
     loop.step(60.0)
+    assert set(routes(tmp_path)) == {"a0", "a1", "a2"}, "none to another model"
+    loop.keeper.rooms = [None, None]
+    loop.step(90.0)
     assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
+    assert routes(tmp_path)["a3"] == ["gpu-0"]
     assert said[0].startswith("Server 1 does not fit the plan: gpu-1 serves 'another', the plan is for ")
     assert said[0] in loop.last_error
     servers[1].base, servers[1].slots = base, 8
