@@ -15,7 +15,7 @@ from packer.change import Change, Controller
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
-from packer.gpu import check_serves
+from packer.gpu import check_serves, serving
 from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times, replaying
 from packer.twin.cluster.caching import FIXED, CachePolicy
 from packer.twin.cluster.candidates import Candidates, candidates_of
@@ -138,6 +138,8 @@ def simulate_cluster(
 
 def _candidates(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int]) -> Candidates:
     """Return the candidates; raises `IncompatibleError` if a server may serve an adapter of another base model."""
+    if not workload.models:  # then all servers have the same
+        serving(workload, [kind.profile for kind in cluster.kinds if kind.name in cluster.servers])
     found = candidates_of(cluster, workload, slot_ranks)
     model_of = {each.name: each.model for each in workload.adapters if each.model is not None}
     placement = cluster.placement or [model_of] * len(cluster)

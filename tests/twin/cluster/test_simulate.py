@@ -16,7 +16,7 @@ from naive_twin import Server as NaiveSettings
 from packer import registry
 from packer.adapter import Adapter
 from packer.cluster import Cluster, ServerKind
-from packer.errors import ValidationError
+from packer.errors import IncompatibleError, ValidationError
 from packer.io.profiles import load_profile
 from packer.twin.cluster.candidates import candidates_of
 from packer.twin.cluster.simulate import simulate_cluster
@@ -94,6 +94,16 @@ def test_servers_of_the_base_model_need_no_slots() -> None:
     assert sim.mean_ttft_ms == simulate(base, profile, max_loras=0, duration_s=20.0).mean_ttft_ms
     with pytest.raises(ValidationError, match=r"max_loras of a server with adapters.* got 0"):
         simulate_cluster(Workload([Adapter("a", 8, 1.0)]), cluster, duration_s=20.0)
+
+
+def test_servers_of_several_base_models_need_adapters_that_name_theirs() -> None:
+    """An adapter belongs to one base model: a router may not send its requests to servers of another one."""
+    names = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
+    kinds = tuple(ServerKind(name, load_profile(name), 4) for name in names)
+    fleet = Workload([Adapter("a", 8, 1.0)])
+    with pytest.raises(IncompatibleError, match="with several, every adapter names its own"):
+        simulate_cluster(fleet, Cluster(kinds, names), duration_s=5.0)
+    assert simulate_cluster(fleet, Cluster(kinds, names[:1]), duration_s=5.0).sent > 0
 
 
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name != "punica"])
