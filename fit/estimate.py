@@ -80,6 +80,9 @@ def estimate_profile(
     checks.instance("the GPU", gpu, str, '"h200"')
     if not isinstance(model, ModelDimensions):
         checks.instance("the model", model, str, '"Qwen/Qwen3-8B"')
+    for key, value, text in (("quantization", quantization, '"fp8"'), ("version", version, '"0.33"')):
+        if value is not None:
+            checks.instance(key, value, str, text)
     sheet = datasheet(gpu)
     own = model if isinstance(model, ModelDimensions) else model_named(model)
     sizes = _with_modules(quantized(own, quantization), lora_target_modules)

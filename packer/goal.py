@@ -173,7 +173,6 @@ class Goal:
     @classmethod
     def parse(cls, text: str) -> Goal:
         """The default goal changed by a text such as "p95_ttft_ms=2000,mean_itl_ms=100"; see `parsed`."""
-        checks.instance("a goal", text, str, '"p95_ttft_ms=500"')
         return cls().parsed([text])
 
     @classmethod
@@ -204,7 +203,10 @@ class Goal:
 
         Raises `ValidationError`: a text has another form, or a value breaks a rule.
         """
-        parts = [part.strip() for text in texts for part in text.split(";")]
+        given = tuple(texts)
+        for text in given:
+            checks.instance("a goal", text, str, '"p95_ttft_ms=500"')
+        parts = [part.strip() for text in given for part in text.split(";")]
         start = replace(self, limits=Limits.only({}), classes=()) if "none" in parts else self
         values: dict[str, dict[str, float]] = {"": {}}
         for part in parts:

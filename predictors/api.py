@@ -108,6 +108,7 @@ def evaluate_server(
     checks.instance("the server", server, Profile, "packer.load_profile(NAME)")
     check_one_server(workload, server)
     checks.integer("seed", seed, low=0)
+    checks.integer("max_loras", max_loras, low=0)
     if isinstance(predictor, str | os.PathLike):
         predictor = load_predictor(predictor, server, seed=seed)
     checks.instance("the predictor", predictor, Predictor, "packer.load_predictor(NAME, PROFILE)")

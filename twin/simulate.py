@@ -125,7 +125,7 @@ def check_client(
 ) -> None:
     """Raise `IncompatibleError` if no client behaves so, or `ValidationError` for a number out of range."""
     if max_outstanding is not None:
-        checks.integer("max_outstanding", max_outstanding, low=1)
+        checks.integer("max_outstanding", max_outstanding, low=1, high=checks.MOST_COUNT)
     if concurrency is not None:
         checks.integer("concurrency", concurrency, low=1, high=MAX_CONCURRENCY)
     if paced and concurrency is None:

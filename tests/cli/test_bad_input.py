@@ -249,6 +249,7 @@ def test_bad_profiles(
         ("simulate f.csv --max-loras 8 --max-lora-rank 24", "24"),
         ("simulate f.csv --max-loras 8 --max-lora-rank 8", "16"),
         ("simulate f.csv --max-loras 8 --duration 0", "--duration"),
+        (f"simulate f.csv --max-loras 8 --max-outstanding {10**20}", "max_outstanding .*, got 1"),
     ],
 )
 def test_other_commands(fails: Fails, tmp_path: Path, root: Path, words: str, message: str) -> None:

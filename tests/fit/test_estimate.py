@@ -274,6 +274,8 @@ def test_quantised_weights(root: Path, tmp_path: Path, given: dict[str, Any], bi
         {"max_num_batched_tokens": -1},
         {"version": "x"},
         {"version": ""},
+        {"version": 0.33},
+        {"quantization": 8},
     ],
 )
 def test_settings_that_are_none_are_refused(given: dict[str, Any]) -> None:

@@ -36,6 +36,8 @@ def test_a_goal_is_read_from_text_alone(value: object) -> None:
     """Anything else is refused with the rule."""
     with pytest.raises(ValidationError, match="Expected a goal to be a str"):
         Slo.parse(value)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="Expected a goal to be a str"):
+        Workload([Adapter("a", 8, 1.0)]).held_to((value,))  # type: ignore[arg-type]
 
 
 def test_a_key_says_where_its_limit_counts() -> None:

@@ -92,12 +92,13 @@ def test_an_idle_server_has_no_worst_adapter() -> None:
         ({"predictor": 3}, "the predictor to be a Predictor, as packer.load_predictor.*, got 3"),
         ({"seed": -1}, "seed to be a whole number >= 0, got -1"),
         ({"seed": "x"}, "seed to be a whole number >= 0, got 'x'"),
+        ({"max_loras": []}, r"max_loras to be a whole number >= 0, got \[\]"),
     ],
 )
 def test_wrong_values_are_refused_with_the_rule(given: dict[str, Any], message: str) -> None:
     """A value that the predictor would ignore or stumble over is refused before."""
     with pytest.raises(ValidationError, match=message):
-        evaluate_server(FLEET, small_profile(), max_loras=2, **{"predictor": AnalyticPredictor(), **given})
+        evaluate_server(FLEET, small_profile(), **{"max_loras": 2, "predictor": AnalyticPredictor(), **given})
     if "seed" in given:
         with pytest.raises(ValidationError, match=message):
             load_predictor("twin", small_profile(), **given)
