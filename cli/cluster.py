@@ -211,7 +211,6 @@ def systems(chosen: Chosen, out: Output) -> None:
       packer systems
       packer simulate fleet.csv --cluster cluster.toml --system vllm --router affinity
     """
-
     from packer.twin.cluster.system import load_system, system_names
 
     found = [load_system(name) for name in ([chosen.name] if chosen.name else system_names())]

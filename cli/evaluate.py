@@ -226,7 +226,6 @@ def _follow(
     out: Writing,
 ) -> int:
     """Evaluate at the measured rates, once or every `traffic.every_s` seconds."""
-
     from packer.io.workloads import write_workload
     from packer.operate.drift import drift, with_base
     from packer.report.metrics import metrics_text

@@ -83,7 +83,6 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
       packer export plan.json --format k8s --sources adapters.csv --adapters-claim adapters -o packer.yaml
       packer export plan.json --format routing --address '127.0.0.1:{port}' -o routing/
     """
-
     plan = file.plan()
     if plan.unplaced or not plan.bins:
         without = counted(len(plan.unplaced), "adapter")

@@ -123,7 +123,6 @@ def from_log(
 
 def _command(log_path: str, output: str) -> str:
     """The command that makes the file, with every option that was given (here or in packer.toml)."""
-
     words = ["packer workload from-log", Path(log_path).name]
     context = click.get_current_context()
     for each in context.command.params:

@@ -121,7 +121,6 @@ def schedule(
       packer schedule fleet.csv --trace week.csv.gz --period 1800
       packer schedule fleet.csv --rates day.csv --replay --servers servers.json --keda keda.yaml -o schedule.json
     """
-
     from packer.export.formats import export_plan
     from packer.export.keda import check_day, scaled_objects
     from packer.export.servers import Options

@@ -206,7 +206,6 @@ def solve(
       packer solve fleet.csv --objective cost --profile big.toml --profile small.toml --price small.toml=1.2
       packer solve new.csv --from plan.json -o next.json
     """
-
     from packer.cli.plan_table import adapters_frame, plan_json, plan_lines
     from packer.gpu import kinds_of
     from packer.operate.changes import with_goal

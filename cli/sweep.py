@@ -60,7 +60,6 @@ def sweep(file: FleetFile, kind: OneProfile, axes: Axes, out: Writing) -> None:
       packer sweep fleet.csv --adapters 16:256:16 --max-loras 16,64 -o sweep.csv --plot sweep.html
       packer sweep fleet.csv --max-loras 32 --rate-factors 0.5,1,2 --tuning llmstation --tuning chunked
     """
-
     from packer.twin.sweep import Grid, Sweep, max_packs
 
     out.check_tables(axes.output)

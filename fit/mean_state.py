@@ -106,8 +106,7 @@ def gain_weights(gains: FloatArray) -> FloatArray:
     known = gains[np.isfinite(gains)]
     if not len(known):
         return np.ones_like(gains)
-    out: FloatArray = np.sqrt(np.nan_to_num(gains / np.median(known), nan=1.0))
-    return out
+    return np.sqrt(np.nan_to_num(gains / np.median(known), nan=1.0))
 
 
 def family_weights(runs: Sequence[MeasuredRun]) -> FloatArray:
@@ -117,8 +116,7 @@ def family_weights(runs: Sequence[MeasuredRun]) -> FloatArray:
     lagged = np.array([run.rates.sum() > CLIENT_LAGS_REQ_S for run in runs])
     # Least squares squares the weights: size × (size ** -0.25)² is the square root of the size.
     weights = np.array([size[family] ** -0.25 for family in families]) * np.where(lagged, 0.5, 1.0)
-    out: FloatArray = weights / weights.mean() if runs else weights
-    return out
+    return weights / weights.mean() if runs else weights
 
 
 def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, float]:

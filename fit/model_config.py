@@ -34,8 +34,7 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
         "tie_word_embeddings", config.get("tie_word_embeddings", kind in KINDS["tied_by_default"])
     )
     if not isinstance(tied, bool):
-        rule = f"expected true or false, got {shown(tied)}."
-        raise FileFormatError(rule, key="tie_word_embeddings")
+        raise FileFormatError(f"expected true or false, got {shown(tied)}.", key="tie_word_embeddings")
     stored = data.get("quantization_config", config.get("quantization_config"))
     bits, quantization = weights_of_config(stored, path)
     mlp = _mlp(config, kind, layers)

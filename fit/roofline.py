@@ -192,8 +192,7 @@ class Roofline:
 
 def larger(one: FloatArray, other: FloatArray) -> FloatArray:
     """Return a smooth maximum: the shorter of two overlapping times is hidden except for a part."""
-    found: FloatArray = (one**_SHARP + other**_SHARP) ** (1.0 / _SHARP)
-    return found
+    return (one**_SHARP + other**_SHARP) ** (1.0 / _SHARP)
 
 
 def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:

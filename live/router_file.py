@@ -65,8 +65,7 @@ class RouterWriter:
                 address = where if parts.port else f"{where}:{port}"
                 found.append(replace(like, address=address, modules=tuple(own), base=tuple(plain)))
         render = FORMATS[router.format].render
-        texts: dict[str, str] = render(tuple(found), options)
-        return texts
+        return render(tuple(found), options)
 
     def _files(self, routes: Routes) -> tuple[dict[Path, bytes], dict[Path, bytes]]:
         """Return the files of these routes, and what they contain now; files that don't exist are left out there."""

@@ -185,8 +185,7 @@ class Keeper:
         horizon = (self.startup_s + self.period_s + 0.5 * SHORT_S) / SHORT_S
         rise = (seen.recent_tok_s - seen.before_tok_s) * horizon
         ahead = seen.recent_tok_s + min(max(rise, 0.0), STEEPEST * seen.recent_tok_s)
-        found: FloatArray = np.maximum(seen.load_tok_s * ahead / total, 1e-6)
-        return found
+        return np.maximum(seen.load_tok_s * ahead / total, 1e-6)
 
     def _lost_and_found(self, now_s: float, ready: BoolArray) -> None:
         """Mark servers that stopped answering as off and empty, and servers that began to answer as serving."""
@@ -250,8 +249,7 @@ class Keeper:
 
     def caps(self, servers: Sequence[int]) -> FloatArray:
         """Capacities of these servers, tok/s, corrected by measurements, float64 (n,)."""
-        found: FloatArray = self._caps[list(servers)] * self.level
-        return found
+        return self._caps[list(servers)] * self.level
 
     def _evened(self, now_s: float, load: FloatArray) -> list[Decision]:
         """Move load from overloaded servers to others, by new routes if these suffice, else by loading adapters.

@@ -156,8 +156,7 @@ def hourly_rates(fleet: Workload, hours: int) -> FloatArray:
     assert trace is not None
     hour = np.minimum((trace.time_s // HOUR_S).astype(np.int64), hours - 1)
     flat = np.bincount(hour * len(fleet) + trace.adapter, minlength=hours * len(fleet))
-    found: FloatArray = flat.reshape(hours, len(fleet)) / HOUR_S
-    return found
+    return flat.reshape(hours, len(fleet)) / HOUR_S
 
 
 def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int, at_hand: int) -> list[int]:

@@ -101,14 +101,12 @@ class Lengths:
             return np.full(np.shape(z), self.mean)
         if self.kind == "lognormal":
             sigma = math.sqrt(math.log1p(self.cv**2))
-            out: FloatArray = np.exp(sigma * z + math.log(self.mean) - 0.5 * sigma**2)
-            return out
+            return np.exp(sigma * z + math.log(self.mean) - 0.5 * sigma**2)
         position, left = _on_grid(z)
         if self.kind == "empirical":
             below = _between(_normal_cdf()[left], _normal_cdf()[left + 1], position - left)
             values = _sample(self.values)
-            at: FloatArray = values[np.minimum((below * len(values)).astype(np.int64), len(values) - 1)]
-            return at
+            return values[np.minimum((below * len(values)).astype(np.int64), len(values) - 1)]
         table, scale = _table(self)
         return _between(table[left] * scale, table[left + 1] * scale, position - left)
 

@@ -62,8 +62,7 @@ def gaps(run: Run) -> IntArray:
     """See `Run.gaps`. None where whole requests are served as jobs, whose first token is their last."""
     raw, done = run.raw, run.raw.finished
     jobs = (raw.finish_s[done] == raw.first_s[done]).all()
-    found: IntArray = (raw.requests.output_tokens[done] - 1) * (not jobs)
-    return found
+    return (raw.requests.output_tokens[done] - 1) * (not jobs)
 
 
 def mean_itl_ms(run: Run) -> float:

@@ -80,7 +80,6 @@ def calibrate(given: CalibrationInput, out: Writing) -> None:
       packer live calibrate --launch vllm-cpu/launch.toml --budget 10m -o tiny.toml
       packer live calibrate --url http://gpu-7:8000 --profile estimated.toml --max-loras 8 --max-lora-rank 16
     """
-
     from packer.io.profiles import load_profile, profile_to_dict, write_profile
     from packer.io.web import address_of, key_of
     from packer.live import calibration

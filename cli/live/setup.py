@@ -40,7 +40,6 @@ def doctor(given: DoctorOptions, out: Output) -> int:
       packer live doctor
       packer live doctor --url http://gpu-7:8000
     """
-
     from packer.io.web import address_of, key_of
     from packer.live.environment import diagnose, diagnose_url
 

@@ -45,8 +45,7 @@ def check_day(day_s: float, timezone: str = "UTC") -> None:
     """Raise `ValidationError` unless a schedule of this length and time zone can be written as cron triggers."""
     known = {"UTC"} if timezone == "UTC" else available_timezones()
     if known and timezone not in known:  # a machine may have no time zones at all
-        rule = "Expected a time zone like UTC or Europe/Berlin"
-        raise ValidationError(f"{rule}, got {shown(timezone)}.")
+        raise ValidationError(f"Expected a time zone like UTC or Europe/Berlin, got {shown(timezone)}.")
     if day_s != DAY_S:
         rule = f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
         raise ValidationError(rule)

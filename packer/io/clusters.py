@@ -90,8 +90,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     kinds = tuple(_kind(k, table, path) for k, table in enumerate(file.kinds))
     count = sum(node.count * len(node.servers) for node in file.nodes)
     if count > MOST_SERVERS:
-        rule = f"expected at most {MOST_SERVERS:,} servers, got {count:,}."
-        raise FileFormatError(rule, key="nodes")
+        raise FileFormatError(f"expected at most {MOST_SERVERS:,} servers, got {count:,}.", key="nodes")
     each = [node for node in file.nodes for _ in range(node.count)]
     servers = tuple(name for node in each for name in node.servers)
     with located():

@@ -170,8 +170,7 @@ def yaml_text(data: Any) -> str:
     """Data as YAML that `parse_yaml` gives back; text that YAML 1.1 takes for another type is quoted."""
     import yaml
 
-    text: str = yaml.dump(data, Dumper=_yaml_dumper(), sort_keys=False, allow_unicode=True)
-    return text
+    return yaml.dump(data, Dumper=_yaml_dumper(), sort_keys=False, allow_unicode=True)
 
 
 @cache

@@ -64,8 +64,7 @@ def _gunzip(data: bytes) -> bytes:
     except (EOFError, OSError, zlib.error) as error:
         raise FileFormatError(f"the gzip file is damaged or cut short: {error}.") from None
     if len(content) > most:
-        rule = f"expected a gzip file that unpacks to at most {most:,} bytes, got more."
-        raise FileFormatError(rule)
+        raise FileFormatError(f"expected a gzip file that unpacks to at most {most:,} bytes, got more.")
     return bytes(content)
 
 

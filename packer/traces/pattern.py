@@ -45,8 +45,7 @@ class RateTable:
     @property
     def offered_tok_s(self) -> FloatArray:
         """Offered load of each window, float64 (windows,)."""
-        load: FloatArray = self.rates @ self.tokens
-        return load
+        return self.rates @ self.tokens
 
     def by_time_of_day(self) -> RateTable:
         """The mean day: windows at the same time of day averaged over the days (UTC) that have requests.
@@ -196,8 +195,7 @@ def latest_rates(trace: Trace, window_s: float) -> FloatArray:
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
     adapter, gap_s = trace.owner, _gap_s(trace)
     recent = adapter[trace.time_s > trace.time_s[-1] - window_s]
-    rates: FloatArray = np.bincount(recent, minlength=len(trace.names)) / min(window_s, trace.span_s + gap_s)
-    return rates
+    return np.bincount(recent, minlength=len(trace.names)) / min(window_s, trace.span_s + gap_s)
 
 
 def _gap_s(trace: Trace) -> float:

@@ -66,8 +66,7 @@ class ClusterView:
         kept = kept[self._servers.sent_s[first:last][kept] >= after_s[server[kept]]]
 
         def total(values: FloatArray) -> FloatArray:
-            found: FloatArray = np.bincount(server[kept], values[kept], len(after_s)).astype(np.float64)
-            return found
+            return np.bincount(server[kept], values[kept], len(after_s)).astype(np.float64)
 
         tokens = (
             each[first:last].astype(np.float64) for each in (self._servers.prompt, self._servers.output)
@@ -115,8 +114,7 @@ class ClusterView:
     @property
     def _loading(self) -> FloatArray:
         """Time of a load from the host on each server, ms: its fixed part and its part per rank, (2, S)."""
-        found: FloatArray = self._servers.law.loading[self._servers.kind, :2].T
-        return found
+        return self._servers.law.loading[self._servers.kind, :2].T
 
     def load_s(self, adapter: int) -> FloatArray:
         """Return the time to load an adapter from the host to the GPU of each server, float64 (S,)."""
