@@ -122,7 +122,8 @@ def drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Part
         lines.append("The plan replays a trace: evaluated with Poisson arrivals at the measured rates.")
     lines += conclusion_lines(found.evaluation)
     if found.replayed is not None:
-        said = f"With the requests of that window as they were: {_lower(found.replayed.text)}"
+        text = found.replayed.text
+        said = f"With the requests of that window as they were: {text[:1].lower()}{text[1:]}"
         lines.append(Judged(said, found.replayed.holds))
     much = found.evaluation.holds and (found.replayed is None or found.replayed.holds)
     why = f" (new adapters have {found.new_share:.0%} of the load)" if much else ""
@@ -144,7 +145,3 @@ def _newcomers(found: Drift) -> list[str]:
         [f"Evaluated on the least loaded servers with large enough slots: {listed(on, SHOWN)}."] if on else []
     )
     return [*lines, f"Not evaluated, without a known base model: {listed(left, SHOWN)}."] if left else lines
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]

@@ -70,8 +70,10 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
       packer init access.jsonl --rank 16 --model meta-llama/Llama-3.1-8B-Instruct --gpu h100-80gb -o project
       packer init fleet.csv --model config.json --gpu l40s --max-model-len 8192 -o project
     """
+    import tomlkit
+
     from packer.cli.plan_table import plan_json, plan_lines
-    from packer.io.files import make_folder
+    from packer.io.files import make_folder, write_text
     from packer.io.plans import write_plan
     from packer.io.profiles import write_profile
     from packer.io.recognise import kind_of
@@ -103,7 +105,9 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     write_profile(profile, paths["profile.toml"], force=out.force)
     source = f"packer init {Path(given.traffic_path).name}"
     write_workload(rounded(fleet), paths["fleet.csv"], force=out.force, comments=[source])
-    _write_settings(given, paths["packer.toml"], force=out.force)
+    said = "# Defaults of packer's commands in this folder: docs/how-to/configure.md.\n"
+    defaults = {"profile": "profile.toml", **({"slo": list(given.slo)} if given.slo else {})}
+    write_text(paths["packer.toml"], said + tomlkit.dumps(defaults), force=out.force)
     with interruptible() as stop, out.progress() as progress:
         hour = None if observed is None else observed.hour
         plan = recommend(
@@ -136,14 +140,3 @@ def _planned_for(observed: Observed, profile: Profile, slo: Slo, seed: int, stop
     mean = with_rates(observed.fleet, observed.loads["mean"])
     plan = recommend(mean, profile, slo=slo, seed=seed, verify=False, stop=stop)
     return f"{text}; at steady mean rates: {counted(plan.n_gpus, 'GPU')}."
-
-
-def _write_settings(given: ProjectOptions, path: str, *, force: bool) -> None:
-    """Write packer.toml: the defaults of later commands in the folder."""
-    import tomlkit
-
-    from packer.io.files import write_text
-
-    said = "# Defaults of packer's commands in this folder: docs/how-to/configure.md.\n"
-    goal = {"slo": list(given.slo)} if given.slo else {}
-    write_text(path, said + tomlkit.dumps({"profile": "profile.toml", **goal}), force=force)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packer.errors import FileFormatError, IncompatibleError, ModelError, reading, shown
-from packer.fit.lora_kernels import Kernel, Times, is_lora_benchmark, read_lora_kernels, with_lora_kernels
+from packer.fit.lora_kernels import Kernel, Times, read_lora_kernels, with_lora_kernels
 from packer.fit.roofline import SHARES
 from packer.io.files import read_text
 from packer.io.shipped import table
@@ -122,7 +122,7 @@ def read_bench_results(paths: Sequence[Path]) -> Measured:
     for path in paths:
         with reading(path):
             text = read_text(path)
-            if is_lora_benchmark(text):
+            if "LORA_SHRINK(" in text or "LORA_EXPAND(" in text:  # a table of vLLM's LoRA kernels
                 for kernel, each in read_lora_kernels(text).items():
                     kernels.setdefault(kernel, {}).update(each)
                 continue

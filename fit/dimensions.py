@@ -102,16 +102,6 @@ class ModelDimensions:
         return [(self.hidden, wide / gpus, slices), (queries / gpus, self.hidden, 1)]
 
     @property
-    def attention_weights(self) -> float:
-        """Weights of one attention layer."""
-        return float(sum(inputs * outputs for inputs, outputs, _ in self.attention_shapes()))
-
-    @property
-    def state_weights(self) -> float:
-        """Weights of one layer without attention."""
-        return float(self.hidden * (self.state_in + self.state_out))
-
-    @property
     def stored_intermediate(self) -> int:
         """`intermediate` as the engine pads it."""
         block = MXFP4_BLOCK if self.quantization == "mxfp4" else 1
@@ -133,8 +123,9 @@ class ModelDimensions:
         shared = 3.0 * self.hidden * self.shared_intermediate * self.expert_layers
         wide = self.dense_intermediate if self.experts else self.intermediate
         dense = 3.0 * self.hidden * wide * (self.layers - self.expert_layers)
-        attention = self.attention_layers * self.attention_weights
-        return attention + self.state_layers * self.state_weights + shared + dense
+        attention = self.attention_layers * sum(i * o for i, o, _ in self.attention_shapes())
+        states = self.state_layers * self.hidden * (self.state_in + self.state_out)
+        return attention + states + shared + dense
 
     @property
     def others(self) -> float:

@@ -33,11 +33,6 @@ _SIZES = ("m", "num_loras", "k", "n", "num_slices")
 MOST_SIZE = 2**31
 
 
-def is_lora_benchmark(text: str) -> bool:
-    """Whether the text has a table of vLLM's LoRA kernels."""
-    return "LORA_SHRINK(" in text or "LORA_EXPAND(" in text
-
-
 def read_lora_kernels(text: str) -> Times:
     """Kernel times that `benchmark_lora.py` printed, without experts and `torch.mm`; raises `FileFormatError`."""
     found: dict[Kernel, dict[int, float]] = {}

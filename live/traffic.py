@@ -97,11 +97,6 @@ class Traffic:
         looks = PRIOR + sum(1.0 for each in own if each.adapters)
         return Sampled(count, prompt / count, output / count, hits / queries if queries else None, looks)
 
-    @property
-    def observed_s(self) -> float:
-        """The time that pages span."""
-        return self.times_s[-1] - self.times_s[0] if self.times_s else 0.0
-
     def requests(self) -> float:
         """Return the number of first tokens of all servers on their pages."""
         return sum(grown(own, "ttfts") for own in self.looks)

@@ -138,16 +138,13 @@ class Objective:
         for key in dict.fromkeys((*self.figures, *limits)):
             figures = np.where(idle, 0.0, getattr(evaluations, key))
             if key in required and feasible.any() and np.isnan(figures[feasible]).all():
-                raise IncompatibleError(self._not_given(key))
+                of = ""
+                if self.goal is not None and key == "slo_used":
+                    of = f" for the limits {', '.join(self.goal.every_key)}"
+                raise IncompatibleError(f"The predictor gives no {key}{of}; take one that does (twin).")
             unknown = np.inf if key in required else 0.0
             ok = ok & (np.nan_to_num(figures, nan=unknown, posinf=np.inf) <= limits.get(key, np.inf))
         return ok
-
-    def _not_given(self, name: str) -> str:
-        keys = ""
-        if self.goal is not None and name == "slo_used":
-            keys = f" for the limits {', '.join(self.goal.every_key)}"
-        return f"The predictor gives no {name}{keys}; take one that does (twin)."
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """The tuple by which complete plans are compared, smaller first: here the number of GPUs."""

@@ -189,7 +189,8 @@ class Following:
         before = sum(self._tok_s(s, SHORT_S, SHORT_S) for s in every)
         # Rates have a gamma prior: planned rates count as `PRIOR` requests, so that few requests change little.
         prior_s = PRIOR / max(float(self.fleet.rates.sum()), 1e-9)
-        span_s = self.traffic.observed_s
+        times_s = self.traffic.times_s
+        span_s = times_s[-1] - times_s[0] if times_s else 0.0
 
         def blended(measured: Any, given: Any, most_s: float = math.inf) -> Any:
             own_s = min(span_s, most_s)

@@ -123,7 +123,9 @@ def schedule(
     turned = [*periods[cut:], *periods[:cut]]
     merged = _merged(turned, lambda names: day.period(names, static), start_s)
     steady = with_steady_settings(merged, day.holds)
-    found = _within_day([day.reported(each) for each in steady], len(rates) * period_s)
+    found = _within_day(
+        [replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s
+    )
     found = [
         replace(
             each, start_s=first_s + each.start_s, end_s=first_s + each.end_s,
@@ -265,10 +267,6 @@ class _Day:
         """Which of these servers, of one kind, hold in a period."""
         group = next(group for group in self.groups if group.profile == bins[0].profile)
         return self._periods(group, each.names).keeping(_in_group(bins, group))
-
-    def reported(self, each: Period) -> Period:
-        """The period with the figures of its servers."""
-        return replace(each, plan=self.with_figures(each.plan))
 
     def _plan(self, names: Collection[str], bins: Sequence[Bin]) -> Plan:
         """Servers at the rates of the busiest of these periods, without their figures."""

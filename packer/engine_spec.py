@@ -57,7 +57,8 @@ class EngineSpec:
         checks.keep_integer(self, "engine.max_num_batched_tokens", low=self.max_num_seqs)
         checks.keep_real(self, "engine.gpu_memory_utilization", low=0, high=1, open_low=True)
         if self.speculation is not None:  # a request with its drafts must fit into a step
-            self.speculation.check_fits(self.max_num_batched_tokens)
+            drafts, most = self.speculation.num_speculative_tokens, self.max_num_batched_tokens - 2
+            checks.integer("num_speculative_tokens", drafts, low=1, high=most)
         checks.choice("engine.scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         for key in ("max_cpu_loras", "max_num_queued_reqs"):
             if getattr(self, key) is not None:
@@ -90,11 +91,6 @@ class EngineSpec:
     def server_tokens(self) -> int:
         """Largest number of tokens of a step on all ranks together."""
         return self.max_num_batched_tokens * self.data_parallel_size
-
-    @property
-    def least_tokens(self) -> int:
-        """KV cache, in tokens over all ranks, that holds one request of `max_model_len` on each rank."""
-        return self.max_model_len * self.data_parallel_size
 
     @property
     def arguments(self) -> dict[str, object]:

@@ -74,7 +74,11 @@ class Limits:
         for key in ("p95_ttft_ms", "mean_itl_ms"):
             value = getattr(self, key)
             object.__setattr__(self, key, math.inf if value == math.inf else _limit(key, value))
-        object.__setattr__(self, "others", tuple((key, _limit(key, given[key])) for key in _ordered(given)))
+        for key in given:
+            if key not in KEYS:
+                raise UnknownNameError("latency limit", str(key), KEYS[: -len(OF_MANY)])
+        ordered = sorted(given, key=KEYS.index)
+        object.__setattr__(self, "others", tuple((key, _limit(key, given[key])) for key in ordered))
 
     @classmethod
     def only(cls, values: Mapping[str, float]) -> Limits:
@@ -108,13 +112,6 @@ class Limits:
     def __str__(self) -> str:
         limits = self.to_dict().items()
         return " and ".join(f"{words_of(key)} <= {time_words(key, value)}" for key, value in limits)
-
-
-def _ordered(keys: Iterable[str]) -> list[str]:
-    for key in keys:
-        if key not in KEYS:
-            raise UnknownNameError("latency limit", str(key), KEYS[: -len(OF_MANY)])
-    return sorted(keys, key=KEYS.index)
 
 
 def _limit(key: str, value: float) -> float:
@@ -211,7 +208,9 @@ class Goal:
         values: dict[str, dict[str, float]] = {"": {}}
         for part in parts:
             if part != "none":
-                name, found = _assignments(part)
+                name, colon, rest = part.rpartition(":")
+                known = KEYS if name else (*KEYS, *SHARES)
+                found = assignments(rest if not colon or name else part, known)
                 values.setdefault(name, {}).update(found)
         own = values.pop("")
         shares = {key: own.pop(key) for key in SHARES if key in own}
@@ -338,13 +337,6 @@ def _number(text: str) -> float:
         return checks.decimal(text)
     except ValueError:
         return text  # type: ignore[return-value]
-
-
-def _assignments(text: str) -> tuple[str, dict[str, float]]:
-    """The class of one text ("" if it names none), and the values by key."""
-    name, colon, rest = text.rpartition(":")
-    known = KEYS if name else (*KEYS, *SHARES)
-    return name, assignments(rest if not colon or name else text, known)
 
 
 Slo = Goal

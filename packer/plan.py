@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
@@ -173,10 +172,6 @@ class Plan:
             return None
         value = self.objective_value[0]
         return max(0.0, (value - self.lower_bound) / value) if value > 0 else 0.0
-
-    def without_bound(self, **changes: Any) -> Plan:
-        """The plan with `changes` and without its bound, which does not hold for the changed plan."""
-        return replace(self, lower_bound=None, bound_proven=False, bound_source="", **changes)
 
     def cluster(self) -> Cluster:
         """The plan's servers as a cluster; with the router `plan` the cluster routes as planned."""

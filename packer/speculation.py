@@ -44,11 +44,6 @@ class SpeculationSpec:
         """Whether the drafter's KV of a token depends on the token after it (`needs_eagle_block_drop` in vLLM)."""
         return self.method != "draft_model"
 
-    def check_fits(self, max_num_batched_tokens: int) -> None:
-        """Raises `ValidationError`: a request with its draft tokens does not fit into a step."""
-        most = max_num_batched_tokens - 2
-        checks.integer("num_speculative_tokens", self.num_speculative_tokens, low=1, high=most)
-
     @classmethod
     def parse(cls, text: str) -> SpeculationSpec:
         """Parse "eagle3:num_speculative_tokens=3,acceptance=0.6"; raises `ValidationError`."""

@@ -231,7 +231,11 @@ def _merged(
     band = first.details.get("estimate_band") if len(plans) == 1 else None
     raised = [item for plan in plans if plan.margin is not None for item in plan.bins]
     verified = [plan.verified for plan in plans]
-    return first.without_bound(  # a bound holds for one model on one kind of server only
+    return replace(
+        first,
+        lower_bound=None,  # a bound holds for one model on one kind of server only
+        bound_proven=False,
+        bound_source="",
         workload=workload,
         bins=bins,
         evaluations=Evaluations.of([row for plan in plans for row in plan.evaluations]),

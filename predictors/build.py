@@ -13,8 +13,8 @@ from typing import Any, Literal
 from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError
 from packer.io.files import check_writable, claimed, read_bytes, read_text, write_bytes, write_text
 from packer.io.frames import pl
-from packer.io.parquet import decoded, write_frame
-from packer.predictors.dataset import LABELS, TTFT_LABELS, Spec, dataset_bytes
+from packer.io.parquet import decoded, parquet_bytes, write_frame
+from packer.predictors.dataset import LABELS, TTFT_LABELS, Spec, dataset_of
 from packer.predictors.features import NAMES
 from packer.predictors.scenarios import scenario
 from packer.profile import Profile
@@ -81,10 +81,10 @@ def build_dataset(
             progress("scenarios", done, rows)
         try:
             frame, _ = decoded([read_bytes(part) for part in parts])
-            content = dataset_bytes(frame, spec)
+            notes = {"packer": spec.text(), "digest": dataset_of(frame, spec).digest}
         except FileFormatError as error:
             raise FileFormatError(f"{error} Remove the folder and build again.", path=folder) from None
-        write_bytes(target, content, force=force)
+        write_bytes(target, parquet_bytes(frame, notes), force=force)
         shutil.rmtree(folder, ignore_errors=True)
     return spec
 

@@ -17,7 +17,7 @@ from packer.evaluation import STARVATION_THRESHOLD
 from packer.io.documents import parse_json
 from packer.io.files import read_bytes
 from packer.io.frames import pl
-from packer.io.parquet import decoded, parquet_bytes
+from packer.io.parquet import decoded
 from packer.io.schema import parse
 from packer.predictors.features import NAMES
 
@@ -133,12 +133,6 @@ def dataset_of(frame: pl.DataFrame, spec: Spec) -> Dataset:
             frame["family"].to_numpy().astype(np.str_),
             frame["group"].to_numpy().astype(np.str_),
         )
-
-
-def dataset_bytes(frame: pl.DataFrame, spec: Spec) -> bytes:
-    """The file of a data set, with its specification and a hash; raises what `dataset_of` raises."""
-    digest = dataset_of(frame, spec).digest
-    return parquet_bytes(frame, {"packer": spec.text(), "digest": digest})
 
 
 @reader

@@ -67,8 +67,14 @@ class LearnedPredictor:
         slack = 1e-6  # tolerance for rounding
         low, high = np.array(model.header["ranges"])
         self._ranges = (low - slack * np.abs(low), high + slack * np.abs(high))
-        trees = self.family if isinstance(self.family, Ensemble) else None
-        self._trees = None if trees is None else _tree_model(model, trees, profile, self._ranges)
+        self._trees: tuple[Any, ...] | None = None
+        if isinstance(
+            self.family, Ensemble
+        ):  # the parameters of `evaluate_bins` that belong to the model, in order
+            slope, offset = map(float, model.header["calibration"])
+            bases = np.array([0, *(COLUMN[target.base] for target in TARGETS), 0], dtype=np.int64)
+            least = float(profile.memory.min_kv_tokens)
+            self._trees = (*self.family, bases, slope, offset, LARGEST_CORRECTION, *self._ranges, least)
         self.extractor = Memo[Workload, FeatureExtractor](lambda fleet: FeatureExtractor(fleet, profile))
         """Extractors of the features of a fleet's bins, by workload."""
 
@@ -235,16 +241,6 @@ class LearnedPredictor:
         low, high = self._ranges
         found: BoolArray = (features < low) | (features > high)
         return found
-
-
-def _tree_model(
-    model: Model, trees: Ensemble, profile: Profile, ranges: tuple[FloatArray, FloatArray]
-) -> tuple[Any, ...]:
-    """Return the parameters of `evaluate_bins` that belong to a model, in order."""
-    slope, offset = model.header["calibration"]
-    bases = np.array([0, *(COLUMN[target.base] for target in TARGETS), 0], dtype=np.int64)
-    least = float(profile.memory.min_kv_tokens)
-    return (*trees, bases, float(slope), float(offset), LARGEST_CORRECTION, *ranges, least)
 
 
 class ForestPredictor(LearnedPredictor):

@@ -40,7 +40,10 @@ def render_report(
 ) -> str:
     """The page; the same input gives the same bytes. Sections without `growth` or `comparison` are left out."""
     script = read("report.js")
-    shown = _compared_keys(comparison)
+    keys = list(comparison[0]) if comparison else []
+    known = [key for key in COLUMNS if key in keys]
+    varied = [key for key in known if key in _ALWAYS or len({str(row[key]) for row in comparison}) > 1]
+    shown = varied if known else keys
     fleet, servers = plan.workload, list(zip(plan.bins, plan.evaluations, strict=True))
     digest = hashlib.sha256(script.encode()).digest()
     return render(
@@ -68,14 +71,6 @@ def _frontier(plan: Plan) -> list[Chart]:
         return frontier_charts(rows, plan.n_gpus, plan.workload.slo.limits)
     except (KeyError, TypeError, ValueError):
         return []
-
-
-def _compared_keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Columns to show: those in `COLUMNS` that differ between rows or are in `_ALWAYS`; all if none is in `COLUMNS`."""
-    keys = list(rows[0]) if rows else []
-    known = [key for key in COLUMNS if key in keys]
-    varies = [key for key in known if key in _ALWAYS or len({str(row[key]) for row in rows}) > 1]
-    return varies if known else keys
 
 
 def _cell(value: object) -> str:

@@ -76,7 +76,9 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
     """Curves of sorted rows over `x_axis`, one per pair of values of the other axes; `packs`: their Max_packs."""
     others = [axis for axis in AXIS_LABELS if axis != x_axis]
     curves = dict(iter(frame.group_by(others, maintain_order=True)))
-    names = _labels(others, list(curves))
+    # The name of a curve has the values of the axes that differ between the curves.
+    varied = [k for k in range(len(others)) if len({key[k] for key in curves}) > 1] or [len(others) - 1]
+    names = [", ".join(f"{AXIS_LABELS[others[k]]} {key[k]:g}" for k in varied) for key in curves]
     x_label = AXIS_LABELS[x_axis]
     panels = []
     for metric, log in SWEPT.items():
@@ -100,12 +102,6 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
 def _curve(k: int, x: Sequence[float], y: Sequence[float], label: str) -> Line:
     """The k-th curve of a panel; if there are more curves than colours, further curves are dashed."""
     return Line(x, y, label, color=k % len(SERIES), dashed=k >= len(SERIES), markers=True)
-
-
-def _labels(others: list[str], keys: list[tuple[object, ...]]) -> list[str]:
-    """Names of the curves: the values of the axes that differ between the curves."""
-    varied = [k for k, axis in enumerate(others) if len({key[k] for key in keys}) > 1] or [len(others) - 1]
-    return [", ".join(f"{AXIS_LABELS[others[k]]} {key[k]:g}" for k in varied) for key in keys]
 
 
 def _offered(frame: pl.DataFrame, x_axis: str) -> list[Series]:

@@ -310,7 +310,10 @@ def rate_margin_for(
         if confidence is not None:
             raise ValidationError("Expected a confidence or a margin, got both.")
         return checks.real("the margin", margin, low=0.0, high=10.0)
-    return _default_margin(profile) if confidence is None else rate_margin(profile, confidence)
+    if confidence is not None:
+        return rate_margin(profile, confidence)
+    known = sum(error_key(q) in profile.errors for q in QUANTILES)
+    return rate_margin(profile, DEFAULT_CONFIDENCE) if known >= 2 else UNCALIBRATED_MARGIN
 
 
 def margins_for(
@@ -339,8 +342,3 @@ def raised_words(
     more = 0.0 if largest is None else largest - max(used.values())
     each = (f"{100 * (margin + more):.3g} % on {profile.name}" for profile, margin in used.items())
     return (f"Rates are raised by {listed(each)}.",)
-
-
-def _default_margin(profile: Profile) -> float:
-    known = sum(error_key(q) in profile.errors for q in QUANTILES)
-    return rate_margin(profile, DEFAULT_CONFIDENCE) if known >= 2 else UNCALIBRATED_MARGIN

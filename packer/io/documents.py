@@ -170,17 +170,10 @@ def yaml_text(data: Any) -> str:
     """Data as YAML that `parse_yaml` gives back; text that YAML 1.1 takes for another type is quoted."""
     import yaml
 
-    return yaml.dump(data, Dumper=_yaml_dumper(), sort_keys=False, allow_unicode=True)
-
-
-@cache
-def _yaml_dumper() -> Any:
-    import yaml
-
     class Dumper(yaml.SafeDumper):
         pass
 
-    return _resolving(Dumper)
+    return yaml.dump(data, Dumper=_resolving(Dumper), sort_keys=False, allow_unicode=True)
 
 
 @cache

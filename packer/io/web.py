@@ -73,20 +73,14 @@ def address_of(text: str, key: str = "") -> Address:
         raise ValidationError(rule)
     login, _, host = parts.netloc.rpartition("@")
     url = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
-    return Address(url, _authorization(key or unquote(login)))
+    given = key or unquote(login)
+    basic = f"Basic {base64.b64encode(given.encode()).decode()}"
+    return Address(url, "" if not given else basic if ":" in given else f"Bearer {given}")
 
 
 def bare(text: str) -> str:
     """An address as typed, perhaps without http://, with login and query masked."""
     return re.sub(r"(?s)[?#].*", f"?{MASK}", re.sub(r"(?s)^(.*?//)?.*@", rf"\1{MASK}@", text))
-
-
-def _authorization(key: str) -> str:
-    if not key:
-        return ""
-    if ":" in key:
-        return f"Basic {base64.b64encode(key.encode()).decode()}"
-    return f"Bearer {key}"
 
 
 def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> str:

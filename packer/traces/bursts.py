@@ -116,7 +116,9 @@ def _factors(
     time_s, adapter, span_s = time_s[whole] - skipped_s, adapter[whole], trace.span_s - skipped_s
     if not _significant(time_s, span_s, window_s, degree):
         return None, None
-    cell_s = max(_cell_s(time_s, span_s), trace.step_s)
+    gaps = np.diff(time_s)  # cells are at least as wide as the resolution of the recorded times
+    resolution = float(gaps[gaps > 0].min()) if (gaps > 0).any() else SMALLEST_CELL_S
+    cell_s = max(SMALLEST_CELL_S, resolution, span_s / MAX_CELLS, trace.step_s)
     counts = _counts(time_s, span_s, cell_s)
     size = _row_cells(len(counts), cell_s, window_s)
     if size < FEWEST_CELLS:
@@ -253,13 +255,6 @@ def _pooled(
     lagged /= n - np.arange(n)
     cov = np.array([lagged[a:b].mean() for a, b in bands])
     return lag_s, cov / squares, squares
-
-
-def _cell_s(time_s: FloatArray, span_s: float) -> float:
-    """Width of the cells, s: at least the resolution of the recorded times."""
-    gaps = np.diff(time_s)
-    resolution = float(gaps[gaps > 0].min()) if (gaps > 0).any() else SMALLEST_CELL_S
-    return max(SMALLEST_CELL_S, resolution, span_s / MAX_CELLS)
 
 
 def _filled(time_s: FloatArray, span_s: float, window_s: float) -> tuple[int, IntArray, FloatArray]:

@@ -54,23 +54,18 @@ def law_settings(profile: Profile) -> FloatArray:
     return np.array([paper, latency.graph_max_tokens, latency.ridge_tokens, latency.expert_share, one_graph])
 
 
-def _frontend(profile: Profile) -> Record:
-    spec = profile.frontend
-    if not rules_of(profile.engine).tokenizer_per_adapter:
-        spec = replace(spec, first_use_ms=0.0)
-    interval_s, *costs_ms = astuple(spec)
-    costs = (interval_s or np.inf, *(ms * 1e-3 for ms in costs_ms))
-    return np.array([costs], dtype=FRONTEND)[0]
-
-
 def law_of(profile: Profile) -> Law:
     """The law of a profile."""
-    latency, loading = profile.latency, profile.loading
+    latency, loading, frontend = profile.latency, profile.loading, profile.frontend
+    if not rules_of(profile.engine).tokenizer_per_adapter:
+        frontend = replace(frontend, first_use_ms=0.0)
+    interval_s, *costs_ms = astuple(frontend)
+    costs = (interval_s or np.inf, *(ms * 1e-3 for ms in costs_ms))
     return Law(
         coefficient_vector(latency),
         law_settings(profile),
         np.array(
             [loading.host_base_ms, loading.host_per_rank_ms, loading.disk_base_ms, loading.disk_per_rank_ms]
         ),
-        _frontend(profile),
+        np.array([costs], dtype=FRONTEND)[0],
     )

@@ -145,7 +145,7 @@ def least_kv_tokens(model: ModelSpec, engine: EngineSpec) -> int:
     `max_in_flight_tokens`).
     """
     if model.kv_shape is None:
-        return engine.least_tokens
+        return engine.data_parallel_size * engine.max_model_len
     return engine.data_parallel_size * math.ceil(
         model.kv_shape.held(engine.max_model_len, _in_flight(engine))
     )

@@ -55,13 +55,6 @@ def trains(job: FineTuning | None) -> bool:
     return job is not None and job.policy != NONE and job.samples != 0
 
 
-def pass_law_ms(profile: Profile) -> tuple[float, float]:
-    """Return the fixed time of a forward pass, and its time per token, ms, by the step law of prefills."""
-    one, many = _prefill_ms(profile, 1), _prefill_ms(profile, 513)
-    token_ms = (many - one) / 512.0
-    return one - token_ms, token_ms
-
-
 def _prefill_ms(profile: Profile, tokens: int) -> float:
     state = linear_features(prefill_tokens=tokens, graph_max_tokens=profile.latency.graph_max_tokens)
     return float(state[0] @ coefficient_vector(profile.latency))
@@ -80,12 +73,13 @@ def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
         key: checks.real(f"{key} of the tuning policy {policy.name!r}", value, low=0.0)
         for key, value in policy.parameters().items()
     }
-    weights_ms, token_ms = pass_law_ms(profile)
+    one_ms, many_ms = _prefill_ms(profile, 1), _prefill_ms(profile, 513)
+    token_ms = (many_ms - one_ms) / 512.0  # the rest of a forward pass takes a fixed time
     training = np.zeros(1, dtype=TRAINING)[0]
     given = {
         "rule": policy.rule,
         "layers": job.layers,
-        "weights_ms": max(weights_ms, 0.0) if job.weights_ms is None else job.weights_ms,
+        "weights_ms": max(one_ms - token_ms, 0.0) if job.weights_ms is None else job.weights_ms,
         "token_ms": token_ms,
         "backward_ratio": job.backward_ratio,
         "batch": job.batch,
