@@ -81,14 +81,8 @@ def summary(scored: Sequence[ScoredRun]) -> dict[str, float]:
         "memory_verdicts_wrong": float(sum(j.memory_error != (not j.run.ok) for j in scored)),
         "runs": float(len(scored)),
     }
-    found |= capacity_margins(scored)
-    return {key: round(value, 4) for key, value in found.items() if math.isfinite(value)}
-
-
-def capacity_margins(scored: Sequence[ScoredRun]) -> dict[str, float]:
-    """Quantiles of how much the twin overestimates the throughput of starved (saturated) runs; {} below 10 runs."""
-    both = (j for j in scored if j.predicted and j.run.ok and j.run.starved and j.starved)
+    both = (j for j in started if j.run.starved and j.starved)
     over = [j.predicted["throughput"] / j.run.metrics["total_tok_s"] - 1.0 for j in both]
-    if len(over) < 10:
-        return {}
-    return {error_key(q): float(np.quantile(over, q)) for q in QUANTILES}
+    if len(over) >= 10:  # how much the twin overestimates the throughput of starved (saturated) runs
+        found |= {error_key(q): float(np.quantile(over, q)) for q in QUANTILES}
+    return {key: round(value, 4) for key, value in found.items() if math.isfinite(value)}

@@ -45,8 +45,14 @@ def observe_log(
     table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))
     if view.at != "mean" and not replay and not table.whole:
         fleet = with_rates(fleet, next(iter(loads.values())))
-    if fleet.shares_prefixes and (said := shared_words(fleet)):
-        notes.append(said)
+    if fleet.shares_prefixes:
+        turns, share = sessions_of(fleet)
+        said = [f"requests come in sessions of {turns:.3g} turns on average"] * fleet.has_sessions
+        if share >= 0.5:
+            said.append(
+                f"prompts of an adapter share {share:,.0f} tokens on average, shorter ones all of theirs"
+            )
+        notes += [", and ".join(said)] if said else []
     if trace.step_s:
         notes.append(stepped(trace.step_s))
     if absent := sorted(name for name, rank in ranks.table.items() if rank and name not in set(trace.names)):
@@ -56,15 +62,6 @@ def observe_log(
     as_logged = view == BUSIEST and rate_factor == 1.0 and not replay
     hour = requests_to(fleet.names, busiest_requests(trace, window_s), window_s) if as_logged else None
     return Observed(fleet, table, loads, tuple(notes), trace.span_s, hour)
-
-
-def shared_words(fleet: Workload) -> str:
-    """A note to the user about sessions and shared prefixes; "" without them."""
-    turns, share = sessions_of(fleet)
-    said = [f"requests come in sessions of {turns:.3g} turns on average"] if fleet.has_sessions else []
-    if share >= 0.5:
-        said.append(f"prompts of an adapter share {share:,.0f} tokens on average, shorter ones all of theirs")
-    return ", and ".join(said)
 
 
 def stepped(step_s: float) -> str:

@@ -82,15 +82,10 @@ class Format:
         return function
 
 
-def _formats() -> dict[str, Format]:
-    rows = table("packer.export", "formats.toml")
-    return {
-        name: Format(**row | {"fits": Versions(*row["fits"]) if "fits" in row else None})
-        for name, row in rows.items()
-    }
-
-
-FORMATS = _formats()
+FORMATS = {
+    name: Format(**row | {"fits": Versions(*row["fits"]) if "fits" in row else None})
+    for name, row in table("packer.export", "formats.toml").items()
+}
 
 
 def export_plan(

@@ -25,7 +25,14 @@ from packer.io.files import read_text
 from packer.io.shipped import table
 from packer.io.web import Address, address_of, ask
 from packer.traces.pattern import RateTable
-from packer.traces.vllm_metrics import Series, ranks_of, shares_in_flight, shares_resident, total_of
+from packer.traces.vllm_metrics import (
+    Series,
+    mean_load_ms,
+    ranks_of,
+    shares_in_flight,
+    shares_resident,
+    total_of,
+)
 
 MAX_ANSWER_BYTES = 128_000_000
 TIMEOUT_S = 60.0
@@ -188,8 +195,7 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
         counts = counts.sum(axis=1, keepdims=True) * weights
         sums = {kind: total.sum() * weights for kind, total in sums.items()}
     metrics = replace(_metrics(names, counts, sums, times, window_s), estimated=shares is not None)
-    seconds, loads = (total_of(_optional(answers, f"load_{part}")) for part in ("sum", "count"))
-    load_ms = 1e3 * seconds / loads if loads else None
+    load_ms = mean_load_ms(*(_optional(answers, f"load_{part}") for part in ("sum", "count")))
     counted = {name: [total_of(_optional(answers, each)) for each in pair] for name, pair in _SHARES.items()}
     more: dict[str, Any] = {name: min(1.0, part / whole) for name, (part, whole) in counted.items() if whole}
     return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms, **more)

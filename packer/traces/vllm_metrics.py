@@ -92,6 +92,12 @@ def total_of(series: Series) -> float:
     return sum(value for _, points in series for _, value in points if 0.0 < value < math.inf)
 
 
+def mean_load_ms(seconds: Series, loads: Series) -> float | None:
+    """Mean time to load an adapter, from the sum and the count of `vllm:lora_adapter_load_seconds`."""
+    count = total_of(loads)
+    return 1e3 * total_of(seconds) / count if count else None
+
+
 def _server(labels: Mapping[str, Any], own: Iterable[str]) -> tuple[object, ...]:
     """Labels that identify a server: all labels of a series except `own`, those of the metric itself."""
     return tuple(sorted((key, str(value)) for key, value in labels.items() if key not in own))
