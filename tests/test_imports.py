@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,12 @@ def _layer(name: str) -> str:
     return part if part in LEVEL else "core"
 
 
+@cache
 def _imports(module: Any) -> list[tuple[str, bool]]:
     """Modules of packer that one imports, each with whether the import stands inside a function."""
-    inside: set[int] = set()
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inside |= {id(child) for child in ast.walk(node)}
-    found = []
-    for node in ast.walk(module.tree):
+    found, left = [], [(module.tree, False)]
+    while left:
+        node, inside = left.pop()
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -62,7 +61,9 @@ def _imports(module: Any) -> list[tuple[str, bool]]:
             names = [f"packer.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]
-        found += [(name, id(node) in inside) for name in names if name.split(".")[0] == "packer"]
+        found += [(name, inside) for name in names if name.split(".")[0] == "packer"]
+        within = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        left += [(child, within) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
     return found
 
 
