@@ -4,7 +4,7 @@
 
 `propose`: return the plan that a search finds; None if none serves the fleet.
 `rounds`: the maximum number of times that a plan is judged.
-`judge`: return the plan, `verified` by the n-th set of fresh hours; not verified if no time is left.
+`judge`: return the plan, `verified` by the n-th set of fresh hours; not called once the time is over.
 `repair`: return another plan to replace one that fresh hours broke; None if there is none.
 `near`: return the plan, or another with no more GPUs that is closer to running servers.
 `missed`: return the plan to show if none was found, with what would help.
@@ -40,7 +40,7 @@ def judged(task: Task) -> Plan | None:
     """The plan that fresh hours confirm, or the last one that they broke; None if no plan was found."""
     plan = task.propose()
     for number in range(task.rounds):
-        if plan is None or plan.verified is not None:
+        if plan is None or plan.verified is not None or task.over():
             break
         plan = task.judge(plan, number)
         if plan.verified is False and number + 1 < task.rounds:

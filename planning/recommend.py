@@ -187,7 +187,7 @@ class Deployment:
     def judge(self, plan: Plan, number: int) -> Plan:
         """Verify the plan in a new set of fresh hours. Once a set confirms a plan, go on with fewer GPUs if any do."""
         job = self.job
-        if self.over() or self.first is None:
+        if self.first is None:
             return plan
         if plan.bins == self.verified:
             return replace(plan, verified=True)

@@ -239,8 +239,6 @@ class SolverTask:
 
     def judge(self, plan: Plan, number: int) -> Plan:
         """The plan, verified in a fresh hour; if the last one fails, the first plan, whose bound claims the least."""
-        if self.over():
-            return replace(plan, reasons=tuple(dict.fromkeys((*plan.reasons, UNVERIFIED))))
         figures = simulated_once(self.problem, plan.bins)
         plan = verified(plan, self.problem.objective, figures=figures, number=number)
         if plan.verified and (broken := self._broken_as_shown(plan)):
@@ -278,8 +276,10 @@ class SolverTask:
 
     def near(self, plan: Plan | None) -> Plan | None:
         """A plan made without the running servers, matched to them, if `plan` fails or has more GPUs, or a higher price
-        if the objective minimises it; else `plan`."""
+        if the objective minimises it; else `plan`, which says if it is not verified."""
         problem, goal = self.problem, self.problem.objective
+        if plan is not None and plan.verified is None and self.rounds:
+            return replace(plan, reasons=(*plan.reasons, UNVERIFIED))
         if self.solver.name != "replan" or self.over():
             return plan
         free = load_objective("gpus").within(goal.goal) if goal.name == "moves" else goal
