@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from packer import registry
+from packer import checks, registry
 from packer.bin import Bin
 from packer.errors import InputError, ModelError, VerificationError
 from packer.evaluation import Evaluations, mean_of
@@ -130,6 +130,8 @@ class Comparison:
             registry.load("solver", name)
         for spec in self.objectives:
             load_objective(spec)
+        for n in self.sizes:
+            checks.integer("a number of adapters", n, low=1, high=1_000_000)
 
     def __len__(self) -> int:
         sizes = len(self.sizes) or 1

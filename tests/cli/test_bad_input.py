@@ -249,6 +249,8 @@ def test_bad_profiles(
         ("simulate f.csv --max-loras 8 --max-lora-rank 24", "24"),
         ("simulate f.csv --max-loras 8 --max-lora-rank 8", "16"),
         ("simulate f.csv --max-loras 8 --duration 0", "--duration"),
+        ("compare f.csv --sweep adapters=4,0", "a number of adapters .*, got 0"),
+        (f"compare f.csv --sweep adapters=4,{10**20}", "a number of adapters .*, got 1"),
         (f"simulate f.csv --max-loras 8 --max-outstanding {10**20}", "max_outstanding .*, got 1"),
     ],
 )
