@@ -85,8 +85,10 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
     total["sent"], total["taken"] = len(requests), int(arrived.sum())
     total["peak_running"] = servers["peak_running"].max()
     total["busy_s"] = np.minimum(servers["busy_s"], end_s).mean()
-    timeline = _sums(state.timeline[one])
+    timeline, sizes = _sums(state.timeline[one]), servers["block_size"]
     timeline["busy"] /= len(servers)
+    if (sizes != sizes[0]).any():  # blocks of the first server's size
+        timeline["kv_blocks"] = sizes @ state.timeline["kv_blocks"] / sizes[0]
     # Requests of one server count from their arrival there, those of the cluster from their arrival at the router.
     sent_s = state.sent_s[of] if server is None else requests["sent_s"]
     return Raw(

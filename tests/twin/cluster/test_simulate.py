@@ -247,6 +247,20 @@ def test_cluster_is_the_oracle(router: str, placed: bool, case: Callable[..., An
     assert routed > 5
 
 
+def test_kv_usage_of_servers_with_other_blocks_is_a_share() -> None:
+    """Blocks of 64 tokens count as four of 16: the KV usage of a cluster is the mean of equal servers' shares."""
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    kinds = [ServerKind(f"of {size}", with_engine(profile, block_size=size), 4) for size in (16, 64)]
+    fleet = Workload([Adapter("a", 8, 4.0)])
+    for order in (kinds, kinds[::-1]):
+        run = simulate_cluster(
+            fleet, Cluster(tuple(kinds), tuple(kind.name for kind in order)), duration_s=20.0
+        )
+        shares = [server.mean_kv_usage for server in run.servers]
+        assert run.mean_kv_usage == pytest.approx(np.mean(shares), rel=1e-3)
+        assert run.timeline["kv_usage"].mean() == pytest.approx(np.mean(shares), rel=1e-3)
+
+
 def test_same_seed_same_result(case: Callable[..., Any]) -> None:
     """The same seed gives the same requests to every router, and the same result again."""
     found = case(3)
