@@ -49,12 +49,14 @@ def check_starts(profile: Profile, rank: int) -> None:
     if memory_error(profile, settings) is None:
         return
     engine, tokens = profile.engine, max(0, kv_cache_tokens(profile, settings))
+    ways = str(what_starts(profile, settings))
+    room = " (or shorter, for more slots)" if "--max-model-len" in ways else ""
     least = "max_model_len" if profile.model.kv_shape is None else "a request of max_model_len holds"
     raise IncompatibleError(
         f"Beside {profile.model.name} and one adapter of rank {rank}, {engine.gpus} × {profile.gpu.name} has room for "
         f"{tokens:,} tokens of KV cache, and vLLM does not start with fewer than "
         f"{least}{' on each rank' if engine.data_parallel_size > 1 else ''}, "
-        f"{profile.memory.min_kv_tokens:,}. What would start: {what_starts(profile, settings)}."
+        f"{profile.memory.min_kv_tokens:,}. What would start: {ways}{room}."
     )
 
 
