@@ -45,7 +45,7 @@ class Acting:
         self.state = LiveState.read(fleet.state)
         self.starting: dict[int, ShellCommand] = {}
         self.stopping: dict[int, float] = {}  # servers whose requests have to end: since when
-        self.lost: Callable[[], bool] = lambda: False  # whether another server needs what a wait would delay
+        self.cut: Callable[[], str] = lambda: ""  # before what a wait for requests has to end
         self._fresh = True
 
     @contextmanager
@@ -282,12 +282,10 @@ class Acting:
         self.state.servers.get(self.servers[s].name, {}).pop(name, None)
 
     def _drain(self, s: int, name: str, end_s: float) -> None:
-        """Wait until the requests of an adapter have ended. Raises `_BusyError`: they have not at `end_s`, or another
-        server is lost."""
-        most_s = self.fleet.limits.drain_s
+        """Wait until the requests of an adapter have ended. Raises `_BusyError`: they have not at `end_s`, or `cut`."""
+        late = f"within {self.fleet.limits.drain_s:g} s"
         while (busy := page_of(self.servers[s].metrics()).busy(name)) is not False:
-            if (lost := self.lost()) or time.monotonic() > end_s:
-                within = "before another server was lost" if lost else f"within {most_s:g} s"
+            if within := self.cut() or (late if time.monotonic() > end_s else ""):
                 raise _BusyError(_busy_words(busy, f" of {shown(name)}", within, "loaded"))
             time.sleep(POLL_S)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from packer.adapter import IDLE_RATE, Adapter
 from packer.arrival import Arrivals
+from packer.errors import IncompatibleError
 from packer.gpu import base_model, serves
 from packer.operate.evaluate import PlanEvaluation, evaluate_plan, holds_routed
 from packer.operate.observe import requests_to
@@ -170,6 +171,16 @@ def _of_model(planned: Workload, seen: Adapter) -> Adapter | None:
 def unreplayed(fleet: Workload) -> Workload:
     """The fleet with rates instead of a trace, whose replayed requests would ignore measured rates."""
     return fleet if fleet.arrivals.trace is None else fleet.with_arrivals(Arrivals())
+
+
+def followed(fleet: Workload) -> Workload:
+    """`unreplayed`, for `packer live follow`. Raises `IncompatibleError`: its adapters are of several base models."""
+    if len(fleet.models) > 1:
+        raise IncompatibleError(
+            f"Expected adapters of one base model to follow, got those of {', '.join(fleet.models)}: follow a plan of "
+            "each, with a file of its servers."
+        )
+    return unreplayed(fleet)
 
 
 def as_met(old: Adapter, met: Adapter, *, in_sessions: bool) -> Adapter:

@@ -20,7 +20,7 @@ from packer.live.host import Models
 from packer.live.matching import fitting
 from packer.live.traffic import PRIOR, Traffic
 from packer.operate.capacity import load_of, server_kinds
-from packer.operate.drift import unreplayed
+from packer.operate.drift import followed
 from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
 from packer.times import HOUR_S
 from packer.words import listed
@@ -50,12 +50,13 @@ class Following:
     span_s: float = HOUR_S
 
     def __post_init__(self) -> None:
-        self.fleet, servers = _one_model(unreplayed(self.fleet)), self.acting.servers
+        self.fleet, servers = followed(self.fleet), self.acting.servers
         rooms = [each.host.room for each in servers]
         self.traffic = Traffic(servers, LONG_S)
         self.changes = self.loads = self.pending = 0
         self.uncertainty = 1.0
         self.looked_s, self.load = 0.0, np.zeros(len(self.fleet))
+        self._due_s = math.inf  # the next look
         self._measured = self.fleet  # as last read
         self._unread = ""  # why the fleet could not be read
         self._unserved = ""  # which adapters have no server, as last said
@@ -78,7 +79,7 @@ class Following:
         startable, self._stoppable = (
             [getattr(each.host, what) is not None for each in servers] for what in ("start", "stop")
         )
-        self.acting.lost, limits = self._lost, self.acting.fleet.limits
+        self.acting.cut, limits = self._cut, self.acting.fleet.limits
         self.keeper = Keeper(
             self.fleet, server_kinds(plan, len(servers)), [{} for _ in servers], self.ready.copy(), rooms,
             self.every_s, max(item.profile.startup_s for item in plan.bins), limits.loads_per_hour,
@@ -108,7 +109,7 @@ class Following:
     def serve(self, fleet: Workload) -> None:
         """Serve these adapters from now on: new ones get a server at the next step, removed ones leave theirs."""
         planned = self.fleet
-        self.fleet = fleet = _one_model(unreplayed(fleet))
+        self.fleet = fleet = followed(fleet)
         self.acting.ranks |= dict(zip(fleet.names, fleet.ranks.tolist(), strict=True))
         # The next observation says what the servers hold, by the numbers of the new fleet.
         self.keeper.held = [{} for _ in self.keeper.kinds]
@@ -262,15 +263,14 @@ class Following:
 
     def _stop(self, now_s: float) -> None:
         """Stop the servers whose requests have ended; these may still answer for a while. Say why others go on."""
-        end_s, faults = now_s + self.acting.fleet.limits.drain_s, []
         try:
             found = self.acting.stopped()
+            end_s = now_s + self.acting.fleet.limits.drain_s
             self._leaving |= {s: end_s for s, fault in found.items() if not fault}
             faults = [fault for fault in found.values() if fault]
         except PackerError as error:
             faults = [str(error)]
-        for fault in faults:
-            self.acting.say(fault)
+        self._say_new(faults)
         self._going_on += faults
 
     def _by_others(self, seen: Sequence[Models | str], served: BoolArray) -> list[str]:
@@ -292,13 +292,11 @@ class Following:
                 self.acting.say(each)
 
     def _write_routes(self) -> None:
-        """Write the routes after other hands, unless they were written with others: of adapters that came, and none to
-        servers that fit the plan no longer."""
-        state = self.acting.state
-        placed = [state.servers.get(each.name, {}) for each in self.acting.servers]
+        """Write routes that the file lacks, as of adapters that came, and end those to servers that fit no longer."""
+        placed = [self.acting.state.servers.get(each.name, {}) for each in self.acting.servers]
         try:
             if self.acting.unwritten(placed):
-                self.acting.adopt(placed, state.plan)
+                self.acting.adopt(placed, self.acting.state.plan)
             self._changed_by_others = False
         except PackerError as error:
             self.last_error = "; ".join(filter(None, [self.last_error, str(error)]))[:400]
@@ -361,41 +359,35 @@ class Following:
             self.acting.give_up(set(self.acting.starting))
 
     def _loop(self, after: After, fleet: Callable[[], Workload] | None) -> None:
-        clock_s, due_s = (
-            time.time() - time.monotonic(),
-            -math.inf,
-        )  # jumps of the machine's clock are not followed
+        # Jumps of the machine's clock are not followed.
+        clock_s, self._due_s = time.time() - time.monotonic(), 0.0
         while True:
-            now_s = clock_s + time.monotonic()
-            if now_s >= due_s or self._lost():
-                due_s = now_s + self.every_s
+            now_s = time.monotonic()
+            if now_s >= self._due_s or self._lost():
+                self._due_s = now_s + self.every_s
                 try:
                     self._unread = ""
-                    if fleet is not None and unreplayed(found := fleet()) != self.fleet:
+                    if fleet is not None and followed(found := fleet()) != self.fleet:
                         self.serve(found)
                 except PackerError as error:  # the servers are looked after all the same
                     self._unread = str(error)
                     self.acting.say(self._unread)
                 try:
-                    after(self.step(now_s))
+                    after(self.step(clock_s + now_s))
                 except PackerError as error:
                     self.last_error = str(error)[:400]
                     self.acting.say(self.last_error)
                     with suppress(PackerError):  # as where the page can't be written
                         after([])
-            time.sleep(max(0.0, min(due_s - clock_s - time.monotonic(), self.every_s / 4)))
+            time.sleep(max(0.0, min(self._due_s - time.monotonic(), self.every_s / 4)))
             self._stop(clock_s + time.monotonic())
+
+    def _cut(self) -> str:
+        """Before what a wait for requests has to end; "" while it may go on."""
+        due = "before the next look" if time.monotonic() > self._due_s else ""
+        return "before another server was lost" if self._lost() else due
 
     def _lost(self) -> bool:
         """Whether a server that serves does not answer."""
         serving = set(self.keeper.serving) - set(self._pretended or {})
         return any(not self.acting.servers[s].healthy for s in serving)
-
-
-def _one_model(fleet: Workload) -> Workload:
-    if len(fleet.models) > 1:
-        raise IncompatibleError(
-            f"Expected adapters of one base model to follow, got those of {', '.join(fleet.models)}: follow a plan of "
-            "each, with a file of its servers."
-        )
-    return fleet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -192,3 +193,16 @@ def test_a_load_that_fails_is_tried_on_another_server(
     loop.step(800.0)
     assert loop.keeper.refused == set(), "it may be mended"
     broken.close()
+
+
+def test_a_wait_for_requests_delays_no_look(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """Requests to an adapter that leaves may last longer than the time between looks; it is tried again after each."""
+    loop = following()
+    loop.acting.fleet = replace(loop.acting.fleet, limits=replace(FAST, drain_s=60.0))
+    loop.step(0.0)
+    servers[0].busy, loop._due_s = {"a0"}, time.monotonic() + 0.05
+    (fault,) = loop.acting.carry_out(Change(0.0, unload=((0, "a0"),)))
+    assert fault.endswith("Requests of 'a0' did not end before the next look; it stays loaded.")
