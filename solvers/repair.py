@@ -80,7 +80,7 @@ def _feasible_sets(problem: Problem) -> list[tuple[int, ...]] | None:
     while level:
         if problem.out_of_time():
             return None
-        bins = real_bins(problem, level)
+        bins = real_bins(problem, level, until_holds=True)
         good = {each for each, item in zip(level, bins, strict=True) if item is not None}
         found += sorted(good)
         larger = ((*each, i) for each in sorted(good) for i in range(each[-1] + 1, len(problem.workload)))

@@ -202,14 +202,21 @@ def search(
     return [climb.best for climb in climbs]
 
 
-def real_bins(problem: Problem, sets: Sequence[Sequence[int]]) -> list[Bin | None]:
-    """For each set of adapters the best bin over all candidates of a proof; None if no candidate holds.
+def real_bins(
+    problem: Problem, sets: Sequence[Sequence[int]], *, until_holds: bool = False
+) -> list[Bin | None]:
+    """For each set of adapters the best bin over all candidates of a proof, or (`until_holds`) the bin with the most
+    slots that holds; None if no candidate holds.
 
     The time limit does not stop it.
     """
-    slots = SlotSearch(problem)
-    made = [slots.make(each, 1) for each in sets]
-    return search([Climb(item, 0, [candidates_of(item, proof=True)]) for item in made], slots.rated)
+    slots, climbs = SlotSearch(problem), []
+    for each in sets:
+        item = slots.make(each, 1)
+        every = candidates_of(item, proof=True)
+        stages = [[n] for n in reversed(every)] if until_holds else [every]
+        climbs.append(Climb(item, 0, stages, until_holds=until_holds))
+    return search(climbs, slots.rated)
 
 
 def most_slots(like: Bin) -> int:

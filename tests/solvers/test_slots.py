@@ -14,7 +14,7 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.solvers.base import Problem
 from packer.solvers.candidates import candidates_of, most_slots_of
-from packer.solvers.slots import SlotSearch, most_slots, qualities
+from packer.solvers.slots import SlotSearch, most_slots, qualities, real_bins
 from packer.testing.analytic import AnalyticPredictor, random_fleet
 from packer.workload import Workload
 
@@ -61,6 +61,20 @@ def test_bins_climb_together_as_each_alone() -> None:
     assert together == alone
     assert any(item.max_loras > 8 for item in together)
     assert grades == qualities(known.evaluator.evaluate(known.workload, together))
+
+
+def test_whether_a_set_holds_takes_one_evaluation_if_it_does_with_all_slots() -> None:
+    """The same sets hold as with all candidates evaluated."""
+    known, counting = posed()
+    every = [range(n) for n in (*SIZES, 120)]
+    held = [item is not None for item in real_bins(known, every)]
+    assert set(held) == {True, False}
+    counting.calls.clear()
+    assert [item is not None for item in real_bins(known, every, until_holds=True)] == held
+    counting.calls.clear()
+    (item,) = real_bins(known, [range(SIZES[0])], until_holds=True)
+    assert item is not None
+    assert (item.max_loras, counting.calls) == (SIZES[0], [1])
 
 
 def test_out_of_time_better_slots_are_not_looked_for_beyond_one_step() -> None:
