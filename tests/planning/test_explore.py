@@ -204,7 +204,8 @@ def test_a_spare_gpu_for_one_or_two_hot_adapters(
 def test_adapters_of_half_a_gpu_are_on_all_servers(server: Profile) -> None:
     """Where two adapters do not fit on a GPU, equal parts of all of them on every server take fewer GPUs than one for
     each; the plan keeps its goal in a fresh hour and behind routers of its replicas; one copy each is one GPU each."""
-    fleet = Workload([Adapter(f"a{k}", 16, 22.0) for k in range(5)])
+    lengths = Lengths.constant(250), Lengths.constant(460)
+    fleet = Workload([Adapter(f"a{k}", 16, 11.0, *lengths) for k in range(5)])
     found = packer.recommend(fleet, server)
     assert found.verified
     assert found.n_gpus < 5

@@ -28,11 +28,15 @@ def fleet() -> packer.Workload:
     return packer.Workload(adapters).held_to(SLO)
 
 
+@pytest.fixture(scope="module")
+def job(fleet: packer.Workload, h100: packer.Profile) -> Frontier:
+    return Frontier(fleet, h100)
+
+
 def test_more_requests_keep_their_limits_than_on_the_plan_of_least_latency(
-    fleet: packer.Workload, h100: packer.Profile
+    fleet: packer.Workload, job: Frontier
 ) -> None:
     """The plan on too few servers places every adapter once, and keeps most requests within limits by one server."""
-    job = Frontier(fleet, h100)
     before = job.at(2)
     point = job.at_most(2)
     shares = np.zeros(len(fleet))
@@ -45,18 +49,18 @@ def test_more_requests_keep_their_limits_than_on_the_plan_of_least_latency(
     assert job.at(2) is point
 
 
-def test_the_system_packer_is_that_plan(fleet: packer.Workload, h100: packer.Profile) -> None:
+def test_the_system_packer_is_that_plan(fleet: packer.Workload, h100: packer.Profile, job: Frontier) -> None:
     """`compare` on too few servers: more requests keep their limits than by hashing or on the most idle server."""
     cluster = Cluster.of(h100, 2, max_loras=32, max_lora_rank=32)
     found = packer.compare_systems(
-        fleet, cluster, ["packer", "hrw", "vllm"], seeds=2, duration_s=900.0, slo=SLO
+        fleet, cluster, ["packer", "hrw", "vllm"], seeds=1, duration_s=600.0, slo=SLO
     )
     ours, *others = [row.figures["slo_attainment"].mean or 0.0 for row in found]
     assert ours > max(others)
     plan = packer.recommend(fleet, h100, max_gpus=2)
     assert plan.status.value == "infeasible"
     assert sorted(item.max_loras for item in plan.bins) == sorted(
-        item.max_loras for item in Frontier(fleet, h100).at_most(2).plan.bins
+        item.max_loras for item in job.at_most(2).plan.bins
     )
 
 
