@@ -203,12 +203,14 @@ def test_slow_starts_keep_servers_on() -> None:
 
 def test_a_day_is_planned_for_any_goal() -> None:
     """A tight goal takes more GPU-hours, none fewer; limits of requests and of servers count, too."""
-    usual = scheduled(day(2)).gpu_hours
-    assert scheduled(day(2), slo="none").gpu_hours <= usual
+    fleet = FLEET.subset(range(24))
+    rates = {period: values[:24] for period, values in day(2).items()}
+    usual = scheduled(rates, fleet).gpu_hours
+    assert scheduled(rates, fleet, slo="none").gpu_hours <= usual
     for slo in ("p95_ttft_ms=26", "ttft_ms=25", "server.p90_itl_ms=14"):
-        tight = scheduled(day(2), slo=slo)
+        tight = scheduled(rates, fleet, slo=slo)
         assert tight.gpu_hours > usual
-        assert tight.static.workload.slo == FLEET.slo.changed_by(slo)
+        assert tight.static.workload.slo == fleet.slo.changed_by(slo)
         for each in tight.periods:
             assert used(each.plan.workload, each.plan.bins) <= 1.0
 
