@@ -40,12 +40,16 @@ without prefills differ too much for their mean to represent them."""
 
 
 class Steady(NamedTuple):
-    """Means of a steady run of the base model: requests decoding, prompt and output tokens of a request, ITL in ms."""
+    """Means of a steady run of the base model: requests decoding, prompt and output tokens of a request, ITL in ms.
+
+    `seen`: requests decoding in the steps of a request, its own included: no step is without any.
+    """
 
     batch: float
     prompt: float
     output: float
     itl_ms: float
+    seen: float
 
     @property
     def step_tokens(self) -> float:
@@ -89,17 +93,20 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
             f"Expected a run with at most {budget:,.0f} tokens in a mean step (half of max_num_batched_tokens), got "
             f"{len(runs)} with {min(run.step_tokens for run in runs):,.0f} and more: measure at lower rates."
         )
-    batch, prompt, output, itl_ms = np.array(light).T
+    batch, prompt, output, itl_ms, seen = np.array(light).T
     starts = batch / output
     features = linear_features(
-        decodes=batch, prefill_tokens=starts * prompt, kv_tokens=batch * (prompt + output / 2.0),
+        decodes=seen, prefill_tokens=starts * prompt, kv_tokens=seen * (prompt + output / 2.0),
         graph_max_tokens=law.graph_max_tokens, attended=starts * prompt**2 / 2.0, expert_share=law.expert_share,
     )  # fmt: skip
     # terms that are not linear in the tokens are averaged over steps with and without a prompt
     ridge = law.ridge_tokens or np.inf
-    alone, beside = (np.maximum(0.0, tokens - ridge) for tokens in (batch, batch + prompt))
-    features[:, AT.per_token_beyond_ridge_ms] = alone + starts * (beside - alone)
-    features[:, AT.experts_ms] = 1.0 - (1.0 - law.expert_share) ** batch
+    tokens = np.array([seen, seen + prompt])
+    for at, (alone, beside) in (
+        (AT.per_token_beyond_ridge_ms, np.maximum(0.0, tokens - ridge)),
+        (AT.experts_ms, 1.0 - (1.0 - law.expert_share) ** tokens),
+    ):
+        features[:, at] = alone + np.minimum(1.0, starts) * (beside - alone)
     features[:, AT.prefill_step_ms] = np.minimum(1.0, starts)
     factor = float(np.exp(-np.mean(np.log(features @ coefficient_vector(law) / itl_ms))))
     adapters = {term.name for term in LINEAR if term.part == "lora"}
@@ -172,6 +179,7 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
                 "output": _number(document.get("total_output_tokens")) / completed if completed else math.nan,
                 # figures that --percentile-metrics does not name are not written
                 "itl_ms": _number(document.get("mean_tpot_ms", document.get("mean_itl_ms"))),
+                "most": math.inf if (most := document.get("max_concurrency")) is None else _number(most),
             }
         else:
             raise FileFormatError(f"{_EXPECTED}, got {shown(document)}.")
@@ -206,12 +214,15 @@ def _number(value: Any) -> float:
 
 
 def _steady(values: dict[str, float], run: int) -> Steady:
+    most = values.pop("most", 0.0)  # open requests; infinite: no limit, 0: not known
     missing = [name for name, value in values.items() if not 0.0 < value < 1e12]
     if missing or values["output"] < 2.0:
         what = ", ".join(FIGURES[name]["words"] for name in missing) or "answers of two tokens or more"
         raise FileFormatError(f"run {run}: expected positive figures, got none for {what}.")
     rate, prompt, output, itl_ms = (values[name] for name in FIGURES)
-    return Steady(rate * (output - 1.0) * itl_ms * 1e-3, prompt, output, itl_ms)
+    batch = rate * (output - 1.0) * itl_ms * 1e-3
+    # A request that comes at a random time finds the mean batch, and adds itself.
+    return Steady(batch, prompt, output, itl_ms, max(1.0, batch, min(batch + 1.0, most)))
 
 
 _EXPECTED = (

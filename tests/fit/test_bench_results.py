@@ -111,8 +111,9 @@ def test_both_tools_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
     of_vllm = written(tmp_path / "vllm.json", *(vllm_result(*run) for run in runs))
     of_guidellm = written(tmp_path / "guidellm.json", guidellm_result(*runs))
     found = read_bench_results([of_vllm]).runs
-    assert found == read_bench_results([of_guidellm]).runs
+    assert [run[:4] for run in found] == [run[:4] for run in read_bench_results([of_guidellm]).runs]
     assert [run.batch for run in found] == pytest.approx([2.0, 8.0])
+    assert [run.seen for run in found] == pytest.approx([3.0, 8.0]), "its own, but no more than are open"
     assert [(run.itl_ms, run.prompt) for run in found] == [(10.0, 500.0), (20.0, 500.0)]
 
 
@@ -139,7 +140,7 @@ def test_a_scrape_says_the_mean_step(tmp_path: Path, gaps: str) -> None:
     page.write_text(PAGE.replace("GAPS", gaps))
     (run,) = read_bench_results([page]).runs
     bench = vllm_result(2.0, 101, 10.0)
-    assert run == pytest.approx(read_bench_results([written(tmp_path / "bench.json", bench)]).runs[0])
+    assert run[:4] == pytest.approx(read_bench_results([written(tmp_path / "bench.json", bench)]).runs[0][:4])
 
 
 def test_options_of_the_tool_change_no_figure(tmp_path: Path) -> None:
@@ -229,6 +230,22 @@ def test_runs_bring_an_estimate_near_the_server(root: Path, tmp_path: Path) -> N
         assert better.errors["base_tpot_p90"] < estimate.errors["base_tpot_p90"]
         for term in ("per_adapter_ms", "per_slot_rank_ms"):
             assert better.latency.coefficients[term] == estimate.latency.coefficients[term]
+
+
+@pytest.mark.parametrize("rate", [0.5, 4.0])
+def test_light_runs_of_a_mixture_of_experts_give_its_factor(rate: float, tmp_path: Path) -> None:
+    """Its steps read the experts of the request itself and of prompts: steps 1.3 times as long are found as such."""
+    estimate = estimate_profile("Qwen/Qwen3-30B-A3B", "h100-80gb")
+    law = without_adapters(estimate).latency.coefficients
+    slower = without_adapters(estimate).with_coefficients(**{term: 1.3 * ms for term, ms in law.items()})
+    alone = packer.Workload(
+        [packer.Adapter("base", 8, rate)], packer.Lengths.gamma(800.0, 0.5), packer.Lengths.gamma(120.0, 0.5)
+    )
+    run = packer.simulate(alone, slower, max_loras=1, duration_s=300.0)
+    result = vllm_result(run.request_throughput, 120, run.mean_tpot_ms, 800) | {"max_concurrency": None}
+    better = improved(estimate, read_bench_results([written(tmp_path / "r.json", result)]))
+    factor = better.latency.coefficients["base_ms"] / estimate.latency.coefficients["base_ms"]
+    assert factor == pytest.approx(1.3, rel=0.03)
 
 
 def test_runs_near_the_token_budget_are_left_out(root: Path, tmp_path: Path) -> None:
