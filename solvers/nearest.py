@@ -114,7 +114,7 @@ class Nearest:
         copies = Counter(b for s in self.serving for b, share in self.held[s].items() if share)
         found = [
             (self.load[b] * share, s, b)
-            for s in self.serving
+            for s in (self.serving if self.rooms else ())
             if self.fits(s, a) and len(self.held[s].keys() - self.roomless) <= (self.rooms[s] or 0)
             for b, share in self.held[s].items()
             if share and copies[b] > 1 and b not in self.roomless
