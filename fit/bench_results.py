@@ -166,8 +166,15 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
     for document in documents(text):
         if isinstance(document, dict) and isinstance(runs := document.get("benchmarks"), list) and runs:
             for each in runs:
-                metrics = each.get("metrics") if isinstance(each, dict) else None
-                yield {key: _mean(metrics, row["guidellm"]) for key, row in FIGURES.items()}
+                found = {
+                    key: _number(_at(each, "metrics", row["guidellm"], "successful", "mean"))
+                    for key, row in FIGURES.items()
+                }
+                # Requests at a constant rate find no more than the mean batch with themselves.
+                at_random = any(
+                    _at(each, key, "strategy", "type_") == "poisson" for key in ("config", "args")
+                )
+                yield found | ({"most": math.inf} if at_random else {})
         elif isinstance(document, dict) and "request_throughput" in document:
             for key, what in UNSTEADY.items():
                 if document.get(key) is not None:
@@ -201,11 +208,11 @@ def documents(text: str) -> list[Any]:
     return found
 
 
-def _mean(metrics: Any, name: str) -> float:
-    """Mean over successful requests of one of GuideLLM's metrics; NaN if absent."""
-    for key in (name, "successful", "mean"):
-        metrics = metrics.get(key) if isinstance(metrics, dict) else None
-    return _number(metrics)
+def _at(document: Any, *keys: str) -> Any:
+    """The value under these keys of nested objects; None if one is absent."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
 
 
 def _number(value: Any) -> float:

@@ -114,6 +114,12 @@ def test_both_tools_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
     assert [run[:4] for run in found] == [run[:4] for run in read_bench_results([of_guidellm]).runs]
     assert [run.batch for run in found] == pytest.approx([2.0, 8.0])
     assert [run.seen for run in found] == pytest.approx([3.0, 8.0]), "its own, but no more than are open"
+    for key in ("config", "args"):
+        report = guidellm_result(*runs)
+        report["benchmarks"][0][key] = {"strategy": {"type_": "poisson", "rate": 2.0}}
+        report["benchmarks"][1][key] = {"strategy": {"type_": "concurrent", "streams": 8}}
+        strategies = read_bench_results([written(tmp_path / "guidellm.json", report)]).runs
+        assert [run.seen for run in strategies] == pytest.approx([3.0, 8.0])
     assert [(run.itl_ms, run.prompt) for run in found] == [(10.0, 500.0), (20.0, 500.0)]
 
 
