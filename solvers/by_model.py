@@ -193,10 +193,14 @@ def _details(found: Sequence[Part], solutions: Sequence[Solution]) -> dict[str, 
 
 
 def _kinds(problem: Problem, solver: Solver) -> list[Problem]:
-    """The problem itself, or one problem for each kind of server if the solver supports one kind only."""
-    if len(problem.profiles) == 1 or solver.supports(problem) is None:
+    """The problem itself, or one problem for each kind of server if the solver supports one kind only; both for greedy
+    with replicas, whose mix may be dearer than one kind (without replicas, the solver mixed compares them)."""
+    if len(problem.profiles) == 1:
         return [problem]
-    return [replace(problem, profiles=(profile,)) for profile in problem.profiles]
+    together = [problem] * (solver.supports(problem) is None)
+    if together and (solver.name != "greedy" or problem.max_replicas == 1):
+        return together
+    return together + [replace(problem, profiles=(profile,)) for profile in problem.profiles]
 
 
 def _searching(whole: Problem, part: Problem, solver: Solver) -> Solver:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
+from packer.fit.estimate import estimate_profile
+from packer.fit.models import model_named
 from packer.planning.solve import solve
 from packer.solvers.greedy.shares import filled
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -39,3 +41,21 @@ def test_servers_of_replicas_carry_equal_loads() -> None:
     loads = [item.offered_tok_s(fleet) for item in sharing]
     assert max(loads) == pytest.approx(min(loads), rel=0.02)
     assert sum(item.shares[item.adapters.index(0)] for item in sharing) == pytest.approx(1.0)
+
+
+def test_replicas_on_two_kinds_are_no_dearer_than_on_the_cheaper_one() -> None:
+    """Greedy with several kinds and replicas also tries each kind alone."""
+    llama = model_named("meta-llama/Llama-3.1-8B-Instruct")
+    offered = [
+        estimate_profile(llama, gpu, price_per_hour=price)
+        for gpu, price in (("h100-80gb", 3.0), ("l40s", 0.7))
+    ]
+    given = ((64, 1.3), (8, 4.4), (32, 17.8), (8, 9.7), (8, 4.5), (64, 2.3))
+    hot = Workload([Adapter(f"a{k}", rank, rate) for k, (rank, rate) in enumerate(given)])
+    both, alone = (
+        solve(hot, kinds, "cost", max_replicas=4, verify=False, with_headroom=False).price_per_hour
+        for kinds in (offered, offered[1:])
+    )
+    assert both is not None
+    assert alone is not None
+    assert both <= alone
