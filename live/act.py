@@ -14,7 +14,7 @@ from packer.errors import LiveError, OutputError, PackerError, shown
 from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet, LiveState
 from packer.live.host import Models, RunningServer, ShellCommand, each_of
-from packer.live.matching import goal_of
+from packer.live.matching import by_others, goal_of
 from packer.live.metrics import page_of
 from packer.live.router_file import RouterWriter
 from packer.moves import Placement, by_adapter, ordered
@@ -108,6 +108,9 @@ class Acting:
         for server in (self.servers[s] for s, models in enumerate(seen) if isinstance(models, str)):
             self.say(f"{server.name} does not answer and is left out")
         self.say_elsewhere(seen)
+        if not self.state.doing:  # packer was not ended in a step, which explains what came or left
+            for each in by_others(self, seen, range(len(seen))):
+                self.say(each)
         rooms, names = [each.host.room for each in self.servers], list(self.numbers)
         return ordered(now, goal, rooms, prune=prune, roomless=self.base, names=names)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,6 +75,21 @@ def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int | str
         why = {k: _misfit(acting, bins[k], s, models, slots[s]) for *_, k in sorted(rows)}
         fits = next((k for k, reason in why.items() if reason is None), None)
         found[s] = f"Server {s} does not fit the plan: {next(iter(why.values()))}." if fits is None else fits
+    return found
+
+
+def by_others(acting: Acting, seen: Sequence[Models | str], servers: Iterable[int]) -> list[str]:
+    """Return which adapters came to these servers, or left them, since packer wrote its state, in words."""
+    found, base = [], acting.base
+    for s in servers:
+        server, models = acting.servers[s], seen[s]
+        known = acting.state.servers.get(server.name)
+        if known is None or isinstance(models, str):
+            continue
+        now, was = models.adapters.keys() - base, known.keys() - base
+        both = ((now - was, "came"), (was - now, "left"))
+        if parts := [f"{listed([shown(n) for n in sorted(own)], 3)} {what}" for own, what in both if own]:
+            found.append(f"{server.name} was changed by another hand, or a restart: {', '.join(parts)}")
     return found
 
 

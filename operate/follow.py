@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from packer.arrays import BoolArray, FloatArray
+from packer.arrays import FloatArray
 from packer.change import Change
-from packer.errors import IncompatibleError, PackerError, shown
+from packer.errors import IncompatibleError, PackerError
 from packer.live.act import Acting, words
 from packer.live.host import Models
-from packer.live.matching import fitting
+from packer.live.matching import by_others, fitting
 from packer.live.traffic import PRIOR, Traffic
 from packer.operate.capacity import load_of, server_kinds
 from packer.operate.drift import followed
 from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
 from packer.times import HOUR_S
-from packer.words import listed
 from packer.workload import Workload
 
 After = Callable[[list[Decision]], None]
@@ -134,7 +133,9 @@ class Following:
             each for s, each in enumerate(seen) if isinstance(each, str) and (s in wrong or s not in quiet)
         ]
         faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
-        others = self._by_others(seen, served)
+        others = by_others(
+            self.acting, seen, [] if self.dry_run else np.flatnonzero(served & self.ready).tolist()
+        )
         self._say_new((*wrong.values(), *others))
         self._changed_by_others |= bool(others or wrong)
         self.last_error = "; ".join([*silent, *others, *faults])[:400]
@@ -272,18 +273,6 @@ class Following:
             faults = [str(error)]
         self._say_new(faults)
         self._going_on += faults
-
-    def _by_others(self, seen: Sequence[Models | str], served: BoolArray) -> list[str]:
-        """Return which adapters came to servers that go on serving, or left them, without this packer."""
-        found, base = [], self.acting.base
-        for s in [] if self.dry_run else np.flatnonzero(served & self.ready).tolist():
-            server, models = self.acting.servers[s], seen[s]
-            assert not isinstance(models, str)
-            now, was = models.adapters.keys() - base, self.acting.state.servers[server.name].keys() - base
-            both = ((now - was, "came"), (was - now, "left"))
-            if parts := [f"{listed([shown(n) for n in sorted(own)], 3)} {what}" for own, what in both if own]:
-                found.append(f"{server.name} was changed by another hand, or a restart: {', '.join(parts)}")
-        return found
 
     def _say_new(self, sentences: Iterable[str]) -> None:
         """Say what the look before did not say."""

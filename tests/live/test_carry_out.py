@@ -126,3 +126,20 @@ def test_adapters_from_other_paths_are_said(
     said.clear()
     made.say_elsewhere(made.look())
     assert said == []
+
+
+def test_what_another_hand_did_is_said_before_the_changes(
+    made: Acting,
+    said: list[str],
+    servers: list[StandIn],  # noqa: F811
+    plan_of: Callable[..., Plan],  # noqa: F811
+) -> None:
+    """Another packer with another state file, or a restart, changed what the state says."""
+    servers[1].adapters = {"own": "/adapters/own"}
+    acting = Acting(plan_of([{"a": 1.0}, {"c": 1.0}]), made.fleet, said.append)
+    acting.changes()
+    assert said[-1].startswith("gpu-1 was changed by another hand, or a restart: 'own' came, ")
+    acting.adopt(acting.placement(acting.look()), "test")
+    said.clear()
+    acting.changes()
+    assert said == []
