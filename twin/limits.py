@@ -15,6 +15,7 @@ from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.stability import FEW
+from packer.twin.tuning.policy import kv_tokens_of
 from packer.words import counted
 from packer.workload import Workload
 
@@ -179,7 +180,8 @@ def _more_slots(sim: Run) -> str:
     slots = min(len(sim.workload), math.ceil(GROWTH * sim.max_loras))
     if slots <= sim.max_loras:
         return "fewer adapters per GPU"
-    fits = memory_error(sim.profile, sim.profile.settings(slots, sim.max_lora_rank)) is None
+    trained = kv_tokens_of(sim.workload.fine_tuning, sim.profile)
+    fits = memory_error(sim.profile, sim.profile.settings(slots, sim.max_lora_rank), trained) is None
     parts = f"max_loras {slots}" if fits else "", _smaller_slots(sim)
     return " or ".join(filter(None, parts)) or "fewer adapters per GPU"
 
@@ -188,8 +190,7 @@ def _more_cache(sim: Run) -> str:
     """Return advice in words: drop unused slots, or adapters of large ranks, which take memory from the KV cache."""
     fewer, peak = "", len(sim.workload)
     if peak < sim.max_loras:
-        gained = kv_cache_tokens(sim.profile, sim.profile.settings(peak, sim.max_lora_rank), sim.workload)
-        fewer = f"max_loras {peak} gives {gained:,} tokens"
+        fewer = f"max_loras {peak} gives {_room(sim, peak, sim.max_lora_rank):,} tokens"
     return " or ".join(filter(None, (fewer, _smaller_slots(sim)))) or "fewer requests per GPU"
 
 
@@ -201,10 +202,17 @@ def _smaller_slots(sim: Run) -> str:
     few = len(ranks) - len(others)
     if not others.size or few > len(others) or slot_rank_for(int(others.max())) >= sim.max_lora_rank:
         return ""
-    smaller = sim.profile.settings(sim.max_loras, slot_rank_for(int(np.max(others))))
-    gained = kv_cache_tokens(sim.profile, smaller, sim.workload) - max(sim.kv_cache_tokens, 0)
+    gained = _room(sim, sim.max_loras, slot_rank_for(int(others.max()))) - max(sim.kv_cache_tokens, 0)
     which = "adapter" if few == 1 else f"{few} adapters"
     return f"moving the {which} of rank {largest} away (+{gained:,} KV tokens)" if gained > 0 else ""
+
+
+def _room(sim: Run, slots: int, rank: int) -> int:
+    """KV cache of the server with other slots, in the tokens of its requests, without what training takes."""
+    profile, fleet = sim.profile, sim.workload
+    return kv_cache_tokens(
+        profile, profile.settings(slots, rank), fleet, kv_tokens_of(fleet.fine_tuning, profile)
+    )
 
 
 def thrashes(sim: Run) -> bool:

@@ -112,7 +112,7 @@ class Server:
 
     def adapter_blocks(self) -> IntArray:
         """KV blocks that each adapter takes while it is on the GPU, int64 (m,)."""
-        return memory_policy(self.profile).adapter_blocks(self.profile, self.workload.ranks)
+        return memory_policy(self.profile).adapter_blocks(self.profile, self.workload)
 
     @property
     def most_open(self) -> int | None:

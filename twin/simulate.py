@@ -91,7 +91,7 @@ def simulate(
         workload = workload.tuned_by(tuning)
     workload = workload.held_to(slo)
     reserved = kv_tokens_of(workload.fine_tuning, profile)
-    kv_tokens = kv_cache_tokens(profile, settings, workload) - reserved
+    kv_tokens = kv_cache_tokens(profile, settings, workload, reserved)
     reason = memory_error(profile, settings, reserved)
     raw = Raw.nothing(len(workload))
     if reason is None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import packer
 from packer import Adapter, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
-from packer.twin.limits import BEFORE_TRAFFIC, Limit, limit_of, thrashes
+from packer.job import FineTuning
+from packer.twin.limits import BEFORE_TRAFFIC, Limit, _limits, limit_of, thrashes
 from packer.twin.run import Run
 
 
@@ -113,6 +114,17 @@ def test_a_queue_limit_that_refuses_requests_is_named() -> None:
     wide, other = found(2000, 40, 0.1)
     assert wide.refused == 0
     assert other.name != "queue limit"
+
+
+def test_what_helps_leaves_the_memory_of_training() -> None:
+    """Fewer slots give the tokens that a server with these slots has beside its training."""
+    adapters = [Adapter(f"a{k}", 8 if k else 16, 0.5) for k in range(3)]
+    fleet = Workload(adapters, Lengths.constant(3000), Lengths.constant(200), fine_tuning=FineTuning())
+    advice = {each.name: each.advice for each in _limits(run(fleet, 8))}["KV cache"]
+    assert f"max_loras 3 gives {run(fleet, 3).kv_cache_tokens:,} tokens" in advice
+    assert (
+        f"(+{run(fleet.subset([1, 2]), 8, 8).kv_cache_tokens - run(fleet, 8).kv_cache_tokens:,} KV" in advice
+    )
 
 
 def test_first_loads_are_no_thrashing() -> None:

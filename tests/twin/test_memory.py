@@ -14,12 +14,14 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.cluster import Cluster, ServerKind
 from packer.io.profiles import load_profile
+from packer.job import FineTuning
 from packer.kv_shape import KvShape
 from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.sessions import Sessions
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
+from packer.twin.memory import held
 from packer.twin.memory.policy import (
     analytic_kv_tokens,
     kv_cache_tokens,
@@ -132,6 +134,33 @@ def test_capacity_is_in_tokens_of_the_requests() -> None:
         assert kv_cache_tokens(profile, settings, trace) == kv_cache_tokens(profile, settings, fleet)
 
 
+def test_what_training_and_adapters_take_has_the_same_bytes_in_any_tokens() -> None:
+    """Training and adapters in a pool take the same share of the memory whatever the layers keep of the requests."""
+    base = load_profile(SHIPPED[0])
+    base = replace(base, memory=replace(base.memory, policy="unified"))
+    fleet = Workload(
+        [Adapter("a", 64, 0.2), Adapter("b", 8, 0.1)], Lengths.constant(3000), Lengths.constant(200)
+    )
+    trains, shares = replace(fleet, fine_tuning=FineTuning(policy="temporal")), []
+    for shape in (None, KvShape(1000, 0.75), KvShape(0, 0.0, 620.0)):
+        profile = replace(base, model=replace(base.model, kv_shape=shape))
+        free, room = (
+            simulate(each, profile, max_loras=2, duration_s=1.0).kv_cache_tokens for each in (fleet, trains)
+        )
+        blocks = memory_policy(profile).adapter_blocks(profile, fleet)
+        shares.append([room / free, *blocks * profile.engine.block_size / free])
+    assert np.array(shares) == pytest.approx(np.array(shares[:1] * 3), rel=0.03)
+
+
+def test_sessions_with_the_same_lengths_are_integrated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long lists of measured lengths are scaled and hashed once for all adapters that share them."""
+    calls = []
+    monkeypatch.setattr(held, "_drawn", lambda *given: calls.append(given) or np.ones(2))
+    adapters = [Adapter(f"a{k}", 16, 1.0) for k in range(9)]
+    held.share_held(Workload(adapters, sessions=Sessions(turns=4.0)), KvShape(1000, 0.75))
+    assert len(calls) == 1
+
+
 def test_sessions_and_own_lengths_count() -> None:
     """Each adapter counts with its own lengths and tokens in time; a session's prompts have its mean length."""
     shape, base = KvShape(1000, 0.75), load_profile(SHIPPED[0])
@@ -141,9 +170,9 @@ def test_sessions_and_own_lengths_count() -> None:
         Adapter("a", 16, 1.0, Lengths.constant(100), out),
         Adapter("b", 16, 1.0, Lengths.constant(9000), out),
     )
-    held = 105 + 1000 + 0.25 * 8005
+    kept = 105 + 1000 + 0.25 * 8005
     both = kv_cache_tokens(profile, settings, Workload([short, long]))
-    assert both == pytest.approx(kv_cache_tokens(profile, settings) / (held / 9110), rel=0.001)
+    assert both == pytest.approx(kv_cache_tokens(profile, settings) / (kept / 9110), rel=0.001)
     talks = Workload([replace(short, sessions=Sessions(turns=20.0))])
     mean = float(talks.mean_input_tokens[0]) + 5.0
     assert mean > 1000

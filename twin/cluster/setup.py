@@ -132,7 +132,7 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
             profile, loading=LoadingSpec(spares_batch=profile.loading.spares_batch)
         )  # loads take no time
     settings = profile.settings(kind.max_loras, kind.max_lora_rank or workload.slot_rank())
-    tokens = kv_cache_tokens(profile, settings, workload) - kv_tokens_of(workload.fine_tuning, profile)
+    tokens = kv_cache_tokens(profile, settings, workload, kv_tokens_of(workload.fine_tuning, profile))
     server = Server(workload, profile, settings, tokens, None)
     return Setup(server, engine, policy, loading, np.arange(len(workload)))
 
@@ -155,7 +155,7 @@ def server_setups(
             settings, profile = server.settings, server.profile
             if not subset.n_loras:  # LoRA is off
                 settings = profile.settings(0, settings.max_lora_rank)
-            tokens = kv_cache_tokens(profile, settings, subset) - kv_tokens_of(workload.fine_tuning, profile)
+            tokens = kv_cache_tokens(profile, settings, subset, kv_tokens_of(workload.fine_tuning, profile))
             server = replace(server, workload=subset, settings=settings, kv_cache_tokens=tokens)
             found[kind, served, beside] = replace(
                 setup,

@@ -15,8 +15,10 @@ _POINTS = 81
 _IN_PROPORTION = KvShape()
 
 
-def share_held(workload: Workload, shape: KvShape) -> float:
+def share_held(workload: Workload, shape: KvShape | None) -> float:
     """Return the KV cache that running requests hold, in the mean over time, relative to what their tokens take."""
+    if shape is None:
+        return 1.0
     held, tokens = held_by_adapter(workload, shape).sum(axis=0)
     return float(held / tokens) if tokens > 0.0 else 1.0
 
@@ -34,21 +36,21 @@ def held_by_adapter(workload: Workload, shape: KvShape) -> FloatArray:
             each.held_by_decodes(trace.input_tokens, trace.output_tokens) for each in (shape, _IN_PROPORTION)
         ]
         return np.column_stack([np.bincount(trace.adapter, each, count) for each in sums])
-    found: dict[tuple[int, int], FloatArray] = {}  # hashing lengths of measured values would take long
+    means = workload.mean_input_tokens.tolist() if workload.has_sessions else [None] * count
+    found: dict[tuple[int, int, float | None], FloatArray] = {}  # hashing measured lengths would take long
     rows = np.empty((count, 2))
-    for k, adapter in enumerate(workload.adapters):
+    for k, (adapter, mean) in enumerate(zip(workload.adapters, means, strict=True)):
         first = adapter.input_tokens or workload.input_tokens
         second = adapter.output_tokens or workload.output_tokens
-        if workload.has_sessions:
-            first = first.scaled(float(workload.mean_input_tokens[k]))
-        key = id(first), id(second)
-        if workload.has_sessions or key not in found:
-            found[key] = _drawn(shape, first, second, workload.length_correlation)
+        key = id(first), id(second), mean
+        if key not in found:
+            prompt = first if mean is None else first.scaled(mean)
+            found[key] = _drawn(shape, prompt, second, workload.length_correlation)
         rows[k] = adapter.rate * found[key]
     return rows
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _drawn(shape: KvShape, first: Lengths, second: Lengths, correlation: float) -> FloatArray:
     """What the mean request with these lengths holds, summed over its decodes, and its tokens, float64 (2,)."""
     z, weight = normal_grid(_POINTS)

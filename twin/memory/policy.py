@@ -38,9 +38,9 @@ class SlotMemory:
             tokens[here] += np.interp(max_loras[here], points, residual)
         return tokens
 
-    def adapter_blocks(self, profile: Profile, ranks: IntArray) -> IntArray:
-        """KV blocks of an adapter of each rank, int64 (n,): all 0, because adapters are in the slots."""
-        return np.zeros(len(ranks), dtype=np.int64)
+    def adapter_blocks(self, profile: Profile, workload: Workload) -> IntArray:
+        """KV blocks of each adapter, int64 (n,): all 0, because adapters are in the slots."""
+        return np.zeros(len(workload), dtype=np.int64)
 
     def reserved_bytes(self, profile: Profile, settings: Settings) -> float:
         """Bytes that the server reserves for all slots when it starts."""
@@ -89,10 +89,11 @@ class PoolMemory:
         """The whole budget, whatever the settings."""
         return np.full(max_loras.shape, profile.memory.kv_budget_bytes / profile.model.kv_bytes_per_token)
 
-    def adapter_blocks(self, profile: Profile, ranks: IntArray) -> IntArray:
-        """The adapter's weights in whole blocks."""
-        block_bytes = profile.engine.block_size * profile.model.kv_bytes_per_token
-        blocks: IntArray = np.ceil(ranks * profile.model.lora_bytes_per_rank / block_bytes).astype(np.int64)
+    def adapter_blocks(self, profile: Profile, workload: Workload) -> IntArray:
+        """Each adapter's weights in whole blocks of the workload's tokens (`kv_cache_tokens`)."""
+        model, share = profile.model, share_held(workload, profile.model.kv_shape)
+        block_bytes = profile.engine.block_size * model.kv_bytes_per_token * share
+        blocks: IntArray = np.ceil(workload.ranks * model.lora_bytes_per_rank / block_bytes).astype(np.int64)
         return blocks
 
     def reserved_bytes(self, profile: Profile, settings: Settings) -> float:
@@ -127,15 +128,16 @@ def kv_cache_tokens_many(
     return np.floor(tokens)
 
 
-def kv_cache_tokens(profile: Profile, settings: Settings, workload: Workload | None = None) -> int:
+def kv_cache_tokens(
+    profile: Profile, settings: Settings, workload: Workload | None = None, reserved: int = 0
+) -> int:
     """KV cache capacity in tokens; negative if the adapters alone don't fit.
 
     `workload`: the requests of which these are tokens, if the model's layers do not keep all tokens (`KvShape`); None:
-    tokens that all layers keep.
+    tokens that all layers keep. `reserved`: such tokens whose memory is used for training.
     """
-    tokens = int(kv_cache_tokens_many(profile, settings.max_loras, settings.max_lora_rank))
-    shape = profile.model.kv_shape
-    return tokens if workload is None or shape is None else int(tokens / share_held(workload, shape))
+    tokens = int(kv_cache_tokens_many(profile, settings.max_loras, settings.max_lora_rank)) - reserved
+    return tokens if workload is None else int(tokens / share_held(workload, profile.model.kv_shape))
 
 
 def least_kv_tokens(model: ModelSpec, engine: EngineSpec) -> int:
@@ -167,10 +169,9 @@ def memory_error(profile: Profile, settings: Settings, reserved: int = 0) -> str
     """Return a message that says why the server does not start, or None if it starts.
 
     vLLM refuses to start when the KV cache can't hold one request of `max_model_len`
-    (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`). `reserved`: KV tokens whose memory
-    is used for training.
+    (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`). `reserved`: as for `kv_cache_tokens`.
     """
-    tokens, needed = kv_cache_tokens(profile, settings) - reserved, profile.memory.min_kv_tokens
+    tokens, needed = kv_cache_tokens(profile, settings, reserved=reserved), profile.memory.min_kv_tokens
     if tokens >= needed:
         return None
     taken = memory_policy(profile).taken_by(settings) + (" and training" if reserved else "")

@@ -178,7 +178,7 @@ def _naive_server(sim: Run, served: Workload, run: Run) -> NaiveServer:
     return NaiveServer(
         NaiveSettings(
             ranks=ranks.tolist(),
-            adapter_blocks=memory_policy(profile).adapter_blocks(profile, ranks).tolist(),
+            adapter_blocks=memory_policy(profile).adapter_blocks(profile, run.workload).tolist(),
             coefficients=profile.latency.coefficients,
             form="linear",
             graph_max=profile.latency.graph_max_tokens,
