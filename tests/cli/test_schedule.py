@@ -99,20 +99,20 @@ def test_routes_of_each_period_name_its_servers() -> None:
 
 def test_a_day_may_begin_at_any_hour(capsys: pytest.CaptureFixture[str]) -> None:
     """Cron triggers, routing tables and the JSON follow the times of the columns, also where these pass midnight."""
-    times = [f"{hour % 24:02d}:00" for hour in range(12, 36, 2)]
-    rates = ["3" if time == "00:00" else "0.02" for time in times]
+    times = [f"{hour % 24:02d}:00" for hour in range(13, 37, 2)]
+    rates = ["3" if time == "23:00" else "0.02" for time in times]
     rows = [["adapter", *times], *([f"a{i}", *rates] for i in range(30))]
     Path("day.csv").write_text("".join(",".join(row) + "\n" for row in rows))
     words = ["schedule", "fleet.csv", "--rates", "day.csv", "--margin", "0", "--startup", "120", "--replay"]
     assert run([*words, "--keda", "keda.yaml", "--routes", "routes", "-o", "schedule.json"]) == 0
     found = json.loads(Path("schedule.json").read_text())
     spans = [(each["start_s"] / 3600, each["end_s"] / 3600) for each in found["periods"]]
-    assert spans == [(12.0, 24.0), (24.0, 26.0), (26.0, 36.0)]
+    assert spans == [(13.0, 23.0), (23.0, 25.0), (25.0, 37.0)]
     triggers = [
         each["spec"]["triggers"][0]["metadata"] for each in yaml.safe_load_all(Path("keda.yaml").read_text())
     ]
-    assert {(each["start"], each["end"]) for each in triggers} == {("58 23 * * *", "0 2 * * *")}
-    assert {path.name[:4] for path in Path("routes").iterdir()} == {"1200", "0000", "0200"}
+    assert {(each["start"], each["end"]) for each in triggers} == {("58 22 * * *", "0 1 * * *")}
+    assert {path.name[:4] for path in Path("routes").iterdir()} == {"1300", "2300", "0100"}
     assert found["replay"]["schedule"]["requests"] == found["replay"]["static"]["requests"] > 0
     assert "GPU-hours a day" in " ".join(capsys.readouterr().out.split())
 
