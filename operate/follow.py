@@ -271,6 +271,7 @@ class Following:
             faults = [fault for fault in found.values() if fault]
         except PackerError as error:
             faults = [str(error)]
+        faults = [each for each in faults if each not in self._going_on]
         self._say_new(faults)
         self._going_on += faults
 
@@ -348,10 +349,9 @@ class Following:
             self.acting.give_up(set(self.acting.starting))
 
     def _loop(self, after: After, fleet: Callable[[], Workload] | None) -> None:
-        # Jumps of the machine's clock are not followed.
-        clock_s, self._due_s = time.time() - time.monotonic(), 0.0
+        self._due_s = 0.0
         while True:
-            now_s = time.monotonic()
+            now_s = time.monotonic()  # does not follow jumps of the machine's clock
             if now_s >= self._due_s or self._lost():
                 self._due_s = now_s + self.every_s
                 try:
@@ -362,14 +362,14 @@ class Following:
                     self._unread = str(error)
                     self.acting.say(self._unread)
                 try:
-                    after(self.step(clock_s + now_s))
+                    after(self.step(now_s))
                 except PackerError as error:
                     self.last_error = str(error)[:400]
                     self.acting.say(self.last_error)
                     with suppress(PackerError):  # as where the page can't be written
                         after([])
             time.sleep(max(0.0, min(self._due_s - time.monotonic(), self.every_s / 4)))
-            self._stop(clock_s + time.monotonic())
+            self._stop(time.monotonic())
 
     def _cut(self) -> str:
         """Before what a wait for requests has to end; "" while it may go on."""

@@ -69,6 +69,10 @@ def test_metrics_say_that_a_look_failed(
     assert "state.json" in loop.last_error
     assert "packer_live_error 1.0" in said[-1]
     assert 'packer_live_server_ready{server="gpu-1"} 0.0' in said[-1]
+    loop.last_error, loop.acting.stopping = "", {1: 0.0}
+    for _ in range(2):
+        loop._stop(0.0)
+    assert len(loop._going_on) == 1, "a server that can't be stopped is said once"
 
 
 def test_servers_are_looked_after_while_files_cannot_be_read(
@@ -117,11 +121,14 @@ def test_what_another_hand_did_is_said_and_routed(
     loop.acting.say = said.append
     loop.step(0.0)
     servers[0].adapters["own"] = "/adapters/own"
+    loop.step(30.0)
+    assert loop.last_error == "gpu-0 was changed by another hand, or a restart: 'own' came"
+    assert routes(tmp_path)["own"] == ["gpu-0"]
+    servers[0].adapters["more"] = "/adapters/more"
     del servers[0].adapters["a1"]
     loop.step(60.0)
-    what = "gpu-0 was changed by another hand, or a restart: 'own' came, 'a1' left"
+    what = "gpu-0 was changed by another hand, or a restart: 'more' came, 'a1' left"
     assert (said.count(what), loop.last_error) == (1, what)
-    assert routes(tmp_path)["own"] == ["gpu-0"]
     assert any("a1" in each.adapters for each in servers)
     loop.step(120.0)
     assert (said.count(what), loop.last_error) == (1, "")
@@ -156,17 +163,21 @@ def test_a_server_that_comes_back_as_another_one_does_not_serve(
     loop.acting.say = said.append
     loop.step(0.0)
     base, servers[1].base = servers[1].base, "another"
-    loop.keeper.rooms = [3, None]
+    loop.keeper.rooms = [2, None]
     loop.step(60.0)
-    assert set(routes(tmp_path)) == {"a0", "a1", "a2"}, "none to another model"
+    assert set(routes(tmp_path)) == {"a0", "a1"}, "none to another model"
     loop.keeper.rooms = [None, None]
     loop.step(90.0)
     assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
     assert routes(tmp_path)["a3"] == ["gpu-0"]
     assert said[0].startswith("Server 1 does not fit the plan: gpu-1 serves 'another', the plan is for ")
     assert said[0] in loop.last_error
-    servers[1].base, servers[1].slots = base, 8
+    servers[1].base = base
     loop.step(120.0)
+    assert (loop.keeper.serving, loop.last_error) == ([0, 1], "")
+    servers[1].slots = 8
+    for time_s in (130.0, 140.0):
+        loop.step(time_s)
     assert (loop.keeper.serving, "max_loras 8, the plan says 4" in loop.last_error) == ([0], True)
     servers[1].slots = 4
     loop.step(180.0)
