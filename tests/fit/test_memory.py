@@ -150,7 +150,8 @@ def test_an_fp8_cache_holds_twice_as_many_tokens() -> None:
 
 
 def test_sliding_windows_hold_less() -> None:
-    """62 layers, 52 with a window, are 7 groups of 10 in vLLM: 6 of them hold the window and the tokens in flight."""
+    """62 layers, 52 with a window, are 7 groups of 10 in vLLM: 6 of them hold the window and the tokens in flight, of
+    two steps from 0.14 on."""
     found = estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=65_536)
     assert found.model.kv_bytes_per_token == 2 * 2 * 16 * 128 * 70
     held = (65_536 + 6 * (1024 + 7 + 2 * found.engine.max_num_batched_tokens)) / 7
@@ -160,6 +161,9 @@ def test_sliding_windows_hold_less() -> None:
         match=r"fewer than a request of max_model_len holds, 33,652.*max-model-len 35840 .or shorter, for more slots",
     ):
         check_starts(estimate_profile("google/gemma-3-27b-it", "h100-80gb"), 32)
+    one_step = estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=65_536, version="0.13.0")
+    held = (65_536 + 6 * (1024 + 7 + one_step.engine.max_num_batched_tokens)) / 7
+    assert one_step.memory.min_kv_tokens == math.ceil(held)
     old = estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=65_536, version="0.8.5")
     assert (old.model.kv_shape, old.model.kv_bytes_per_token) == (None, 2 * 2 * 16 * 128 * 62)
     assert old.memory.min_kv_tokens == 65_536

@@ -162,7 +162,9 @@ def longest_context(profile: Profile, tokens: int) -> int:
 
 def _in_flight(engine: EngineSpec) -> int:
     """Tokens of the steps in flight: two with asynchronous scheduling, the default from 0.14 on."""
-    return engine.max_num_batched_tokens * (1 if engine.async_scheduling is False else 2)
+    chosen = engine.async_scheduling
+    overlaps = engine.release >= (0, 14) if chosen is None else chosen
+    return engine.max_num_batched_tokens * (2 if overlaps else 1)
 
 
 def memory_error(profile: Profile, settings: Settings, reserved: int = 0) -> str | None:
