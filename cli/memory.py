@@ -70,7 +70,8 @@ def capacity(found: MemoryTable) -> Table:
         cells = (found.tokens[count, rank] for rank in ranks)
         rows.append((count, *("no start" if tokens is None else f"{tokens:,}" for tokens in cells)))
     columns = ("max_loras", *(f"rank {rank}" for rank in ranks))
-    return Table(f"{found.profile.label}: KV cache left, tokens", columns, rows, left=())
+    kept = " that all layers keep" if found.profile.model.kv_shape else ""
+    return Table(f"{found.profile.label}: KV cache left, tokens{kept}", columns, rows, left=())
 
 
 def _costs(found: MemoryTable, slots: SlotArguments) -> Table:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from packer.cli import run
 from packer.io.profiles import write_profile
+from packer.kv_shape import KvShape
 from packer.profile import Profile
 
 Capture = pytest.CaptureFixture[str]
@@ -26,6 +28,18 @@ def test_slots_below_the_needed_rank_are_too_small(capsys: Capture) -> None:
     """Slots of a smaller rank than the adapters' cannot hold them, and the table says so."""
     assert run(["memory", "--max-loras", "8", "--max-lora-rank", "64,128", "--rank-needed", "128"]) == 0
     assert capsys.readouterr().out.count("too small") == 1
+
+
+def test_tokens_that_all_layers_keep_are_named_so(
+    tmp_path: Path, toy_profile: Profile, capsys: Capture
+) -> None:
+    """Where requests hold a state beside their tokens, `simulate` counts in other tokens than the table."""
+    path = tmp_path / "states.toml"
+    write_profile(
+        replace(toy_profile, model=replace(toy_profile.model, kv_shape=KvShape(0, 0.0, 620.0))), path
+    )
+    assert run(["memory", "--profile", str(path)]) == 0
+    assert "tokens that all layers keep" in capsys.readouterr().out
 
 
 def test_ranks_that_a_version_refuses_are_shown_as_those_that_it_takes(capsys: Capture) -> None:
