@@ -50,6 +50,12 @@ class BinTable(Sequence[Bin]):
         settings = self.profile.settings(int(self.max_loras[b]), int(self.max_lora_rank[b]))
         return Bin.unchecked(tuple(held.tolist()), settings, self.profile, shares)
 
+    def sums(self, values: FloatArray) -> FloatArray:
+        """Sums over each bin of values of adapters, by their shares, float64 (n, k); `values`: (adapters, k)."""
+        until = np.cumsum(values[self.adapters] * self.share[:, None], axis=0)
+        until = np.vstack([np.zeros_like(until[:1]), until])
+        return until[self.end] - until[self.start]
+
     @classmethod
     def of(cls, bins: Sequence[Bin]) -> BinTable:
         """Make a table of bins of one profile; consecutive bins with the same tuple of adapters share a slice."""

@@ -15,6 +15,7 @@ from packer.predictors.bin_table import BinTable
 from packer.predictors.features_kernel import ROOM, FleetArrays, fill_all
 from packer.profile import Profile
 from packer.twin.law.law import coefficient_vector, law_settings
+from packer.twin.memory.held import held_by_adapter
 from packer.twin.memory.policy import kv_cache_tokens_many
 from packer.workload import Workload
 
@@ -72,33 +73,32 @@ def fleet_table(workload: Workload) -> FloatArray:
     return np.column_stack([workload.ranks, workload.rates, np.array(moments)[kind]])
 
 
-def engine_vector(profile: Profile) -> FloatArray:
-    """Return the engine settings for the kernel, float64 (13,): see `FleetArrays`."""
-    engine, load = profile.engine, profile.loading
-    in_host = engine.max_cpu_loras if engine.max_cpu_loras is not None else 1e18
-    limits = (engine.server_tokens, engine.server_seqs, engine.block_size, in_host)
-    load_ms = (load.host_base_ms, load.host_per_rank_ms, load.disk_base_ms, load.disk_per_rank_ms)
-    return np.array([*limits, *load_ms, *law_settings(profile)])
-
-
 class FeatureExtractor:
     """Features of one fleet's bins on one profile; the arrays of the fleet are computed once."""
 
     def __init__(self, workload: Workload, profile: Profile) -> None:
         self.workload, self.profile = workload, profile
-        self._kv, law = _kv_tokens(profile), profile.latency
+        self._kv, law, engine, load = _kv_tokens(profile), profile.latency, profile.engine, profile.loading
+        limits = (engine.server_tokens, engine.server_seqs, engine.block_size, engine.max_cpu_loras or 1e18)
+        load_ms = (load.host_base_ms, load.host_per_rank_ms, load.disk_base_ms, load.disk_per_rank_ms)
         self.arrays = FleetArrays(
-            fleet_table(workload), coefficient_vector(law), law.form == "paper", engine_vector(profile),
-            workload.offered_tok_s_by_adapter,
+            fleet_table(workload), coefficient_vector(law), law.form == "paper",
+            np.array([*limits, *load_ms, *law_settings(profile)]), workload.offered_tok_s_by_adapter,
         )  # fmt: skip
+        self._held = held_by_adapter(workload, shape) if (shape := profile.model.kv_shape) else None
 
     def kv_cache_tokens(self, table: BinTable) -> FloatArray:
-        """KV capacity of each bin, float64 (n,), tokens."""
+        """KV capacity of each bin, float64 (n,), tokens of its requests; with a `KvShape`, < 0 if it does not start."""
         try:
             ranks = _SLOT_RANK_NUMBER[table.max_lora_rank.astype(np.int64)]
-            return self._kv[ranks, table.max_loras.astype(np.int64)]
+            tokens = self._kv[ranks, table.max_loras.astype(np.int64)]
         except IndexError:  # more slots than are tabulated
-            return kv_cache_tokens_many(self.profile, table.max_loras, table.max_lora_rank)
+            tokens = kv_cache_tokens_many(self.profile, table.max_loras, table.max_lora_rank)
+        if self._held is None:
+            return tokens
+        held, taken = np.maximum(table.sums(self._held), 1e-100).T  # equal without requests
+        tokens = np.where(tokens < self.profile.memory.min_kv_tokens, -1.0, tokens * taken / held)
+        return np.floor(tokens)
 
     def matrix(self, table: BinTable, factors: FloatArray | float = 1.0) -> FloatArray:
         """Features, with every rate of bin b times factors[b], float64 (n, len(FEATURES))."""

@@ -67,14 +67,15 @@ class LearnedPredictor:
         slack = 1e-6  # tolerance for rounding
         low, high = np.array(model.header["ranges"])
         self._ranges = (low - slack * np.abs(low), high + slack * np.abs(high))
+        # what does not start has negative capacities where layers do not keep all tokens
+        self._least = 0.0 if profile.model.kv_shape else float(profile.memory.min_kv_tokens)
         self._trees: tuple[Any, ...] | None = None
         if isinstance(
             self.family, Ensemble
         ):  # the parameters of `evaluate_bins` that belong to the model, in order
             slope, offset = map(float, model.header["calibration"])
             bases = np.array([0, *(COLUMN[target.base] for target in TARGETS), 0], dtype=np.int64)
-            least = float(profile.memory.min_kv_tokens)
-            self._trees = (*self.family, bases, slope, offset, LARGEST_CORRECTION, *self._ranges, least)
+            self._trees = (*self.family, bases, slope, offset, LARGEST_CORRECTION, *self._ranges, self._least)
         self.extractor = Memo[Workload, FeatureExtractor](lambda fleet: FeatureExtractor(fleet, profile))
         """Extractors of the features of a fleet's bins, by workload."""
 
@@ -200,7 +201,7 @@ class LearnedPredictor:
         outputs = self.outputs(features, OUTPUTS)
         figures = decoded(outputs, features)
         chance = probability(outputs[STARVED], *self.model.header["calibration"])
-        failed = kv_tokens < self.profile.memory.min_kv_tokens
+        failed = kv_tokens < self._least
 
         # Figures are learned separately and may contradict each other: no mean or median may exceed the p99.
         for name in ("ttft", "itl"):

@@ -11,11 +11,13 @@ from naive_predictors import NaiveServer
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
+from packer.kv_shape import KvShape
 from packer.lengths import Lengths
 from packer.predictors.bin_table import BinTable
 from packer.predictors.features import COLUMN, FEATURES, FeatureExtractor
 from packer.profile import Profile
 from packer.settings import Settings
+from packer.twin.memory.policy import kv_cache_tokens
 from packer.workload import Workload
 
 
@@ -150,3 +152,19 @@ def test_one_table_has_one_profile(small: Profile) -> None:
 def test_every_feature_has_a_name_of_its_own() -> None:
     """Names identify features in files."""
     assert len(COLUMN) == len(FEATURES)
+
+
+@pytest.mark.parametrize("shape", [KvShape(100, 0.8), KvShape(0, 0.0, 3000.0)])
+def test_capacity_is_that_of_the_bin_s_requests(small: Profile, shape: KvShape) -> None:
+    """Where layers do not keep all tokens, bins have the twin's tokens; a bin that does not start has none."""
+    profile = replace(small, model=replace(small.model, kv_shape=shape))
+    fleet = Workload(
+        [Adapter(f"a{k}", 8, 0.1 + k, Lengths.constant(50 * (k + 1)), Lengths.constant(90)) for k in range(6)]
+    )
+    start = Settings(4, 8)
+    bins = [Bin((0, 1), start, profile), Bin((3, 1, 5), start, profile, (0.5, 1.0, 1.0))]
+    found = FeatureExtractor(fleet, profile).matrix(BinTable.of(bins))[:, COLUMN["kv_cache"]]
+    served = [item.workload(fleet) for item in bins]
+    assert found.tolist() == [kv_cache_tokens(profile, start, each) for each in served]
+    many = Bin((0, 1), Settings(100_000, 8), profile)
+    assert FeatureExtractor(fleet, profile).kv_cache_tokens(BinTable.of([many]))[0] < 0
