@@ -110,6 +110,8 @@ class Apart:
             for start in reversed(range(1 if end == len(kinds) else 0, end)):
                 before = best[start]
                 if (start, end) not in self._known:
+                    if self.job.over():
+                        return []
                     members = np.flatnonzero((each >= kinds[start]) & (each <= kinds[end - 1]))
                     alone = [self._known[k, k + 1].servers for k in range(start, end - 1)]
                     near = sum(alone) + self._known[end - 1, end].servers if alone else 0

@@ -15,3 +15,17 @@ def test_a_class_with_a_tight_limit_has_its_own_server(server: Profile) -> None:
     point = Frontier(fleet, server).at(2)
     assert point.holds
     assert {(0, 1, 2)} < {tuple(sorted(item.adapters)) for item in point.plan.bins}
+
+
+def test_no_further_class_is_planned_once_the_time_is_over(server: Profile) -> None:
+    """Each class would still take a plan of its own: 1,500 adapters in four took 6 s more than a limit of 4 s."""
+    made: list[Frontier] = []
+
+    def stop() -> bool:
+        return bool(made and made[0].apart[1]._jobs)  # type: ignore[attr-defined]
+
+    fleet = Workload([Adapter(f"a{k}", 16, 1.0, slo_class="xyz"[k % 3]) for k in range(6)])
+    limits = ["x:mean_itl_ms=20", "y:mean_itl_ms=30", "z:mean_itl_ms=40"]
+    made.append(Frontier(fleet.held_to(Goal().parsed(limits)), server, stop=stop))
+    assert list(made[0].apart[1].on(3)) == []
+    assert len(made[0].apart[1]._jobs) == 1  # type: ignore[attr-defined]
