@@ -188,9 +188,8 @@ class Mix(Deployment):
         job = self.job
         if job.replayed or len(set(self.margins.values())) < 2:
             return
-        rising = sorted(
-            bins, key=lambda item: self.margins[item.profile]
-        )  # the last one of a split adapter counts
+        # The last server of a split adapter counts.
+        rising = sorted(bins, key=lambda item: self.margins[item.profile])
         factors = {i: 1.0 + self.margins[item.profile] for item in rising for i in item.adapters}
         adapters = (each.at_rate(each.rate * factors[i]) for i, each in enumerate(job.workload.adapters))
         job.raised = replace(job.workload, adapters=tuple(adapters))

@@ -197,10 +197,10 @@ def _kinds(problem: Problem, solver: Solver) -> list[Problem]:
     with replicas, whose mix may be dearer than one kind (without replicas, the solver mixed compares them)."""
     if len(problem.profiles) == 1:
         return [problem]
-    together = [problem] * (solver.supports(problem) is None)
-    if together and (solver.name != "greedy" or problem.max_replicas == 1):
-        return together
-    return together + [replace(problem, profiles=(profile,)) for profile in problem.profiles]
+    alone = [replace(problem, profiles=(profile,)) for profile in problem.profiles]
+    if solver.supports(problem) is not None:
+        return alone
+    return [problem, *(alone if solver.name == "greedy" and problem.max_replicas != 1 else [])]
 
 
 def _searching(whole: Problem, part: Problem, solver: Solver) -> Solver:
