@@ -107,15 +107,16 @@ class Acting:
         now = self.placement(seen)
         for server in (self.servers[s] for s, models in enumerate(seen) if isinstance(models, str)):
             self.say(f"{server.name} does not answer and is left out")
-        self.say_elsewhere(seen)
-        if not self.state.doing:  # packer was not ended in a step, which explains what came or left
-            for each in by_others(self, seen, range(len(seen))):
-                self.say(each)
+        self.say_changed(seen)
         rooms, names = [each.host.room for each in self.servers], list(self.numbers)
         return ordered(now, goal, rooms, prune=prune, roomless=self.base, names=names)
 
-    def say_elsewhere(self, seen: Sequence[Models | str]) -> None:
-        """Say which adapters of the plan servers have from other paths than the file of servers names: they stay."""
+    def say_changed(self, seen: Sequence[Models | str]) -> None:
+        """Say what servers hold that packer did not leave there, and what the plan's adapters came from if that is not
+        the path that the file of servers names: they stay."""
+        if not self.state.doing:  # packer was not ended in a step, which explains what came or left
+            for each in by_others(self, seen, range(len(seen))):
+                self.say(each)
         found = []
         for server, models in zip(self.servers, seen, strict=True):
             for name, path in () if isinstance(models, str) else models.adapters.items():
@@ -329,23 +330,17 @@ class Acting:
         `stopping` why it was not stopped, or ""."""
         limits, found = self.fleet.limits, dict[int, str]()
         for s, begun_s in list(self.stopping.items()):
-            server, waited_s, faults = (
-                self.servers[s],
-                time.monotonic() - begun_s - limits.settle_s,
-                list[str](),
-            )
-            own = self.state.servers.get(server.name, {})
+            server, waited_s = self.servers[s], time.monotonic() - begun_s - limits.settle_s
+            what, own = f"stop {server.name}", self.state.servers.get(server.name, {})
             if routed := [shown(name) for name, share in own.items() if share]:
-                faults = [f"not done, it still has the requests of {listed(routed, 5)}."]
+                found[s] = f"{what}: not done, it still has the requests of {listed(routed, 5)}."
             elif server.healthy and (waited_s < 0.0 or (busy := self._busy(s)) is not False):
                 if waited_s <= limits.drain_s:
                     continue
-                faults = [_busy_words(busy, "", f"within {limits.drain_s:g} s", "on")]
-            if faults:
-                faults = [f"stop {server.name}: {faults[0]}"]
+                found[s] = f"{what}: {_busy_words(busy, '', f'within {limits.drain_s:g} s', 'on')}"
             else:
-                self._try(faults, f"stop {server.name}", partial(self._stop, s))
-            found[s] = "".join(faults)
+                self._try(faults := list[str](), what, partial(self._stop, s))
+                found[s] = "".join(faults)
             del self.stopping[s]
         return found
 

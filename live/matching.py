@@ -79,7 +79,7 @@ def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int | str
 
 
 def by_others(acting: Acting, seen: Sequence[Models | str], servers: Iterable[int]) -> list[str]:
-    """Return which adapters came to these servers, or left them, since packer wrote its state, in words."""
+    """Which adapters came to these servers, or left them, since packer wrote its state, in words."""
     found, base = [], acting.base
     for s in servers:
         server, models = acting.servers[s], seen[s]
@@ -89,7 +89,7 @@ def by_others(acting: Acting, seen: Sequence[Models | str], servers: Iterable[in
         now, was = models.adapters.keys() - base, known.keys() - base
         both = ((now - was, "came"), (was - now, "left"))
         if parts := [f"{listed([shown(n) for n in sorted(own)], 3)} {what}" for own, what in both if own]:
-            found.append(f"{server.name} was changed by another hand, or a restart: {', '.join(parts)}")
+            found.append(f"{server.name} does not hold what packer left there: {', '.join(parts)}")
     return found
 
 

@@ -340,7 +340,7 @@ class Following:
         seen = self.acting.look()
         if wrong := self.check(seen):
             raise IncompatibleError(next(iter(wrong.values())))
-        self.acting.say_elsewhere(seen)
+        self.acting.say_changed(seen)
         if not self.dry_run:
             self.acting.adopt(self.acting.placement(seen), f"follow {self.acting.plan.workload.name}")
         try:

@@ -120,11 +120,11 @@ def test_adapters_from_other_paths_are_said(
 ) -> None:
     """A server that holds an old version of an adapter under its name goes on with it, and not without a word."""
     servers[0].adapters["a"] = "/old/a"
-    made.say_elsewhere(made.look())
+    made.say_changed(made.look())
     assert said[-1].endswith("and left so: 'a' on gpu-0 from '/old/a' instead of '/adapters/a'")
     servers[0].adapters["a"] = "/adapters/a"
     said.clear()
-    made.say_elsewhere(made.look())
+    made.say_changed(made.look())
     assert said == []
 
 
@@ -138,7 +138,7 @@ def test_what_another_hand_did_is_said_before_the_changes(
     servers[1].adapters = {"own": "/adapters/own"}
     acting = Acting(plan_of([{"a": 1.0}, {"c": 1.0}]), made.fleet, said.append)
     acting.changes()
-    assert said[-1].startswith("gpu-1 was changed by another hand, or a restart: 'own' came, ")
+    assert said[-1].startswith("gpu-1 does not hold what packer left there: 'own' came, ")
     acting.adopt(acting.placement(acting.look()), "test")
     said.clear()
     acting.changes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,23 +116,28 @@ def test_what_another_hand_did_is_said_and_routed(
     servers: list[StandIn],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """An adapter loaded by hand gets its route at the next look; one unloaded by hand comes back if it is served."""
+    """An adapter loaded by hand gets its route at the next look; one unloaded by hand comes back if it is served. What
+    was done while packer was off is said at its start."""
     loop = following()
     said: list[str] = []
     loop.acting.say = said.append
     loop.step(0.0)
     servers[0].adapters["own"] = "/adapters/own"
     loop.step(30.0)
-    assert loop.last_error == "gpu-0 was changed by another hand, or a restart: 'own' came"
+    assert loop.last_error == "gpu-0 does not hold what packer left there: 'own' came"
     assert routes(tmp_path)["own"] == ["gpu-0"]
     servers[0].adapters["more"] = "/adapters/more"
     del servers[0].adapters["a1"]
     loop.step(60.0)
-    what = "gpu-0 was changed by another hand, or a restart: 'more' came, 'a1' left"
+    what = "gpu-0 does not hold what packer left there: 'more' came, 'a1' left"
     assert (said.count(what), loop.last_error) == (1, what)
     assert any("a1" in each.adapters for each in servers)
     loop.step(120.0)
     assert (said.count(what), loop.last_error) == (1, "")
+    del servers[0].adapters["own"]
+    with pytest.raises(SystemExit):
+        loop.run(lambda _made: sys.exit())
+    assert "gpu-0 does not hold what packer left there: 'own' left" in said, "before the first look"
 
 
 def test_no_server_stops_because_its_tokens_are_not_counted(
