@@ -11,11 +11,13 @@ import numpy.typing as npt
 
 from packer.bin import Bin
 from packer.errors import InputError
-from packer.evaluation import Evaluation, mean_of
+from packer.evaluation import mean_of
 from packer.export.formats import start_commands
 from packer.plan import Plan
 from packer.twin.memory.policy import kv_cache_tokens, memory_policy
+from packer.twin.tuning.policy import kv_tokens_of
 from packer.words import counted
+from packer.workload import Workload
 
 GIB = 2.0**30
 
@@ -62,20 +64,18 @@ def by_load(plan: Plan, item: Bin) -> list[tuple[int, float]]:
     return sorted(held, key=lambda row: -float(loads[row[0]]) * row[1])
 
 
-def memory_bars(item: Bin, evaluation: Evaluation) -> tuple[Bar, ...]:
-    """Memory of a server's GPUs by use: weights, reserved for adapters, KV cache, rest; GiB and percent."""
+def memory_bars(item: Bin, fleet: Workload) -> tuple[Bar, ...]:
+    """Memory of a server's GPUs by use, GiB and percent: weights, slots, KV cache, and the rest with any training."""
     profile = item.profile
     policy = memory_policy(profile)
     total = profile.gpu.memory_bytes
     reserved = policy.reserved_bytes(profile, item.settings)
-    tokens = evaluation.kv_cache_tokens  # of requests as in this fleet
-    if profile.model.kv_shape is not None:
-        tokens = float(kv_cache_tokens(profile, item.settings))
-    kv = tokens * profile.model.kv_bytes_per_token
+    trained = kv_tokens_of(fleet.fine_tuning, profile)
+    tokens = max(0, kv_cache_tokens(profile, item.settings, reserved=trained))
     parts = [
         ("weights", profile.model.weights_bytes, "weights"),
         ("slots", reserved, policy.taken_by(item.settings)),
-        ("kv", kv if math.isfinite(kv) else 0.0, policy.kv_label),
+        ("kv", tokens * profile.model.kv_bytes_per_token, policy.kv_label),
     ]
     used = sum(size for _, size, _ in parts)
     parts.append(("rest", max(0.0, total - used), "activations, graphs, unused"))

@@ -13,6 +13,7 @@ import pytest
 from packer.arrival import Arrivals
 from packer.evaluation import Evaluations
 from packer.export.formats import export_plan
+from packer.job import FineTuning
 from packer.kv_shape import KvShape
 from packer.plan import Plan, Status
 from packer.report import context
@@ -113,27 +114,30 @@ def test_every_adapter_is_listed_once_per_server(toy_plan: Callable[..., Plan]) 
 
 
 def test_memory_bar_fills_the_gpu(plan: Plan) -> None:
-    """Weights, slots, KV cache and the rest add up to the whole GPU."""
-    for item, evaluation in zip(plan.bins, plan.evaluations, strict=True):
-        parts = context.memory_bars(item, evaluation)
+    """Weights, slots, KV cache and the rest, with what training takes, add up to the whole GPU."""
+    fleet, trains = (dataclasses.replace(plan.workload, fine_tuning=job) for job in (None, FineTuning()))
+    for item in plan.bins:
+        parts = context.memory_bars(item, fleet)
         assert sum(part.percent for part in parts) == pytest.approx(100, abs=0.1)
         assert parts[0].text == "weights: 14.9 GiB"
         engine = dataclasses.replace(item.profile.engine, tensor_parallel_size=2)
         pair = dataclasses.replace(item, profile=dataclasses.replace(item.profile, engine=engine))
-        assert context.memory_bars(pair, evaluation) == parts  # a profile's memory is that of all its GPUs
+        assert context.memory_bars(pair, fleet) == parts  # a profile's memory is that of all its GPUs
         model = dataclasses.replace(item.profile.model, kv_shape=KvShape(100, 0.5))
-        fewer = dataclasses.replace(evaluation, kv_cache_tokens=1.0)  # counts tokens of the fleet's requests
         windowed = dataclasses.replace(item, profile=dataclasses.replace(item.profile, model=model))
-        assert context.memory_bars(windowed, fewer)[2].percent == pytest.approx(parts[2].percent, abs=0.1)
+        assert context.memory_bars(windowed, fleet) == parts
+        kv, rest = context.memory_bars(windowed, trains)[2:]
+        assert rest.percent - parts[3].percent == pytest.approx(parts[2].percent - kv.percent, abs=0.1)
+        assert kv.percent < parts[2].percent - 0.5
 
 
 def test_a_pool_reserves_no_slots(plan: Plan) -> None:
     """With unified memory adapters are in the KV cache's pool: no bar shows slots that do not exist."""
-    for item, evaluation in zip(plan.bins, plan.evaluations, strict=True):
+    for item in plan.bins:
         memory = dataclasses.replace(item.profile.memory, policy="unified")
         profile = dataclasses.replace(item.profile, memory=memory)
         pool = dataclasses.replace(item, settings=profile.settings(384, 32), profile=profile)
-        parts = context.memory_bars(pool, evaluation)
+        parts = context.memory_bars(pool, plan.workload)
         assert [part.kind for part in parts] == ["weights", "kv", "rest"]
         assert parts[1].text.startswith("KV cache and adapters: ")
         assert sum(part.percent for part in parts) == pytest.approx(100, abs=0.1)
