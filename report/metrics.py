@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import threading
 import time
@@ -125,10 +126,11 @@ class Exporter:
 
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`; raises `ValidationError`."""
-    host, _, port = address.rpartition(":")
-    if not host or "@" in host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
-        raise ValidationError(f"Expected HOST:PORT, as 127.0.0.1:9877, got {shown(bare(address))}.")
-    return host.strip("[]"), int(port)
+    found = re.fullmatch(r"(\[[^]@]+\]|[^][:@]+):([0-9]{1,5})", address)
+    if found is None or int(found[2]) > 65_535:
+        rule = "Expected HOST:PORT, as 127.0.0.1:9877 or [::1]:9877"
+        raise ValidationError(f"{rule}, got {shown(bare(address))}.")
+    return found[1].strip("[]"), int(found[2])
 
 
 @dataclass(frozen=True)

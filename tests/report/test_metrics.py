@@ -120,8 +120,11 @@ def test_metrics_are_served_on_an_ipv6_address() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["9877", ":9877", "host:", "host:x", "host:70000", "host:-1", "host:٣", "u:secret@h:9", "u:secret@h:x"],
-)
+    [
+        "9877", ":9877", "host:", "host:x", "host:70000", "host:-1", "host:٣", "u:secret@h:9", "u:secret@h:x",
+        "::1:9877", "::9877", "[::1:9877",
+    ],
+)  # fmt: skip
 def test_bad_addresses_are_refused(address: str) -> None:
     """An address is a host and a port; a login in it is refused and not repeated."""
     with pytest.raises(ValidationError, match="HOST:PORT") as refused:
