@@ -12,6 +12,7 @@ from packer.bin import Bin, indices
 from packer.failover import with_slots_for_loss
 from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
 from packer.solvers.candidates import AWAY, candidates_of, neighbours
+from packer.twin.memory.held import share_held
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.workload import Workload
 
@@ -42,6 +43,8 @@ def likely_slots(fleet: Workload, item: Bin) -> int:
     busy = 1.0 - np.exp(-open_)
     wanted = float(busy.sum() + SPREAD * math.sqrt(float(busy @ (1.0 - busy))))
     held = float(open_ @ (fleet.mean_input_tokens[own] + output))
+    if (shape := item.profile.model.kv_shape) is not None:
+        held *= share_held(item.workload(fleet), shape)
     fits = [
         n
         for n in candidates_of(item)

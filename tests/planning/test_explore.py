@@ -19,6 +19,7 @@ from packer.arrival import Arrivals, Bursts
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.io.plans import plan_to_dict
+from packer.kv_shape import KvShape
 from packer.plan import Status
 from packer.planning.explore import Frontier
 from packer.planning.recommend import Deployment
@@ -248,6 +249,10 @@ def test_likely_slots_hold_the_adapters_that_have_requests(server: Profile) -> N
     assert likely_slots(quiet, Bin(tuple(range(64)), server.settings(1, 8), server)) <= 4
     assert likely_slots(quiet, Bin(tuple(range(64)), server.settings(48, 8), server)) == 48
     assert likely_slots(busy, Bin(tuple(range(24)), server.settings(1, 8), server)) == 24
+    states = replace(server, model=replace(server.model, kv_shape=KvShape(request_tokens=20_000.0)))
+    assert (
+        likely_slots(busy, Bin(tuple(range(24)), states.settings(1, 8), states)) == 1
+    )  # the rest is for states
 
 
 def test_the_plan_is_the_same_with_any_number_of_threads(
