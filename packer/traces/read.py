@@ -72,7 +72,7 @@ def _without_half_line(data: bytes) -> bytes:
         entry = json.loads(last)
     except (ValueError, RecursionError):
         return whole + newline
-    return data if isinstance(entry, dict) else whole + newline
+    return data if isinstance(entry, dict | list) else whole + newline
 
 
 def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:

@@ -183,6 +183,13 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, end: bytes) ->
         read_trace(path, growing=True)
 
 
+def test_a_list_without_a_line_end_is_no_half_line(tmp_path: Path) -> None:
+    """A log that may grow and is a list is refused with what makes lines of it, not as one without requests."""
+    (tmp_path / "x.json").write_text('[{"time": 1}]')
+    with pytest.raises(FileFormatError, match="got a list: jq"):
+        read_trace(tmp_path / "x.json", growing=True)
+
+
 def test_a_finished_log_has_no_half_lines(tmp_path: Path) -> None:
     """A log that isn't growing is damaged where its last line stops in the middle."""
     path = tmp_path / "x.jsonl"
