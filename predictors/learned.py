@@ -70,9 +70,8 @@ class LearnedPredictor:
         # what does not start has negative capacities where layers do not keep all tokens
         self._least = 0.0 if profile.model.kv_shape else float(profile.memory.min_kv_tokens)
         self._trees: tuple[Any, ...] | None = None
-        if isinstance(
-            self.family, Ensemble
-        ):  # the parameters of `evaluate_bins` that belong to the model, in order
+        if isinstance(self.family, Ensemble):
+            # the parameters of `evaluate_bins` that belong to the model, in order
             slope, offset = map(float, model.header["calibration"])
             bases = np.array([0, *(COLUMN[target.base] for target in TARGETS), 0], dtype=np.int64)
             self._trees = (*self.family, bases, slope, offset, LARGEST_CORRECTION, *self._ranges, self._least)

@@ -38,8 +38,8 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
 
     The KV cache changes by the GPU's memory times the change of `gpu_memory_utilization`, and loses what vLLM's
     profiling run takes on each GPU for each further sequence in the sampler (`BYTES_PER_LOGIT` × `LARGEST_VOCABULARY`).
-    `max_model_len` is also the least number of KV tokens with which vLLM starts. `vllm_version`, such as 0.23.0, brings
-    the rules of that version (`packer.twin.engine_rules`). The step law stays.
+    `max_model_len` also sets the least KV cache with which vLLM starts. `vllm_version`, such as 0.23.0, brings the
+    rules of that version (`packer.twin.engine_rules`). The step law and `kv_shape` stay.
 
     Raises `ValidationError`: a setting breaks a rule, such as `max_num_seqs` above `max_num_batched_tokens`; the
     version has no numbers, or the profile is of another engine than vLLM.

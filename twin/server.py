@@ -173,9 +173,8 @@ class Server:
         each = self.each(marks) if self.one_by_one() else None
         if content is None and each is None:
             counted = no_pool(n) if rules.async_scheduling else None
-            if counted is None and not getattr(
-                advance, "overloads", True
-            ):  # with NUMBA_DISABLE_JIT it has none
+            # with NUMBA_DISABLE_JIT there are no overloads
+            if counted is None and not getattr(advance, "overloads", True):
                 prepare()
             self._watched(lambda end_s: advance(state, law, end_s, counted, None, tuning), state, duration_s)
             if not rules.prefix_caching or not state.server["preemptions"]:
