@@ -106,6 +106,7 @@ def test_results_of_a_load_generator_improve_an_estimate(
     alone = {
         "request_throughput": 1e3 / (399 * 1.5 * step_ms),
         "completed": 10,
+        "max_concurrency": 1,
         "mean_tpot_ms": 1.5 * step_ms,
     }
     Path(result).write_text(json.dumps(alone | {"total_input_tokens": 50, "total_output_tokens": 4000}))

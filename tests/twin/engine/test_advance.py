@@ -119,7 +119,7 @@ class Case:
         for owner, prompt, output in zip(marks.adapter, marks.input_tokens, marks.output_tokens, strict=True):
             prompt = min(int(prompt), longest - 1)
             requests.append((int(owner), prompt, min(int(output), longest - prompt)))
-        twin = NaiveTwin(server, self.duration_s, self.bin_s)
+        twin = NaiveTwin(server, sim.duration_s, self.bin_s)  # a closed loop over a trace ends with it
         return twin.run(time_s.tolist(), requests, marks_wait=sim.closed_loop)
 
 
