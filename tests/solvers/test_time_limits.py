@@ -125,7 +125,7 @@ def test_servers_that_starve_with_any_slots_end_with_the_limit(monkeypatch: pyte
     found = SpreadRefined().solve(posed)
     check(posed, found)
     assert not posed.evaluator.evaluate(fleet, found.bins).feasible.any()
-    assert Slow.clock.now < 0.03
+    assert Slow.clock.now < 0.018
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.0])
