@@ -99,6 +99,10 @@ class Apart:
         least, most = (kv_cache_tokens(profile, profile.settings(slots, rank)) for rank in ends)
         return ranks if least < FAR * most else 0 * ranks
 
+    def left_s(self) -> float:
+        """The time, s, in which groups may still be searched."""
+        return self.job.remaining_s()
+
     def _cheapest(self, each: IntArray, kinds: IntArray, n: int) -> list[Group]:
         """The division of the kinds into two or more runs with the fewest servers, about `n`; [] if none is known."""
         loads = self.fleet.offered_tok_s_by_adapter
@@ -110,7 +114,7 @@ class Apart:
             for start in reversed(range(1 if end == len(kinds) else 0, end)):
                 before = best[start]
                 if (start, end) not in self._known:
-                    if self.job.over():
+                    if self.left_s() <= 0.0 or self.job.over():
                         return []
                     members = np.flatnonzero((each >= kinds[start]) & (each <= kinds[end - 1]))
                     alone = [self._known[k, k + 1].servers for k in range(start, end - 1)]

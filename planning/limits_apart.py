@@ -43,12 +43,16 @@ class LimitsApart(Apart):
         found = np.unique(rows, axis=1, return_inverse=True)[1].reshape(-1)
         return found if found.max() < MOST_KINDS else 0 * found
 
+    def left_s(self) -> float:
+        """The time, s, left of the first half: every group takes as long as a fleet, and even splits need theirs."""
+        return self.job.remaining_s() - 0.5 * (self.job.time_limit_s or 0.0)
+
     def _settle(self, group: Group, near: int) -> None:
         """Set the fewest servers that keep a group's limits in all hours."""
         job, own = self.job, tuple(group.members.tolist())
         if id(group) not in self._jobs:
             search = replace(
-                job, workload=self.fleet.subset(own), log_hour=None, time_limit_s=limit_of(job.remaining_s())
+                job, workload=self.fleet.subset(own), log_hour=None, time_limit_s=limit_of(self.left_s())
             )
             search.apart = search.apart[:1]
             self._jobs[id(group)] = search

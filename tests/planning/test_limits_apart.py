@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from packer import Adapter, Goal, Workload
 from packer.planning.explore import Frontier
 from packer.profile import Profile
@@ -29,3 +31,9 @@ def test_no_further_class_is_planned_once_the_time_is_over(server: Profile) -> N
     made.append(Frontier(fleet.held_to(Goal().parsed(limits)), server, stop=stop))
     assert list(made[0].apart[1].on(3)) == []
     assert len(made[0].apart[1]._jobs) == 1  # type: ignore[attr-defined]
+    half = replace(made[0], time_limit_s=100.0, stop=lambda: False)
+    half.started -= 60.0
+    assert list(half.apart[1].on(3)) == []
+    assert half.apart[1]._jobs == {}, (
+        "the second half of the time is for plans with all classes on each server"
+    )  # type: ignore[attr-defined]
