@@ -146,5 +146,7 @@ def test_a_shorter_context_is_named_where_contexts_take_the_slots() -> None:
     assert context_words(fleet, shorter, [Bin((0, 1), shorter.settings(2, 32), shorter)]) == ""
     long = replace(fleet, input_tokens=Lengths.constant(20_000))
     assert context_words(long, profile, full) == ""
+    growing = Workload([replace(each, sessions=packer.Sessions(turns=4)) for each in fleet.adapters])
+    assert context_words(growing, profile, full) == "", "requests hold the turns before them, too"
     measured = replace(profile, memory=replace(profile.memory, min_kv_tokens=5000))
     assert context_words(fleet, measured, full) == ""
