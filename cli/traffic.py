@@ -106,7 +106,8 @@ class LogOptions(PlanLogOptions):
         """How requests are assigned to adapters that the log does not name."""
         from packer.operate.view import Named
 
-        return Named(self.assign.get("adapters"), self.assign.get("exponent", 1.2), seed)
+        asked = any(typed(("exponent",)))  # a default in packer.toml acts where it applies
+        return Named(self.assign.get("adapters"), self.assign.get("exponent", 1.2), seed, asked)
 
 
 @bundle

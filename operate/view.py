@@ -118,16 +118,18 @@ class Named:
     `adapters`: number of adapters to assign the requests to, whatever the log says; None: the log's own adapters, or
     `DEFAULT_ADAPTERS` if it names none.
     `exponent`, `seed`: of the power law of the adapters' popularity, and of the draws (`assign_adapters`).
+    `needs_law`: whether a log that names its adapters, which needs no power law, is refused.
     """
 
     adapters: int | None = None
     exponent: float = DEFAULT_EXPONENT
     seed: int = 0
+    needs_law: bool = False
 
     def of(self, trace: Trace, ranks: Ranks) -> tuple[Trace, list[str]]:
         """The trace with adapters and ranks, and what was assumed, in sentences."""
         if trace.adapter is not None and self.adapters is None:
-            if self.exponent != DEFAULT_EXPONENT:
+            if self.needs_law:
                 raise IncompatibleError(
                     "The log names its adapters: --exponent needs --adapters, which draws others."
                 )

@@ -230,7 +230,7 @@ def test_bad_profiles(
         ),
         ("workload from-log trace.csv --adapters 0 -o o.csv", "--adapters"),
         (
-            "workload from-log named.csv --rank 8 --exponent 2 -o o.csv",
+            "workload from-log named.csv --rank 8 --exponent 1.2 -o o.csv",
             "names its adapters: --exponent needs",
         ),
         ("workload from-log named.csv --rank 8 --key cached=c -o o.csv", "named.csv, column 'c': no request"),

@@ -133,3 +133,13 @@ def test_help_works_whatever_the_file_holds(folder: Path, capsys: Capture) -> No
     (folder / "packer.toml").write_text("[")
     assert run(["--help"]) == 0
     assert "solve" in capsys.readouterr().out
+
+
+def test_a_default_acts_where_it_applies(folder: Path) -> None:
+    """The exponent of a power law in the file says nothing of a log that names its adapters; typed, it is refused."""
+    (folder / "packer.toml").write_text("exponent = 2.0\n")
+    rows = "".join(f"{k},a{k % 2},5,6\n" for k in range(120))
+    (folder / "log.csv").write_text(f"time,model,input_tokens,output_tokens\n{rows}")
+    command = ["workload", "from-log", "log.csv", "--rank", "8", "-o", "fleet.csv"]
+    assert run(command) == 0
+    assert run([*command, "--force", "--exponent", "2"]) == 2
