@@ -126,11 +126,8 @@ def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, head
     if states:
         keys = _size(config, "linear_num_key_heads") * _size(config, "linear_key_head_dim")
         value_heads = _size(config, "linear_num_value_heads")
-        head, kernel = (
-            _size(config, "linear_value_head_dim"),
-            _size(config, "linear_conv_kernel_dim", default=4),
-        )
-        values = value_heads * head
+        values = value_heads * _size(config, "linear_value_head_dim")
+        kernel = _size(config, "linear_conv_kernel_dim", default=4)
         each = 4 if config.get("mamba_ssm_dtype") == "float32" else BYTES
         # in_proj_qkvz and in_proj_ba of a gated delta net (vllm/model_executor/models/qwen3_next.py)
         found |= {

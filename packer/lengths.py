@@ -163,6 +163,16 @@ def normal_grid(points: int) -> tuple[FloatArray, FloatArray]:
     return z, weight / weight.sum()
 
 
+def paired(first: Lengths, second: Lengths, correlation: float) -> tuple[IntArray, IntArray, FloatArray]:
+    """First lengths, int64 (m, 1), and second ones, int64 (m, m), at scores with this correlation; weights (m,).
+
+    The mean of f is `weight @ f(first, second) @ weight`.
+    """
+    z, weight = normal_grid(81)
+    mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
+    return first.at_normal(z)[:, None], second.at_normal(mixed), weight
+
+
 def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -> IntArray:
     """`lengths[which[i]].at_normal(z[i])` for each i, int64 (n,); `which`, `z`: (n,)."""
     tokens = np.empty(len(z))

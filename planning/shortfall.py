@@ -12,6 +12,7 @@ from packer.bin import Bin
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
 from packer.planning.kept import Hour, KeptHours
+from packer.predictors.features import length_pairs
 from packer.profile import ONE_TOKENIZER, Profile
 from packer.twin.engine_rules import rules_of
 from packer.twin.limits import BEFORE_TRAFFIC, starting
@@ -147,13 +148,14 @@ def weaker_words(found: Mapping[str, int]) -> str:
 def context_words(fleet: Workload, profile: Profile, bins: Sequence[Bin]) -> str:
     """Which shorter context would make room for more slots, if most servers have as many as one of `max_model_len`
     leaves and the fleet's requests are far shorter; "" if none would."""
-    length = CONTEXT_STEP * math.ceil(_longest(fleet) / CONTEXT_STEP)
-    follows = profile.memory.min_kv_tokens == least_kv_tokens(profile.model, profile.engine)
-    if not follows or fleet.has_sessions or 2 * length > profile.engine.max_model_len:
+    if fleet.has_sessions or profile.memory.min_kv_tokens != least_kv_tokens(profile.model, profile.engine):
         return ""
     most = {rank: largest_max_loras(profile, rank) for rank in {item.max_lora_rank for item in bins}}
     full = [item for item in bins if item.max_loras > FULL * most[item.max_lora_rank]]
     if 2 * len(full) <= len(bins):
+        return ""
+    length = CONTEXT_STEP * math.ceil(_longest(fleet) / CONTEXT_STEP)
+    if 2 * length > profile.engine.max_model_len:
         return ""
     rank = full[0].max_lora_rank
     more = largest_max_loras(with_engine(profile, max_model_len=length), rank)
@@ -170,8 +172,6 @@ def _longest(fleet: Workload) -> int:
     trace = fleet.arrivals.trace
     if trace is not None:
         return int((trace.input_tokens + trace.output_tokens).max(initial=0))
-    own = {
-        (a.input_tokens or fleet.input_tokens, a.output_tokens or fleet.output_tokens) for a in fleet.adapters
-    }
-    z = np.full(1, LONG)
-    return max(int(first.at_normal(z)[0] + second.at_normal(z)[0]) for first, second in own)
+    long = np.full(1, LONG)
+    pairs, _ = length_pairs(fleet)
+    return max(int(first.at_normal(long)[0] + second.at_normal(long)[0]) for first, second in pairs)

@@ -10,7 +10,7 @@ import numpy as np
 from packer.arrays import FloatArray, IntArray
 from packer.checks import SLOT_RANKS
 from packer.io.shipped import table
-from packer.lengths import Lengths, length_moments, normal_grid
+from packer.lengths import Lengths, length_moments, paired
 from packer.predictors.bin_table import BinTable
 from packer.predictors.features_kernel import ROOM, FleetArrays, fill_all
 from packer.profile import Profile
@@ -49,9 +49,8 @@ def _kv_tokens(profile: Profile) -> FloatArray:
 @lru_cache(maxsize=4096)
 def _product(first: Lengths, second: Lengths, correlation: float) -> float:
     """E[I·O] with this correlation of the normal scores."""
-    z, weight = normal_grid(81)
-    mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
-    return float((weight * first.at_normal(z)) @ second.at_normal(mixed) @ weight)
+    prompt, output, weight = paired(first, second, correlation)
+    return float((weight * prompt[:, 0]) @ output @ weight)
 
 
 def length_pairs(workload: Workload) -> tuple[list[tuple[Lengths, Lengths]], IntArray]:

@@ -13,7 +13,7 @@ from packer.arrays import FloatArray
 from packer.arrival import Arrivals
 from packer.checks import slot_rank_for
 from packer.evaluation import STARVATION_THRESHOLD
-from packer.lengths import Lengths, each_at_normal, normal_grid
+from packer.lengths import Lengths, each_at_normal, paired
 from packer.memo import Memo
 from packer.predictors.features import fleet_table, length_pairs
 from packer.profile import LoadingSpec, Profile
@@ -148,11 +148,10 @@ def _requests(workload: Workload, profile: Profile) -> FloatArray:
 @lru_cache(maxsize=4096)
 def _cut_moments(first: Lengths, second: Lengths, correlation: float, longest: int) -> tuple[float, ...]:
     """The moments of `_requests` for requests of these lengths, cut to `longest` tokens."""
-    z, weight = normal_grid(81)
-    mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
-    prompt = np.minimum(first.at_normal(z)[:, None], longest - 1).astype(np.float64)
-    output = np.minimum(second.at_normal(mixed), longest - prompt)
-    whole = (prompt + 0.0 * mixed, output, output**2, prompt * output)
+    inputs, outputs, weight = paired(first, second, correlation)
+    prompt = np.minimum(inputs, longest - 1).astype(np.float64)
+    output = np.minimum(outputs, longest - prompt)
+    whole = (prompt + 0.0 * output, output, output**2, prompt * output)
     return tuple(float(weight @ each @ weight) for each in whole)
 
 

@@ -8,10 +8,9 @@ import numpy as np
 
 from packer.arrays import FloatArray
 from packer.kv_shape import KvShape
-from packer.lengths import Lengths, normal_grid
+from packer.lengths import Lengths, paired
 from packer.workload import Workload
 
-_POINTS = 81
 _IN_PROPORTION = KvShape()
 
 
@@ -53,8 +52,6 @@ def held_by_adapter(workload: Workload, shape: KvShape) -> FloatArray:
 @lru_cache(maxsize=4096)
 def _drawn(shape: KvShape, first: Lengths, second: Lengths, correlation: float) -> FloatArray:
     """What the mean request with these lengths holds, summed over its decodes, and its tokens, float64 (2,)."""
-    z, weight = normal_grid(_POINTS)
-    mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
-    prompt, output = first.at_normal(z)[:, None], second.at_normal(mixed)
+    prompt, output, weight = paired(first, second, correlation)
     sides = (shape, _IN_PROPORTION)
     return np.array([float(weight @ each.held_by_decodes(prompt, output) @ weight) for each in sides])
