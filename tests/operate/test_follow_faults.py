@@ -46,6 +46,14 @@ def look(
             loop._loop(after, fleet)
 
 
+def patient(made: Callable[..., Following]) -> Following:
+    """A loop after its first look, which would wait a minute for the requests of an adapter that leaves."""
+    loop = made()
+    loop.acting.fleet = replace(loop.acting.fleet, limits=replace(FAST, drain_s=60.0))
+    loop.step(0.0)
+    return loop
+
+
 def test_a_clock_that_jumps_delays_no_look(
     following: Callable[..., Following],  # noqa: F811
 ) -> None:
@@ -99,9 +107,7 @@ def test_a_server_that_is_lost_ends_the_wait_for_requests(
     servers: list[StandIn],  # noqa: F811
 ) -> None:
     """While requests keep an adapter that is to leave, others are looked after: it stays for them."""
-    loop = following()
-    loop.acting.fleet = replace(loop.acting.fleet, limits=replace(FAST, drain_s=60.0))
-    loop.step(0.0)
+    loop = patient(following)
     servers[0].busy = {"a0"}
     servers[1].close()
     (fault,) = loop.acting.carry_out(Change(0.0, unload=((0, "a0"),)))
@@ -217,9 +223,7 @@ def test_a_wait_for_requests_delays_no_look(
     servers: list[StandIn],  # noqa: F811
 ) -> None:
     """Requests to an adapter that leaves may last longer than the time between looks; it is tried again after each."""
-    loop = following()
-    loop.acting.fleet = replace(loop.acting.fleet, limits=replace(FAST, drain_s=60.0))
-    loop.step(0.0)
+    loop = patient(following)
     servers[0].busy, loop._due_s = {"a0"}, time.monotonic() + 0.05
     (fault,) = loop.acting.carry_out(Change(0.0, unload=((0, "a0"),)))
     assert fault.endswith("Requests of 'a0' did not end before the next look; it stays loaded.")
