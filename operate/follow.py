@@ -67,6 +67,7 @@ class Following:
         self._leaving: dict[int, float] = {}  # servers that were stopped: until when they may still answer
         self._stuck = set[tuple[int, str]]()  # tried to unload
         self._going_on: list[str] = []  # why servers were not stopped
+        self._said, self._said_before = set[str](), set[str]()  # since the last look, and in the one before
         self._changed_by_others = False  # since the routes were written
         self._refused: dict[tuple[int, str], float] = {}  # loads that failed, and when
         self._bases: list[tuple[str, ...]] = []  # of each server, at the last look
@@ -136,6 +137,7 @@ class Following:
         others = by_others(
             self.acting, seen, [] if self.dry_run else np.flatnonzero(served & self.ready).tolist()
         )
+        self._said_before, self._said = self._said, set()
         self._say_new((*wrong.values(), *others))
         self._changed_by_others |= bool(others or wrong)
         self.last_error = "; ".join([*silent, *others, *faults])[:400]
@@ -278,8 +280,9 @@ class Following:
     def _say_new(self, sentences: Iterable[str]) -> None:
         """Say what the look before did not say."""
         for each in sentences:
-            if each not in self.last_error:
+            if each not in self._said | self._said_before:
                 self.acting.say(each)
+            self._said.add(each)
 
     def _write_routes(self) -> None:
         """Write routes that the file lacks, as of adapters that came, and end those to servers that fit no longer."""

@@ -227,3 +227,19 @@ def test_a_wait_for_requests_delays_no_look(
     servers[0].busy, loop._due_s = {"a0"}, time.monotonic() + 0.05
     (fault,) = loop.acting.carry_out(Change(0.0, unload=((0, "a0"),)))
     assert fault.endswith("Requests of 'a0' did not end before the next look; it stays loaded.")
+
+
+def test_what_is_wrong_is_said_once_however_long_it_is(
+    following: Callable[..., Following],  # noqa: F811
+) -> None:
+    """A sentence is not repeated at the next look, where `last_error` has no room for it; after a pause it is."""
+    loop, said, long = following(), list[str](), "x" * 500
+    loop.acting.say = said.append
+    loop._say_new([long])
+    loop.step(0.0)
+    loop._say_new([long])
+    assert said.count(long) == 1
+    loop.step(60.0)
+    loop.step(120.0)
+    loop._say_new([long])
+    assert said.count(long) == 2
