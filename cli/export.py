@@ -96,7 +96,7 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
         check_distinct(path)
     out.note_profiles(*(item.profile for item in plan.bins))
     if plan.status is Status.INFEASIBLE:
-        said = str(plan.details.get("decision") or "\n".join(plan.reasons) or "it breaks its goal")
+        said = plan.decision or "\n".join(plan.reasons) or "it breaks its goal"
         out.note(f"the plan is infeasible: {said.splitlines()[0].rstrip('.')}")
     shares = [pair for each in plan.bins for pair in zip(each.adapters, each.shares, strict=True)]
     split = {i for i, share in shares if share < 1}

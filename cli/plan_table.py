@@ -35,13 +35,12 @@ def plan_lines(
     from packer.report.context import queueing
 
     gpus = [_gpus(plan)] if plan.bins else []
-    decision = plan.details.get("decision")
-    first, *rest = str(decision or "").split("\n")
+    first, *rest = plan.decision.split("\n")
     said: list[Part] = [Judged(first, plan.status is not Status.INFEASIBLE), *rest] if first else []
     if by_default and plan.bins:
         said.append(default_words(plan))
-    frontier = [_frontier(plan)] if plan.details.get("frontier") else []
-    frontier += [_kinds(plan)] if plan.details.get("kinds") else []
+    frontier = [_frontier(plan)] if plan.frontier else []
+    frontier += [_kinds(plan)] if plan.kinds else []
     return [
         *said,
         *gpus,
@@ -63,7 +62,7 @@ def default_words(plan: Plan) -> str:
 
 def _kinds(plan: Plan) -> Table:
     """Table of the GPUs and the price that the goal needs with each kind of server, or a mix of kinds."""
-    found: Any = plan.details["kinds"]
+    found = plan.kinds
     models = ["model"] * any(row["model"] for row in found)
     rows = []
     for row in found:
@@ -78,7 +77,7 @@ def _kinds(plan: Plan) -> Table:
 
 def _band(plan: Plan) -> list[str]:
     """Say how the number of GPUs (or the price) depends on the error of estimated profiles."""
-    band: Any = plan.details.get("estimate_band")
+    band = plan.estimate_band
     if not band:
         return []
     most, fewest = band["most"], band["fewest"]
@@ -102,9 +101,8 @@ def _frontier(plan: Plan) -> Table:
     """Table of latency and price for each number of GPUs."""
     from packer.evaluation import PLAN_FIGURES
 
-    given: Any = plan.details["frontier"]
     nothing = {"worst_adapter_ttft_ms": None}  # of points without a completed request
-    points = [row if (row["p95_ttft_ms"] or 0.0) > 0.0 else {**row, **nothing} for row in given]
+    points = [row if (row["p95_ttft_ms"] or 0.0) > 0.0 else {**row, **nothing} for row in plan.frontier]
     known = {name for row in points for name, value in row.items() if value is not None}
     known -= {"goodput_tok_s"} | ({"worst_adapter_ttft_ms"} if len(plan.workload) == 1 else set())
     shown = {name: each for name, each in PLAN_FIGURES.items() if name in known}
@@ -289,7 +287,7 @@ FOUND = 2
 def _small_print(plan: Plan, *, briefly: bool) -> list[str]:
     """Facts, training and assumptions; `briefly`: no facts with a decision, otherwise the first `FOUND`."""
     facts = _facts(plan)
-    lines = facts if not briefly else [] if plan.details.get("decision") else facts[:FOUND]
+    lines = facts if not briefly else [] if plan.decision else facts[:FOUND]
     training = float(plan.evaluations.tuning_tok_s.sum())
     if training and plan.workload.fine_tuning is not None:
         policy = plan.workload.fine_tuning.policy

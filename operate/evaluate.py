@@ -226,8 +226,9 @@ def evaluate_plan(
         runtime_s=plan.runtime_s,
         seed=hours.seed,
         versions=versions(profiles),
-        details={"evaluated": True, "rate_factor": rate_factor, "duration_s": duration_s, "lost": list(lose)}
-        | ({"limits": plan.limits} if plan.limits and plan.objective != "recommend" else {}),
+        limits=plan.limits,
+        evaluated_s=duration_s or 0.0,
+        statistics={"rate_factor": rate_factor, "lost": list(lose)},
     )
     if duration_s is None:
         progress("headroom", 1, 2)
@@ -243,7 +244,9 @@ def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None) -> Plan:
     if slo is None:
         return plan
     fleet = plan.workload.held_to(slo)
-    return replace(plan, workload=fleet, details={**plan.details, "limits": limits_of(fleet.slo)})
+    return replace(
+        plan, workload=fleet, limits=plan.limits if plan.objective == "recommend" else limits_of(fleet.slo)
+    )
 
 
 def holds_routed(plan: Plan, run: Run) -> bool:

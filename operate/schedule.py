@@ -274,7 +274,7 @@ class _Day:
         return Plan(
             self.busiest(names), tuple(bins), Evaluations.of([]), Status.FEASIBLE, "recommend", "schedule", "twin",
             objective_value=(float(sum(item.gpus for item in bins)),), margin=margin, seed=self.asked.seed,
-            versions=versions([group.profile for group in self.groups]),
+            versions=versions([group.profile for group in self.groups]), limits={"slo_used": 1.0},
         )  # fmt: skip
 
     def with_figures(self, plan: Plan) -> Plan:

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
-from packer.evaluation import FIGURES, AdapterFigures, Evaluations
+from packer.evaluation import AdapterFigures, Evaluations
 from packer.profile import Profile
 from packer.room import Room, growth
 from packer.words import counted
@@ -69,7 +70,16 @@ class Plan:
     `runtime_s`: wall-clock time of the solver.
     `seed`: the seed from which all random numbers derive.
     `versions`: versions of packer and of everything else that determines the result.
-    `details`: statistics of the solver, JSON-able.
+    `limits`: limits that each server must keep, by name of the figure (`FIGURES`); empty if the plan has none.
+    `decision`: what the plan says to an engineer, a few lines of which the first is the answer; "" if it says nothing.
+    `frontier`: latency and price of each number of GPUs that was simulated, rows of `FrontierPoint.to_dict`.
+    `kinds`: GPUs and price with each kind of server, or a mix of kinds, rows of `Option.to_dict`.
+    `estimate_band`: how the error of estimated profiles changes the answer: "fewest" and "most", each with a capacity
+    relative to the estimate, GPUs and the objective's value; empty for measured profiles.
+    `within_goal`: an objective that keeps the fleet's latency limits, and its GPUs; empty unless the plan breaks them.
+    `evaluated_s`: seconds for which the twin evaluated a plan that is not from a search; 0 for its usual time, None
+    for a plan that is from a search.
+    `statistics`: statistics of the solver, JSON-able.
     """
 
     workload: Workload
@@ -96,21 +106,29 @@ class Plan:
     runtime_s: float = 0.0
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
-    details: Mapping[str, object] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    decision: str = ""
+    frontier: tuple[Mapping[str, Any], ...] = ()
+    kinds: tuple[Mapping[str, Any], ...] = ()
+    estimate_band: Mapping[str, Any] = field(default_factory=dict)
+    within_goal: Mapping[str, Any] = field(default_factory=dict)
+    evaluated_s: float | None = None
+    statistics: Mapping[str, object] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        decision = str(self.details.get("decision", f"GPUs: {self.n_gpus}, solver: {self.solver}"))
-        said = decision.partition("\n")[0]
+        said = self.decision.partition("\n")[0] or f"GPUs: {self.n_gpus}, solver: {self.solver}"
         return f"<Plan of {self.workload.name!r} for {self.objective}, {self.status.value}: {said}>"
 
     @property
-    def limits(self) -> dict[str, float]:
-        """Limits that each server must keep, by name of the figure; empty if the plan has none."""
-        if self.objective == "recommend":
-            return {"slo_used": 1.0}
-        given = self.details.get("limits")
-        known = given.items() if isinstance(given, dict) else ()
-        return {name: most for name, most in known if name in FIGURES and isinstance(most, int | float)}
+    def details(self) -> dict[str, Any]:
+        """What the plan's file has as "details": the statistics, and what the plan says by its fields, if anything."""
+        names = ("decision", "frontier", "kinds", "estimate_band", "within_goal")
+        told = {name: value for name in names if (value := getattr(self, name))}
+        if self.limits and self.objective != "recommend":
+            told["limits"] = self.limits
+        if self.evaluated_s is not None:
+            told |= {"evaluated": True, "duration_s": self.evaluated_s or None}
+        return {**self.statistics, **told}
 
     @property
     def goal(self) -> str:

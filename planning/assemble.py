@@ -48,7 +48,6 @@ def assemble(
     if not holds.all():  # a bin that holds with the margin may be a percent slower without it
         held = goal.holds(evaluator.judged(problem.workload, solution.bins))
         holds |= held & holding(goal, evaluations)
-    limits = dict(goal.limits)
     key = goal.key(problem.workload, solution.bins, evaluations) if solution.bins else ()
     status = Status.FEASIBLE if all(holds) and not solution.unplaced else Status.INFEASIBLE
     if status is Status.FEASIBLE and solution.bins and (not len(key) or np.isnan(key).any()):
@@ -89,7 +88,8 @@ def assemble(
             runtime_s=runtime_s,
             seed=problem.seed,
             versions=versions(problem.profiles),
-            details={**solution.details, **({"limits": limits} if limits else {})},
+            limits=dict(goal.limits),
+            statistics=solution.details,
         ),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from packer.fit.bands import BAND_KEYS
 from packer.plan import Plan, Status
@@ -24,7 +23,7 @@ def capacity_band(profiles: Sequence[Profile]) -> tuple[float, float] | None:
 
 
 def with_band(plan: Plan, again: Callable[[Workload], Plan | None]) -> Plan:
-    """The plan with `details["estimate_band"]`: GPUs and objective at both ends of the capacities that are likely.
+    """The plan with its `estimate_band`: GPUs and objective at both ends of the capacities that are likely.
 
     A server of c times the estimated capacity serves what an estimated one serves at 1 / c of the rates. `again`
     makes the plan at such rates, None if there is none. The given plan also counts if its margin covers the rates.
@@ -43,5 +42,4 @@ def with_band(plan: Plan, again: Callable[[Workload], Plan | None]) -> Plan:
             "gpus": None if whole is None else whole.n_gpus,
             "objective_value": whole.objective_value[0] if whole and whole.objective_value else None,
         }
-    details: dict[str, Any] = {**plan.details, "estimate_band": ends}
-    return replace(plan, details=details)
+    return replace(plan, estimate_band=ends)

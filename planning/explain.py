@@ -188,7 +188,7 @@ def _given(hour: ServerHour, parts: int) -> str:
 
 
 def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -> tuple[Plan, str]:
-    """The plan with its status, reasons and details, and the text of the decision that follows the servers."""
+    """The plan with its status, reasons and frontier, and the text of the decision that follows the servers."""
     which = (
         ("starve", "or do not start", point.starving),
         ("break", f"the goal{_raised(point, job.workload.slo)}", () if holds else point.queueing),
@@ -209,7 +209,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         needed=(plan.lower_bound or 0.0) if plan.bound_proven else 0.0,
         why=lambda fewer: "" if job.over() else late_words(job.kept, fewer),
     )
-    shown = [each.to_dict() for each in points if not each.starving]
+    shown = tuple(each.to_dict() for each in points if not each.starving)
     plan = replace(
         plan,
         status=Status.FEASIBLE if holds else Status.INFEASIBLE,
@@ -224,7 +224,9 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         runtime_s=job.elapsed_s(),
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),
-        details={**plan.details, "weaker_goals": weaker, "frontier": shown},
+        limits={"slo_used": 1.0},
+        frontier=shown,
+        statistics={**plan.statistics, "weaker_goals": weaker},
     )
     more = (
         weaker_words(weaker), version_words(weaker, job.profile),

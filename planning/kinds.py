@@ -90,7 +90,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
     """As `packer.recommend`, for each base model with each kind of server alone and with all of them mixed.
 
     Each search gets an equal part of the time that is left. Each kind has its own margin.
-    `details` has the "kinds" (rows of `Option.to_dict`) and the "decision": the totals, then a decision for each model.
+    `Plan.decision` has the totals, then a decision for each model.
     `Plan.margin` is the largest margin of the servers in the plan; the decision has all if they differ.
     """
     started = time.monotonic()
@@ -227,7 +227,6 @@ def _merged(
     first = plans[0]
     bins = tuple(item.under(index) for index, option in chosen for item in option.plan.bins)
     holds = all(option.holds for _, option in chosen)
-    band = first.details.get("estimate_band") if len(plans) == 1 else None
     raised = [item for plan in plans if plan.margin is not None for item in plan.bins]
     verified = [plan.verified for plan in plans]
     return replace(
@@ -251,17 +250,19 @@ def _merged(
         runtime_s=runtime_s,
         versions={key: value for plan in plans for key, value in plan.versions.items()}
         | versions([item.profile for item in bins]),
-        details={
-            "decision": "\n".join(
-                [
-                    *_total([option for _, option in chosen]),
-                    *(_said(option, options) for _, option in chosen),
-                    *raised_words(margins, raised),
-                ]
-            ),
-            "kinds": [option.to_dict() for option in options],
-            **({"estimate_band": band} if band is not None else {}),
-        },
+        limits={"slo_used": 1.0},
+        decision="\n".join(
+            [
+                *_total([option for _, option in chosen]),
+                *(_said(option, options) for _, option in chosen),
+                *raised_words(margins, raised),
+            ]
+        ),
+        frontier=(),
+        kinds=tuple(option.to_dict() for option in options),
+        estimate_band=first.estimate_band if len(plans) == 1 else {},
+        within_goal={},
+        statistics={},
     )
 
 

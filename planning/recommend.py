@@ -65,9 +65,9 @@ def recommend(
     The plan's servers are simulated again in fresh hours. `rooms` says how far rates may grow and what limits each
     server, `adapters` what every adapter gets.
     `lower_bound` is how many GPUs any plan needs (`packer.planning.prove`).
-    `details` has the "decision", a few lines of which the first is the answer; the "frontier" (rows of
-    `FrontierPoint.to_dict`); the "weaker_goals" that fewer GPUs keep, with how many; and for estimated profiles the
-    "estimate_band": how their error changes the answer.
+    `decision` has a few lines of which the first is the answer, `frontier` the rows of `FrontierPoint.to_dict`, and for
+    estimated profiles `estimate_band` how their error changes the answer. `statistics` has the "weaker_goals" that
+    fewer GPUs keep, with how many.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def recommend(
     task = Deployment(job, min(at_hand, default=None), old_bins)
     plan = numbered(planned(task), old_plan)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan, old_plan)}: {plan.hardware}"
-    return replace(plan, details={"decision": f"{lead}: {task.told}", **plan.details})
+    return replace(plan, decision=plan.decision or f"{lead}: {task.told}")
 
 
 @dataclass(eq=False)

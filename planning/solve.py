@@ -113,7 +113,7 @@ def solve(
         Simulate the finished plan with a fresh seed; `Plan.verified` has the result.
     with_headroom
         Also compute how much the load of each server may grow, which takes simulations, and for estimated profiles
-        how their error changes the answer (`details["estimate_band"]`).
+        how their error changes the answer (`Plan.estimate_band`).
     progress, stop
         See `packer.solvers.base.Problem`.
 
@@ -270,7 +270,7 @@ class SolverTask:
             bound_proven=first.bound_proven,
             bound_source=first.bound_source,
             status=Status.FEASIBLE,
-            details={**plan.details, "margin_at_first": evaluator.largest_margin(plan.bins)},
+            statistics={**plan.statistics, "margin_at_first": evaluator.largest_margin(plan.bins)},
         )
         return closed(self.problem, again)
 
@@ -355,9 +355,9 @@ class SolverTask:
         if plan.verified is False and goal.limits:
             plan = replace(plan, status=Status.INFEASIBLE)
         if plan.moves is not None:
-            plan = replace(plan, details={"decision": f"{gpus_words(plan)}.", **plan.details})
+            plan = replace(plan, decision=plan.decision or f"{gpus_words(plan)}.")
         if self.within and self._late(plan):
-            plan = replace(plan, details={**plan.details, "within_goal": self.within})
+            plan = replace(plan, within_goal=self.within)
         if not self.with_headroom:
             return plan
         return with_room(plan, evaluator, self.over, self.hours)

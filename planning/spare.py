@@ -45,7 +45,7 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
         found = parts.joined(SpreadRefined().solve(posed).bins)
         bins = _with_slots(problem, found) if len(found) == n else None
         if bins is not None and _survives(problem, bins):
-            solution = Solution(tuple(bins), details={**plan.details, "gpus_without_spare": plan.n_gpus})
+            solution = Solution(tuple(bins), details={**plan.statistics, "gpus_without_spare": plan.n_gpus})
             return assemble(problem, solution, plan.solver, problem.elapsed_s())
     why = "The search ended before a plan was found that holds when any GPU is lost: a longer --time-limit."
     if not problem.out_of_time():

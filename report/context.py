@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,16 +97,16 @@ def in_limits(plan: Plan) -> tuple[float, float] | None:
 
 def resimulated(plan: Plan) -> str:
     """How the plan was simulated again at the end, and whether it held, in words."""
-    arrivals, given_s = plan.workload.arrivals, plan.details.get("duration_s")
+    arrivals = plan.workload.arrivals
     hours = arrivals.whole_s(3600.0) / 3600.0
     if plan.verified is None:
         return "re-simulated: not done"
     how = " with a fresh seed"  # until it is clear whether a server starves
     if arrivals.trace is not None:
         how = ""
-    elif plan.details.get("evaluated"):
+    elif plan.evaluated_s is not None:
         for_hours = " for an hour" if hours == 1.0 else f" for {hours:g} hours"
-        how = f" for {given_s:g} s" if given_s else for_hours
+        how = f" for {plan.evaluated_s:g} s" if plan.evaluated_s else for_hours
     elif plan.objective == "recommend":
         how = " on a fresh hour" if hours == 1.0 else f" on {hours:g} fresh hours"
     return f"re-simulated{how}: {'it holds' if plan.verified else 'it breaks'}"
@@ -122,7 +121,7 @@ def queueing(plan: Plan) -> list[str]:
     lines = [f"server {k} queues: mean TTFT {value / 1000:.1f} s" for k, value in slow[:8]]
     if slow:
         more = f", as do {len(slow) - 8} more" if len(slow) > 8 else ""
-        within: Any = plan.details.get("within_goal") or {}
+        within = plan.within_goal
         same = " as well" if within.get("gpus") == plan.n_gpus else ""
         takes = f"{within['objective']} takes {counted(within['gpus'], 'GPU')}{same}. " if within else ""
         lines[-1] += more

@@ -18,7 +18,6 @@ from packer.io.files import read_text, write_text
 from packer.plan import Plan
 from packer.progress import Progress, silent
 from packer.report import context
-from packer.report.figures_svg import Chart
 from packer.report.growth import Evaluate, GrowthCurves, growth_of
 from packer.report.pictures import COLUMNS, frontier_charts
 from packer.report.templates import read, render
@@ -47,10 +46,11 @@ def render_report(
     fleet, servers = plan.workload, list(zip(plan.bins, plan.evaluations, strict=True))
     digest = hashlib.sha256(script.encode()).digest()
     return render(
-        "report.html", **_HELPERS, plan=plan, growth=growth, servers=servers, frontier=_frontier(plan),
+        "report.html", **_HELPERS, plan=plan, growth=growth, servers=servers,
+        frontier=frontier_charts(plan.frontier, plan.n_gpus, fleet.slo.limits) if len(plan.frontier) > 1 else [],
         title=words.visible(fleet.name), few=quiet_adapters(fleet), limits=str(fleet.slo),
         kept=context.in_limits(plan), resimulated=context.resimulated(plan), starts=context.starts(plan),
-        decision=plan.details.get("decision", ""), headroom=plan.headroom_words, rooms=room_rows(plan.rooms),
+        decision=plan.decision, headroom=plan.headroom_words, rooms=room_rows(plan.rooms),
         reasons=[words.visible(reason) for reason in (*plan.reasons, *context.queueing(plan))],
         unplaced=[words.visible(fleet.names[i]) for i in plan.unplaced],
         requests_s=fleet.arrivals.mean_factor * sum(item.requests_s(fleet) for item in plan.bins),
@@ -60,17 +60,6 @@ def render_report(
         profiles=list(dict.fromkeys(item.profile for item in plan.bins)),
         script=Markup(script), script_hash=base64.b64encode(digest).decode(),
     )  # fmt: skip
-
-
-def _frontier(plan: Plan) -> list[Chart]:
-    """Charts of the frontier in a recommended plan; [] if the plan has none, or a plan file has an invalid one."""
-    rows = plan.details.get("frontier")
-    if not isinstance(rows, list | tuple) or len(rows) < 2:
-        return []
-    try:
-        return frontier_charts(rows, plan.n_gpus, plan.workload.slo.limits)
-    except (KeyError, TypeError, ValueError):
-        return []
 
 
 def _cell(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from packer.bin import Bin
 from packer.errors import FileFormatError, located, reader
@@ -54,6 +54,70 @@ class MovesTable(FileTable):
     servers: list[int | None]
 
 
+class PointTable(FileTable):
+    """A number of GPUs with its figures; null stands for NaN."""
+
+    n_gpus: int
+    p95_ttft_ms: float | None = None
+    worst_adapter: str | None = None
+    worst_adapter_ttft_ms: float | None = None
+    mean_itl_ms: float | None = None
+    slo_attainment: float | None = None
+    goodput_tok_s: float | None = None
+    price_per_hour: float | None = None
+    holds: bool
+    broken_later: bool = False
+    starving: list[int] = Field(default_factory=list)
+    queueing: list[int] = Field(default_factory=list)
+
+
+class KindTable(FileTable):
+    """GPUs and price with one kind of server, or a mix of kinds."""
+
+    model: str | None = None
+    kinds: str
+    gpus: int
+    price_per_hour: float | None = None
+    holds: bool
+
+
+class EndTable(FileTable):
+    """The answer at one end of an estimate's band."""
+
+    capacity: float
+    gpus: int | None = None
+    objective_value: float | None = None
+
+
+class BandTable(FileTable):
+    """How the error of estimated profiles changes the answer."""
+
+    most: EndTable
+    fewest: EndTable
+
+
+class WithinTable(FileTable):
+    """An objective that keeps the goal, and its GPUs."""
+
+    objective: str
+    gpus: int
+
+
+class DetailsTable(FileTable):
+    """What a plan says, and any number of statistics of its solver."""
+
+    model_config = ConfigDict(extra="allow")
+
+    decision: str = ""
+    frontier: list[PointTable] = Field(default_factory=list)
+    kinds: list[KindTable] = Field(default_factory=list)
+    estimate_band: BandTable | None = None
+    within_goal: WithinTable | None = None
+    limits: dict[str, float] = Field(default_factory=dict)
+    evaluated: bool = False
+    duration_s: float | None = None
+
+
 class PlainFields(FileTable):
     """Fields of a plan that the file contains unchanged, with tuples as lists."""
 
@@ -74,7 +138,6 @@ class PlainFields(FileTable):
     runtime_s: float = 0.0
     seed: int = 0
     versions: dict[str, str] = Field(default_factory=dict)
-    details: dict[str, Any] = Field(default_factory=dict)
 
 
 PLAIN = tuple(PlainFields.model_fields)
@@ -94,6 +157,7 @@ class PlanFile(PlainFields):
     gpus: list[GpuTable]
     profiles: dict[str, Any]
     workload: Any
+    details: DetailsTable = Field(default_factory=DetailsTable)
     energy: dict[str, Any] | None = None
     prefixes: dict[str, Any] | None = None
     """`energy` and `prefixes` are written by `--json` and ignored when a plan is read."""
@@ -122,6 +186,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "found_in_time": plan.found_in_time,
         "n_gpus": plan.n_gpus,
         **{name: getattr(plan, name) for name in PLAIN},
+        "details": plan.details,
         "gap": plan.gap,
         "adapters": figures and {name: column.tolist() for name, column in figures._asdict().items()},
         "moves": moves and {"adapters": [names[i] for i in moves.adapters], "servers": moves.servers},
@@ -173,6 +238,8 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
     plain: dict[str, Any] = {
         name: tuple(value) if isinstance(value := getattr(file, name), list) else value for name in PLAIN
     }
+    told = file.details
+    own = {name: most for name, most in told.limits.items() if name in FIGURES}
     plain["objective_value"] = tuple(math.inf if each is None else each for each in file.objective_value)
     plan = Plan(
         workload=workload,
@@ -183,6 +250,14 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
         adapters=_adapters(file, np.isin(np.arange(len(workload)), unplaced)),
         moves=moves,
         unplaced=unplaced,
+        decision=told.decision,
+        frontier=tuple(row.model_dump() for row in told.frontier),
+        kinds=tuple(row.model_dump() for row in told.kinds),
+        estimate_band=told.estimate_band.model_dump() if told.estimate_band else {},
+        within_goal=told.within_goal.model_dump() if told.within_goal else {},
+        limits={"slo_used": 1.0} if file.objective == "recommend" else own,
+        evaluated_s=(told.duration_s or 0.0) if told.evaluated else None,
+        statistics=told.model_extra or {},
         **plain,
     )
     for key, fault in () if changed else chain(disagreements(plan), _derived(plan, file)):

@@ -326,7 +326,7 @@ def test_a_plan_that_breaks_its_limits_behind_a_router_is_reported(
     behind[1] = limited
     assert run(behind) == 0
     made = load_plan(limited)
-    replace(made, details={**made.details, "limits": {"mean_itl_ms": 0.1}}).save(limited)
+    replace(made, limits={"mean_itl_ms": 0.1}).save(limited)
     assert run(behind) == 3
     assert "mean_itl_ms <= 0.1" in capsys.readouterr().out
 

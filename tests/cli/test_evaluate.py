@@ -159,7 +159,7 @@ def test_a_plan_for_limits_breaks_with_them(
     """A plan that was made for latency limits of its own does not hold where they break, and says which they are."""
     path = tmp_path / "plan.json"
     for most, code in ((1e6, 0), (1e-3, 3)):
-        made = replace(toy_plan(["a", "b"]), objective="slo", details={"limits": {"mean_ttft_ms": most}})
+        made = replace(toy_plan(["a", "b"]), objective="slo", limits={"mean_ttft_ms": most})
         made.save(path)
         assert run(["evaluate", str(path)]) == code
         said = f"Latency limits (slo: mean_ttft_ms <= {most:g}) break on servers 0, 1."

@@ -225,7 +225,7 @@ def test_measured_traffic_that_breaks_the_limits_needs_another_plan(
 ) -> None:
     """A plan that was made for latency limits is not kept where servers serve their load and break them."""
     path, log = tmp_path / "limited.json", tmp_path / "log.jsonl"
-    replace(plan, objective="slo", details={"limits": {"mean_ttft_ms": 1e-3}}).save(path)
+    replace(plan, objective="slo", limits={"mean_ttft_ms": 1e-3}).save(path)
     log.write_text(traffic(300))
     words = ["evaluate", str(path), "--log", str(log), "--window", "100"]
     assert run(words) == 3

@@ -73,4 +73,4 @@ def test_gpus_without_a_price_get_none(tmp_path: Path, monkeypatch: pytest.Monke
     assert run(["solve", "fleet.csv", *words, "--max-model-len", "4096", "-o", "plan.json"]) == 0
     plan = load_plan("plan.json")
     assert (plan.price_per_hour, plan.n_gpus) == (None, 1)
-    assert "per hour" not in str(plan.details["decision"])
+    assert "per hour" not in plan.decision

@@ -203,7 +203,7 @@ def test_servers_and_profiles_of_a_plan_are_named_briefly(
     mixed = replace(plan, bins=(*bins[:3], replace(bins[3], profile=other)))
     assert "with rates raised by up to 4.0%" in "\n".join(map(str, plan_lines(mixed)))
     band = {each: {"gpus": 1, "capacity": 1.0, "objective_value": 5.9} for each in ("most", "fewest")}
-    priced = replace(plan, objective="cost", details={"estimate_band": band})
+    priced = replace(plan, objective="cost", estimate_band=band)
     assert "the fleet takes $5.90 per hour." in "\n".join(map(str, plan_lines(priced)))
 
 

@@ -294,7 +294,7 @@ def test_from_keeps_the_limits_of_the_running_plan() -> None:
     assert old.workload.slo == Goal.only({"mean_ttft_ms": 700.0, "mean_itl_ms": 12.5})
     assert (new.limits, new.workload.slo) == (old.limits, old.workload.slo)
     assert new.evaluations.mean_itl_ms.max() <= 12.5 < fewest.evaluations.mean_itl_ms.max()
-    assert objective_of(replace(old, objective="recommend", details={})) == "slo"
+    assert objective_of(replace(old, objective="recommend")) == "slo"
 
 
 def test_compare_shows_every_outcome(

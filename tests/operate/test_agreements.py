@@ -46,7 +46,7 @@ def test_a_plan_is_the_cluster_of_its_servers(workload: packer.Workload) -> None
     for name, tolerance in (("mean_itl_ms", 0.05), ("total_token_throughput", 0.05), ("mean_ttft_ms", 0.25)):
         figures = [getattr(server, name) for server in run.servers]
         np.testing.assert_allclose(figures, getattr(rows, name), rtol=tolerance, err_msg=name)
-    (point,) = (row for row in plan.details["frontier"] if row["n_gpus"] == plan.n_gpus)
+    (point,) = (row for row in plan.frontier if row["n_gpus"] == plan.n_gpus)
     assert point["mean_itl_ms"] == pytest.approx(run.mean_itl_ms, rel=0.05)
     assert holds_routed(plan, run) == (not alone.over_limits)
     assert alone.holds == (holds_routed(plan, run) and not run.starved)

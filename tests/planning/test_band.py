@@ -18,8 +18,7 @@ def test_an_estimate_says_between_which_numbers_the_answer_lies() -> None:
     fleet = random_fleet(80, seed=1)
     given = {"predictor": AnalyticPredictor(), "margin": 0.0, "verify": False}
     plan = solve(fleet, ESTIMATE, **given)  # type: ignore[arg-type]
-    band = plan.details["estimate_band"]
-    assert isinstance(band, dict)
+    band = plan.estimate_band
     assert band["fewest"]["gpus"] < plan.n_gpus < band["most"]["gpus"]
     assert band["most"]["gpus"] == solve(fleet.scaled(2.0), small_profile(), **given).n_gpus  # type: ignore[arg-type]
 
@@ -35,6 +34,5 @@ def test_a_plan_whose_margin_covers_an_end_is_the_dearest_there() -> None:
     """With rates raised twofold the plan is one at half of the capacity, where greedy finds none with fewer GPUs."""
     fleet = random_fleet(80, seed=1)
     plan = solve(fleet, ESTIMATE, predictor=AnalyticPredictor(), margin=1.0, verify=False)
-    band = plan.details["estimate_band"]
-    assert isinstance(band, dict)
+    band = plan.estimate_band
     assert band["fewest"]["gpus"] < band["most"]["gpus"] <= plan.n_gpus

@@ -36,9 +36,7 @@ def test_a_server_that_starves_has_no_latency_but_the_load_that_it_serves(
     own = Workload([Adapter("hot", 8, 200.0 * 1.04 / parts)])
     assert int(found[1]) == pytest.approx(100 * packer.simulate(own, server, max_loras=1).served_share, abs=3)
     assert "--max-replicas 4 or more" in told
-    assert str(plan.details["decision"]).endswith(
-        "No number of GPUs keeps it with so few parts of an adapter."
-    )
+    assert plan.decision.endswith("No number of GPUs keeps it with so few parts of an adapter.")
 
 
 def test_a_server_that_keeps_up_has_its_latencies(server: Profile) -> None:

@@ -89,7 +89,7 @@ def test_a_spare_gpu_keeps_the_goal_when_any_is_lost(server: Profile) -> None:
     fleet = Workload([Adapter(f"a{k}", 16 if k % 4 else 32, 0.9) for k in range(24)])
     plain, spared = packer.recommend(fleet, server), packer.recommend(fleet, server, spare=1)
     assert spared.n_gpus > plain.n_gpus
-    assert "The goal is kept when any GPU is lost." in str(spared.details["decision"])
+    assert "The goal is kept when any GPU is lost." in spared.decision
     for lost in range(spared.n_gpus):
         left = packer.evaluate_plan(spared, lose=[lost])
         assert left.holds
@@ -117,8 +117,7 @@ def test_bursts_beyond_a_server_split_the_adapter_further(server: Profile) -> No
             own = item.workload(fleet)
             run = packer.simulate(own, server, max_loras=item.max_loras, max_lora_rank=16, seed=seed)
             assert run.worst_adapter_ttft_ms <= 2 * 2000
-    rows = found.details["frontier"]
-    assert isinstance(rows, list)
+    rows = found.frontier
     assert all(row["worst_adapter_ttft_ms"] <= 2000 for row in rows if row["holds"])
     (below,) = [row for row in rows if row["n_gpus"] == found.n_gpus - 1]
     assert not below["holds"]
@@ -181,7 +180,7 @@ def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile, tmp_pat
     found = packer.recommend(fleet, server, margin=0.0, spare=1, max_replicas=1, time_limit_s=60.0)
     assert (found.status, found.n_gpus) == (Status.INFEASIBLE, 2)
     assert not found.time_limit_reached
-    assert "the goal breaks when a GPU is lost, " in str(found.details["decision"])
+    assert "the goal breaks when a GPU is lost, " in found.decision
     assert "--spare" in found.reasons[0]
     found.save(tmp_path / "plan.json")
     assert packer.load_plan(tmp_path / "plan.json").reasons == found.reasons

@@ -42,7 +42,7 @@ def test_running_servers_that_hold_stay(busy: Workload, old: Plan, server: Profi
     assert plan.n_gpus <= free.n_gpus
     assert plan.moves is not None
     assert plan.moves.adapters == ()
-    assert str(plan.details["decision"]).startswith(f"{plan.n_gpus} GPUs hold, 0 moved: {plan.n_gpus} × H100")
+    assert plan.decision.startswith(f"{plan.n_gpus} GPUs hold, 0 moved: {plan.n_gpus} × H100")
 
 
 def test_fewer_gpus_go_before_fewer_moves(busy: Workload, old: Plan, server: Profile) -> None:
@@ -191,11 +191,11 @@ def test_a_server_that_goes_on_keeps_its_settings_if_they_suffice(
         plan = packer.recommend(fleet, server, old_plan=old)
         assert plan.n_gpus == old.n_gpus
         assert [item.settings for item in plan.bins] == [item.settings for item in old.bins]
-        assert str(plan.details["decision"]).startswith(f"{plan.n_gpus} GPUs hold, 0 moved: ")
+        assert plan.decision.startswith(f"{plan.n_gpus} GPUs hold, 0 moved: ")
     tight = tuple(item.with_slots(1) for item in old.bins)
     plan = packer.recommend(busy, server, old_plan=replace(old, bins=tight))
     assert min(item.max_loras for item in plan.bins) > 1
-    assert f" 0 moved, {old.n_gpus} restarted: " in str(plan.details["decision"])
+    assert f" 0 moved, {old.n_gpus} restarted: " in plan.decision
 
 
 def test_only_servers_that_break_the_goal_get_other_settings(server: Profile) -> None:

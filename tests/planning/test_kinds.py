@@ -77,8 +77,7 @@ def test_each_model_gets_the_cheapest_kind_that_keeps_the_goal(two_models: Plan)
     assert {item.profile.name for item in two_models.bins} == {"cheap/llama", QWEN.name}
     for item in two_models.bins:
         assert {two_models.workload.adapters[i].model for i in item.adapters} == {item.profile.model.name}
-    rows = two_models.details["kinds"]
-    assert isinstance(rows, list)
+    rows = two_models.kinds
     assert [(row["kinds"], row["price_per_hour"]) for row in rows[:2]] == [
         (LLAMA.name, 3.0),
         ("cheap/llama", 2.0),
@@ -117,7 +116,7 @@ def unpriced_profile(profile: Profile) -> Profile:
 
 def test_the_decision_says_what_to_buy_and_what_it_gives(two_models: Plan) -> None:
     """All GPUs and their price come first; each model has its servers, latency, room, and what other kinds take."""
-    text = str(two_models.details["decision"])
+    text = two_models.decision
     assert text.startswith("2 GPUs, $5.00 per hour.\n1 × cheap GPU (Llama-3.1-8B-Instruct, vLLM 0.8.5")
     assert (
         f"{LLAMA.name} would take 1 GPU, $3.00 per hour.\n1 × H100 64GB (Qwen2.5-7B-Instruct, vLLM 0.8.5"
@@ -157,7 +156,7 @@ def test_the_error_of_an_estimate_is_said_beside_other_kinds() -> None:
     cheap = estimate_profile(model_named("meta-llama/Llama-3.1-8B-Instruct"), "a100-80gb", price_per_hour=1.0)
     plan = recommend(fleet(6, (None,)), [priced(LLAMA, 3.0), cheap])
     assert {item.profile.name for item in plan.bins} == {cheap.name}
-    assert plan.details["estimate_band"] == recommend(fleet(6, (None,)), cheap).details["estimate_band"]
+    assert plan.estimate_band == recommend(fleet(6, (None,)), cheap).estimate_band
 
 
 def test_kinds_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,8 +355,8 @@ def test_the_margin_of_a_mix_is_the_largest_of_its_servers(
     own = [rate_margin_for(each) for each in used]
     assert plan.margin == max(own)
     words = f"\nRates are raised by {100 * own[0]:.3g} % on {LLAMA.name}, {100 * own[1]:.3g} % on rough."
-    assert (words in str(plan.details["decision"])) == (own[0] != own[1])
-    assert "Rates are raised" in str(plan.details["decision"]) or own[0] == own[1]
+    assert (words in plan.decision) == (own[0] != own[1])
+    assert "Rates are raised" in plan.decision or own[0] == own[1]
 
 
 def test_the_margin_for_several_models_is_the_largest_and_each_is_said() -> None:
@@ -366,7 +365,7 @@ def test_the_margin_for_several_models_is_the_largest_and_each_is_said() -> None
     first, second = (rate_margin_for(each) for each in (LLAMA, QWEN))
     assert plan.margin == max(first, second)
     words = f"Rates are raised by {100 * first:.3g} % on {LLAMA.name}, {100 * second:.3g} % on {QWEN.name}."
-    assert str(plan.details["decision"]).endswith(words)
+    assert plan.decision.endswith(words)
 
 
 def test_the_search_for_mixes_raises_the_rates_of_a_kind() -> None:

@@ -65,7 +65,7 @@ def test_the_plan_for_such_a_goal_is_small_and_says_why(
     assert plan.n_gpus <= 2
     assert plan.reasons[0].startswith(words)
     assert f"for adapter {name!r}, one request at a time" in plan.reasons[0]
-    assert "No number of GPUs keeps it" in str(plan.details["decision"])
+    assert "No number of GPUs keeps it" in plan.decision
 
 
 def test_a_goal_just_above_what_an_idle_server_gives_is_explained(server: Profile) -> None:

@@ -52,15 +52,14 @@ def test_every_adapter_keeps_the_goal_in_an_hour_that_was_not_seen(plan: Plan, f
 
 def test_fewer_gpus_break_the_goal(plan: Plan) -> None:
     """No point of the frontier below the recommended one keeps the goal in both hours."""
-    frontier = plan.details["frontier"]
-    assert isinstance(frontier, list)
+    frontier = plan.frontier
     below = [row for row in frontier if row["n_gpus"] < plan.n_gpus]
     assert all(not row["holds"] or row["broken_later"] for row in below)
     (own,) = [row for row in frontier if row["n_gpus"] == plan.n_gpus]
     assert own["holds"]
     assert own["price_per_hour"] == 2.5 * plan.n_gpus
-    assert str(plan.details["decision"]).startswith(f"{plan.n_gpus} × H100 64GB (Llama-3.1-8B-Instruct, ")
-    assert f"${2.5 * plan.n_gpus:.2f} per hour" in str(plan.details["decision"])
+    assert plan.decision.startswith(f"{plan.n_gpus} × H100 64GB (Llama-3.1-8B-Instruct, ")
+    assert f"${2.5 * plan.n_gpus:.2f} per hour" in plan.decision
 
 
 def test_too_few_gpus_at_hand_say_how_many_would_do(fleet: Workload, server: Profile, plan: Plan) -> None:
@@ -146,7 +145,7 @@ def test_a_plan_that_fresh_hours_break_to_the_end_is_none(
     fleet = packer.read_workload("examples/workloads/azure-code-2023.csv").subset([0, 1, 2])
     found = packer.recommend(fleet, server)
     assert (found.status, found.verified) == (Status.INFEASIBLE, False)
-    assert re.search(r": the goal breaks for [123] of 3 adapters, ", str(found.details["decision"]))
+    assert re.search(r": the goal breaks for [123] of 3 adapters, ", found.decision)
     assert found.reasons[0].startswith("In another hour adapter 'adapter-00")
 
 
@@ -157,7 +156,7 @@ def test_a_goal_that_only_the_margin_breaks_says_so(server: Profile) -> None:
     assert found.status is Status.INFEASIBLE
     assert found.adapters is not None
     assert (found.adapters.slo_used <= 1.0).all()
-    decision = str(found.details["decision"])
+    decision = found.decision
     assert re.search(r": the goal breaks for \d of 2 adapters with rates raised by the margin", decision)
     assert found.reasons[-1].endswith("the goal with rates raised by the margin")
 
@@ -172,11 +171,10 @@ def test_a_goal_that_no_server_keeps_is_answered_with_what_can_be_kept(
     monkeypatch.setattr(hours, "_run", lambda *job, **more: simulated.append(job) or one(*job, **more))
     found = packer.recommend(fleet, server, slo=Slo.of(p95_ttft_ms=20.0))
     assert found.status is Status.INFEASIBLE
-    assert "breaks for 60 of 60 adapters, " in str(found.details["decision"])
-    assert str(found.details["decision"]).endswith("for every adapter. No number of GPUs keeps it.")
+    assert "breaks for 60 of 60 adapters, " in found.decision
+    assert found.decision.endswith("for every adapter. No number of GPUs keeps it.")
     assert re.search(r"p95 TTFT 20 ms cannot be met: an idle server needs \d\d\.\d ms", found.reasons[0])
-    rows = found.details["frontier"]
-    assert isinstance(rows, list)
+    rows = found.frontier
     assert len(rows) > 2
     assert rows[-1]["p95_ttft_ms"] < rows[0]["p95_ttft_ms"]
     assert len({item.adapters for item, *_ in simulated if len(item.adapters) == 1}) == 1
@@ -234,7 +232,7 @@ def test_too_few_gpus_are_all_used(server: Profile) -> None:
     """Where even all GPUs at hand do not keep the goal, the nearest plan is on all of them."""
     found = packer.recommend(Workload([Adapter("hot", 8, 150.0)]), server, max_gpus=3)
     assert (found.status, found.n_gpus) == (Status.INFEASIBLE, 3)
-    second = str(found.details["decision"]).splitlines()[1]
+    second = found.decision.splitlines()[1]
     assert re.match(
         r"\d\d% of the load is served: TTFT p95 ", second
     )  # of what is not served nothing is known
@@ -243,7 +241,7 @@ def test_too_few_gpus_are_all_used(server: Profile) -> None:
 def test_an_hour_without_requests_is_told_in_words(server: Profile) -> None:
     """A fleet that hardly sends anything has no latency, and no nan is printed for one."""
     found = packer.recommend(Workload([Adapter("a", 8, 1e-6)]), server)
-    said = str(found.details["decision"])
+    said = found.decision
     assert said.startswith("1 × H100 64GB (Llama-3.1-8B-Instruct, vLLM 0.8.5; lengths assumed): ")
     assert said.endswith("No request completed in the simulated hour.")
 
@@ -284,7 +282,7 @@ def test_a_replayed_trace_has_a_plan_without_room(server: Profile) -> None:
     fleet = Workload([Adapter(f"a{k}", 8, 0.5) for k in range(4)], arrivals=Arrivals("trace", trace=trace))
     found = packer.recommend(fleet, server)
     assert (found.status, found.n_gpus, found.rooms) == (Status.FEASIBLE, 1, ())
-    assert "holds to" not in str(found.details["decision"])
+    assert "holds to" not in found.decision
     assert (found.margin, found.verified) == (None, None)
     assert found.reasons[-1].startswith("Requests are replayed as they were")
     assert packer.solve(fleet, server).rooms == ()
@@ -302,12 +300,10 @@ def test_servers_on_several_gpus_and_estimates(server: Profile) -> None:
     found = packer.recommend(busy, pair, verify=False)
     assert found.status is Status.FEASIBLE
     assert found.n_gpus == 2 * len(found.bins)
-    assert str(found.details["decision"]).startswith(f"{found.n_gpus} × H100 64GB as 1 server of 2 (")
-    rows = found.details["frontier"]
-    assert isinstance(rows, list)
+    assert found.decision.startswith(f"{found.n_gpus} × H100 64GB as 1 server of 2 (")
+    rows = found.frontier
     assert all(row["n_gpus"] % 2 == 0 for row in rows)
-    band = found.details["estimate_band"]
-    assert isinstance(band, dict)
+    band = found.estimate_band
     assert band["fewest"]["gpus"] <= found.n_gpus < band["most"]["gpus"]
     assert [point.n_gpus for point in packer.frontier(busy, pair, max_gpus=5)] == [2, 4]
     with pytest.raises(IncompatibleError, match="at least 2 GPUs"):
@@ -380,7 +376,7 @@ def test_the_requests_of_a_log_keep_the_goal_as_they_were(server: Profile) -> No
         for plan in (without, found)
     ]
     assert held == [False, True]
-    decision = found.details["decision"]
+    decision = found.decision
     assert (
         f"{found.n_gpus - 1} GPUs break the goal in another hour: requests of the log, replayed," in decision
     )

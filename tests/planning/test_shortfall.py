@@ -52,12 +52,12 @@ def test_a_start_that_decides_is_told_with_what_would_be_enough_without(
 ) -> None:
     """The first minutes cost a GPU: the decision says so, and names the weaker goals with the GPUs that a plan for them
     takes, or one for a server without that delay."""
-    text = str(plan.details["decision"])
+    text = plan.decision
     assert plan.n_gpus == 2
     assert re.search(
         r"breaks the goal .*: requests wait up to \d+\.\d s in the first \d0 s after a start\.", text
     )
-    weaker = plan.details["weaker_goals"]
+    weaker = plan.statistics["weaker_goals"]
     assert isinstance(weaker, dict)
     assert set(weaker.values()) == {1}
     assert "all but the first minutes after a start" in weaker
@@ -79,7 +79,7 @@ def test_a_wider_ttft_is_no_way_out_of_another_limit(server: Profile) -> None:
     fleet = Workload([Adapter("a", 16, 2.8), Adapter("b", 8, 1.5), Adapter("c", 16, 0.4)])
     found = packer.recommend(fleet, server, slo="p95_e2e_ms=9000")
     assert found.n_gpus > 1
-    assert all(goal.startswith("--slo adapter_share") for goal in found.details["weaker_goals"])
+    assert all(goal.startswith("--slo adapter_share") for goal in found.statistics["weaker_goals"])
 
 
 def test_goals_that_one_number_of_gpus_keeps_are_told_together() -> None:

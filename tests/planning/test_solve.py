@@ -265,7 +265,7 @@ def test_a_plan_that_the_twin_refutes_is_planned_again(
     monkeypatch.setattr("packer.planning.verify.twin_failures", twin)
     plan = solve(FLEET, PROFILE, predictor=AnalyticPredictor())
     assert plan.verified is True
-    assert plan.details["margin_at_first"] == UNCALIBRATED_MARGIN
+    assert plan.statistics["margin_at_first"] == UNCALIBRATED_MARGIN
     assert plan.margin == pytest.approx(UNCALIBRATED_MARGIN + 0.06)
     assert len(results) == 4  # the hour that broke two plans, and one that no plan has seen
     results.clear()

@@ -135,8 +135,8 @@ def test_a_repaired_plan_has_a_spare_server_too(monkeypatch: pytest.MonkeyPatch)
     predictor = AnalyticPredictor()
     plan = solve(FLEET, small_profile(), "gpus:spare=1", predictor=predictor, with_headroom=False)
     assert plan.verified
-    assert plan.details["margin_at_first"] < plan.margin
-    assert plan.n_gpus > plan.details["gpus_without_spare"]
+    assert plan.statistics["margin_at_first"] < plan.margin
+    assert plan.n_gpus > plan.statistics["gpus_without_spare"]
     for lost in range(plan.n_gpus):
         assert predictor.evaluate(FLEET, without_server(FLEET, plan.bins, lost)[0]).feasible.all()
 

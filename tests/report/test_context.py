@@ -17,21 +17,23 @@ DAY = Arrivals("piecewise", period_s=3600.0, factors=(1.0, 2.0) * 12)
 
 
 @pytest.mark.parametrize(
-    ("objective", "arrivals", "details", "words"),
+    ("objective", "arrivals", "evaluated_s", "words"),
     [
-        ("gpus", Arrivals(), {}, "with a fresh seed"),
-        ("recommend", Arrivals(), {}, "on a fresh hour"),
-        ("recommend", DAY, {}, "on 24 fresh hours"),
-        ("gpus", Arrivals(), {"evaluated": True, "duration_s": None}, "for an hour"),
-        ("recommend", Arrivals(), {"evaluated": True, "duration_s": 60.0}, "for 60 s"),
+        ("gpus", Arrivals(), None, "with a fresh seed"),
+        ("recommend", Arrivals(), None, "on a fresh hour"),
+        ("recommend", DAY, None, "on 24 fresh hours"),
+        ("gpus", Arrivals(), 0.0, "for an hour"),
+        ("recommend", Arrivals(), 60.0, "for 60 s"),
     ],
 )
 def test_an_hour_is_named_where_one_was_simulated(
-    toy_plan: Callable[..., Plan], objective: str, arrivals: Arrivals, details: dict[str, object], words: str
+    toy_plan: Callable[..., Plan], objective: str, arrivals: Arrivals, evaluated_s: float | None, words: str
 ) -> None:
     """Only the default objective and `evaluate` simulate hours; other plans are simulated until the result is clear."""
     plan = toy_plan(["a", "b"])
-    plan = replace(plan, objective=objective, details=details, workload=plan.workload.with_arrivals(arrivals))
+    plan = replace(
+        plan, objective=objective, evaluated_s=evaluated_s, workload=plan.workload.with_arrivals(arrivals)
+    )
     for verified, result in ((True, "it holds"), (False, "it breaks")):
         told = replace(plan, verified=verified)
         assert resimulated(told) == f"re-simulated {words}: {result}"

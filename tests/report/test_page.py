@@ -62,7 +62,7 @@ def test_curves_of_a_plan_with_limits_are_the_twins(tmp_path: Path) -> None:
     """A profile's own trees give the curves of a plan without limits; with limits, which the twin confirms, it does."""
     plan = packer.solve(FLEET, packer.load_profile("h100-64gb/llama-3.1-8b-instruct"), objective="gpus")
     assert not twin_gives(plan, tmp_path / "page.html")
-    limited = replace(plan, details={"limits": {"p99_ttft_ms": 5000.0}})
+    limited = replace(plan, limits={"p99_ttft_ms": 5000.0})
     assert twin_gives(limited, tmp_path / "page.html")
 
 

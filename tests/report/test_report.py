@@ -288,16 +288,15 @@ def test_one_thing_is_singular(toy_plan: Callable[..., Plan]) -> None:
 def test_a_recommended_plan_opens_with_its_decision(toy_plan: Callable[..., Plan]) -> None:
     """The decision stands first, and the frontier is drawn with the goal and the plan's GPUs marked."""
     row = {"p95_ttft_ms": 300.0, "worst_adapter_ttft_ms": 500.0, "mean_itl_ms": 30.0}
-    frontier = [{"n_gpus": n, **{key: value / n for key, value in row.items()}} for n in (1, 2, 3)]
-    goal = {"p95_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
+    frontier = tuple({"n_gpus": n, **{key: value / n for key, value in row.items()}} for n in (1, 2, 3))
     plan = toy_plan(["a", "b"])
-    details = {"decision": "2 GPUs: <fine>.", "goal": goal, "frontier": frontier}
-    page = render_report(dataclasses.replace(plan, details=details))
+    told = dataclasses.replace(plan, decision="2 GPUs: <fine>.", frontier=frontier)
+    page = render_report(told)
     assert "2 GPUs: &lt;fine&gt;." in page
     assert page.count("this plan</text>") == 2
     assert "worst adapter: 2, 250" in page
-    broken = {**details, "frontier": [{"n_gpus": 1}, {"n_gpus": 2}]}
-    assert "GPUs against latency" not in render_report(dataclasses.replace(plan, details=broken))
+    alone = dataclasses.replace(told, frontier=frontier[:1])
+    assert "GPUs against latency" not in render_report(alone)
 
 
 def test_a_number_of_gpus_on_which_an_adapter_gets_no_answer_leaves_a_gap(
@@ -305,10 +304,8 @@ def test_a_number_of_gpus_on_which_an_adapter_gets_no_answer_leaves_a_gap(
 ) -> None:
     """The curve of the worst adapter has no point there; that of all requests has."""
     row = {"p95_ttft_ms": 300.0, "worst_adapter_ttft_ms": None, "mean_itl_ms": 30.0}
-    frontier = [{**row, "n_gpus": 1}, {**row, "n_gpus": 2, "worst_adapter_ttft_ms": 250.0}]
-    goal = {"p95_ttft_ms": 2000.0, "mean_itl_ms": 100.0}
-    details = {"decision": "2 GPUs.", "goal": goal, "frontier": frontier}
-    page = render_report(dataclasses.replace(toy_plan(["a", "b"]), details=details))
+    frontier = ({**row, "n_gpus": 1}, {**row, "n_gpus": 2, "worst_adapter_ttft_ms": 250.0})
+    page = render_report(dataclasses.replace(toy_plan(["a", "b"]), frontier=frontier))
     assert "all requests: 1, 300" in page
     assert "worst adapter: 2, 250" in page
     assert "worst adapter: 1, " not in page
@@ -382,7 +379,7 @@ def test_queueing_gpus_are_named_and_a_bound_counts_gpus(plan: Plan) -> None:
         objective="gpus",
         status=Status.FEASIBLE,
         lower_bound=1.0,
-        details={},
+        within_goal={},
         evaluations=dataclasses.replace(plan.evaluations, mean_ttft_ms=np.full(len(plan.bins), 3600.0)),
     )
     page = Page(render_report(slow))

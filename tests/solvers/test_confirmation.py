@@ -104,7 +104,7 @@ def test_refused_bins_make_the_search_more_careful(profile: Profile, monkeypatch
     plan = solve(FLEET, profile, predictor="auto", margin=0.0)
     assert plan.status is not Status.INFEASIBLE
     assert TwinPredictor().evaluate(FLEET, plan.bins).feasible.all()
-    assert "search_raised" in plan.details
+    assert "search_raised" in plan.statistics
 
 
 def test_bursty_fleets_are_guessed_by_the_trees_and_simulated_at_the_end(profile: Profile) -> None:
@@ -178,8 +178,7 @@ def test_fewest_gpus_on_which_requests_queue_say_what_limits_take(profile: Profi
     fleet = Workload([Adapter(f"a{k}", 16 if k % 2 else 8, 0.78) for k in range(40)])
     plan = solve(fleet, profile, margin=0.0)
     assert plan.evaluations.mean_ttft_ms.max() > 2000.0
-    within = plan.details["within_goal"]
-    assert isinstance(within, dict)
+    within = plan.within_goal
     assert within["gpus"] > plan.n_gpus
     kept = solve(fleet, profile, within["objective"], margin=0.0)
     assert kept.verified
@@ -189,7 +188,7 @@ def test_fewest_gpus_on_which_requests_queue_say_what_limits_take(profile: Profi
     assert told.startswith(
         f"slo:server.p99_ttft_ms=2000,server.mean_itl_ms=100 takes {within['gpus']} GPUs. Without --obj"
     )
-    assert "within_goal" not in solve(fleet, profile, margin=1.0).details
+    assert not solve(fleet, profile, margin=1.0).within_goal
 
 
 @pytest.mark.parametrize("unfinished", [False, True])

@@ -114,7 +114,7 @@ def test_a_plan_above_the_relaxation_rounded_up_is_proven(
     fleet = Workload([Adapter(f"a{i}", 8, float(size)) for i, size in enumerate(sizes)])
     settings = {"predictor": Knapsack(capacity), "verify": False, "margin": 0.0, "time_limit_s": 20.0}
     plan = solve(fleet, small_profile(), solver="exact", **settings)
-    assert plan.details["relaxation"] == pytest.approx(relaxed, abs=1e-3)
+    assert plan.statistics["relaxation"] == pytest.approx(relaxed, abs=1e-3)
     assert plan.n_gpus == plan.lower_bound == fewest
     assert (plan.bound_proven, plan.status) == (True, Status.OPTIMAL)
     assert "integer program" in plan.bound_source

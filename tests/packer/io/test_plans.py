@@ -31,6 +31,12 @@ from packer.testing.analytic import AnalyticPredictor
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload
 
+POINT = {
+    "n_gpus": 2, "p95_ttft_ms": 300.0, "worst_adapter": "a0", "worst_adapter_ttft_ms": None, "mean_itl_ms": 30.0,
+    "slo_attainment": 1.0, "goodput_tok_s": 900.0, "price_per_hour": None, "holds": True, "broken_later": False,
+    "starving": [], "queueing": [1],
+}  # fmt: skip
+
 
 @pytest.fixture
 def plan(toy_plan: Callable[..., Plan]) -> Plan:
@@ -51,7 +57,16 @@ def plan(toy_plan: Callable[..., Plan]) -> Plan:
         moves=Moves((2,), (1, None)),
         interrupted=True,
         time_limit_reached=True,
-        details={"patterns": 7},
+        limits={"mean_itl_ms": 100.0},
+        decision="2 GPUs hold.",
+        frontier=(POINT,),
+        kinds=({"model": None, "kinds": "H100", "gpus": 2, "price_per_hour": 5.0, "holds": True},),
+        estimate_band={
+            end: {"capacity": 1.0, "gpus": 3, "objective_value": None} for end in ("most", "fewest")
+        },
+        within_goal={"objective": "slo", "gpus": 3},
+        evaluated_s=60.0,
+        statistics={"patterns": 7},
     )
 
 
@@ -329,8 +344,28 @@ def test_details_without_a_value_are_null(plan: Plan, tmp_path: Path) -> None:
     """What a solver notes may hold NaN, infinities and tuples: JSON has null and lists."""
     path = tmp_path / "plan.json"
     details = {"tried": (1.0, math.nan), "rows": [{"itl": math.inf, "gpus": 2}]}
-    write_plan(replace(plan, details=details), path)
-    assert load_plan(path).details == {"tried": [1.0, None], "rows": [{"itl": None, "gpus": 2}]}
+    write_plan(replace(plan, statistics=details), path)
+    assert load_plan(path).statistics == {"tried": [1.0, None], "rows": [{"itl": None, "gpus": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("frontier", [{"n_gpus": 2}]),
+        ("kinds", [{"kinds": 7}]),
+        ("estimate_band", {"most": {}}),
+        ("decision", 5),
+    ],
+)
+def test_what_a_plan_says_is_checked_when_it_is_read(
+    plan: Plan, tmp_path: Path, key: str, value: object
+) -> None:
+    """Tables and sentences are made from it, so that a damaged one is named by its key."""
+    data = plan_to_dict(plan)
+    data["details"][key] = value
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(FileFormatError, match=rf"key 'details\.{key}"):
+        load_plan(tmp_path / "plan.json")
 
 
 def test_a_value_of_the_objective_may_be_infinite(plan: Plan, tmp_path: Path) -> None:

@@ -161,6 +161,6 @@ def test_the_public_call_takes_it() -> None:
         fleet, small_profile(), solver="cpsat", predictor=MonotonePredictor(), time_limit_s=3.0, margin=0.0,
         verify=False,
     )  # fmt: skip
-    assert (plan.solver, plan.details["first"]) == ("cpsat", "greedy")
+    assert (plan.solver, plan.statistics["first"]) == ("cpsat", "greedy")
     assert sorted(i for item in plan.bins for i in item.adapters) == list(range(12))
     assert all(isinstance(item, Bin) for item in plan.bins)
