@@ -10,10 +10,8 @@ import math
 
 from packer.engine_spec import EngineSpec
 from packer.fit.dimensions import ModelDimensions
-from packer.kv_shape import KvShape
+from packer.kv_shape import HYBRID, KvShape
 
-HYBRID = (0, 10)
-"""Version from which layers with a window drop tokens; before, all layers keep all (`unify_hybrid_kv_cache_specs`)."""
 SIMILAR = 1.5
 """Where no kind has so many times the layers of the rarest one, groups are as large as the most frequent kind."""
 

@@ -12,6 +12,7 @@ from packer.fit.step_law import non_negative
 from packer.fit.tables import positive, whole
 from packer.io.tables import Row
 from packer.profile import LoadingSpec, MemorySpec, ModelSpec
+from packer.twin.memory.policy import least_kv_tokens
 
 
 def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> MemorySpec:
@@ -37,7 +38,7 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
         kv_budget_bytes=float(np.round(budget)),
         slot_bytes=float(np.round(per_slot)),
         slot_bytes_per_rank=float(np.round(per_rank)),
-        min_kv_tokens=engine.max_model_len,
+        min_kv_tokens=least_kv_tokens(model, engine),
         measured=tuple(sorted(points)),
     )
 

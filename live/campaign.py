@@ -251,9 +251,9 @@ class Campaign:
             steps = read_steps(place / "steps.csv") if (place / "steps.csv").exists() else None
         except FileFormatError:
             steps = None  # the worker cannot record steps of this vLLM version; the other results are valid
-        tokens = metrics.kv_cache_tokens
-        if tokens is not None and metrics.block_size is not None:
-            tokens -= metrics.block_size  # vLLM's null block (vllm/v1/core/block_pool.py)
+        cache = metrics.kv_cache
+        shape, length = self.launch.model_spec.kv_shape, self.launch.engine.max_model_len
+        tokens = None if cache is None else cache.capacity(shape, length)
         return Outcome(session, task, None, load, metrics, steps, tokens)
 
 

@@ -186,8 +186,8 @@ def _metrics(where: Address) -> Check:
     if status != 200:
         return Check("metrics", False, f"{where.url}/metrics answers {_answer(status, text)}")
     page = page_of(text)
-    found = {**page.figures, "kv_cache_tokens": page.kv_cache_tokens}
+    found = {**page.figures, "kv_cache_tokens": page.kv_cache and page.kv_cache.tokens}
     names = ("running", "waiting", "kv_usage", "preemptions", "kv_cache_tokens")
     missing = [name for name in names if found.get(name) is None]
-    detail = f"without {', '.join(missing)}" if missing else f"KV cache of {page.kv_cache_tokens} tokens"
+    detail = f"without {', '.join(missing)}" if missing else f"KV cache of {found['kv_cache_tokens']} tokens"
     return Check("metrics", not missing, detail)

@@ -17,6 +17,7 @@ from packer.live.step_log import Steps
 from packer.profile import LatencySpec, LoadingSpec, MemorySpec, Profile
 from packer.settings import Settings
 from packer.twin.law.linear import linear_features
+from packer.twin.memory.policy import least_kv_tokens
 
 TERMS = (
     "base_ms", "per_decode_ms", "per_prefill_token_ms", "prefill_step_ms", "first_adapter_ms",
@@ -166,15 +167,13 @@ def fit_memory(launch: Launch, points: Mapping[Settings, int]) -> MemorySpec:
     With emulated slot memory, the line is that of the emulation. Otherwise two points determine the budget and the
     bytes per slot and rank; a single point determines the budget, with the model's own bytes per rank.
     """
-    kv, minimum = launch.model_spec.kv_bytes_per_token, launch.engine.max_model_len
+    kv, minimum = launch.model_spec.kv_bytes_per_token, least_kv_tokens(launch.model_spec, launch.engine)
     measured = tuple(sorted((each.max_loras, each.max_lora_rank, tokens) for each, tokens in points.items()))
     if launch.emulation is not None:
         e = launch.emulation
         return MemorySpec(e.kv_budget_bytes, 0.0, e.slot_bytes_per_rank, minimum, "reserved", measured)
     if not points:
-        raise LiveError(
-            "The server's KV cache capacity could not be read, neither from /metrics nor its log."
-        )
+        raise LiveError("The server's KV cache capacity could not be read from /metrics.")
     slots = np.array([each.max_loras * each.max_lora_rank for each in points], dtype=np.float64)
     left = np.array(list(points.values()), dtype=np.float64) * kv
     per_rank = launch.model_spec.lora_bytes_per_rank

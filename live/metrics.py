@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 
 from packer.io.shipped import table
+from packer.kv_shape import KvShape
 
 NAMES: Mapping[str, Sequence[str]] = table("packer.live", "figures.toml")
 """Figure → its names, the newest first (0.32, then those of older releases). The first three are gauges, kv_usage a
@@ -19,6 +21,35 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 MAX_KEPT = 100_000
 """Characters of a page that are kept; vLLM writes some hundred for each engine."""
 MAX_FIGURE = 1e18
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """A server's KV cache as vLLM states it: blocks of all data-parallel engines, and `said` tokens of each engine.
+
+    `said`: in requests of `max_model_len`; None before 0.24, which do not state it.
+    """
+
+    blocks: int
+    block_size: int
+    engines: int
+    said: int | None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the server: as vLLM says, or of all blocks."""
+        return self.blocks * self.block_size if self.said is None else self.said * self.engines
+
+    def capacity(self, shape: KvShape | None, max_model_len: int) -> int:
+        """Tokens that all layers keep, without vLLM's null blocks (vllm/v1/core/block_pool.py).
+
+        Each group of layers has blocks of its own, so a token takes one place in each group's blocks.
+        """
+        usable = (self.blocks - self.engines) * self.block_size
+        if shape is not None:  # the rarest kind of layers is one group: the share tells how many there are
+            return usable // Fraction(shape.windowed_share).limit_denominator(64).denominator
+        several = self.tokens * (max_model_len + self.block_size) < usable * max_model_len
+        return self.tokens if several else usable
 
 
 @dataclass(frozen=True)
@@ -34,8 +65,7 @@ class Page:
     figures: Mapping[str, float]
     adapters: frozenset[str] | None = None
     max_loras: int | None = None
-    kv_cache_tokens: int | None = None
-    block_size: int | None = None
+    kv_cache: KvCache | None = None
     all_named: bool = False
 
     @property
@@ -60,12 +90,12 @@ class Page:
 
 
 def page_of(text: str, time_s: float = 0.0) -> Page:
-    """Read a page; figures of several engines are summed, damaged lines are skipped.
+    """Read a page; figures of several engines are summed, shares averaged, damaged lines are skipped.
 
     vLLM keeps a series of `lora_requests_info` for each list of adapters that it has seen, which may be thousands;
     its value is when that list was last current.
     """
-    values: dict[str, float] = {}
+    values: dict[str, list[float]] = {}
     cache, latest, loras = "", 0.0, ""
     for line in text.splitlines():
         found = _LINE.fullmatch(line) if line.startswith((_LORA, *_KEPT)) else None
@@ -77,19 +107,21 @@ def page_of(text: str, time_s: float = 0.0) -> Page:
             latest, loras = value, labels
         elif name == _CACHE:
             cache = labels
-        values[name] = values.get(name, 0.0) + value
-    figures = {key: next((values[n] for n in names if n in values), None) for key, names in NAMES.items()}
+        values.setdefault(name, []).append(value)
+    figures = {key: next((values[n] for n in names if n in values), []) for key, names in NAMES.items()}
     sizes, lists = dict(_LABEL.findall(cache)), dict(_LABEL.findall(loras))
-    blocks, size = _whole(sizes.get("num_gpu_blocks")), _whole(sizes.get("block_size"))
+    blocks, size, said = (
+        _whole(sizes.get(n)) for n in ("num_gpu_blocks", "block_size", "kv_cache_size_tokens")
+    )
+    known = KvCache(blocks, size, len(values[_CACHE]), said) if blocks and size else None
     listed = [lists.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")]
     adapters = _parts(re.sub(r"\\(.)", r"\1", ",".join(listed)))
     return Page(
         time_s,
-        {key: value for key, value in figures.items() if value is not None},
+        {key: sum(each) / (len(each) if key == "kv_usage" else 1) for key, each in figures.items() if each},
         adapters if latest else None,
         _whole(lists.get("max_lora")),
-        blocks * size if blocks is not None and size is not None else None,
-        size,
+        known,
         listed[0] != listed[1],
     )
 
@@ -137,11 +169,10 @@ class MetricsSummary:
     mean_waiting: float | None
     mean_kv_usage: float | None
     preemptions: float | None
-    kv_cache_tokens: int | None
+    kv_cache: KvCache | None
     samples: int
     restarts: int = 0
     prefix_hit_rate: float | None = None
-    block_size: int | None = None
 
 
 def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
@@ -159,9 +190,8 @@ def summarise(pages: Iterable[tuple[float, str]]) -> MetricsSummary:
 
     counts = [page.figures["preemptions"] for page in seen if "preemptions" in page.figures]
     queries, hits = growth("prefix_queries"), growth("prefix_hits")
-    sized = next((page for page in seen if page.kv_cache_tokens is not None), Page(0.0, {}))
-    tokens, size = sized.kv_cache_tokens, sized.block_size
+    cache = next((page.kv_cache for page in seen if page.kv_cache is not None), None)
     hit_rate = hits / queries if hits is not None and queries else None
     restarts, grew = sum(b < a for a, b in pairwise(counts)), growth("preemptions")
     running, waiting, usage = mean("running"), mean("waiting"), mean("kv_usage")
-    return MetricsSummary(running, waiting, usage, grew, tokens, len(seen), restarts, hit_rate, size)
+    return MetricsSummary(running, waiting, usage, grew, cache, len(seen), restarts, hit_rate)

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from packer.errors import ValidationError, shown
+from packer.kv_shape import HYBRID
 from packer.profile import MemorySpec, Profile
 from packer.twin.memory.policy import least_kv_tokens
 
@@ -42,7 +43,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
     rules of that version (`packer.twin.engine_rules`). The step law and `kv_shape` stay.
 
     Raises `ValidationError`: a setting breaks a rule, such as `max_num_seqs` above `max_num_batched_tokens`; the
-    version has no numbers, or the profile is of another engine than vLLM.
+    version has no numbers, or one before 0.9.1 for layers with a window; the profile is of another engine than vLLM.
     """
     if unknown := settings.keys() - set(SETTINGS):
         raise TypeError(f"with_engine() got unexpected settings: {', '.join(sorted(unknown))}")
@@ -59,6 +60,15 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
     if "version" in given and (engine.name != "vllm" or not VERSION.fullmatch(engine.version)):
         raise ValidationError(
             f"Expected a version as 0.11.0 of a server of vLLM, got {shown(engine.version)} of {engine.name}."
+        )
+    if (
+        (shape := profile.model.kv_shape)
+        and shape.window
+        and engine.release < HYBRID <= profile.engine.release
+    ):
+        raise ValidationError(
+            f"Expected a version from 0.9.1 on, where layers with a window drop tokens, got {engine.version}: "
+            "packer profiles estimate with --vllm-version has the memory of older ones."
         )
     share = engine.gpu_memory_utilization - profile.engine.gpu_memory_utilization
     each = BYTES_PER_LOGIT if profile.engine.release < SAMPLER_RELEASE else SAMPLER_BYTES_PER_LOGIT

@@ -243,7 +243,7 @@ def test_a_damaged_page_of_metrics_costs_no_request(
     assert len(result.done) == 3
     assert result.complete
     found = summarise(result.metrics)
-    assert found.kv_cache_tokens is None
+    assert found.kv_cache is None
     assert (found.preemptions == 0.0) == (fault == "bad-metrics")
 
 

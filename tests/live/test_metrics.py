@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from packer.live.metrics import MAX_KEPT, kept, page_of, summarise
+from packer.kv_shape import KvShape
+from packer.live.metrics import MAX_KEPT, KvCache, kept, page_of, summarise
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -27,7 +28,7 @@ def test_the_figures_of_a_page_of_0_32() -> None:
     """Gauges, counters and what hides in labels."""
     page = page_of(PAGE, 1.5)
     assert page.figures == {"running": 20.0, "waiting": 42.0, "kv_usage": 0.48, "preemptions": 3.0}
-    assert (page.time_s, page.kv_cache_tokens, page.max_loras) == (1.5, 128 * 32, 8)
+    assert (page.time_s, page.kv_cache, page.max_loras) == (1.5, KvCache(128, 32, 1, None), 8)
     assert page.in_flight == {"a0"}
 
 
@@ -48,7 +49,7 @@ def test_a_page_without_our_figures_is_no_error(text: str) -> None:
     """Renamed, empty or damaged: every figure is missing, nothing raises."""
     page = page_of(text)
     assert "running" not in page.figures
-    assert page.kv_cache_tokens is None
+    assert page.kv_cache is None
 
 
 def test_a_run_is_means_of_gauges_and_growth_of_counters() -> None:
@@ -58,6 +59,39 @@ def test_a_run_is_means_of_gauges_and_growth_of_counters() -> None:
     assert summary.mean_running == 15.0
     assert summary.preemptions == 2.0
     assert summary.samples == 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "said", "tokens"),
+    [
+        (None, None, 7000 * 16),
+        (None, 6945 * 1000, 7000 * 16),  # 7,001 blocks / 63 for a request of 1,000 tokens
+        (KvShape(1031, 6 / 7), None, 1000 * 16),
+        (KvShape(1031, 0.857), 20_000, 1000 * 16),
+        (KvShape(request_tokens=2744.0), 50_000, 7000 * 16),
+        (None, 20_000, 20_000),
+    ],
+)
+def test_a_group_of_layers_has_blocks_of_its_own(
+    shape: KvShape | None, said: int | None, tokens: int
+) -> None:
+    """A token of Gemma 3 takes a place in the blocks of seven groups; where the profile does not know of groups, vLLM's
+    own count is the capacity."""
+    label = "" if said is None else f'kv_cache_size_tokens="{said}",'
+    cache = page_of(f'vllm:cache_config_info{{block_size="16",{label}num_gpu_blocks="7001"}} 1').kv_cache
+    assert cache is not None
+    assert cache.capacity(shape, 1000) == tokens
+
+
+def test_data_parallel_engines_share_their_figures() -> None:
+    """The blocks are all engines', the tokens one's, and the share of the KV cache in use is their mean."""
+    sizes = (
+        'vllm:cache_config_info{block_size="16",engine="%d",kv_cache_size_tokens="160",num_gpu_blocks="22"} 1'
+    )
+    page = page_of("\n".join(f'{sizes % k}\nvllm:kv_cache_usage_perc{{engine="{k}"}} {k}' for k in (0, 1)))
+    assert page.figures == {"kv_usage": 0.5}
+    assert page.kv_cache == KvCache(22, 16, 2, 160)
+    assert page.kv_cache.capacity(None, 160) == 2 * page.kv_cache.said == 320
 
 
 def test_no_page_at_all() -> None:
@@ -70,7 +104,7 @@ def test_no_page_at_all() -> None:
 @pytest.mark.parametrize("blocks", ["²", "9" * 5000, "-3", "1e3", ""])
 def test_a_count_of_blocks_that_is_no_number_is_missing(blocks: str) -> None:
     """Signs that Python takes for digits, and numbers that it refuses to read."""
-    assert page_of(PAGE.replace('"128"', f'"{blocks}"')).kv_cache_tokens is None
+    assert page_of(PAGE.replace('"128"', f'"{blocks}"')).kv_cache is None
 
 
 def test_a_damaged_line_costs_that_line() -> None:
@@ -80,7 +114,7 @@ def test_a_damaged_line_costs_that_line() -> None:
     page = page_of("\n".join(["\x00\xff{{{", *lines]))
     assert "running" not in page.figures
     assert page.figures == {"waiting": 42.0, "kv_usage": 0.48, "preemptions": 3.0}
-    assert page.kv_cache_tokens == 128 * 32
+    assert page.kv_cache == KvCache(128, 32, 1, None)
 
 
 @pytest.mark.parametrize("value", ["nan", "+Inf", "1e999", "-1", "1e300"])

@@ -105,6 +105,14 @@ def test_settings_that_no_server_takes_are_refused(settings: dict[str, Any]) -> 
         with_engine(LLAMA, **settings)
 
 
+def test_windows_need_a_version_that_drops_tokens() -> None:
+    """Before 0.9.1, all layers keep all tokens: an estimate of that version has other memory."""
+    gemma = estimate_profile("google/gemma-3-27b-it", "h200", version="0.9.2")
+    assert gemma.model.kv_shape == with_engine(gemma, vllm_version="0.32.0").model.kv_shape is not None
+    with pytest.raises(ValidationError, match=r"from 0\.9\.1 on.*got 0\.8\.5: packer profiles estimate"):
+        with_engine(gemma, vllm_version="0.8.5")
+
+
 def test_a_version_of_vllm_is_for_servers_of_vllm() -> None:
     """Another engine has no rules by vLLM's numbers."""
     other = replace(LLAMA, engine=replace(LLAMA.engine, name="lightllm"))
