@@ -1,7 +1,8 @@
 """AIBrix: the servers as Kubernetes resources without adapters, and a ModelAdapter for each adapter.
 
-model.aibrix.ai/v1alpha1 of AIBrix 0.5 to 0.7: an adapter is loaded on every pod that `spec.podSelector`
-selects, here its planned servers. `spec.replicas` is left out, because AIBrix only accepts 1.
+model.aibrix.ai/v1alpha1 of AIBrix 0.5 to 0.7: an adapter is loaded on every pod that `spec.podSelector.matchLabels`
+selects (`matchExpressions` are not read). The pods of each set of planned servers have a label of their own.
+`spec.replicas` is left out, because AIBrix only accepts 1.
 AIBrix serves an adapter under the name of its resource, which must be a DNS label. The annotation
 `packer/adapter` has the adapter's own name. AIBrix splits the requests of a replicated adapter by
 its own routing policy; the planned shares are in the annotation `packer/shares`.
@@ -14,31 +15,36 @@ from packer.export import kubernetes, quoting, templates
 from packer.export.servers import ExportedServer, Options, base_by_its_name, routes
 from packer.export.sources import address
 
-_NAME, _PORT = "model.aibrix.ai/name", "model.aibrix.ai/port"
+_NAME, _PORT, _ENABLED = "model.aibrix.ai/name", "model.aibrix.ai/port", "adapter.model.aibrix.ai/enabled"
 
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`servers.yaml` and `model-adapters.yaml`, for `kubectl apply -f`."""
-
-    def labels(server: ExportedServer) -> dict[str, str]:
-        return {_NAME: quoting.label_value(server.model), _PORT: str(server.port)}
-
     base_by_its_name(servers, "AIBrix")
     sources = {item.name: item.source for server in servers for item in server.modules}
     table = {name: places for name, places in routes(servers).items() if name in sources}
     if pair := quoting.alike(table, quoting.dns_name):
         rule = f"Expected adapters whose Kubernetes names differ, got {shown(pair[0])} and {shown(pair[1])}"
         raise ValidationError(f"{rule}, both {quoting.dns_name(pair[0])!r}: rename one.")
+
+    def labels(server: ExportedServer) -> dict[str, str]:
+        own = {_NAME: quoting.label_value(server.model), _PORT: str(server.port)}
+        return (
+            own | {_ENABLED: "true"} | {key: "true" for chosen, key in sets.items() if server.name in chosen}
+        )
+
+    sets: dict[tuple[str, ...], str] = {}
     adapters = []
     for name, places in table.items():
         annotations = {"packer/adapter": name}
         if len(places) > 1:
             shares = {server.name: round(share, 6) for server, share in places}
             annotations["packer/shares"] = quoting.json_text(shares)
-        own = {**labels(places[0][0]), _NAME: quoting.dns_name(name)}
+        chosen = tuple(server.name for server, _ in places)
         base = quoting.label_value(places[0][0].model)
-        names = [server.name for server, _ in places]
-        adapters.append((own, annotations, base, names, _artifact(name, sources[name])))
+        selected = {_NAME: base, sets.setdefault(chosen, f"packer/servers-{len(sets)}"): "true"}
+        own = {_NAME: quoting.dns_name(name), _PORT: str(places[0][0].port)}
+        adapters.append((own, annotations, base, selected, _artifact(name, sources[name])))
     return {
         "model-adapters.yaml": templates.render("model-adapters.yaml", adapters=adapters, options=options),
         "servers.yaml": kubernetes.manifests(servers, options, labels, with_adapters=False),

@@ -11,10 +11,12 @@ from __future__ import annotations
 from packer.export import quoting, templates
 from packer.export.servers import ExportedServer, Module, Options
 from packer.export.sources import parsed, refused
+from packer.twin.engine_rules import rules_of
 
-_TYPES = {"path": "local", "huggingface": "huggingface", "s3": "s3", "http": "http"}
-"""Kind of source → `type` of a LoraAdapter's source."""
-_BY_OTHER_KEYS = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora")
+_TYPES = {"path": "local", "huggingface": "huggingface"}
+"""Kind of source → `type` of a LoraAdapter's source. The operator loads nothing from the others, s3 and http."""
+_CACHING = "enable-prefix-caching"
+_BY_OTHER_KEYS = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora", _CACHING, f"no-{_CACHING}")
 
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
@@ -27,7 +29,9 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         settings = {key: value for key, value in server.settings().items() if key not in _BY_OTHER_KEYS}
         flags = [word for key, value in settings.items() for word in _joined(key, value)]
         flags += quoting.words(server.served_names)
-        specs.append((server, repository, tag, flags))
+        # The chart turns prefix caching off unless this says otherwise.
+        caching = rules_of(server.bin.profile.engine).prefix_caching
+        specs.append((server, repository, tag, caching, flags))
     adapters = [(server, item, _adapter_source(item)) for server in servers for item in server.modules]
     return {
         "values.yaml": templates.render("helm-values.yaml", servers=specs, options=options),
@@ -44,9 +48,8 @@ def _joined(key: str, value: object) -> list[str]:
 def _adapter_source(item: Module) -> dict[str, str]:
     kind, rest = parsed(item.source)
     if kind not in _TYPES:
-        expected = "a path, a Hugging Face repository, s3:// or https:// (a LoraAdapter takes nothing else)"
+        expected = "a path or a Hugging Face repository (the operator loads nothing else)"
         raise refused(item.name, item.source, expected)
-    source = {"type": _TYPES[kind], "adapterName": item.name}
-    if kind == "huggingface":
-        return {**source, "repository": rest}
-    return {**source, "adapterPath": rest if kind == "path" else item.source}
+    # With a path, the operator gives that to vLLM, which downloads a repository itself; else it wants a token.
+    source = {"type": _TYPES[kind], "adapterName": item.name, "adapterPath": rest}
+    return source | ({"repository": rest} if kind == "huggingface" else {})

@@ -62,6 +62,12 @@ def _check_names(server: ExportedServer) -> None:
                 "Expected names of adapters that KServe's start script keeps, of letters, digits and ._/:@+-, "
                 f"other than the base model's, got {shown(name)}."
             )
+    for item in server.modules:
+        if parsed(item.source)[0] == "path" and quoting.dns_name(item.name) != item.name:
+            raise IncompatibleError(
+                "Expected names of small letters, digits and '-' for adapters on a claim, whose volumes KServe calls "
+                f"by them, got {shown(item.name)}: rename it, or give it a repository or s3:// with --sources."
+            )
     if pair := quoting.alike(names, _folder):
         raise IncompatibleError(
             f"KServe puts the adapters {shown(pair[0])} and {shown(pair[1])} into one folder, "

@@ -40,18 +40,21 @@ def _source(name: str, source: object, row: int | None) -> str:
 
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.ASCII | re.DOTALL)
-_KINDS = {kind: kind for kind in ("huggingface", "s3", "gcs", "tos", "http")}
-_KINDS |= {"file": "path", "hf": "huggingface", "gs": "gcs", "https": "http"}
+_KINDS = {kind: kind for kind in ("huggingface", "s3", "gcs", "tos")}
+_KINDS |= {"file": "path", "hf": "huggingface", "gs": "gcs"}
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-_ELSEWHERE = dict.fromkeys(("gcs", "tos"), ", or use --format aibrix")
-_ELSEWHERE |= {"s3": ", or use --format aibrix or --format helm", "http": ", or use --format helm"}
+_ELSEWHERE = {
+    "gcs": ", or use --format aibrix or --format ray",
+    "tos": ", or use --format aibrix",
+    "s3": ", or use --format aibrix, kserve, dynamo or ray",
+}
 """Kind of source → formats that read it although others do not, as the end of a message."""
 
 
 def parsed(source: str) -> tuple[str, str]:
     """Kind of a source, and the source without its scheme (`file://`, `hf://`, `s3://`, …), if it has one.
 
-    Kinds: "path", "huggingface", "s3", "gcs", "tos", "http"; "unknown": no format reads it.
+    Kinds: "path", "huggingface", "s3", "gcs", "tos"; "unknown": no format reads it.
     """
     if address := _SCHEME.fullmatch(source):
         scheme, rest = address[1].lower(), address[2]

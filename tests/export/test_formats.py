@@ -182,7 +182,7 @@ def test_bad_sources_are_refused(tmp_path: Path, file: str, text: str, message: 
         ("hf://acme/lora", "huggingface"),
         ("s3://bucket/a", "s3"),
         ("gs://bucket/a", "gcs"),
-        ("https://x/y", "http"),
+        ("https://x/y", "unknown"),
         ("file:///x", "path"),
     ],
 )

@@ -97,12 +97,10 @@ def test_aibrix_resources(hostile_plan: Plan) -> None:
     assert len({each["metadata"]["name"] for each in adapters}) == len(sources)
     for each in adapters:
         name = each["metadata"]["annotations"]["packer/adapter"]
-        index = hostile_plan.workload.names.index(name)
-        places = [f"gpu-{gpu}" for gpu, item in enumerate(hostile_plan.bins) if index in item.adapters]
         assert (each["apiVersion"], each["kind"]) == ("model.aibrix.ai/v1alpha1", "ModelAdapter")
         assert DNS.fullmatch(each["metadata"]["name"])
         assert each["spec"]["artifactURL"] == f"huggingface://{sources[name]}"
-        assert each["spec"]["podSelector"]["matchExpressions"][0]["values"] == places
+        assert set(each["spec"]["podSelector"]) == {"matchLabels"}  # AIBrix does not read matchExpressions
         assert set(each["spec"]) == {"baseModel", "podSelector", "artifactURL"}
 
 
@@ -123,15 +121,12 @@ def test_aibrix_pods_carry_the_selected_labels(hostile_plan: Plan) -> None:
         if each["kind"] == "Deployment"
     ]
     for each in yaml.safe_load_all(files["model-adapters.yaml"]):
-        selector = each["spec"]["podSelector"]
-        found = [
-            pod
-            for pod in pods
-            if selector["matchLabels"].items() <= pod.items()
-            and all(pod[rule["key"]] in rule["values"] for rule in selector["matchExpressions"])
-        ]
+        selected = each["spec"]["podSelector"]["matchLabels"].items()
         index = hostile_plan.workload.names.index(each["metadata"]["annotations"]["packer/adapter"])
-        assert len(found) == sum(index in item.adapters for item in hostile_plan.bins)
+        assert [selected <= pod.items() for pod in pods] == [
+            index in item.adapters for item in hostile_plan.bins
+        ]
+    assert all(pod["adapter.model.aibrix.ai/enabled"] == "true" for pod in pods)
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,10 @@ def test_vllm_gets_paths_and_repositories(
 @pytest.mark.parametrize(
     ("source", "help_"),
     [
-        ("s3://bucket/a", "--format aibrix or --format helm"),
-        ("gs://bucket/a", "--format aibrix"),
+        ("s3://bucket/a", "--format aibrix, kserve, dynamo or ray"),
+        ("gs://bucket/a", "--format aibrix or --format ray"),
         ("tos://bucket/a", "--format aibrix"),
-        ("https://host/a.tar", "--format helm"),
+        ("https://host/a.tar", "repository"),
         ("oci://host/a", "path"),
         ("s3://", "path"),
         ("file://host/a", "path"),
@@ -106,27 +106,29 @@ def test_aibrix_gets_its_own_schemes(exported: Callable[[str, str], Any], source
     [
         ("/adapters/a", {"type": "local", "adapterPath": "/adapters/a"}),
         ("file:///adapters/a", {"type": "local", "adapterPath": "/adapters/a"}),
-        ("hf://acme/lora", {"type": "huggingface", "repository": "acme/lora"}),
-        ("acme/lora", {"type": "huggingface", "repository": "acme/lora"}),
-        ("s3://bucket/a", {"type": "s3", "adapterPath": "s3://bucket/a"}),
-        ("https://host/a", {"type": "http", "adapterPath": "https://host/a"}),
+        *(
+            (source, {"type": "huggingface", "repository": "acme/lora", "adapterPath": "acme/lora"})
+            for source in ("hf://acme/lora", "acme/lora")
+        ),
     ],
 )
 def test_lora_adapters_get_their_types(
     exported: Callable[[str, str], Any], source: str, adapter_source: dict[str, str]
 ) -> None:
-    """A LoraAdapter says the kind of its source, and a repository without a scheme."""
+    """A LoraAdapter says the kind of its source, and what vLLM loads: the operator downloads with a token alone."""
     assert exported("helm", source) == {"adapterName": "a", **adapter_source}
 
 
 @pytest.mark.parametrize(
     ("format_name", "source", "help_"),
     [
-        ("aibrix", "https://host/a", "--format helm"),
+        ("aibrix", "https://host/a", "repository"),
         ("aibrix", "adapters/of/a", "path"),
         ("aibrix", "oci://host/a", "path"),
         ("helm", "gs://bucket/a", "--format aibrix"),
         ("helm", "oci://host/a", "path"),
+        ("helm", "s3://host/a", "--format aibrix, kserve"),
+        ("helm", "https://host/a", "path"),
     ],
 )
 def test_operators_are_not_given_what_they_cannot_read(
