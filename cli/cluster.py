@@ -45,9 +45,10 @@ class Behind:
     stats_age_s: float | None = option("--stats-age", type=click.FloatRange(min=0.0), metavar="SECONDS")
     slo: tuple[str, ...] = common("slo")
 
-    def goal(self, fleet: Workload) -> Goal | None:
-        """The goal of --slo; None means the goal of the cluster or the fleet."""
-        return fleet.held_to(self.slo).slo if self.slo else None
+    def goal(self, fleet: Workload, cluster: Cluster | None = None) -> Goal | None:
+        """The goal of --slo, else of the fleet; None means the goal of the cluster."""
+        own = bool(self.slo) or cluster is None or not cluster.slo
+        return fleet.held_to(self.slo).slo if own else None
 
     def read(self, engine: Mapping[str, Any]) -> Cluster:
         """Read the cluster from the file. `engine`: settings that override the profiles of all servers."""

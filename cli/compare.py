@@ -185,7 +185,7 @@ def _compare_systems(
             "adapter on every server, with the slots that the server has there"
         )
     given = values(systems, "cluster", "systems", "size", "share")
-    given |= {"slo": systems.goal(workload), "seed": compared.seed}
+    given |= {"slo": systems.goal(workload, cluster), "seed": compared.seed}
     title = f"{workload.name}: {counted(len(workload), 'adapter')} on {counted(len(cluster), 'server')}"
     with out.progress() as progress:
         if systems.size:

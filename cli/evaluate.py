@@ -180,8 +180,9 @@ def evaluate(
     if traffic.listen is not None and traffic.every_s is None:
         raise ValidationError("--listen serves what is measured again and again: give --every too.")
     plan = file.plan(changed=changes.rewrite)
+    add = read_workload(changes.add_path).adapters if changes.add_path else ()
     if changes.slo:
-        plan = held_to(plan, changes.slo)
+        plan = held_to(plan, changes.slo, add)
     out.note_profiles(*(item.profile for item in plan.bins))
     if changes.router is not None:
         return _routed(plan, changes, out)
@@ -189,8 +190,7 @@ def evaluate(
         return _follow(plan, read, changes, traffic, ranks, out)
     with out.progress() as progress:
         given = values(changes, "add_path", "router", "rewrite", "output", "slo")
-        given["add"] = read_workload(changes.add_path).adapters if changes.add_path else ()
-        found = evaluate_plan(plan, **given, progress=progress)
+        found = evaluate_plan(plan, **given, add=add, progress=progress)
     _write(found, changes.output or (file.plan_path if changes.rewrite else None), out)
     out.result(found.to_dict, lambda: [servers_table(plan, found), *conclusion_lines(found)])
     return 0 if found.holds else 3
@@ -244,6 +244,8 @@ def _follow(
                 given: dict[str, Any] = {"tolerance": traffic.tolerance, "predictor": changes.predictor}
                 given |= {"seed": changes.seed, "in_log": traffic.log_path is not None}
                 if requests is not None:
+                    for each in requests.unmet_words:
+                        out.note(each)
                     named = dict(zip(measured.names, seen.names, strict=True))
                     requests = replace(requests, names=tuple(named[name] for name in requests.names))
                     given["requests"] = requests, traffic.window_s

@@ -105,7 +105,7 @@ def drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Part
     if found.drifted:
         rates = ((each.adapter, each.planned, each.measured) for each in found.drifted[:SHOWN])
         rows = [
-            (name, f"{old:.4g}", f"{new:.4g}", f"{new / old - 1:+.0%}" if old else "new")
+            (name, f"{old:.4g}", f"{new:.4g}", f"{new / old - 1:+.0%}" if old else "from 0")
             for name, old, new in rates
         ]
         columns = ("adapter", "planned", "measured", "change")

@@ -6,7 +6,6 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from packer.adapter import IDLE_RATE
 from packer.cli.changes import changes
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.errors import UnknownNameError
@@ -187,11 +186,10 @@ def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
     for name in names:
         if name not in number_of:
             raise UnknownNameError("adapter", name, number_of)
-        i, adapter = number_of[name], plan.workload.adapters[number_of[name]]
+        i, rank = number_of[name], plan.workload.adapters[number_of[name]].rank
         got = {key: None if math.isnan(row[i]) else float(row[i]) for key, row in figures_of.items()}
-        found.append(
-            {"adapter": name, "rank": adapter.rank, "rate": adapter.rate, "gpus": where.get(name, {}), **got}
-        )
+        rate = float(plan.workload.given_rates[i])
+        found.append({"adapter": name, "rank": rank, "rate": rate, "servers": where.get(name, {}), **got})
     return found
 
 
@@ -203,7 +201,7 @@ def adapters_frame(plan: Plan) -> pl.DataFrame:
             "adapter": row["adapter"],
             "slo_class": adapter.slo_class,
             **row,
-            "gpus": " ".join(map(str, row["gpus"])),
+            "servers": " ".join(map(str, row["servers"])),
         }
         for adapter, row in zip(fleet.adapters, adapter_rows(plan, fleet.names), strict=True)
     ]
@@ -224,8 +222,8 @@ def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
     """Table of adapters: rank, rate, servers and figures."""
     rows = []
     for row in adapter_rows(plan, names):
-        several = len(row["gpus"]) > 1
-        where = ", ".join(f"{k} ({share:.0%})" if several else str(k) for k, share in row["gpus"].items())
+        several = len(row["servers"]) > 1
+        where = ", ".join(f"{k} ({share:.0%})" if several else str(k) for k, share in row["servers"].items())
         shown = (
             number(None if row.get(key) is None else factor * row[key], digits)
             for key, (_, factor, digits) in ADAPTER_COLUMNS.items()
@@ -234,7 +232,7 @@ def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
             (
                 row["adapter"],
                 row["rank"],
-                f"{row['rate'] if row['rate'] > IDLE_RATE else 0:.4g}",
+                f"{row['rate']:.4g}",
                 where or "none",
                 *shown,
             )

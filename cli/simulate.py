@@ -214,12 +214,11 @@ def _simulated(
     from packer.twin.uncertainty import repeated
 
     given: dict[str, Any] = {"seed": run.seed, "seeds": run.seeds}
-    goal = system.goal(workload)
-    how = {**values(run, "rate_factor", "seed", "seeds", "scrape_interval_s", "tuning"), "slo": goal}
+    how = values(run, "rate_factor", "seed", "seeds", "scrape_interval_s", "tuning")
     with out.progress() as progress:
         if system.cluster is None:
             how |= {"max_loras": server.max_loras or 0, "max_lora_rank": server.max_lora_rank}
-            how["scrape_interval_s"] = run.scrape_interval_s
+            how |= {"scrape_interval_s": run.scrape_interval_s, "slo": system.goal(workload)}
             profile = kind.profile(out)
             return repeated(
                 lambda seed: simulate_one(workload, profile, **how, seed=seed), **given, progress=progress
@@ -231,6 +230,7 @@ def _simulated(
         named = load_system(system.system)
         if cluster.placement is not None:
             out.note(f"system {named.name} is bound to the placement in {system.cluster}")
+        how["slo"] = goal = system.goal(workload, cluster)
         cluster = placed(judged(workload, cluster, goal), cluster, named, run.seed)
         how["system"] = replace(named, placement=None, tuning=run.tuning or named.tuning)
         how["router"] = system.router

@@ -227,7 +227,7 @@ def solve(
     fleet = file.fleet()
     fleet = fleet if old is None else with_goal(fleet, old)
     fleet, hour = planning.at_load(fleet, file.workload_path, out)
-    fleet = planning.changed(fleet.held_to(planning.slo))
+    fleet = planning.changed(fleet).held_to(planning.slo or None)
     hour = hour if planning.rate_factor == 1.0 else None
     rank = int(fleet.ranks.max())
     kinds = servers.kinds(rank) if old is None else list(kinds_of([item.profile for item in old.bins]))

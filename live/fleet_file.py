@@ -162,7 +162,8 @@ def _place(url: str) -> str:
     """Where an address leads, however it is written."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    return f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
 MOST_HISTORY = 500

@@ -111,8 +111,8 @@ def drift(
     found = evaluate_plan(replace(plan, workload=fleet), predictor, add=added, seed=seed)
     measured = set(seen.names)
     rows = [
-        Drifted(old.name, old.rate, new.rate if old.name in measured else 0.0)
-        for old, new in zip(planned.adapters, fleet.adapters, strict=True)
+        Drifted(old.name, rate, new.rate if old.name in measured else 0.0)
+        for old, rate, new in zip(planned.adapters, planned.given_rates.tolist(), fleet.adapters, strict=True)
         if abs(new.rate - old.rate) > tolerance * old.rate
     ]
     rows += [Drifted(each.name, 0.0, each.rate) for each in plain]

@@ -173,9 +173,9 @@ def evaluate_plan(
     Raises `IncompatibleError`: no server has an adapter, or a duration was given for a predictor that does not
     simulate; others as `packer.operate.changes.changed_plan`.
     """
-    plan = held_to(plan, slo)
     for adapter in add:
         checks.instance("an adapter to add", adapter, Adapter, "packer.Adapter(name, rank, rate)")
+    plan = held_to(plan, slo, add)
     changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove, lose=lose)
     if not changed.bins:
         raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")
@@ -239,11 +239,16 @@ def evaluate_plan(
     return replace(result, plan=replace(evaluated, reasons=(result.rarely,))) if result.rarely else result
 
 
-def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None) -> Plan:
-    """The plan, held to a latency goal instead of the one that it was made for; unchanged for None."""
+def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None, add: Sequence[Adapter] = ()) -> Plan:
+    """The plan, held to a latency goal instead of the one that it was made for; unchanged for None.
+
+    `add`: adapters that come to the plan, which may have classes of their own.
+    """
     if slo is None:
         return plan
-    fleet = plan.workload.held_to(slo)
+    every = {each.name: each for each in (*plan.workload.adapters, *add)}
+    whole = replace(plan.workload, adapters=tuple(every.values()))
+    fleet = replace(plan.workload, slo=whole.held_to(slo).slo)
     return replace(
         plan, workload=fleet, limits=plan.limits if plan.objective == "recommend" else limits_of(fleet.slo)
     )

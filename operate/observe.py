@@ -40,6 +40,7 @@ def observe_log(
 ) -> Observed:
     """The fleet of a log (`packer.traces.read.read_trace`), all rates times a factor; `replay`: with its requests."""
     trace, notes = named.of(log, ranks)
+    notes += log.unmet_words
     fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s)).scaled(rate_factor)
     rates = rates_of(trace, window_s)
     table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from packer.adapter import IDLE_RATE
 from packer.workload import Workload
 
 
@@ -20,16 +19,16 @@ def summary_of(fleet: Workload) -> dict[str, Any]:
     for rank in np.unique(fleet.ranks).tolist():
         own, load = fleet.ranks == rank, fleet.offered_tok_s_by_adapter
         sums = {
-            "rate": factor * float(fleet.rates[own].sum()),
+            "rate": factor * float(fleet.given_rates[own].sum()),
             "offered_tok_s": factor * float(load[own].sum()),
         }
         ranks.append({"rank": rank, "adapters": int(own.sum()), **sums})
     busiest = np.sort(fleet.rates)[::-1].tolist()
-    each = factor * np.where(fleet.rates <= IDLE_RATE, 0.0, fleet.rates)
+    each = factor * fleet.given_rates
     return {
         "name": fleet.name,
         "adapters": len(fleet),
-        "rate": factor * fleet.rate,
+        "rate": float(each.sum()),
         "offered_tok_s": factor * fleet.offered_tok_s,
         "ranks": ranks,
         "adapter_rate": {

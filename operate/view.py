@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from packer.arrival import RequestTrace
 from packer.errors import IncompatibleError, ValidationError
-from packer.times import DAY_S, HOUR_S
+from packer.times import DAY_S, HOUR_S, SINCE_1970_S
 from packer.traces.assign import DEFAULT_EXPONENT, Ranks, assign_adapters
 from packer.traces.pattern import RateTable, clock
 from packer.traces.trace import Trace
@@ -23,8 +23,6 @@ DEFAULT_ADAPTERS = 200
 """Number of adapters to assign requests to, if a trace names none."""
 DEFAULT_RANKS = (8, 16, 32)
 """Ranks of such assigned adapters. Ranks of a log's own adapters are never assumed."""
-SINCE_1970_S = 1e8
-"""Times below this count from the start of a trace without dates."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.adapter import A_LENGTH, Adapter, changed
+from packer.adapter import A_LENGTH, IDLE_RATE, Adapter, changed
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
@@ -160,6 +160,11 @@ class Workload:
         return _frozen(np.array([adapter.rate for adapter in self.adapters]))
 
     @cached_property
+    def given_rates(self) -> npt.NDArray[np.float64]:
+        """Request rates as files and tables show them, float64 (n,), req/s: 0 of idle adapters (`IDLE_RATE`)."""
+        return _frozen(np.where(self.rates <= IDLE_RATE, 0.0, self.rates))
+
+    @cached_property
     def mean_input_tokens(self) -> npt.NDArray[np.float64]:
         """Mean prompt length of each adapter over the requests of all turns, float64 (n,), tokens."""
         first = expected_of([a.input_tokens or self.input_tokens for a in self.adapters])
@@ -285,7 +290,8 @@ class Workload:
     def held_to(self, slo: GoalLike | tuple[str, ...] | None) -> Workload:
         """The workload with its goal changed by `slo` (`Goal.changed_by`) or by several texts; None changes nothing.
 
-        Raises `ValidationError`: `slo` has limits for an slo_class that no adapter has.
+        Raises `ValidationError`: `slo` has limits for an slo_class that no adapter has, or texts leave an adapter's
+        slo_class without limits.
         """
         if slo is None:
             return self
@@ -296,6 +302,8 @@ class Workload:
             have = ", ".join(map(shown, known[:10])) or "none"
             rule = f"Expected limits for an slo_class of the fleet ({have})"
             raise ValidationError(f"{rule}, got {shown(min(unused))}.")
+        if isinstance(slo, str | tuple):
+            goal.check(self)
         return replace(self, slo=goal)
 
     def with_arrivals(self, arrivals: Arrivals) -> Workload:

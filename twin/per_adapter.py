@@ -320,7 +320,7 @@ def per_adapter_frame(sim: Run) -> pl.DataFrame:
     columns: dict[str, Any] = {
         "adapter": list(sim.workload.names),
         "rank": sim.workload.ranks,
-        "rate": sim.workload.rates,
+        "rate": sim.workload.given_rates,
         "sent": sent.astype(np.int64),
         "completed": sim.completed_of.astype(np.int64),
         **{side: total.astype(np.int64) for side, total in tokens.items()},

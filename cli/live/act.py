@@ -152,7 +152,7 @@ def follow(
     plan = whole(file.plan())
     out.check(given.output)
     out.check(given.html, what="page", endings=(".html", ".htm"))
-    fleet = plan.workload.held_to(given.slo)
+    fleet = plan.workload.held_to(given.slo or None)
     if given.simulate is not None:
         return _rehearsed(plan, fleet, given, looks, out)
     return _followed(plan, fleet, given, looks, metrics, out)
@@ -227,7 +227,7 @@ def _followed(
             out.note(f"{counted(following.keeper.missing, 'more server')} needed")
 
     def read_again() -> Workload:
-        return with_goal(read_workload(given.fleet or ""), plan).held_to(given.slo)
+        return with_goal(read_workload(given.fleet or ""), plan).held_to(given.slo or None)
 
     again = None if given.fleet is None else read_again
     with looks.exporter(out) as exporter, nullcontext() if given.dry_run else acting.held():

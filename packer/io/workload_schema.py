@@ -159,7 +159,10 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
         **({} if workload.slo == Goal() else {"slo": _goal_to_dict(workload.slo)}),
         **({} if workload.fine_tuning is None else {"fine_tuning": _given(workload.fine_tuning)}),
         **({} if workload.sessions is None else {"sessions": _given(workload.sessions)}),
-        "adapters": [_given(adapter) for adapter in workload.adapters],
+        "adapters": [
+            {**_given(adapter), "rate": rate}
+            for adapter, rate in zip(workload.adapters, workload.given_rates.tolist(), strict=True)
+        ],
     }
 
 

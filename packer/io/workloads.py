@@ -198,7 +198,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
     columns: dict[str, list[Any]] = {
         "adapter": list(workload.names),
         "rank": workload.ranks.tolist(),
-        "rate": workload.rates.tolist(),
+        "rate": workload.given_rates.tolist(),
         "model": [adapter.model for adapter in workload.adapters],
         "input_tokens": [mean for mean, _ in inputs],
         "output_tokens": [mean for mean, _ in outputs],

@@ -16,6 +16,7 @@ from packer.errors import FileFormatError, shown
 from packer.io.frames import pl
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
+from packer.times import SINCE_1970_S
 from packer.traces.columns import FORMATS, KEYS
 from packer.words import counted
 
@@ -24,6 +25,8 @@ _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
 """Numeric times above the first value are in the second unit: ns, µs, ms; else s."""
 UNKNOWN = "-"
 """Web servers log a value that they do not have like this."""
+DURATIONS = ("msec",)
+"""Columns of times in which some logs have durations: only times since 1970 count there."""
 _LATEST_S = 7_258_118_400.0  # 2200-01-01
 
 
@@ -46,6 +49,10 @@ class Fields:
         """Column names of each field, in lower case and in order of preference."""
         own = {name: (key,) for name, key in self.keys.items() if key}
         return {name: tuple(key.lower() for key in keys) for name, keys in (KEYS | own).items()}
+
+    def unmet(self, met: Collection[str]) -> tuple[str, ...]:
+        """Names in `skip`, and the prefix, that are not among those `met` in a log."""
+        return tuple(each for each in (*self.skip, self.strip_prefix) if each and each not in met)
 
 
 USUAL = Fields()
@@ -92,13 +99,13 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
     """
     wanted = fields.wanted
     requests: list[LogRow] = []
-    left_out: Counter[str] = Counter()
+    left_out, met = Counter[str](), set[str]()
     seen: dict[str, None] = {}
     for row in rows:
         flat = Row(row.number, _flat(row.cells))
         if len(seen) < 200:
             seen |= dict.fromkeys([key[:40] for key in flat.cells][:50])
-        found = _request(flat, wanted, fields)
+        found = _request(flat, wanted, fields, met)
         if isinstance(found, str):
             left_out[found] += 1
         else:
@@ -119,7 +126,7 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
             rule = f"no request has a value here, where --key {name} says that it stands."
             raise FileFormatError(rule, column=fields.keys[name])
     more = {"dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
-    return frame_of(requests), more
+    return frame_of(requests), more | {"unmet": fields.unmet(met)}
 
 
 def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
@@ -145,18 +152,23 @@ def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[st
     return found
 
 
-def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields) -> LogRow | str:
-    """The request of a row, or why it is left out: "other", "skipped" or "failed"."""
-    where = {
-        name: next((key for key in keys if not row.is_blank(key) and row.cells[key] != UNKNOWN), None)
+def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, met: set[str]) -> LogRow | str:
+    """The request of a row, or why it is left out: "other", "skipped" or "failed"; `met`: see `Fields.unmet`."""
+    known = {
+        name: [key for key in keys if not row.is_blank(key) and row.cells[key] != UNKNOWN]
         for name, keys in wanted.items()
     }
+    where = {name: next(iter(keys), None) for name, keys in known.items()}
+    if len(wanted["time"]) > 1 and (where["time"] in DURATIONS or len(known["time"]) > 1):
+        dated = (key for key in known["time"] if seconds_of(row.cells[key]) >= SINCE_1970_S)
+        where["time"] = next(dated, None if where["time"] in DURATIONS else where["time"])
     if where["time"] is None:
         return "other"
     model = None
     if where["model"] is not None:
-        model = row.name(where["model"])
-        model = model.removeprefix(fields.strip_prefix) or model
+        given = row.name(where["model"])
+        model = given.removeprefix(fields.strip_prefix) or given
+        met |= {model, fields.strip_prefix if given != model else model}
         if model in fields.skip:
             return "skipped"
     if where["input"] is None or where["output"] is None:

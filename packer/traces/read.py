@@ -85,7 +85,7 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: 
     else:
         kind, found = _read_csv(content, fields)
     requests, more = found
-    if kind is not None and "adapter" in requests.columns and (fields.skip or fields.strip_prefix):
+    if kind is not None and (fields.skip or fields.strip_prefix):
         requests, more = _without_skipped(requests, more, fields)
     with located():
         return trace_of_requests(requests, source if kind is None else kind.name, **more)
@@ -93,15 +93,18 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: 
 
 def _without_skipped(requests: pl.DataFrame, more: dict[str, Any], fields: Fields) -> Requests:
     """The requests to adapters, whose names lose `strip_prefix`; requests to models in `skip` are left out."""
+    if "adapter" not in requests.columns:
+        return requests, more | {"unmet": fields.unmet(())}
     given, blocks = requests["adapter"], more.get("blocks")
     names = given.str.strip_prefix(fields.strip_prefix)
     names = names.zip_with(names != "", given)
     kept = ~names.is_in(list(fields.skip))
+    met = {*names.unique(), *([fields.strip_prefix] if (names != given).any() else [])}
     if not kept.any():
         raise FileFormatError(nothing((), len(names), fields.skip))
     blocks = None if blocks is None else blocks.take(kept.to_numpy())
     found = requests.with_columns(names.alias("adapter")).filter(kept)
-    return found, more | {"blocks": blocks, "other": len(names) - len(found)}
+    return found, more | {"blocks": blocks, "other": len(names) - len(found), "unmet": fields.unmet(met)}
 
 
 def _kind(names: Iterable[str], fields: Fields) -> TraceFormat | None:

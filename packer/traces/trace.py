@@ -14,6 +14,7 @@ from packer.arrival import RequestTrace
 from packer.blocks import Blocks, at_rows
 from packer.errors import ValidationError, shown
 from packer.io.frames import pl
+from packer.words import listed
 
 SHORTEST_STEP_S = 0.1
 FEWEST_STEPPED, SHARE_STEPPED = 50, 0.1
@@ -37,6 +38,7 @@ class Trace:
     `priority`: int64 (n,), priority of each request; None if not recorded.
     `dropped`: number of requests left out because they had no tokens, which is how traces record failures.
     `other`: number of lines left out because they are not requests to adapters.
+    `unmet`: names of models to skip, and a prefix to strip, that no request has.
     `start_s`: time of the first request, s since 1970 (UTC), or since the start of a trace without dates.
     `source`: name of the trace.
     """
@@ -52,6 +54,7 @@ class Trace:
     step_s: float = 0.0
     blocks: Blocks | None = None
     other: int = 0
+    unmet: tuple[str, ...] = ()
     start_s: float = 0.0
     sessions: IntArray | None = None
     cached_tokens: IntArray | None = None
@@ -77,6 +80,12 @@ class Trace:
         if self.adapter is None:
             raise ValidationError("Expected a trace whose requests name their adapters.")
         return self.adapter
+
+    @property
+    def unmet_words(self) -> list[str]:
+        """A warning if `unmet` names any; otherwise empty."""
+        said = f"no model is called or begins with {listed(self.unmet, 3)} (--skip, --strip-prefix): requests are to"
+        return [f"{said} {listed(self.names, 5) or 'no model'}"] if self.unmet else []
 
     def take(self, rows: IntArray) -> Trace:
         """The requests of some rows, which must be in order of time and include at least one of each adapter."""
@@ -118,13 +127,13 @@ def spread(time_s: FloatArray, step_s: float) -> FloatArray:
 
 def trace_of_requests(
     requests: pl.DataFrame, source: str, *, blocks: Blocks | None = None, start_s: float = 0.0, dropped: int = 0,
-    other: int = 0,
+    other: int = 0, unmet: tuple[str, ...] = (),
 ) -> Trace:  # fmt: skip
     """The requests of a file as a trace, sorted by time; requests without tokens are left out and counted in `dropped`.
 
     `requests`: in any order; the columns time_s, input_tokens and output_tokens, and perhaps adapter (its name), rank,
     session ("": a session of its own), cached_tokens and priority. `blocks`: blocks of the prompts. `start_s`: origin
-    of the times, s. `dropped`, `other`: as in `Trace`.
+    of the times, s. `dropped`, `other`, `unmet`: as in `Trace`.
     Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
     """
     full = requests.with_row_index("row").filter(pl.col("input_tokens") > 0, pl.col("output_tokens") > 0)
@@ -142,7 +151,7 @@ def trace_of_requests(
         dropped=dropped + len(requests) - len(kept), other=other, start_s=start_s + float(column["time_s"][:1].sum()),
         blocks=None if blocks is None else blocks.take(column["row"]), cached_tokens=column.get("cached_tokens"),
         priority=column.get("priority"), sessions=_numbers(kept["session"]) if "session" in kept.columns else None,
-        **more,
+        unmet=unmet, **more,
     )  # fmt: skip
 
 

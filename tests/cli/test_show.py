@@ -67,7 +67,7 @@ def test_an_adapter_and_what_it_gets(plans: tuple[str, str], capsys: pytest.Capt
     plan = load_plan(plans[0])
     assert plan.adapters is not None
     (row,) = shown([plans[0], "--adapter", "a3"], capsys)["adapters"]
-    assert row["gpus"] == {"0": 1.0}
+    assert row["servers"] == {"0": 1.0}
     assert row["p95_ttft_ms"] == pytest.approx(plan.adapters.p95_ttft_ms[3])
     assert run(["show", plans[0], "--adapter", "a3", "--adapter", "a5"]) == 0
     assert "a5" in capsys.readouterr().out
@@ -84,8 +84,8 @@ def test_an_idle_adapter_has_a_server_and_no_latency(
     fleet.write_text("adapter,rank,rate\nbusy,8,2\nidle,16,0\n")
     assert run(["solve", str(fleet), "-o", str(tmp_path / "plan.json"), "--quiet"]) == 0
     (row,) = shown([str(tmp_path / "plan.json"), "--adapter", "idle"], capsys)["adapters"]
-    assert row["gpus"] == {"0": 1.0}
-    assert (row["mean_ttft_ms"], row["p95_ttft_ms"]) == (None, None)
+    assert row["servers"] == {"0": 1.0}
+    assert (row["rate"], row["mean_ttft_ms"], row["p95_ttft_ms"]) == (0.0, None, None)
 
 
 def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,3 +224,19 @@ def test_wrong_options_are_refused(
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("slo", [[], ["--slo", "p95_ttft_ms=300"]])
+@pytest.mark.parametrize("words", [["simulate", "--max-loras", "1"], ["simulate", "--cluster"], ["sweep"]])
+def test_a_class_without_limits_is_refused_as_by_solve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], slo: list[str]
+) -> None:
+    """No command judges an adapter of a class by the limits of the others, unless no limits are asked for."""
+    fleet, cluster = tmp_path / "fleet.csv", tmp_path / "cluster.toml"
+    fleet.write_text("adapter,rank,rate,slo_class\na,8,0.1,chat\n")
+    kind = f'[[kinds]]\nname = "h"\nprofile = "{DEFAULT_PROFILE}"\nmax_loras = 1\n'
+    cluster.write_text(f'schema = 1\n{kind}[[nodes]]\ncount = 1\nservers = ["h"]\n')
+    given = [*words, *([str(cluster)] if words[-1] == "--cluster" else []), str(fleet), "--duration", "60"]
+    assert run([*given, *slo]) == 2
+    assert "slo_class 'chat' of adapter 'a'" in capsys.readouterr().err
+    assert run([*given, "--slo", "none"]) == 0

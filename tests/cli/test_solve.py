@@ -387,7 +387,7 @@ def test_parameters_stay_with_their_objective(text: str, names: list[str]) -> No
 def test_a_changed_fleet_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--rate-factor` and `--add` plan for the fleet that will be, without a file of it."""
     more = tmp_path / "more.csv"
-    more.write_text("adapter,rank,rate\nnew,8,0.1\n")
+    more.write_text("adapter,rank,rate,slo_class\nnew,8,0.1,chat\n")
     words = ["--objective", "gpus", "--predictor", "twin", "--no-verify"]
     path = tmp_path / "plan.json"
     changed = ["--rate-factor", "2", "--add", str(more), "-o", str(path)]
@@ -395,6 +395,6 @@ def test_a_changed_fleet_is_planned(tmp_path: Path, capsys: pytest.CaptureFixtur
     before, after = read_workload(fleet()), load_plan(str(path)).workload
     assert after.names == (*before.names, "new")
     assert after.rates.sum() == pytest.approx(2.0 * (before.rates.sum() + 0.1))
-    same = ["--add", fleet(), "-o", str(tmp_path / "other.json")]
-    assert packer("solve", fleet(), *words, *same) == 2
-    assert "which the fleet has already" in capsys.readouterr().err
+    for add, said in ((fleet(), "which the fleet has already"), (str(more), "no slo_used for the limits")):
+        assert packer("solve", fleet(), *words, "--add", add, "--slo", "chat:p95_ttft_ms=300") == 2
+        assert said in capsys.readouterr().err

@@ -373,8 +373,8 @@ def test_a_file_of_servers_says_where_it_is_wrong(tmp_path: Path) -> None:
         ('[[servers]]\nurl = "gpu-0"', "schema"),
         ('schema = 1\n[[servers]]\nurl = "gpu-0"', "address like http://"),
         (
-            'schema = 1\n[[servers]]\nurl = "http://a"\n[[servers]]\nurl = "http://u:p@A:80/"',
-            "'http://a:80' twice",
+            'schema = 1\n[[servers]]\nurl = "http://LOCALHOST"\n[[servers]]\nurl = "http://u:p@127.0.0.1:80/"',
+            "'http://127.0.0.1:80' twice",
         ),
         ('schema = 1\n[[servers]]\nurl = "http://a"\nport = 1', "unknown key"),
         ('schema = 1\n[[servers]]\nurl = "http://a"\nstart = "run {gpu}"', "only {name}, {url}"),

@@ -28,3 +28,11 @@ def test_an_adapter_of_an_unknown_base_model_needs_another_plan(toy_plan: Callab
     assert (found.advice, found.new_adapters) == ("replan", ("new",))
     known = drift(plan, replace(fleet, adapters=(*fleet.adapters, replace(new, name="second"))))
     assert known.advice == "watch"
+
+
+def test_an_idle_adapter_that_wakes_up_was_planned_without_requests(toy_plan: Callable[..., Plan]) -> None:
+    """Its planned rate is 0, not the tiny one that stands for it."""
+    plan, seen = toy_plan(["a", "b"]), toy_plan(["a", "b"]).workload
+    idle = (replace(seen.adapters[0], rate=0.0), *seen.adapters[1:])
+    (row,) = drift(replace(plan, workload=replace(seen, adapters=idle)), seen).drifted
+    assert (row.planned, row.measured) == (0.0, seen.adapters[0].rate)

@@ -122,3 +122,13 @@ def test_what_breaks_the_limits_most_is_named(fleet: Workload, server: Profile) 
     assert found.to_dict()["worst"] == found.worst._asdict()
     assert f"most on server {found.worst.server} for adapter '{found.worst.adapter}'" in found.rarely
     assert found.rarely in found.plan.reasons
+
+
+def test_an_adapter_to_add_may_have_a_class_of_its_own(plan: Plan) -> None:
+    """Limits of a class that only an adapter to add has are those of an adapter that will be there."""
+    new = packer.Adapter("new", 8, 0.01, slo_class="chat")
+    slo = "chat:p95_ttft_ms=9000"
+    found = evaluate_plan(plan, add=[new], slo=slo, duration_s=60.0).plan.workload
+    assert dict(found.slo.classes)["chat"].p95_ttft_ms == 9000.0
+    with pytest.raises(packer.PackerError, match="'chat' of adapter 'new'"):
+        evaluate_plan(plan, add=[new], slo="p95_ttft_ms=9000")

@@ -104,6 +104,8 @@ def test_limits_of_a_class_that_no_adapter_has_are_refused() -> None:
     assert dict(held.slo.classes)["batch"].mean_itl_ms == 50.0
     assert held.subset([0]).held_to("p95_ttft_ms=300").slo.limits.p95_ttft_ms == 300.0
     assert fleet.held_to(None) is fleet
+    with pytest.raises(ValidationError, match="'batch' of adapter 'b'"):
+        fleet.held_to("p95_ttft_ms=300")
     with pytest.raises(ValidationError, match=r"\(none\)"):
         Workload([Adapter("a", 8, 1.0)]).held_to("zz:mean_itl_ms=50")
 

@@ -23,7 +23,9 @@ def raw_of(state: Servers, transit: Transit | None, duration_s: float) -> Raw:
     """Return the requests of all servers, with sums over servers; clients see tokens after they crossed the network."""
     raw = _raw(state, None, duration_s)
     if transit is not None and (back_s := float(transit.rates[NETWORK_S])):
-        raw = replace(raw, first_s=raw.first_s + back_s, finish_s=raw.finish_s + back_s)
+        seen_s = raw.finish_s + back_s
+        done = raw.finished & (seen_s <= duration_s)
+        raw = replace(raw, first_s=raw.first_s + back_s, finish_s=seen_s, finished=done)
     return raw
 
 

@@ -252,3 +252,29 @@ def test_a_session_may_have_any_name(tmp_path: Path) -> None:
     ]
     first, other, last = read_trace(write(tmp_path / "x.jsonl", [*turns])).sessions.tolist()
     assert first == last != other
+
+
+def test_durations_are_no_times(tmp_path: Path) -> None:
+    """A column of times may hold durations in another log: a column with times since 1970 is preferred, and `msec`, in
+    which nginx logs such times, counts with them only."""
+    rest = {"model": "a", "prompt_tokens": 4, "completion_tokens": 4}
+    for about in ({"msec": "231"}, {"time": 2.5}):
+        path = write(
+            tmp_path / "x.jsonl", [{**about, "time_local": NGINX["time_local"], **rest}, {**NGINX, **about}]
+        )
+        assert read_trace(path).start_s == 1769940003.0
+    with pytest.raises(FileFormatError, match="Found: msec"):
+        read_trace(write(tmp_path / "x.jsonl", [{"msec": 231, **rest}]))
+    assert len(read_trace(tmp_path / "x.jsonl", Fields({"time": "msec"}))) == 1
+
+
+@pytest.mark.parametrize("names", [("model", "prompt_tokens"), ("adapter", "input_tokens")])
+def test_what_no_model_is_called_is_said(tmp_path: Path, names: tuple[str, str]) -> None:
+    """Names to skip and a prefix that no request has are kept, in an access log and a trace: they may be misspelt."""
+    outputs = {"model": "completion_tokens"}.get(names[0], "output_tokens")
+    path = tmp_path / "x.csv"
+    path.write_text(f"timestamp,{names[0]},{names[1]},{outputs}\n1,vllm/a,4,4\n2,vllm/base,4,4\n")
+    log = read_trace(path, Fields(skip=("base", "bose"), strip_prefix="vllm/"))
+    assert (log.names, log.other, log.unmet) == (("a",), 1, ("bose",))
+    assert "begins with bose" in log.unmet_words[0]
+    assert read_trace(path, Fields(strip_prefix="hosted/")).unmet == ("hosted/",)

@@ -144,6 +144,18 @@ def test_hosts_and_store_are_the_oracle(concurrent: int, network_ms: float) -> N
     assert hits > 100
 
 
+def test_a_request_completes_when_its_client_has_the_answer() -> None:
+    """An answer that is still on the network when the run ends is none."""
+    trace = RequestTrace(np.zeros(1), np.zeros(1, np.int64), np.ones(1, np.int64), np.full(1, 10))
+    fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
+    took_s = 0.01
+    for network_ms, completed in ((100.0, 1), (498.0, 0)):
+        cluster = _cluster((Node(1),), None, network_ms)
+        run = simulate_cluster(fleet, cluster, SYSTEM, duration_s=1.0)
+        assert run.raw.finish_s[0] == pytest.approx(2 * network_ms * 1e-3 + took_s, abs=took_s)
+        assert run.completed == completed
+
+
 def test_a_server_has_the_requests_that_reached_it_in_their_order() -> None:
     """Transfers let requests overtake each other: a server's own requests are those that came, as they came."""
     nodes, overtaken, under_way = (Node(2, 150.0), Node(1, 70.0), Node(1, 64.0)), 0, 0
