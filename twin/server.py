@@ -25,6 +25,7 @@ from packer.twin.engine.pool import Pool, new_pool, no_pool
 from packer.twin.engine.slots import register
 from packer.twin.engine_rules import EngineRules, rules_of
 from packer.twin.law.law import law_of
+from packer.twin.memory.held import share_held
 from packer.twin.memory.policy import memory_policy
 from packer.twin.tuning.policy import new_tuning, trains
 from packer.twin.tuning.state import Tuning
@@ -279,7 +280,8 @@ class Server:
         profile, engine, m = self.profile, self.profile.engine, self.workload.n_loras
         # vLLM refuses to start with max_cpu_loras < max_loras.
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
-        rules = self.rules()
+        rules, fixed_slots = self.rules(), memory_policy(profile).fixed_slots
+        shape = profile.model.kv_shape if fixed_slots else None
         settings: dict[str, float] = {
             "ring": rows.ring_of(int(marks.output_tokens.max()) if len(marks.adapter) else 1),
             "run_s": duration_s,
@@ -289,13 +291,15 @@ class Server:
             "slot_rank": self.settings.max_lora_rank,
             "kv_blocks": self.kv_blocks,
             "block_size": engine.block_size,
+            "window": 0 if shape is None else shape.window,
+            "brief": 0.0 if shape is None else shape.windowed_share / share_held(self.workload, shape),
             "token_budget": engine.server_tokens,
             "max_seqs": engine.server_seqs,
             "max_outstanding": rows.NO_LIMIT if self.most_open is None else self.most_open,
             # The paper's step law divides by this number.
             "served": max(m, 1),
             "host_places": places,
-            "spares_batch": int(profile.loading.spares_batch or not memory_policy(profile).fixed_slots),
+            "spares_batch": int(profile.loading.spares_batch or not fixed_slots),
             # If host memory has room for all adapters, only a cold start reads them from disk.
             "track_host": int(profile.loading.cold_start or places < m),
             **{name: int(getattr(rules, name)) for name in rows.SERVER.names if hasattr(rules, name)},

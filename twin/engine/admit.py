@@ -14,7 +14,7 @@ from packer.twin.engine.containers import link_last
 from packer.twin.engine.emit import last_bucket
 from packer.twin.engine.holding import find, hash_full, idle_blocks, sit_down
 from packer.twin.engine.pool import Pool, free_blocks, take_blocks
-from packer.twin.engine.schedule import blocks_of, end_prefill
+from packer.twin.engine.schedule import blocks_of, end_prefill, to_admit
 from packer.twin.engine.slots import join, make_room, walk
 from packer.twin.engine.state import ACTIVE, IDLE, NO_LIMIT, ServerState
 from packer.twin.engine.waiting import after_walk, place, take_first
@@ -77,9 +77,7 @@ def room_for(state: ServerState, pool: Pool | None, r: int, budget: int) -> tupl
     take = min(
         tokens - hits * size, budget
     )  # chunked prefill: a preempted request computes its outputs again, too
-    needed = blocks_of(hits * size + take, size)
-    if server.whole_sequence == 1:
-        needed = blocks_of(tokens, size)
+    needed = to_admit(server, tokens if server.whole_sequence == 1 else hits * size + take, hits * size)
     if state.adapters[a].resident == 0:
         needed += state.adapters[a].blocks
     if needed > free_blocks(state):

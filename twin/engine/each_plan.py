@@ -15,7 +15,7 @@ from packer.twin.engine.by_priority import take_by_key
 from packer.twin.engine.each import Each, end_limbo
 from packer.twin.engine.holding import find, hash_full, idle_blocks, sit_down, stand_up
 from packer.twin.engine.pool import Pool, free_blocks, shared_blocks, take_blocks
-from packer.twin.engine.schedule import blocks_of
+from packer.twin.engine.schedule import blocks_of, to_admit
 from packer.twin.engine.slots import join, leave, walk
 from packer.twin.engine.state import ServerState
 from packer.twin.engine.waiting import place, take_first
@@ -262,7 +262,7 @@ def schedule_waiting(
         if server.whole_sequence == 1:
             last = max(last, tokens)
         idle = idle_blocks(pool, r, hits, size) if hits > 0 else 0
-        if blocks_of(last, size) - hits + idle > free_blocks(state):
+        if to_admit(server, last, hits * size) - hits + idle > free_blocks(state):
             break  # `allocate_slots` returned None
         awaited += state.adapters[a].resident == 0
         lingering -= lingering > 0 and state.adapters[a].in_batch == 0 and each.lingers[a] == server.step + 1

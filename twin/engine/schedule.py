@@ -28,6 +28,18 @@ def blocks_of(tokens: int, block_size: int) -> int:
 
 
 @njit(inline="always", **ENGINE_FLAGS)
+def to_admit(server: Record, tokens: int, cached: int) -> int:
+    """KV blocks that a request of `tokens` tokens needs to be admitted, including those that hold its `cached` tokens.
+
+    Layers with a window keep all tokens of the steps in flight (`SlidingWindowSpec.max_admission_blocks_per_request`).
+    """
+    new = min(tokens - cached, server.depth * server.token_budget)
+    brief = int(server.brief * min(max(tokens - server.window, 0), new))
+    blocks: int = min(blocks_of(tokens, server.block_size) + brief // server.block_size, server.kv_blocks)
+    return blocks
+
+
+@njit(inline="always", **ENGINE_FLAGS)
 def phase_of(state: ServerState, r: int) -> int:
     """Step, modulo `block_size`, in which decode `r` needs a further block: when its context fills one."""
     phase: int = (state.requests[r].start + 1 - state.requests[r].context) % state.server.block_size

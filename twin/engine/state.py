@@ -83,6 +83,8 @@ SERVER = record(
     ("slots", "i8"),  # max_loras
     ("slot_rank", "i8"),  # max_lora_rank
     ("kv_blocks", "i8"),  # blocks of the KV cache
+    ("window", "i8"),  # tokens of a request that all layers keep
+    ("brief", "f8"),  # KV cache that a prefill holds for each of its tokens beyond `window`, in tokens
     ("block_size", "i8"),  # tokens of a block
     ("token_budget", "i8"),  # max_num_batched_tokens
     ("max_seqs", "i8"),  # max_num_seqs

@@ -27,7 +27,7 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 FILE = Path(__file__).parents[2] / "data" / "scheduler" / "vllm.json.gz"
-WINDOWS = FILE.with_name("windows.json.gz")
+WINDOWS, PREFILLS = (FILE.with_name(f"{name}.json.gz") for name in ("windows", "prefills"))
 CASES: list[dict[str, Any]] = json.loads(gzip.decompress(FILE.read_bytes()))
 """`Scheduler` and KV cache manager of vLLM without a model, with a simulated clock: first token and finish of each
 request, tokens found in the KV cache at its first admission, and preemptions."""
@@ -110,17 +110,27 @@ def test_decisions_are_those_of_vllm(number: int, make_profile: Callable[..., Pr
 def test_layers_with_windows_are_near_vllm(make_profile: Callable[..., Profile]) -> None:
     """Where the KV cache is short, requests whose layers keep a window take as long as on vLLM's groups of layers,
     within 5 % in the middle case; as if all layers kept all tokens, four times as far from it."""
-    errors = []
-    for case in json.loads(gzip.decompress(WINDOWS.read_bytes())):
-        engine, sent_s, finish_s = case["engine"], np.array(case["time"]), np.array(case["finish"])
-        share = (engine["groups"] - 1) / engine["groups"]
-        windowed = KvShape(engine["window"] + engine["block_size"] // 2 - 1, share)
-        runs = [_run(case, make_profile(), shape) for shape in (windowed, None)]
-        assert case["preemptions"] > 0
-        taken = (finish_s - sent_s).mean()
-        errors.append([abs((run.raw.finish_s - sent_s).mean() / taken - 1.0) for run in runs])
-    near, whole = np.median(errors, axis=0)
+    cases = json.loads(gzip.decompress(WINDOWS.read_bytes()))
+    assert all(case["preemptions"] > 0 for case in cases)
+    near, whole = np.median([_errors(case, make_profile()) for case in cases], axis=0)
     assert near < 0.05 < 0.15 < whole
+
+
+def _errors(case: dict[str, Any], base: Profile) -> list[float]:
+    """Differences of mean end-to-end latency from vLLM's, with windows and as if all layers kept all tokens."""
+    engine, sent_s = case["engine"], np.array(case["time"])
+    share = (engine["groups"] - 1) / engine["groups"]
+    windowed = KvShape(engine["window"] + engine["block_size"] // 2 - 1, share)
+    taken = (np.array(case["finish"]) - sent_s).mean()
+    runs = [_run(case, base, shape) for shape in (windowed, None)]
+    return [abs((run.raw.finish_s - sent_s).mean() / taken - 1.0) for run in runs]
+
+
+def test_prompts_longer_than_windows_wait_as_on_vllm(make_profile: Callable[..., Profile]) -> None:
+    """A prompt is admitted only if all layers have room for its prefill: where the KV cache holds few such prompts,
+    requests take as long as on vLLM, within 10 %."""
+    for case in json.loads(gzip.decompress(PREFILLS.read_bytes())):
+        assert _errors(case, make_profile())[0] < 0.1
 
 
 def test_the_cases_cover_what_differs() -> None:
