@@ -91,10 +91,12 @@ class Planning:
         """The fleet at --load, of a log its busiest hour; the requests of that hour if it has their rates."""
         if self.load is None and self.loads_path is not None:
             raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
-        if self.loads_path is not None or fleet.arrivals.trace is None:
+        if self.load is None and fleet.arrivals.trace is None:
+            return fleet, None
+        if self.load is not None and (self.loads_path is not None or fleet.arrivals.trace is None):
             from packer.operate.observe import at_load
 
-            return fleet if self.load is None else at_load(fleet, self.load, self.loads_path), None
+            return at_load(fleet, self.load, self.loads_path), None
         from packer.operate.observe import observe_replayed
         from packer.operate.project import is_log
 

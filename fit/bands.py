@@ -14,16 +14,13 @@ from packer.fit.dimensions import ModelDimensions
 from packer.io.shipped import table
 from packer.profile import Profile
 from packer.twin.datasheets import GPUS, Datasheet
-from packer.twin.margin import QUANTILES, error_key
+from packer.twin.margin import BAND_KEYS, QUANTILES, error_key
 
 Kind = Literal["rows of this model and GPU", "rows of this GPU", "rows of this model", "rows of other servers",
                "kernels of this GPU", "data sheet alone", "data-parallel ranks"]  # fmt: skip
 
 BANDS = table("packer.fit", "bands.toml")
 """Bands by kind of model and kind of extrapolation, and what was measured."""
-
-BAND_KEYS = ("estimated_capacity_low", "estimated_capacity_high")
-"""Keys in `Profile.errors` of an estimate: the band of real capacity / estimated capacity of a server."""
 
 _NORMAL = {0.5: 0.0, 0.8: 0.842, 0.9: 1.282, 0.95: 1.645, 0.99: 2.326}
 """Quantiles of the normal distribution."""

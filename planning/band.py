@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from packer.fit.bands import BAND_KEYS
 from packer.plan import Plan, Status
 from packer.profile import Profile
+from packer.twin.margin import BAND_KEYS
 from packer.workload import Workload
 
 

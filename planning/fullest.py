@@ -9,6 +9,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from packer.adapter import changed
 from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.plan import Plan
@@ -138,7 +139,7 @@ class _Sample:
         job, fleet = self.job, self.job.parts.fleet
         if step not in self._fleets:
             rows = np.resize(self.order, self.size(step))
-            adapters = (replace(fleet.adapters[i], name=f"{k}") for k, i in enumerate(rows.tolist()))
+            adapters = (changed(fleet.adapters[i], name=f"{k}") for k, i in enumerate(rows.tolist()))
             sample = replace(fleet, adapters=tuple(adapters))
             self._fleets[step] = sample.scaled(self.tok_s(step) / sample.offered_tok_s)
         sample = self._fleets[step]

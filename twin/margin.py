@@ -21,6 +21,8 @@ CONFIRMING = 0.02
 """Two hours of one fleet differ by about a percent: a solver does not confirm a server that holds by less than this."""
 LATENCY_SLACK = 1.02
 """Latencies differ by about a percent from seed to seed: a limit is broken if it is exceeded by more than 2 %."""
+BAND_KEYS = ("estimated_capacity_low", "estimated_capacity_high")
+"""Keys in `Profile.errors` of an estimate: the band of real capacity / estimated capacity of a server."""
 QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Confidences at which a calibration writes its capacity error into the profile."""
 

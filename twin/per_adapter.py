@@ -214,18 +214,19 @@ def requests_used(sim: Run) -> float:
     return (1.0 - sim.slo_attainment) / allowed if allowed > 0.0 else float("inf")
 
 
-def few_used(sim: Run) -> float:
+def few_used(sim: Run, least: float = 0.0) -> float:
     """Return the share of `FEW_MAY_REACH` times their limits that adapters with few requests use over hours like this.
 
     Which adapter has a request while the server is slow is chance: requests of each adapter are taken as drawn from all
     requests of the server. Above 1, more than `FEW_CHANCE` adapters on average have a 95th percentile, interpolated as
     `numpy.quantile` does, beyond `FEW_MAY_REACH` times their limit. 0 if no request waits so long.
+    Never less than `least`.
     """
     number = sim.completed_of.astype(np.int64)
     few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
     limits = sim.workload.slo.column(sim.workload, "p95_ttft_ms")[few] * FEW_MAY_REACH
     if not few.any() or sim.ttft_ms.max() <= limits.min():
-        return 0.0
+        return least
     # With a tenth of all waits beyond its levels one adapter alone exceeds `FEW_CHANCE`: shorter waits do not matter.
     n = len(sim.ttft_ms)
     halves, tenth = [(n - 1) // 2, n // 2], 9 * n // 10
@@ -246,10 +247,10 @@ def few_used(sim: Run) -> float:
         return float(beyond @ times)
 
     low, high = 0.0, float(waits[-1] / limits.min())
-    while high - low > 0.01 * high:
+    while high > least and high - low > 0.01 * high:
         middle = (low + high) / 2.0
         low, high = (middle, high) if expected(middle) > FEW_CHANCE else (low, middle)
-    return high
+    return max(least, high)
 
 
 def _more_than(k: FloatArray, n: IntArray, p: FloatArray) -> FloatArray:

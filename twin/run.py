@@ -356,7 +356,7 @@ class Run:
         used = self.adapter_slo_used
         others = max(self.server_slo_used, figures.requests_used(self))
         if self.workload.slo.adapter_share == 1.0 and np.isfinite(used).all():
-            return max(float(used.max()), figures.few_used(self), others)
+            return figures.few_used(self, max(float(used.max()), others))
         share = self.workload.slo.adapter_share
         return max(float(np.sort(used)[math.ceil(share * len(used) - 1e-9) - 1]), others)
 
@@ -381,7 +381,7 @@ class Run:
         kept, decided = self.slo_counts
         return float(kept.sum() / decided.sum()) if decided.any() else math.nan
 
-    @property
+    @cached_property
     def goodput_tok_s(self) -> float:
         """Throughput of the requests within the limits of `Workload.slo`, tok/s."""
         requests = self.raw.requests

@@ -74,9 +74,9 @@ def runs(runs: Any) -> None:
 
 def bench(rows: Any) -> None:
     """An estimate improved by these runs."""
-    from packer.fit.bands import BAND_KEYS
     from packer.fit.bench_results import improved
     from packer.io.profiles import load_profile
+    from packer.twin.margin import BAND_KEYS
 
     estimate = replace(load_profile(PROFILE), calibrated=False, errors=dict.fromkeys(BAND_KEYS, 1.0))
     found = improved(estimate, rows)

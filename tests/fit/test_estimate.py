@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
-from packer.fit.bands import BAND_KEYS
 from packer.fit.dimensions import ModelDimensions
 from packer.fit.estimate import estimate_profile
 from packer.fit.memory import slot_bytes
@@ -21,6 +20,7 @@ from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.datasheets import GPUS
 from packer.twin.engine_rules import rules_of
+from packer.twin.margin import BAND_KEYS
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.override import with_engine
 

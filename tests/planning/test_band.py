@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from packer.fit.bands import BAND_KEYS
 from packer.io.profiles import load_profile
 from packer.planning.band import capacity_band
 from packer.planning.solve import solve
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
+from packer.twin.margin import BAND_KEYS
 
 ESTIMATE = replace(small_profile(), errors=dict(zip(BAND_KEYS, (0.5, 2.0), strict=True)))
 

@@ -16,7 +16,6 @@ from packer import Adapter, Lengths, Limits, Slo, Workload
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.fit.bands import BAND_KEYS
 from packer.io.plans import plan_to_dict
 from packer.plan import Plan, Status
 from packer.planning.explain import outcome
@@ -25,6 +24,7 @@ from packer.planning.kept import SERVER_HOURS
 from packer.profile import Profile
 from packer.room import Room
 from packer.twin import hours
+from packer.twin.margin import BAND_KEYS
 from packer.twin.override import with_engine
 
 
