@@ -76,14 +76,14 @@ class Following:
         plan = self.acting.plan
         said = repr([(each.adapters, each.shares, each.settings) for each in plan.bins])
         self.version = hashlib.sha256(said.encode()).hexdigest()[:12]
-        startable, self._stoppable = (
+        self._startable, self._stoppable = (
             [getattr(each.host, what) is not None for each in servers] for what in ("start", "stop")
         )
         self.acting.cut, limits = self._cut, self.acting.fleet.limits
         self.keeper = Keeper(
             self.fleet, server_kinds(plan, len(servers)), [{} for _ in servers], self.ready.copy(), rooms,
             self.every_s, max(item.profile.startup_s for item in plan.bins), limits.loads_per_hour,
-            startable, self._stoppable,
+            self._startable, self._stoppable,
         )  # fmt: skip
 
     def check(self, seen: Sequence[Models | str]) -> dict[int, str]:
@@ -141,8 +141,6 @@ class Following:
         self._say_new((*wrong.values(), *others))
         self._changed_by_others |= bool(others or wrong)
         self.last_error = "; ".join([*silent, *others, *faults])[:400]
-        # No server is stopped because of a load that is not known.
-        self.keeper.may_stop = False if faults and self.read is None else self._stoppable
         number = {name: a for a, name in enumerate(self.fleet.names)}
         # The keeper routes adapters of the fleet that have no share; a dry run writes no routes, so none are missing.
         self.placed = placed = self.acting.placement(seen, () if self.dry_run else self.fleet.names)
@@ -150,6 +148,12 @@ class Following:
             names = [each.name for each in self.acting.servers]
             self.acting.state.servers = {name: dict(own) for name, own in zip(names, placed, strict=True)}
         self.held = [{number[n]: share for n, share in own.items() if n in number} for own in placed]
+        # None starts that still answers after its stop. None stops because of a load that is not known, or while it has
+        # requests of adapters that are not of the fleet.
+        self.keeper.may_start = [able and s not in self._leaving for s, able in enumerate(self._startable)]
+        alone = [not any(share and n not in number for n, share in own.items()) for own in placed]
+        known = not faults or self.read is not None
+        self.keeper.may_stop = [known and able and alone[s] for s, able in enumerate(self._stoppable)]
         # Of adapters that left the fleet, those take room that could not be unloaded.
         self.keeper.others = {
             s: sum(n not in self.acting.ranks or (s, n) in self._stuck for n in own)

@@ -178,7 +178,7 @@ def test_a_dry_run_goes_on_as_if_it_had_been_done(
     loop.acting.servers[1] = replace(
         loop.acting.servers[1], host=replace(loop.acting.servers[1].host, start="false")
     )
-    loop.keeper.may_start = True
+    loop._startable = [True, True]
     loop.keeper.capacity.of = lambda _server, _load: 150.0  # type: ignore[method-assign]
     servers[1].close()
     servers[0].busy = {"a0", "a1"}

@@ -152,7 +152,7 @@ def test_no_server_stops_because_its_tokens_are_not_counted(
 ) -> None:
     """Counters that a version of vLLM calls otherwise are no load of 0: the last known load stands, and it is said."""
     loop = following()
-    loop.keeper.may_stop = loop._stoppable = [True, True]
+    loop._stoppable = [True, True]
     loop.keeper.capacity.of = lambda _server, _load: 1000.0  # type: ignore[method-assign]
     for minute in range(60):
         count, name = 18_000 * minute, "vllm" if minute < 5 else "vllm:new"
@@ -161,6 +161,24 @@ def test_no_server_stops_because_its_tokens_are_not_counted(
         assert loop.step(60.0 * minute) == []
     assert loop.load.sum() == pytest.approx(600.0, rel=0.02)
     assert loop.last_error == "gpu-0: /metrics counts no tokens.; gpu-1: /metrics counts no tokens."
+
+
+def test_what_no_start_or_stop_would_do_is_not_decided(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """A server with requests of another hand's adapter is not stopped, and one that still answers after its stop is
+    not started: its start command would be left out."""
+    loop = following()
+    loop._startable = loop._stoppable = [True, True]
+    servers[0].adapters["own"] = "/adapters/own"
+    loop.step(0.0)
+    assert (loop.keeper.may_start, loop.keeper.may_stop) == ([True, True], [False, True])
+    loop._leaving = {1: 90.0}
+    loop.step(60.0)
+    assert loop.keeper.may_start == [True, False]
+    loop.step(120.0)
+    assert loop.keeper.may_start == [True, True]
 
 
 def test_a_server_that_comes_back_as_another_one_does_not_serve(
