@@ -154,8 +154,9 @@ def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[st
 
 def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, met: set[str]) -> LogRow | str:
     """The request of a row, or why it is left out: "other", "skipped" or "failed"; `met`: see `Fields.unmet`."""
+    cells = row.cells
     known = {
-        name: [key for key in keys if not row.is_blank(key) and row.cells[key] != UNKNOWN]
+        name: [key for key in keys if key in cells and not row.is_blank(key) and cells[key] != UNKNOWN]
         for name, keys in wanted.items()
     }
     where = {name: next(iter(keys), None) for name, keys in known.items()}
