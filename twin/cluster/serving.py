@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numba import njit
 
-from packer.arrays import BoolArray, IntArray, Record
+from packer.arrays import BoolArray, Record
 from packer.change import Change
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError
@@ -157,7 +157,7 @@ class Serving:
         if not math.isnan(self._since[s]):
             return
         # A stopped server that still works off its requests goes on as it is.
-        if not len(self._unfinished(servers, s)):
+        if not (_unfinished(servers) & (servers.server == s)).any():
             self._reset(servers, s, now_s)
         self._since[s] = now_s
         kind = self.cluster.kind(s)
@@ -173,7 +173,7 @@ class Serving:
         self.on[s], self._since[s] = False, np.nan
 
     def _fail(self, servers: Servers, s: int, now_s: float) -> None:
-        lost = self._unfinished(servers, s)
+        lost = np.flatnonzero(_unfinished(servers) & (servers.server == s))
         servers.server[lost], servers.requests["status"][lost] = -1, 0
         for name in ("first_seen_s", "finish_seen_s"):
             servers.requests[name][lost] = np.nan
@@ -182,10 +182,6 @@ class Serving:
         self.orphans += lost.tolist()
         self._end(s, now_s)
         self._reset(servers, s, now_s)
-
-    def _unfinished(self, servers: Servers, s: int) -> IntArray:
-        over = np.isin(servers.requests["status"], (rows.FINISHED, rows.GIVEN_UP))
-        return np.flatnonzero((servers.server == s) & ~over & ~refused_of(servers))
 
     def _reset(self, servers: Servers, s: int, now_s: float) -> None:
         """Reset server `s` to its state at a start: nothing on its GPU and no requests; its totals stay."""
@@ -268,16 +264,20 @@ class Serving:
                 held[a] = float(shares.get(s, 0.0))
 
     def finished(self, servers: Servers, duration_s: float) -> tuple[tuple[int, float, float], ...]:
-        """Return the spans at the end of the run; a stopped server is paid until its last request ends."""
-        found = []
+        """Return the spans at the end of the run: a stopped server is paid until its last request ends."""
         running = [
             (s, float(since), math.inf) for s, since in enumerate(self._since) if not math.isnan(since)
         ]
-        for s, start_s, stop_s in [*self.spans, *running]:
-            sent_s = servers.requests["sent_s"]
-            own = np.flatnonzero((servers.server == s) & (sent_s >= start_s) & (sent_s <= stop_s))
-            requests = servers.requests[own]
-            ends_s = np.where(requests["status"] == rows.FINISHED, requests["finish_s"], duration_s)
-            last_s = duration_s if stop_s == math.inf else float(max(stop_s, ends_s.max(initial=stop_s)))
-            found.append((s, start_s, min(last_s, duration_s)))
-        return tuple(found)
+        found, next_s, sent_s = [], dict[int, float](), servers.requests["sent_s"]
+        ends_s = np.where(_unfinished(servers), duration_s, np.nan_to_num(servers.requests["finish_s"]))
+        for s, start_s, stop_s in sorted([*self.spans, *running], reverse=True):
+            last_s = ends_s.max(initial=stop_s, where=(servers.server == s) & (sent_s <= stop_s))
+            found.append((s, start_s, min(float(last_s), next_s.get(s, duration_s))))
+            next_s[s] = start_s
+        return tuple(reversed(found))
+
+
+def _unfinished(servers: Servers) -> BoolArray:
+    """Which requests were neither refused nor given up, and have not ended, bool (n,)."""
+    over = np.isin(servers.requests["status"], (rows.FINISHED, rows.GIVEN_UP))
+    return ~over & ~refused_of(servers)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals, RequestTrace
 from packer.change import Change
 from packer.cluster import Cluster, ServerKind
 from packer.errors import IncompatibleError, PluginError, UnknownNameError, ValidationError
@@ -20,7 +21,7 @@ from packer.twin.cluster.view import ClusterView
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
-ROUTERS = ("most-idle", "round-robin", "affinity", "dlora", "hrw")
+ROUTERS = ("most-idle", "round-robin", "affinity", "dlora", "hrw", "dynamo", "dynamo:algorithm=mcf")
 
 
 @pytest.fixture
@@ -116,6 +117,23 @@ def test_servers_serve_between_start_and_stop(router: str, fleet: Workload, thre
     assert late == (2, 10.0, 90.0)
     assert 40.0 <= early[2] < 45.0
     assert run.gpu_hours == pytest.approx((90.0 + 80.0 + early[2]) / 3600.0)
+
+
+def test_no_time_of_a_server_is_paid_twice(h100: Profile) -> None:
+    """A server that starts again while it ends its last requests is paid once; refused requests keep none running."""
+    h100 = replace(h100, engine=replace(h100.engine, version="0.32.0", max_num_queued_reqs=1))
+    trace = RequestTrace(
+        np.array([1.0, 2.0]), *np.array([[0, 0], [100, 100], [4000, 4000]], dtype=np.int64), end_s=100.0
+    )
+    fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
+    stops = [Change(10.0, stop=(0,)), Change(20.0, start=(0,)), Change(30.0, stop=(0,))]
+    run = simulate_cluster(
+        fleet, Cluster.of(h100, 1, max_loras=1), changes=stops, duration_s=100.0, startup_s=0.0
+    )
+    assert (run.refused_by_server, run.completed) == (1, 1)
+    end_s = float(run.raw.finish_s[0])
+    assert 50.0 < end_s < 60.0
+    assert run.gpu_hours == pytest.approx(end_s / 3600.0)
 
 
 @pytest.mark.parametrize("router", [*ROUTERS, "plan"])

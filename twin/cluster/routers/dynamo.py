@@ -40,6 +40,7 @@ class Dynamo(AnyCluster):
     algorithm: str = "hrw"
     _load: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
     _by_name: list[int] = field(init=False, repr=False, default_factory=list)
+    _allowed: list[frozenset[int]] = field(init=False, repr=False, default_factory=list)
     _rank: list[list[int]] = field(init=False, repr=False, default_factory=list)
     _sets: list[list[int]] = field(init=False, repr=False, default_factory=list)
     _placed: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
@@ -57,22 +58,37 @@ class Dynamo(AnyCluster):
 
     def start(self, view: ClusterView, seed: int) -> None:
         """Pin every adapter to the server that its hash ranks first."""
+        count = len(view.workload)
+        self._load, self._shrunk, self._ticks, self._turn = np.full(count, -1.0), {}, 0, 0
+        self._placed, self._wanted, self._allowed, self._sets = {}, {}, [], [[]] * count
+        self._follow(view)
+
+    def _follow(self, view: ClusterView) -> None:
+        """Rank the servers of each adapter again if they have changed; replicas on servers that are off are gone."""
         names = view.workload.names
+        allowed = [view.allowed(a) for a in range(len(names))]
+        if allowed == self._allowed:
+            return
+        self._allowed = allowed
         self._rank = [ranked(name, view.candidates(a)) for a, name in enumerate(names)]
-        self._sets = [order[:1] for order in self._rank]
-        self._by_name = np.argsort(names, kind="stable").tolist()
-        self._load, self._shrunk, self._ticks, self._turn = np.full(len(names), -1.0), {}, 0, 0
-        self._placed, self._wanted = {}, {}
+        self._by_name = [a for a in np.argsort(names, kind="stable").tolist() if self._rank[a]]
+        left = [[s for s in servers if s in may] for servers, may in zip(self._sets, allowed, strict=True)]
+        self._sets = [servers or order[:1] for servers, order in zip(left, self._rank, strict=True)]
+        self._placed = {a: [s for s in servers if s in allowed[a]] for a, servers in self._placed.items()}
 
     def route(self, request: Request, view: ClusterView) -> int:
         """Return the next server in turn of the replica set."""
-        replicas = self._sets[request.adapter]
+        a = request.adapter
+        if not self._sets[a] or not view.allowed(a).issuperset(self._sets[a]):
+            self._follow(view)
+        replicas = self._sets[a]
         self._turn += 1
         return replicas[self._turn % len(replicas)]
 
     def tick(self, now_s: float, view: ClusterView) -> None:
         """Recompute the replica sets."""
         self._ticks += 1
+        self._follow(view)
         counts = view.requests_since(now_s - self.window_s, now_s)
         new = (self._load < 0.0) & (counts > 0.0)
         known = self._load >= 0.0
@@ -80,8 +96,8 @@ class Dynamo(AnyCluster):
         self._load[new] = counts[new]
         # `load.round()` of load_estimator.rs: Rust rounds halves up, NumPy would round them to even numbers.
         load = np.floor(np.maximum(self._load, 0.0) + 0.5)
-        slots = view.slots
-        wanted = replicas_of(load, int(slots.sum()), len(view.cluster), view.workload.names)
+        slots = np.where(view.on, view.slots, 0)
+        wanted = replicas_of(load, int(slots.sum()), int(view.on.sum()), view.workload.names)
         if self.algorithm == "mcf":
             self._place_together(load, wanted, view)
             return
@@ -104,7 +120,7 @@ class Dynamo(AnyCluster):
 
     def _place_together(self, load: FloatArray, counts: IntArray, view: ClusterView) -> None:
         """Place the replicas of all adapters at once; adapters without a slot stay where loaded, or get one server."""
-        slots, wanted = view.slots, {}
+        slots, wanted = np.where(view.on, view.slots, 0), {}
         for a in self._by_name:
             if counts[a] > 0:
                 wanted[a] = self._after_cooldown(a, int(counts[a]))
