@@ -126,6 +126,7 @@ def compare(file: FleetFile, kind: OneProfile, compared: Compared, systems: Syst
         return
     of_clusters = ("router", "stats_age_s", "slo", "systems", "seeds", "duration_s", "size", "share")
     refuse_without("--cluster", of_clusters)
+    refuse_without("--launch", () if "launch" in compared.real else ("launch_duration", "folder"))
     out.check_tables(compared.output, endings=(".csv", ".json"))
     out.check_picture(compared.plot)
     start = compared.start()

@@ -130,5 +130,6 @@ def _unused(kind: Format) -> list[str]:
     unused = [] if kind.pods else ["adapters_claim", "token_secret", "node_labels"]
     unused += [] if kind.pods or kind is FORMATS["gateway-api"] else ["namespace"]
     unused += [] if kind.image else ["image"]
+    unused += ["port"] if kind.own_ports else []
     unused += [] if kind.engine else ["sources_path", "model", "adapters_dir"]
     return unused + (["address"] if kind.engine or kind.fits else [])  # other formats are routing tables

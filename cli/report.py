@@ -8,6 +8,7 @@ import click
 
 from packer.cli.declare import bundle, command, option, values
 from packer.cli.options import PlanArgument, Writing, common
+from packer.cli.traffic import refuse_unused
 
 
 @bundle
@@ -24,7 +25,7 @@ class ReportPage:
     )
     curves: int = option(type=click.IntRange(min=0, max=100_000), default=6, metavar="N")
     comparison_path: str | None = option("--comparison", metavar="FILE.json")
-    seed: int = common("seed")
+    seed: int | None = common("seed", default=None, help="Seed of the growing rates.  [default: the plan's]")
 
 
 @command
@@ -42,6 +43,7 @@ def report(file: PlanArgument, page: ReportPage, out: Writing) -> None:
     from packer.report.page import read_comparison, write_report
 
     out.check(page.output, what="page", endings=(".html", ".htm"))
+    refuse_unused("--curves 0", () if page.curves else ("predictor", "seed"))
     plan = file.plan()
     comparison = read_comparison(page.comparison_path, plan.workload) if page.comparison_path else ()
     out.note_profiles(*(item.profile for item in plan.bins))

@@ -133,6 +133,7 @@ def schedule(
     refuse_without("--keda", () if keda_path else ("timezone",))
     refuse_without("--rates: the periods of a trace are in UTC", () if hours.rates_path else ("timezone",))
     refuse_without("--routes", () if routes_path else ("address",))
+    refuse_without("--keda or --routes", () if keda_path or routes_path else ("prefix",))
     files = (static_path, servers_path, keda_path, results.output)
     out.check(*files)
     if routes_path is not None:

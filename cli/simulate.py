@@ -172,7 +172,10 @@ def simulate(
     out.check_tables(*files.tables.values())
     out.check_picture(files.plot)
     out.check(files.output)
-    workload = file.fleet() if run.rate_factor == 1.0 else file.fleet().scaled(run.rate_factor)
+    workload = file.fleet()
+    if run.concurrency is not None and not run.paced and workload.arrivals.trace is None:
+        refuse_unused("--concurrency without --paced", ("rate_factor", "process"))
+    workload = workload if run.rate_factor == 1.0 else workload.scaled(run.rate_factor)
     workload = process.apply(workload)
     if system.cluster is None:
         workload = workload if run.tuning is None else workload.tuned_by(run.tuning)

@@ -83,7 +83,7 @@ def write_report(
     predictor: str | None = None,
     curves: int = DEFAULT_CURVES,
     comparison: Sequence[Mapping[str, object]] = (),
-    seed: int = 0,
+    seed: int | None = None,
     force: bool = True,
     progress: Progress = silent,
 ) -> GrowthCurves | None:
@@ -91,7 +91,7 @@ def write_report(
 
     Latencies of adapters come from a simulated hour.
 
-    `predictor`, `seed`: the predictor of the growing rates, and its seed; None and 0: those of the plan. Then growth is
+    `predictor`, `seed`: the predictor of the growing rates, and its seed; None: those of the plan. Then growth is
     simulated in the hours that gave the plan its figures, if they did.
     `curves`: number of servers for which growth is drawn (`packer.report.growth.choose_gpus`); 0 for none.
     `comparison`: rows of `packer compare --json` (`read_comparison`).
@@ -99,7 +99,7 @@ def write_report(
     growth = None
     if curves and plan.bins:
         name = predictor or plan.predictor
-        evaluate = _growing(plan, name, seed or plan.seed)
+        evaluate = _growing(plan, name, plan.seed if seed is None else seed)
         growth = growth_of(plan, evaluate, predictor=name, limit=curves, progress=progress)
     progress("latencies of adapters", 0, 0)
     shown = with_adapters(plan) if plan.n_gpus <= MOST_GPUS else plan

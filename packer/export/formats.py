@@ -62,7 +62,7 @@ class Format:
     `by_load`: the stack's router splits a replicated adapter by load, not by the planned shares. `pods`: the format
     starts pods (`packer.export.kubernetes`). `image`: the files name a container image. `ranks_apart`: the stack starts
     each data-parallel rank as a server.
-    `routes`: the files contain the routes of adapters.
+    `routes`: the files contain the routes of adapters. `own_ports`: the stack chooses the servers' ports.
     """
 
     where: str
@@ -73,6 +73,7 @@ class Format:
     image: bool = False
     ranks_apart: bool = False
     routes: bool = False
+    own_ports: bool = False
 
     @property
     def render(self) -> Render:

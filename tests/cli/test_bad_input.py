@@ -251,6 +251,10 @@ def test_bad_profiles(
         ("simulate f.csv --max-loras 8 --duration 0", "--duration"),
         ("compare f.csv --sweep adapters=4,0", "a number of adapters .*, got 0"),
         (f"compare f.csv --sweep adapters=4,{10**20}", "a number of adapters .*, got 1"),
+        ("compare f.csv --folder x", "--folder needs --launch"),
+        ("init f.csv --base a --model config.json --gpu l4", "--base has no effect with a workload file"),
+        ("simulate f.csv --max-loras 8 --concurrency 2 --arrivals lognormal", "--arrivals has no effect"),
+        ("simulate f.csv --max-loras 8 --concurrency 2 --rate-factor 2", "--rate-factor has no effect"),
         (f"simulate f.csv --max-loras 8 --max-outstanding {10**20}", "max_outstanding .*, got 1"),
     ],
 )

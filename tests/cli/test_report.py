@@ -82,3 +82,5 @@ def test_a_page_is_html(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: C
     assert run(["report", str(tmp_path / "plan.json"), "-o", str(tmp_path / "r.pdf")]) == 2
     assert "Expected a page's file to end in .html, .htm, got" in capsys.readouterr().err
     assert not (tmp_path / "r.pdf").exists()
+    assert run(["report", str(tmp_path / "plan.json"), "--curves", "0", "--seed", "0"]) == 2
+    assert "--seed has no effect with --curves 0" in capsys.readouterr().err

@@ -60,6 +60,7 @@ def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--rates", "day.csv", "--timezone", "UTC"), "--timezone needs --keda"),
         (("--rates", "day.csv", "--address", "UTC"), "--address needs --routes"),
+        (("--rates", "day.csv", "--prefix", "a"), "--prefix needs --keda or --routes"),
         (("--trace", "t.csv", "--keda", "k.yaml", "--timezone", "Asia/Tokyo"), "--timezone needs --rates"),
     ],
 )
