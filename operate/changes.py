@@ -36,9 +36,8 @@ def changed_plan(
 ) -> Changed:
     """The plan's servers after rates change, adapters are added or removed, and servers are lost.
 
-    Servers keep their `max_loras` and `max_lora_rank`. A new adapter, or one whose only server is lost, goes to the
-    server with the least offered load whose slots are large enough, the busiest adapter first. The other replicas of
-    an adapter take over what a lost replica served (`packer.failover`).
+    Servers keep their `max_loras` and `max_lora_rank`. A new adapter, or one whose only server is lost, goes where
+    `packer.failover.placed` says. The other replicas of an adapter take over what a lost replica served.
 
     Raises `ValidationError`: a lost server is not one of the plan's, or none is left; others as `changed_fleet`.
     """

@@ -161,9 +161,8 @@ def evaluate_plan(
     """Evaluate whether a plan holds: its servers with new figures, at the rates as given, without a margin.
 
     `plan`: with at least one server. `predictor`: a registered name, the path of a trained predictor, or an object.
-    `rate_factor`, `add`, `remove`: factor of every rate; new adapters (each goes to the server with the least offered
-    load whose slots are large enough); names of adapters to remove.
-    `lose`: numbers of servers that are lost; their adapters go to the others (`packer.failover`).
+    `rate_factor`, `add`, `remove`: factor of every rate; new adapters; names of adapters to remove.
+    `lose`: numbers of servers that are lost. Their adapters, and new ones, go where `packer.failover.placed` says.
     `seed`: None: a seed that neither the search nor the verification of the plan has used. If that hour breaks the
     limits and further hours do so rarely, or by chance alone, the seed of the first hour that keeps them.
     `duration_s`: simulated time of each server, for the twin only, without headroom; None: an hour (whole cycles of

@@ -215,10 +215,11 @@ class Keeper:
         ranks, most = self.workload.ranks, [rank_of(kind, self.workload) for kind in self.kinds]
         fits, base = lambda s, a: most[s] >= int(ranks[a]), np.flatnonzero(ranks == 0).tolist()
         rooms = [None if room is None else room - self.others.get(s, 0) for s, room in enumerate(self.rooms)]
-        return Nearest(load, self.held, self.serving, fits, rooms, base, self.refused)
+        order = self.workload.slo.order(self.workload).tolist()
+        return Nearest(load, self.held, self.serving, fits, rooms, base, self.refused, order)
 
     def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
-        """Load adapters without a server on those with the least load; give the shares of lost copies to the others."""
+        """Load adapters without a server (`Nearest.place_rest`); give the shares of lost copies to the others."""
         near = self._near(load)
         near.place_rest()
         self.left = left_of(near.left, self.workload, self.kinds, self.rooms)

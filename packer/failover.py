@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from packer.bin import Bin
@@ -16,8 +16,7 @@ def without_server(
     """The remaining bins, in order, with the adapters of the lost bin; and the adapters that fit on none of them.
 
     The share of a lost replica is divided among the adapter's other replicas in proportion to their shares. An adapter
-    without another replica goes to the server of its base model with the least offered load whose slots are large
-    enough; adapters with the largest load are placed first.
+    without another replica is placed anew (`placed`).
     """
     left = [item for k, item in enumerate(bins) if k != lost]
     shares = [dict(zip(item.adapters, item.shares, strict=True)) for item in left]
@@ -40,11 +39,13 @@ def placed(
 ) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
     """The bins with `adapters` added, and the adapters that fit on none of them.
 
-    Each adapter goes to the server of its base model with the least offered load whose slots are large enough;
-    adapters with the largest load are placed first.
+    Each adapter goes to the server of its base model with the least offered load whose slots are large enough and whose
+    tightest limits are nearest to its own (`nearness`); adapters with the largest load are placed first.
     """
     found = list(bins)
     loads = [item.offered_tok_s(workload) for item in found]
+    order = workload.slo.order(workload)
+    kinds = [{int(order[i]) for i in item.adapters} for item in found]
     added: list[dict[int, float]] = [{} for _ in found]
     unplaced = []
     for i in sorted(adapters, key=lambda i: (-float(workload.offered_tok_s_by_adapter[i]), i)):
@@ -55,13 +56,24 @@ def placed(
         if not hosts:
             unplaced.append(i)
             continue
-        best = min(hosts, key=lambda k: loads[k])
+        best = min(hosts, key=lambda k: (*nearness(int(order[i]), kinds[k]), loads[k]))
+        kinds[best].add(int(order[i]))
         loads[best] += float(workload.offered_tok_s_by_adapter[i])
         added[best][i] = 1.0
     for k, more in enumerate(added):
         if more:
             found[k] = _with(found[k], dict(zip(found[k].adapters, found[k].shares, strict=True)) | more)
     return tuple(found), tuple(unplaced)
+
+
+def nearness(own: int, kinds: Set[int]) -> tuple[bool, int]:
+    """Sort key of servers for an adapter, the best first: with limits like its own or the next tighter ones, so that
+    its limits are kept and those of others stay as wide; then the next wider ones.
+
+    `own`, `kinds`: places of the adapter's limits, and of those on the server, in the order `packer.Goal.order`.
+    """
+    tightest = min(kinds, default=own)
+    return tightest > own, abs(tightest - own)
 
 
 def _with(item: Bin, shares: dict[int, float]) -> Bin:

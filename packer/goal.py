@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from packer import checks
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, IntArray
 from packer.errors import UnknownNameError, ValidationError, shown
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ KEYS = (*OF_MANY, *OF_REQUESTS, *(f"server.{key}" for key in OF_MANY))
 SPELLINGS = {"latency_ms": "e2e_ms"}
 """Alternative names of keys, used in cluster files."""
 SHARES = ("adapter_share", "request_share")
+MOST_KINDS = 4
+"""Largest number of kinds of limits that `Goal.order` distinguishes."""
 
 
 def level(key: str) -> Level:
@@ -255,6 +257,16 @@ class Goal:
             return np.full(len(workload), usual)
         known = {name: limits.to_dict().get(key, math.inf) for name, limits in self.classes}
         return np.array([known.get(adapter.slo_class or "", usual) for adapter in workload.adapters])
+
+    def order(self, workload: Workload) -> IntArray:
+        """The place of each adapter's limits in the order from tight to wide, int64 (n,): by ITL, then by TTFT. Of more
+        than `MOST_KINDS` different limits, neighbours share a place, but not those that differ most in ratio."""
+        columns = [self.column(workload, key) for key in reversed(self.every_key)]
+        rows = np.log(np.array([np.ones(len(workload)), *(np.minimum(each, 1e9) for each in columns)]))
+        values, found = np.unique(rows, axis=1, return_inverse=True)
+        gaps = np.abs(np.diff(values)).sum(axis=0)
+        ends = np.sort(np.argsort(-gaps, kind="stable")[: MOST_KINDS - 1])
+        return np.searchsorted(ends, found.reshape(-1))
 
     def of_requests(self, workload: Workload) -> dict[str, FloatArray]:
         """Limits that decide whether a request is within the goal: by metric, for each adapter, float64 (n,) each, ms.

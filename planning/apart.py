@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,27 @@ from packer.workload import Workload
 if TYPE_CHECKING:
     from packer.planning.explore import Frontier
 
+T = TypeVar("T")
 FAR = 0.75
 """Ranks are separated only if slots of the largest rank leave less than this share of the KV cache that slots of the
 smallest rank leave. Closer ranks gain nothing by separate servers."""
+
+
+def cheapest(count: int, found: Callable[[int, int], T | None], cost: Callable[[T], int]) -> list[T]:
+    """The division of kinds 0 to `count` - 1 into two or more runs with the least cost; [] if there is none.
+
+    `found`: what is made of a run, by its first kind and the one after its last; None if nothing can be.
+    """
+    # `best[end]`: the runs of the kinds before `end`.
+    best: list[list[T] | None] = [[]]
+    for end in range(1, count + 1):
+        ways = []
+        for start in reversed(range(1 if end == count else 0, end)):
+            own, before = found(start, end), best[start]
+            if own is not None and before is not None:
+                ways.append([*before, own])
+        best.append(min(ways, key=lambda way: sum(map(cost, way)), default=None))
+    return best[-1] or []
 
 
 @dataclass(eq=False)
@@ -54,7 +72,7 @@ class Apart:
         """The groups on `n` servers, if these suffice; servers left over go to the group with most load per server."""
         job, each, loads = self.job, self.kinds, self.fleet.offered_tok_s_by_adapter
         kinds = np.unique(each)
-        if min(n, len(kinds)) < 2 or job.spare or not job.kept.all_count:
+        if min(n, len(kinds)) < 2 or not job.kept.all_count:
             return
         if self._held != (held := (len(job.kept.hours), len(self.fleet))):
             # New parts change the indices of adapters; new hours only raise what a group needs.
@@ -92,12 +110,12 @@ class Apart:
     @property
     def kinds(self) -> IntArray:
         """The kind of each adapter, by which groups are runs of kinds: the slot rank; 0 for all if the ranks do not
-        differ enough to be separated (`FAR`)."""
+        differ enough to be separated (`FAR`), or if servers of all ranks take over from a lost one."""
         ranks, profile = slot_ranks(self.fleet.ranks), self.job.profile
-        slots = min(SLOTS, len(self.job.workload))
+        slots, spare = min(SLOTS, len(self.job.workload)), self.job.spare
         ends = int(ranks.max()), int(ranks.min())
         least, most = (kv_cache_tokens(profile, profile.settings(slots, rank)) for rank in ends)
-        return ranks if least < FAR * most else 0 * ranks
+        return ranks if least < FAR * most and not spare else 0 * ranks
 
     def left_s(self) -> float:
         """The time, s, in which groups may still be searched."""
@@ -106,27 +124,20 @@ class Apart:
     def _cheapest(self, each: IntArray, kinds: IntArray, n: int) -> list[Group]:
         """The division of the kinds into two or more runs with the fewest servers, about `n`; [] if none is known."""
         loads = self.fleet.offered_tok_s_by_adapter
-        # `best[end]`: the groups of the kinds before `end` that take the fewest servers.
-        best: list[list[Group] | None] = [[]]
-        for end in range(1, len(kinds) + 1):
-            ways = []
-            # A single run of all kinds is left out: that is an even split.
-            for start in reversed(range(1 if end == len(kinds) else 0, end)):
-                before = best[start]
-                if (start, end) not in self._known:
-                    if self.left_s() <= 0.0 or self.job.over():
-                        return []
-                    members = np.flatnonzero((each >= kinds[start]) & (each <= kinds[end - 1]))
-                    alone = [self._known[k, k + 1].servers for k in range(start, end - 1)]
-                    near = sum(alone) + self._known[end - 1, end].servers if alone else 0
-                    near = near or round(n * float(loads[members].sum() / loads.sum()))
-                    self._known[start, end] = Group(members, 0)
-                    self._settle(self._known[start, end], max(1, near))
-                group = self._known[start, end]
-                if before is not None and group.servers:
-                    ways.append([*before, group])
-            best.append(min(ways, key=lambda way: sum(group.servers for group in way), default=None))
-        return best[-1] or []
+
+        def found(start: int, end: int) -> Group | None:
+            if (start, end) not in self._known:
+                if self.left_s() <= 0.0 or self.job.over():
+                    return None
+                members = np.flatnonzero((each >= kinds[start]) & (each <= kinds[end - 1]))
+                alone = [self._known[k, k + 1].servers for k in range(start, end - 1)]
+                near = sum(alone) + self._known[end - 1, end].servers if alone else 0
+                near = near or round(n * float(loads[members].sum() / loads.sum()))
+                self._known[start, end] = Group(members, 0)
+                self._settle(self._known[start, end], max(1, near))
+            return self._known[start, end] if self._known[start, end].servers else None
+
+        return cheapest(len(kinds), found, lambda group: group.servers)
 
     def _settle(self, group: Group, near: int) -> None:
         """Set a group's fewest servers whose most loaded one keeps its limits, searched from `near`."""

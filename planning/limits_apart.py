@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.memo import cached_property
@@ -17,9 +15,6 @@ from packer.workload import Workload
 
 if TYPE_CHECKING:
     from packer.planning.explore import Frontier
-
-MOST_KINDS = 4
-"""With more different limits, none are separated: every run of them would be searched as a fleet."""
 
 
 @dataclass(eq=False)
@@ -36,12 +31,8 @@ class LimitsApart(Apart):
 
     @cached_property
     def kinds(self) -> IntArray:
-        """The place of each adapter's limits in the order from tight to wide; 0 for all if there are too many."""
-        goal = self.fleet.slo
-        columns = [goal.column(self.fleet, key) for key in reversed(goal.every_key)]
-        rows = np.array([np.zeros(len(self.fleet)), *columns])
-        found = np.unique(rows, axis=1, return_inverse=True)[1].reshape(-1)
-        return found if found.max() < MOST_KINDS else 0 * found
+        """The place of each adapter's limits in the order from tight to wide."""
+        return self.fleet.slo.order(self.fleet)
 
     def left_s(self) -> float:
         """The time, s, left of the first half: every group takes as long as a fleet, and even splits need theirs."""

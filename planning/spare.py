@@ -10,6 +10,7 @@ import numpy as np
 from packer.bin import Bin
 from packer.failover import with_slots_for_loss, without_server
 from packer.plan import Plan, Status
+from packer.planning.apart import cheapest
 from packer.planning.assemble import assemble
 from packer.planning.replicas import Replicas
 from packer.solvers.base import Problem, Solution
@@ -20,6 +21,8 @@ from packer.words import counted
 
 MORE = 4
 """The search ends at this multiple of the servers of the plan without a spare server, plus one."""
+APART = 0.5
+"""Share of the time left for servers of which each has classes with similar limits only."""
 
 
 def with_spare(problem: Problem, plan: Plan) -> Plan:
@@ -36,17 +39,11 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
     most = min(len(problem.workload) * copies, MORE * (len(plan.bins) + 1))
     at_hand = min(most, problem.stock.get(name, most * size) // size)
     allowed = at_hand if problem.max_gpus is None else min(at_hand, problem.max_gpus // size)
-    tries = ((n, parts) for n in range(len(plan.bins) + 1, allowed + 1) for parts in _divided(problem, n))
-    for n, parts in tries:
-        if problem.out_of_time():
-            break
-        problem.progress(f"simulating {counted(n, 'server')}, one of them lost", 0, 0)
-        posed = replace(problem, workload=parts.fleet, max_gpus=n, max_replicas=1)
-        found = parts.joined(SpreadRefined().solve(posed).bins)
-        bins = _with_slots(problem, found) if len(found) == n else None
-        if bins is not None and _survives(problem, bins):
-            solution = Solution(tuple(bins), details={**plan.statistics, "gpus_without_spare": plan.n_gpus})
-            return assemble(problem, solution, plan.solver, problem.elapsed_s())
+    apart = _apart(problem.with_share(APART), allowed)
+    bins = _fewest(problem, len(plan.bins) + 1, len(apart) - 1 if apart else allowed) or apart
+    if bins:
+        solution = Solution(tuple(bins), details={**plan.statistics, "gpus_without_spare": plan.n_gpus})
+        return assemble(problem, solution, plan.solver, problem.elapsed_s())
     why = "The search ended before a plan was found that holds when any GPU is lost: a longer --time-limit."
     if not problem.out_of_time():
         more = "more GPUs at hand" if allowed == at_hand < most else "more GPUs"
@@ -54,6 +51,36 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
         none = f"No plan on up to {counted(allowed * size, 'GPU')} holds when any of them is lost."
         why = f"{none} What would help: {more}"
     return replace(plan, status=Status.INFEASIBLE, reasons=(*plan.reasons, why))
+
+
+def _fewest(problem: Problem, low: int, high: int) -> list[Bin] | None:
+    """The fewest servers from `low` to `high` that hold when any one is lost; None if none are found in time."""
+    for n, parts in ((k, parts) for k in range(low, high + 1) for parts in _divided(problem, k)):
+        if problem.out_of_time():
+            break
+        problem.progress(f"simulating {counted(n, 'server')}, one of them lost", 0, 0)
+        posed = replace(problem, workload=parts.fleet, max_gpus=n, max_replicas=1)
+        found = parts.joined(SpreadRefined().solve(posed).bins)
+        bins = _with_slots(problem, found) if len(found) == n else None
+        if bins is not None and _survives(problem, bins):
+            return bins
+    return None
+
+
+def _apart(problem: Problem, most: int) -> list[Bin]:
+    """Up to `most` servers, those of classes with other limits apart, each group with its own spare server; [] if such
+    are not found."""
+    fleet, order = problem.workload, problem.workload.slo.order(problem.workload)
+
+    def found(start: int, end: int) -> list[Bin] | None:
+        own = np.flatnonzero((order >= start) & (order < end)).tolist()
+        bins = _fewest(
+            replace(problem, workload=fleet.subset(own)), 2, min(most, len(own) * problem.max_replicas)
+        )
+        return None if bins is None else [item.under(own) for item in bins]
+
+    bins = [item for group in cheapest(int(order.max()) + 1, found, len) for item in group]
+    return bins if 0 < len(bins) <= most and _survives(problem, bins) else []
 
 
 def _divided(problem: Problem, n: int) -> Iterator[Replicas]:

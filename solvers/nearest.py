@@ -9,6 +9,7 @@ import numpy as np
 
 from packer.arrays import FloatArray
 from packer.bin import Bin
+from packer.failover import nearness
 from packer.search import fewest
 
 EVEN = 0.02
@@ -48,9 +49,9 @@ class Nearest:
     `load`: of each adapter, tok/s, float64 (m,). `held`: adapters of each server with their shares, 0 for a copy with
     no requests. `serving`: indices of the servers in use; others hold nothing. `fits`: whether a server can load an
     adapter. `rooms`: most adapters of each server; none: any number; adapters of `roomless`, as the base model, take
-    no room. `refused`: (server, adapter) that failed to load, for which other servers come first. `loads`: (server,
-    adapter) to load, in order. `unloads`: copies that leave full servers before that. `left`: adapters that
-    `place_rest` found no server for.
+    no room. `refused`: (server, adapter) that failed to load, for which other servers come first. `order`: place of
+    each adapter's limits (`packer.Goal.order`); none: all alike. `loads`: (server, adapter) to load, in order.
+    `unloads`: copies that leave full servers before that. `left`: adapters that `place_rest` found no server for.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class Nearest:
         rooms: Sequence[int | None] = (),
         roomless: Collection[int] = (),
         refused: Collection[tuple[int, int]] = (),
+        order: Sequence[int] = (),
     ) -> None:
-        self.refused = refused
+        self.refused, self.order = refused, list(order) or [0] * len(load)
         self.load, self.serving, self.fits, self.rooms = load, list(serving), fits, rooms
         self.roomless, self.left = set(roomless), list[int]()
         self.before = [dict(own) for own in held]
@@ -129,9 +131,9 @@ class Nearest:
         return s
 
     def place_rest(self, opens: Callable[[int], bool] = lambda _adapter: False) -> None:
-        """Place each adapter that no server holds on the server with the least load, heaviest first; if all are full,
-        a copy leaves whose adapter has requests elsewhere. For adapters that serving servers hold, scale the shares
-        there to a sum of 1.
+        """Place each adapter that no server holds on the server with the least load of those with the nearest limits
+        (`packer.failover`), heaviest first; if all are full, a copy leaves whose adapter has requests elsewhere. For
+        adapters that serving servers hold, scale the shares there to a sum of 1.
 
         `opens`: whether a new server can be opened for an adapter that none takes; later adapters may go there too.
         """
@@ -144,13 +146,15 @@ class Nearest:
             elif abs(total - 1.0) > 1e-9:
                 for s, share in own.items():
                     self.held[s][a] = share / total if total else 1.0 / len(own)
-        used = self.used().tolist()
+        used, order = self.used().tolist(), self.order
+        kinds = [{order[a] for a, share in own.items() if share} for own in self.held]
         for a in sorted(rest, key=lambda a: -self.load[a]):
-            rising = sorted(self.serving, key=lambda s: ((s, a) in self.refused, used[s]))
+            near = {s: ((s, a) in self.refused, *nearness(order[a], kinds[s]), used[s]) for s in self.serving}
+            rising = sorted(near, key=lambda s: near[s])
             s = next((s for s in rising if self._takes(s, a)), -1)
             if s < 0 and opens(a):
                 s = len(self.held)
-                self.serving, used = [*self.serving, s], [*used, 0.0]
+                self.serving, used, kinds = [*self.serving, s], [*used, 0.0], [*kinds, set()]
                 self.before, self.held = [*self.before, {}], [*self.held, {}]
             elif s < 0 and (s := self._merge(a)) >= 0:
                 used = self.used().tolist()
@@ -158,6 +162,7 @@ class Nearest:
                 self.left.append(a)
                 continue
             used[s] += self.load[a]
+            kinds[s].add(order[a])
             self._load(s, a)
             self.held[s][a] = 1.0
 

@@ -6,8 +6,10 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.failover import without_server
+from packer.failover import placed, without_server
+from packer.goal import Goal
 from packer.profile import Profile
+from packer.solvers.nearest import Nearest
 from packer.workload import Workload
 
 
@@ -44,3 +46,24 @@ def test_an_adapter_without_large_enough_slots_is_unplaced(server: Profile) -> N
     fleet = Workload([Adapter("large", 32, 1.0), Adapter("small", 8, 1.0)])
     bins = (Bin((0,), server.settings(1, 32), server), Bin((1,), server.settings(1, 8), server))
     assert without_server(fleet, bins, 0) == (bins[1:], (0,))
+
+
+def test_a_class_with_tight_limits_keeps_its_servers_to_itself(server: Profile) -> None:
+    """Adapters of a lost server go to servers with limits like theirs, however lightly loaded others are: the least
+    loaded server is that of the tight class, whose limits they would break. The controller places them alike."""
+    rates = {"fast 0": 1.0, "fast 1": 0.9, "slow 0": 5.0, "slow 1": 4.0, "slow 2": 3.0}
+    adapters = [Adapter(name, 8, rate, slo_class=name[:4]) for name, rate in rates.items()]
+    fleet = Workload(adapters).held_to(Goal().parsed(["fast:mean_itl_ms=16", "slow:mean_itl_ms=60"]))
+    bins = [Bin((i,), server.settings(3, 8), server) for i in range(5)]
+    order, loads = fleet.slo.order(fleet).tolist(), fleet.offered_tok_s_by_adapter
+    for lost, others in ((0, {1, 0}), (2, {4, 2})):
+        left, unplaced = without_server(fleet, bins, lost)
+        assert (unplaced, others in [set(item.adapters) for item in left]) == ((), True)
+        kept = [{i: 1.0} if i != lost else {} for i in range(5)]
+        near = Nearest(loads, kept, [i for i in range(5) if i != lost], order=order)
+        near.place_rest()
+        assert [set(own) for own in near.held if own] == [set(item.adapters) for item in left]
+    alone, _ = placed(fleet, bins[2:], [0])
+    assert [set(item.adapters) for item in alone] == [{2}, {3}, {4, 0}], (
+        "wider limits, if no server has tighter ones"
+    )

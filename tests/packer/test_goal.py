@@ -124,3 +124,13 @@ def test_a_goal_without_limits_is_none() -> None:
     assert Goal().parsed(["none"]).is_none
     assert not Goal().is_none
     assert not Goal(limits=Limits.only({}), classes=(("chat", Limits(500.0, 40.0)),)).is_none
+
+
+def test_limits_that_differ_little_share_a_place_in_the_order() -> None:
+    """From tight to wide, by ITL. Of more than four different limits those that are nearest in ratio are one kind, so
+    that adapters with many limits are separated, too."""
+    limits = {"e": 200, "a": 10, "d": 52, "c": 50, "b": 25, "none": 1e9}
+    fleet = Workload([Adapter(name, 8, 1.0, slo_class=name) for name in limits])
+    goal = Goal().parsed([f"{name}:mean_itl_ms={value}" for name, value in limits.items()])
+    assert goal.order(fleet).tolist() == [2, 0, 1, 1, 1, 3]
+    assert Goal().order(fleet).tolist() == [0] * 6

@@ -37,3 +37,13 @@ def test_no_further_class_is_planned_once_the_time_is_over(server: Profile) -> N
     assert half.apart[1]._jobs == {}, (
         "the second half of the time is for plans with all classes on each server"
     )  # type: ignore[attr-defined]
+
+
+def test_each_class_survives_the_loss_of_one_of_its_own_servers(server: Profile) -> None:
+    """With a spare server, classes are apart, too: where they share servers, those that take over from a lost one break
+    the tight limit on as many."""
+    own = [Adapter(f"fast {k}", 16, 2.0, slo_class="fast") for k in range(2)]
+    fleet = Workload([*own, *(Adapter(f"slow {k}", 16, 2.5) for k in range(2))])
+    job = Frontier(fleet.held_to(Goal().parsed(["fast:mean_itl_ms=16"])), server, spare=1)
+    bins = next(job.apart[1].on(4))
+    assert job.kept.holds(bins, 1)

@@ -97,6 +97,16 @@ def test_hot_adapters_of_which_a_server_may_be_lost() -> None:
     assert alone.reasons[-1].endswith("What would help: --max-replicas 2 or more")
 
 
+def test_a_class_with_a_tight_limit_has_its_own_spare_server(server: Profile) -> None:
+    """Where all classes share servers, every server must be as lightly loaded as the tight limit asks, with one of them
+    lost: six instead of four."""
+    own = [Adapter(f"fast {k}", 16, 2.0, slo_class="fast") for k in range(2)]
+    fleet = Workload([*own, *(Adapter(f"slow {k}", 16, 2.5) for k in range(4))])
+    given: dict[str, Any] = {"predictor": TwinPredictor(), "verify": False, "with_headroom": False}
+    plan = solve(fleet, server, "gpus:spare=1", slo="fast:mean_itl_ms=16", **given)
+    assert (plan.n_gpus, plan.status) == (4, Status.FEASIBLE)
+
+
 def _pairs() -> Profile:
     """The small profile on servers of two GPUs each."""
     one = small_profile()
