@@ -107,10 +107,10 @@ def simulate_cluster(
     policy = _cache(how.cache or "lru" if cache is None else cache)
     kinds = {kind.name: kind_setup(workload, kind, how, policy) for kind in cluster.kinds}
     slot_ranks = [kinds[kind].server.settings.max_lora_rank for kind in cluster.servers]
-    serving = Serving(cluster, workload, slot_ranks, changes, startup_s) if changes or controller else None
+    now = replace(cluster, placement=None) if getattr(chosen, "relocates", False) else cluster
+    serving = Serving(now, workload, slot_ranks, changes, startup_s) if changes or controller else None
     loads = controller is not None and cluster.placement is not None  # of any adapter, on any server
-    anywhere = loads or getattr(chosen, "relocates", False)
-    held = replace(cluster, placement=None) if anywhere else ever_placed(cluster, changes)
+    held = replace(cluster, placement=None) if loads else ever_placed(now, changes)
     candidates = _candidates(held, workload, slot_ranks)
     own = server_setups(workload, cluster, kinds, candidates)
     failed = next(filter(None, (setup.error() for setup in {id(each): each for each in own}.values())), None)

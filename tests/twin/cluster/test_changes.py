@@ -119,6 +119,15 @@ def test_servers_serve_between_start_and_stop(router: str, fleet: Workload, thre
     assert run.gpu_hours == pytest.approx((90.0 + 80.0 + early[2]) / 3600.0)
 
 
+def test_a_router_that_relocates_adapters_moves_those_of_a_lost_server(
+    fleet: Workload, three: Cluster
+) -> None:
+    """With dLoRA, whose placement only says where adapters are at first, no request of a lost server is refused."""
+    run = simulate_cluster(fleet, three, "dlora", duration_s=40.0, changes=[Change(10.0, fail=(0,))])
+    assert run.refused == 0
+    assert set(run.requests.filter(run.requests["sent_s"] > 10.0)["server"]) == {1, 2}
+
+
 def test_no_time_of_a_server_is_paid_twice(h100: Profile) -> None:
     """A server that starts again while it ends its last requests is paid once; refused requests keep none running."""
     h100 = replace(h100, engine=replace(h100.engine, version="0.32.0", max_num_queued_reqs=1))
