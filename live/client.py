@@ -31,9 +31,8 @@ from packer.io.web import Address
 from packer.lengths import MAX_TOKENS
 from packer.live import results
 from packer.live.load import KEY, STOPPING, LoadJob, Said, import_aiohttp
-from packer.live.metrics import kept
+from packer.live.metrics import MAX_PAGE_BYTES, kept
 from packer.live.results import LoadResult
-from packer.live.server import MAX_PAGE_BYTES
 
 ERROR_TEXT = 160
 """Characters of a server's error message that are kept."""

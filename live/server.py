@@ -21,6 +21,7 @@ from packer.export.servers import engine_flags
 from packer.io.web import Address, ask
 from packer.live import inside
 from packer.live.launch import Launch
+from packer.live.metrics import MAX_PAGE_BYTES
 from packer.settings import Settings
 
 HOST = "127.0.0.1"
@@ -28,8 +29,6 @@ STOP_GRACE_S = 3.0
 """Time for a server to end by itself before it is killed, so that packer's commands can end within 10 s."""
 PORT_TRIES = 3
 TAIL_LINES = 25
-MAX_PAGE_BYTES = 4 << 20
-"""Maximum bytes of a page that a server may send."""
 POLL_S = 0.2
 
 _MEMORY_PATTERNS = re.compile(

@@ -84,6 +84,7 @@ def test_readme_names_every_command() -> None:
     assert [name for name in cli.lazy if f"packer {name}" not in text] == []
 
 
+@pytest.mark.usefixtures("whole_hours")  # the fleet takes more GPUs, and a longer search, for a shorter time
 def test_readme_library_example_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The Python block of the README runs as it stands, from the top of a checkout."""
     (code,) = _blocks("README.md", "python")

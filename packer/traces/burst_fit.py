@@ -80,15 +80,19 @@ def _left_of(scales: FloatArray, lag_s: FloatArray, window_s: float, degree: int
     step_s = window_s / GRID
     apart = np.arange(GRID)
     basis = np.column_stack(list(polynomials(apart, GRID, degree)))
-    without = np.eye(GRID) - basis @ basis.T
     left: FloatArray = np.exp(-lag_s[:, np.newaxis] / scales)
     for column, scale_s in zip(left.T, scales.tolist(), strict=True):
         u = step_s / scale_s  # correlations are those of means over cells
         mean = np.exp(-np.maximum(apart - 1, 0) * u) * (-np.expm1(-u) / u) ** 2
         mean[0] = 2.0 / u + 2.0 * np.expm1(-u) / u**2
-        whole = mean[np.abs(apart[:, np.newaxis] - apart)]
-        kept = without @ whole @ without
-        taken = [float(np.diagonal(whole - kept, k).mean()) for k in range(GRID // 2)]
+        onto = mean[np.abs(apart[:, np.newaxis] - apart)] @ basis
+        rest = onto - basis @ (basis.T @ onto)
+        # The part taken is P W + W P - P W P, with P = basis @ basis.T and the correlations W of the cells.
+        each = (
+            np.correlate(b, w, "full") + np.correlate(r, b, "full")
+            for b, w, r in zip(basis.T, onto.T, rest.T, strict=True)
+        )
+        taken = (np.sum(list(each), axis=0)[GRID - 1 :] / (GRID - apart))[: GRID // 2]
         column -= np.interp(lag_s, step_s * apart[: GRID // 2], taken)
     return left
 

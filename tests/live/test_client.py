@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -273,3 +275,9 @@ def test_a_key_opens_the_server_and_is_in_no_file(
             assert not {secret.encode(), b"sk-wrong"} & set(
                 re.findall(rb"sk-[0-9a-z]+", path.read_bytes())
             ), path
+
+
+def test_the_client_imports_little() -> None:
+    """Its process starts while the server waits: it reads no files of profiles, whose libraries take longest."""
+    code = "import sys, packer.live.client; sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -100,6 +100,8 @@ def test_bounds_are_in_gpus(
     solver: str, tensor: int, enumerated: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every bound is at most the GPUs that trying all sets of adapters finds, and optimal plans have these."""
+    if not enumerated and solver in ("cpsat", "greedy"):
+        pytest.skip("it enumerates no bins")
     fleet, one, predictor, fewest = drawn(seed, tensor)
     if not enumerated:
         monkeypatch.setattr("packer.solvers.classes.FEW_BINS", 3)
