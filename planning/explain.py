@@ -121,7 +121,10 @@ def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     if job.hopeless:
         reasons = (_unreachable(job),)
     elif job.over():
-        reasons = ("The search ended before a plan was found that keeps the goal: a longer --time-limit.",)
+        gpus = job.fewest * job.size
+        few = max_gpus is not None and max_gpus < gpus
+        needed = f"more GPUs, {gpus} by an estimate of the load" if few else "a longer --time-limit"
+        reasons = (f"The search ended before a plan was found that keeps the goal: {needed}.",)
     elif max_gpus is not None and job.points[-1].n_gpus == (servers := max_gpus // job.size):
         more = job.first_that_holds(servers + 1, servers + BEYOND)
         reasons = () if more is None else (_enough(job, more),)

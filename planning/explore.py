@@ -70,7 +70,7 @@ class Frontier(Clock, Conditions):
     _begun: set[int] = field(default_factory=set, init=False)
     _slots: int = field(default=SLOTS, init=False)
     """Slots of the last even split that was found to keep the limits."""
-    _fewest: int = field(default=1, init=False)
+    fewest: int = field(default=1, init=False)
     """Fewest servers on which nothing starves, by the trees. On fewer, one proposal is enough if the twin agrees."""
     tight: float = field(default=TIGHT, init=False)
     """Try more slots for servers that use more than this share of their limits."""
@@ -243,8 +243,8 @@ class Frontier(Clock, Conditions):
     def least(self) -> int:
         """The fewest servers on which nothing starves, according to the trees with Poisson arrivals."""
         self.progress("looking for the fewest GPUs", 0, 0)
-        self._fewest = max(1, len(self._plan(self.parts, "gpus").result().bins))
-        return self._fewest
+        self.fewest = max(1, len(self._plan(self.parts, "gpus").result().bins))
+        return self.fewest
 
     def most(self, max_gpus: int | None) -> int:
         """The largest number of servers that is useful and at hand."""
@@ -324,7 +324,7 @@ class Frontier(Clock, Conditions):
             if following is not None and not wide:
                 self._begin(following)
             yield bins
-            if number == 0 and n_gpus < self._fewest and self.fullest(bins)[1] >= FAR_BEYOND:
+            if number == 0 and n_gpus < self.fewest and self.fullest(bins)[1] >= FAR_BEYOND:
                 break
         yield from () if wide else self._on_all(n_gpus)
 

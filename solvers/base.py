@@ -172,8 +172,9 @@ def used_gpus(bins: Iterable[Bin]) -> dict[str, int]:
 class Solver(Protocol):
     """A search for a plan. `name` is what the command line calls it.
 
-    A solver may declare `joint` = True: it takes several base models at once; or `spreads` = True: it spreads over all
-    the GPUs that are given, whatever is minimised.
+    A solver may declare `joint` = True: it takes several base models at once; `spreads` = True: it spreads over all the
+    GPUs that are given, whatever is minimised; or `compared` = True: with replicas, its mix of several kinds of server
+    is compared with its plans of one kind.
     """
 
     name: str

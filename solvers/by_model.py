@@ -193,14 +193,14 @@ def _details(found: Sequence[Part], solutions: Sequence[Solution]) -> dict[str, 
 
 
 def _kinds(problem: Problem, solver: Solver) -> list[Problem]:
-    """The problem itself, or one problem for each kind of server if the solver supports one kind only; both for greedy
-    with replicas, whose mix may be dearer than one kind (without replicas, the solver mixed compares them)."""
+    """The problem itself, or one problem for each kind of server if the solver supports one kind only; both with
+    replicas for a solver whose mix may then be dearer than one kind."""
     if len(problem.profiles) == 1:
         return [problem]
     alone = [replace(problem, profiles=(profile,)) for profile in problem.profiles]
     if solver.supports(problem) is not None:
         return alone
-    return [problem, *(alone if solver.name == "greedy" and problem.max_replicas != 1 else [])]
+    return [problem, *(alone if getattr(solver, "compared", False) and problem.max_replicas != 1 else [])]
 
 
 def _searching(whole: Problem, part: Problem, solver: Solver) -> Solver:

@@ -39,6 +39,7 @@ class Greedy:
     """First-fit decreasing with bisection; never needs more GPUs than `greedy-paper`, which it runs too."""
 
     name = "greedy"
+    compared = True
     supports = staticmethod(chooses_gpus)
 
     def solve(self, problem: Problem) -> Solution:

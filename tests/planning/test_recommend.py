@@ -318,6 +318,8 @@ def test_a_search_that_was_cut_short_does_not_say_infeasible(server: Profile) ->
     assert found.outcome == "no plan found in time"
     assert plan_to_dict(found)["found_in_time"] is False
     assert any("longer --time-limit" in reason for reason in found.reasons)
+    few = packer.recommend(fleet, server, time_limit_s=0.01, max_gpus=1).reasons
+    assert any("goal: more GPUs, " in reason for reason in few), "no time is long enough for one GPU"
     assert packer.recommend(fleet.subset([0, 1]), server, max_gpus=1).found_in_time
 
 

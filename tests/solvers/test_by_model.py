@@ -22,7 +22,7 @@ from packer.planning.verify import check as verify
 from packer.profile import Profile
 from packer.solvers.base import Problem, Solution, used_gpus
 from packer.solvers.baselines.spread import Spread
-from packer.solvers.by_model import _of_kinds, _shares
+from packer.solvers.by_model import _kinds, _of_kinds, _shares
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -43,18 +43,11 @@ def kind(name: str, model: str, price: float, tensor: int = 1) -> Profile:
 
 def fleet(n: int = 30, models: tuple[str, ...] = ("llama", "qwen")) -> Workload:
     """`n` adapters, the models in turn."""
-    rng = np.random.default_rng(3)
-    return Workload(
-        [
-            Adapter(
-                f"a{i}",
-                int(rng.choice([8, 16])),
-                float(rng.choice([0.4, 0.2])),
-                model=models[i % len(models)],
-            )
-            for i in range(n)
-        ]
-    )
+    rng, adapters = np.random.default_rng(3), list[Adapter]()
+    for i in range(n):
+        rank, rate = int(rng.choice([8, 16])), float(rng.choice([0.4, 0.2]))
+        adapters.append(Adapter(f"a{i}", rank, rate, model=models[i % len(models)]))
+    return Workload(adapters)
 
 
 KINDS = [kind("big", "llama", 3.0), kind("small", "llama", 2.0), kind("big", "qwen", 3.0)]
@@ -322,14 +315,21 @@ LARGER = kind("larger", "llama", 4.0)
 @pytest.mark.parametrize(
     ("kinds", "bounded"), [(KINDS[:1], True), ([KINDS[0], LARGER], False), ([KINDS[0], KINDS[1]], False)]
 )
-def test_the_best_of_several_kinds_proves_nothing_about_their_mixes(
-    kinds: list[Profile], bounded: bool
-) -> None:
+def test_the_best_of_kinds_proves_nothing_about_mixes(kinds: list[Profile], bounded: bool) -> None:
     """A solver for one kind bounds that kind alone; with others at hand, also such as it refuses, less might do."""
     own = fleet(16, ("llama",))
     posed = Problem(own, tuple(kinds), Gpus(), Evaluator(AnalyticPredictor()))
     found = _of_kinds(posed, posed, OneKind())
     assert (found.lower_bound is not None, found.proven) == (bounded, bounded)
+
+
+def test_a_mix_of_kinds_is_compared_where_the_solver_asks_for_it() -> None:
+    """A solver that inherits from greedy under another name declares `compared` with it."""
+    kinds, evaluator = (KINDS[0], LARGER), Evaluator(AnalyticPredictor())
+    posed = Problem(fleet(8, ("llama",)), kinds, Gpus(), evaluator, max_replicas=2)
+    for name, compared, tried in (("greedy", True, 3), ("other", True, 3), ("other", False, 1)):
+        solver = type("Like", (Greedy,), {"name": name, "compared": compared})
+        assert len(_kinds(posed, solver())) == tried
 
 
 @pytest.mark.parametrize("solver", ["spread", "dlora", "spread-refined"])
