@@ -23,6 +23,7 @@ from packer.operate.capacity import load_of, server_kinds
 from packer.operate.drift import followed
 from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
 from packer.times import HOUR_S
+from packer.words import counted
 from packer.workload import Workload
 
 After = Callable[[list[Decision]], None]
@@ -231,6 +232,8 @@ class Following:
         self.load = seen.load_tok_s
         self._correct(seen)
         made = self.keeper.decide(now_s, seen)
+        if more := self.keeper.missing:
+            self._say_new([f"{counted(more, 'more server')} needed"])
         for s, sentences in self.keeper.learnt.items():
             self.acting.say(f"{self.acting.servers[s].name}: {'; '.join(sentences)}")
         # The keeper no longer waits for these servers, which took too long to start.

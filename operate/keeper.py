@@ -307,8 +307,7 @@ class Keeper:
         serving = self.serving
         total, caps = float(load.sum()), self.caps(serving)
         usual = float(caps.mean()) if len(caps) else float(self._caps.max()) * self.level
-        if not math.isfinite(usual) or usual <= 0.0:
-            usual = max(total, 1.0)
+        usual = usual if math.isfinite(usual) and usual > 0.0 else max(total, 1.0)
         at_hand = float(caps.sum()) + usual * len(self.starting)
         least = 0 if serving or self.starting else 1
         by_load = max(least, math.ceil(max(0.0, total / FULL - at_hand) / usual))
@@ -339,14 +338,13 @@ class Keeper:
             return []
         copies = Counter(a for s in serving for a in self.held[s])
         alone = [sum(copies[a] == 1 for a in self.held[s]) for s in serving]
-        offered = self._near(load).used()
+        offered = (near := self._near(load)).used()
         k = min(able, key=lambda k: (alone[k], offered[serving[k]], -serving[k]))
         s, others = serving[k], [t for t in serving if t != serving[k]]
         if total > ENOUGH * (float(caps.sum()) - float(caps[k])):
             self._spare_since_s = math.inf
             return []
         self._spare_since_s = min(self._spare_since_s, now_s)
-        near = self._near(load)
         possible = near.empty(s, self._caps)
         lost = cache_lost(self.workload, load, near, self.kinds)
         # Lost tokens are computed again at a server's rate for the whole mix, which is lower than for prompts alone.
@@ -363,9 +361,15 @@ class Keeper:
         self._spare_since_s = math.inf
         if not possible:
             return []
-        reserve = 1.0 - total / float(self.caps(others).sum())
-        why = f"the other servers have had {reserve:.0%} in reserve for {cost_s:.0f} s, the cost of a stop with {cost}"
-        made = self._decided(now_s, near, why, stop=(s,))
+        changed = [t for t in others if near.held[t] != self.held[t]]
+        for t in changed:
+            self._judge(now_s, t, load, near.held[t])
+        left = float(self.caps(others).sum())
+        if total > ENOUGH * left:  # with more adapters than slots
+            self._ask_again(changed)
+            return []
+        why = f"the other servers have had {1.0 - total / left:.0%} in reserve for {cost_s:.0f} s, the cost of a stop"
+        made = self._decided(now_s, near, f"{why} with {cost}", stop=(s,), judged=True)
         self.on[s] = self.expected[s] = False
         return [made, *self._evened(now_s, load)]
 

@@ -223,8 +223,6 @@ def _followed(
             write_text(given.html, live_page(following, rows))
         for each in following.log[-len(made) :] if made else ():
             out.result(each, lambda each=each: _said(each, following))  # type: ignore[misc]
-        if following.keeper.missing:
-            out.note(f"{counted(following.keeper.missing, 'more server')} needed")
 
     def read_again() -> Workload:
         return with_goal(read_workload(given.fleet or ""), plan).held_to(given.slo or None)

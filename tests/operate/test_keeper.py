@@ -117,6 +117,16 @@ def test_only_servers_with_commands_are_started_and_stopped() -> None:
     assert not any(control.decide(now_s, seen(500.0, [True, True])) for now_s in (0.0, 300.0, 700.0))
 
 
+def test_no_server_stops_whose_adapters_the_others_do_not_hold() -> None:
+    """With more adapters than slots, a server holds a fraction of the load: what the others held before is no reserve,
+    and a stop would be followed by a start, again and again."""
+    control = keeper(2, 2)
+    control.capacity.of = lambda _server, own: 1000.0 if len(own) < 8 else 300.0  # type: ignore[method-assign]
+    made = [control.decide(60.0 * minute, seen(500.0, [True, True])) for minute in range(60)]
+    assert not any(made)
+    assert control.caps([0, 1]).tolist() == [1000.0, 1000.0]
+
+
 def test_a_server_less_waits_until_it_is_worth_it() -> None:
     """It stops after the others have had enough for a while, and its adapters go to them first."""
     control = keeper(2, 2)
