@@ -27,6 +27,9 @@ from packer.traces.trace import Trace
 from packer.words import listed
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
+SHARE_TWICE = 0.1
+"""Note requests that equal the one before them from this share of a log on."""
+
 
 def observe_log(
     log: Trace,
@@ -58,6 +61,11 @@ def observe_log(
         notes.append(stepped(trace.step_s))
     if absent := sorted(name for name, rank in ranks.table.items() if rank and name not in set(trace.names)):
         notes.append(f"no requests to {listed(absent, 10)}, left out though the table of ranks has them")
+    columns = (log.time_s, log.input_tokens, log.output_tokens, log.adapter)
+    same = [np.diff(each) == 0 for each in columns if each is not None]
+    if (twice := int(np.all(same, axis=0).sum())) > SHARE_TWICE * len(log):
+        again = "are another one again, in time, adapter and tokens: are there lines twice?"
+        notes.append(f"{twice:,} of {len(log):,} requests {again}")
     if trace.dropped or trace.other:
         notes.append(f"left out {trace.dropped} requests without tokens and {trace.other} other lines")
     as_logged = view == BUSIEST and rate_factor == 1.0 and not replay

@@ -126,15 +126,18 @@ def header_of(cells: Sequence[str], row: int) -> list[str]:
 
 
 def csv_rows(text: str) -> tuple[list[str], Iterator[Row]]:
-    """Column names and rows of a CSV text; empty columns at the end, which spreadsheets may add, are dropped."""
+    """Column names and rows of a CSV text; empty columns at the end, which spreadsheets may add, are dropped, and so is
+    a header that is repeated between joined files."""
     lines = csv_lines(text)
-    number, cells = next(lines, (1, []))
-    names = header_of(cells, number)
+    number, header = next(lines, (1, []))
+    names = header_of(header, number)
     while names and not names[-1]:
         names.pop()
 
     def rows() -> Iterator[Row]:
         for number, cells in lines:
+            if cells == header:
+                continue
             if len(cells) < len(names) or any(map(str.strip, cells[len(names) :])):
                 rule = f"expected {len(names)} cells as in the header, got {len(cells)}."
                 raise FileFormatError(rule, row=number)

@@ -92,6 +92,23 @@ def test_an_adapter_without_requests_is_not_left_out_unsaid(tmp_path: Path) -> N
     assert [note for note in found.notes if "idle" in note and "base" not in note]
 
 
+def test_files_of_a_log_may_be_joined(tmp_path: Path) -> None:
+    """Files that begin with a header each are one log in any order; a file that was joined twice is noticed."""
+    path = tmp_path / "log.csv"
+    files = [
+        "timestamp,model,prompt_tokens,completion_tokens\n"
+        + "".join(
+            f"{1.5 * k + 0.01 * (k * k % 7)},{'ab'[k % 2]},{9 + k},5\n" for k in range(first, first + 20)
+        )
+        for first in (20, 0)
+    ]
+    for parts, requests, twice in ((files, 40, ""), ([*files, files[1]], 60, "20 of 60 requests")):
+        path.write_text("".join(parts))
+        log = read_trace(path)
+        assert (len(log), log.names) == (requests, ("a", "b"))
+        assert [note[:17] for note in observe_log(log, Ranks({}, (8,))).notes] == ([twice] if twice else [])
+
+
 def test_the_busiest_window_of_a_log(tmp_path: Path) -> None:
     """A log that ends quietly is seen at its busiest hour, and in its last one where that is asked for."""
     path = tmp_path / "log.jsonl"
