@@ -57,7 +57,8 @@ class Adapter:
         checks.keep_real(self, "rate", f"the rate {who}", low=0.0, high=MAX_RATE)
         if not self.rate:
             object.__setattr__(self, "rate", IDLE_RATE)
-        checks.real(f"the rate {who}", self.rate, low=MIN_RATE)
+        if self.rate < MIN_RATE:
+            checks.real(f"the rate {who}", self.rate, low=MIN_RATE)
         shared = "shared_prefix_tokens"
         checks.keep_integer(self, shared, f"{shared} {who}", low=0, high=MAX_TOKENS)
         checks.keep_integer(self, "priority", f"the priority {who}", low=-MAX_PRIORITY, high=MAX_PRIORITY)

@@ -134,11 +134,15 @@ def keep_real(
     `what`: name of the field in messages; "": its key.
     """
     name = key.rpartition(".")[2]
-    value = real(what or key, getattr(spec, name), low=low, high=high, open_low=open_low)
-    object.__setattr__(spec, name, value)
+    value = getattr(spec, name)
+    if type(value) is not float or not (low < value < math.inf and value <= high):
+        value = real(what or key, value, low=low, high=high, open_low=open_low)
+        object.__setattr__(spec, name, value)
 
 
 def keep_integer(spec: object, key: str, what: str = "", *, low: int, high: int = MOST_COUNT) -> None:
     """Check a field of a frozen dataclass and store it as int."""
     name = key.rpartition(".")[2]
-    object.__setattr__(spec, name, integer(what or key, getattr(spec, name), low=low, high=high))
+    value = getattr(spec, name)
+    if type(value) is not int or not low <= value <= high:
+        object.__setattr__(spec, name, integer(what or key, value, low=low, high=high))
