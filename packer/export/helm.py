@@ -16,7 +16,7 @@ from packer.twin.engine_rules import rules_of
 _TYPES = {"path": "local", "huggingface": "huggingface"}
 """Kind of source → `type` of a LoraAdapter's source. The operator loads nothing from the others, s3 and http."""
 _CACHING = "enable-prefix-caching"
-_BY_OTHER_KEYS = ("max-model-len", "dtype", "tensor-parallel-size", "enable-lora", _CACHING, f"no-{_CACHING}")
+_BY_OTHER_KEYS = ("dtype", "tensor-parallel-size", "enable-lora", _CACHING, f"no-{_CACHING}")
 
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:

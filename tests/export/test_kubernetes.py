@@ -158,6 +158,10 @@ def test_helm_values_and_adapters(hostile_plan: Plan) -> None:
     for spec, item in zip(specs, hostile_plan.bins, strict=True):
         assert (spec["repository"], spec["tag"]) == ("vllm/vllm-openai", "v0.10.0")
         assert f"--max-loras={item.max_loras}" in spec["vllmConfig"]["extraArgs"]
+        # Helm writes the key's numbers from a million on as 1.048576e+06, which vLLM does not take.
+        length = item.profile.engine.max_model_len
+        assert f"--max-model-len={length}" in spec["vllmConfig"]["extraArgs"]
+        assert "maxModelLen" not in spec["vllmConfig"]
     adapters = list(yaml.safe_load_all(files["lora-adapters.yaml"]))
     placed = {(each["spec"]["baseModel"], each["spec"]["adapterSource"]["adapterName"]) for each in adapters}
     names = hostile_plan.workload.names
