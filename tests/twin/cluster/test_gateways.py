@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from packer.errors import IncompatibleError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.twin.cluster.routers.base import AnyCluster, Request
-from packer.twin.cluster.routers.dynamo import replicas_of
+from packer.twin.cluster.routers.dynamo import Dynamo, replicas_of
 from packer.twin.cluster.routers.ray import Ray
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.state import outstanding, row_of
@@ -229,6 +230,12 @@ def test_ray_gives_a_new_adapter_to_the_replica_with_the_fewest() -> None:
     [
         ([60, 30, 10], 12, 5, [5, 4, 2]),  # ceil of 7.2, 3.6, 1.2; at most one on each server
         ([50, 50], 2, 10, [1, 1]),
+        (
+            [50, 30, 20],
+            5,
+            3,
+            [2, 2, 1],
+        ),  # 3, 2, 1 scaled to 2.5, 1.67 and at least 1: the largest remainder gets one
         ([25, 25, 25, 25], 7, 10, [2, 2, 2, 1]),  # 2 each scaled to 1.75; three slots are left
         ([5, 4, 3, 0], 2, 4, [1, 1, 0, 0]),  # the third has no slot
         (
@@ -255,6 +262,24 @@ def test_dynamo_gives_a_hot_adapter_more_servers_and_keeps_the_others_where_they
     hot = frame.filter(frame["adapter"] == "hot")
     assert hot.filter(hot["sent_s"] < 3.0)["server"].n_unique() == 1
     assert hot.filter(hot["sent_s"] > 10.0)["server"].n_unique() == 3
+
+
+def test_dynamo_forgets_load_by_its_moving_average() -> None:
+    """Requests of one period, 1 by adapter, count as 0.7 and 0.49 in the next ones: rounded, 1 and none."""
+    counts = iter(np.array([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
+    view: Any = SimpleNamespace(
+        workload=Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)]), on=np.ones(2, dtype=np.bool_),
+        slots=np.array([2, 2]), residents=np.zeros(2, dtype=np.int64), allowed=lambda a: frozenset((0, 1)),
+        candidates=lambda a: np.arange(2), on_gpu=lambda a: np.zeros(2, dtype=np.bool_),
+        requests_since=lambda after_s, until_s: next(counts),
+    )  # fmt: skip
+    router, request = Dynamo(), Request(0, 0, 8, 100, 0.0, 1)
+    router.start(view, 0)
+    found = []
+    for period in range(1, 4):
+        router.tick(3.0 * period, view)
+        found.append(len({router.route(request, view) for _ in range(2)}))
+    assert found == [2, 2, 1]
 
 
 def test_stale_counts_are_the_systems_or_the_callers() -> None:
