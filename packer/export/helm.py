@@ -11,7 +11,6 @@ from __future__ import annotations
 from packer.export import quoting, templates
 from packer.export.servers import ExportedServer, Module, Options
 from packer.export.sources import parsed, refused
-from packer.twin.engine_rules import rules_of
 
 _TYPES = {"path": "local", "huggingface": "huggingface"}
 """Kind of source → `type` of a LoraAdapter's source. The operator loads nothing from the others, s3 and http."""
@@ -29,8 +28,9 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         settings = {key: value for key, value in server.settings().items() if key not in _BY_OTHER_KEYS}
         flags = [word for key, value in settings.items() for word in _joined(key, value)]
         flags += quoting.words(server.served_names)
-        # The chart turns prefix caching off unless this says otherwise.
-        caching = rules_of(server.bin.profile.engine).prefix_caching
+        # The chart turns prefix caching off unless this says otherwise; vLLM's default is on.
+        engine = server.bin.profile.engine
+        caching = engine.switches.get(_CACHING, engine.release >= (0, 9))
         specs.append((server, repository, tag, caching, flags))
     adapters = [(server, item, _adapter_source(item)) for server in servers for item in server.modules]
     return {
