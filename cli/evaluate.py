@@ -192,9 +192,19 @@ def evaluate(
     with out.progress() as progress:
         given = values(changes, "add_path", "router", "rewrite", "output", "slo")
         found = evaluate_plan(plan, **given, add=add, progress=progress)
+    _check_judged(found, changes)
     _write(found, changes.output or (file.plan_path if changes.rewrite else None), out)
     out.result(found.to_dict, lambda: [servers_table(plan, found), *conclusion_lines(found)])
     return 0 if found.holds else 3
+
+
+def _check_judged(found: PlanEvaluation, changes: Changes) -> None:
+    """Raise if --slo was given and the predictor gives no latencies of adapters to compare with it."""
+    from packer.operate.evaluate import UNJUDGED
+
+    asked = changes.slo and not found.plan.workload.slo.is_none
+    if asked and any(each.startswith(UNJUDGED) for each in found.plan.reasons):
+        refuse_unused(f"--predictor {changes.predictor}", ("slo",))
 
 
 def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
@@ -251,6 +261,7 @@ def _follow(
                     requests = replace(requests, names=tuple(named[name] for name in requests.names))
                     given["requests"] = requests, traffic.window_s
                 found = drift(plan, _placeable(plan, seen, given_ranks, out), **given)
+                _check_judged(found.evaluation, changes)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
                 _write(found.evaluation, changes.output, out)
                 out.result(found.to_dict, partial(drift_lines, plan, found, traffic))

@@ -266,6 +266,9 @@ def holds_routed(plan: Plan, run: Run) -> bool:
     )
 
 
+UNJUDGED = "The latency limits are not evaluated, which the twin does"
+
+
 def _limits_kept(
     plan: Plan, changed: Changed, found: Evaluations, hours: Hours
 ) -> tuple[bool, tuple[str, ...]]:
@@ -276,7 +279,7 @@ def _limits_kept(
     if over and not (_shared(plan, changed) and not _beyond(plan, changed, hours, hours.seed)):
         return False, (f"The latency limits break: {plan.goal}",)
     if any((np.isnan(values) & found.feasible).any() for values, _ in figures):
-        return True, (f"The latency limits are not evaluated, which the twin does: {plan.goal}",)
+        return True, (f"{UNJUDGED}: {plan.goal}",)
     return True, ()
 
 

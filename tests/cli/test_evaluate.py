@@ -186,3 +186,16 @@ def test_a_lost_gpu_is_refused_where_it_would_be_passed_over(
     """Behind a router and with measured traffic the servers are those of the plan."""
     assert run(["evaluate", plan_path, "--lose-gpu", "0", *with_]) == 2
     assert "--lose-gpu has no effect with" in capsys.readouterr().err
+
+
+def test_a_goal_that_the_predictor_does_not_judge_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    """Trees say whether a server starves, not how long an adapter waits: "the plan holds" would not be about --slo."""
+    fleet, path = tmp_path / "fleet.csv", str(tmp_path / "plan.json")
+    fleet.write_text("adapter,rank,rate\na,8,0.5\n")
+    assert run(["solve", str(fleet), "-o", path, "--no-verify", "--quiet"]) == 0
+    words = ["evaluate", path, "--predictor", "tree"]
+    assert run([*words, "--slo", "p95_ttft_ms=1"]) == 2
+    assert "--slo has no effect with --predictor tree" in capsys.readouterr().err
+    assert run([*words, "--slo", "none"]) == 0
+    assert run(words) == 0
+    assert "The latency limits are not evaluated, which the twin does" in capsys.readouterr().out
