@@ -40,6 +40,8 @@ GAIN = 0.1
 MOST_POINTS = 12
 FAR = 2.0
 """After an even split that uses more than this multiple of its limits, only more even splits are tried."""
+MANY = 8
+"""If so many servers are too few, the search goes on with the fewest on which splits may do, not with one more."""
 WIDE = 100
 """With more adapters per server than this, even splits are tried before the solvers' plans."""
 SOLVERS = ("spread-refined", "spread")
@@ -125,9 +127,7 @@ class Frontier(Clock, Conditions):
     @property
     def points(self) -> list[FrontierPoint]:
         """The points made so far, fewest GPUs first; one for each number of GPUs that is used."""
-        found = sorted(
-            self._points.values(), key=lambda each: (each.n_gpus, not each.holds, each.p95_ttft_ms)
-        )
+        found = sorted(self._points.values(), key=lambda p: (p.n_gpus, not p.holds, p.p95_ttft_ms))
         return list({each.n_gpus: each for each in reversed(found)}.values())[::-1]
 
     def at(self, n_gpus: int, following: int | None = None) -> FrontierPoint:
@@ -218,10 +218,11 @@ class Frontier(Clock, Conditions):
         Once the time is over, no plan is made unless there is none yet.
         """
         if self._points and self.over():
-            held = (n for n, each in self._points.items() if low <= n <= high and each.holds)
-            return min(held, default=None)
-        # Steps grow slowly: the number is near `low`, and plans on more GPUs need more simulated hours.
-        return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over, same=2)
+            return min((n for n, p in self._points.items() if low <= n <= high and p.holds), default=None)
+        few = MANY <= low < high and not self.at(low, low + 1).holds
+        start = self._first_even(low + 1, high) if few else low
+        # Steps grow slowly: the number is near, and plans on more GPUs need more simulated hours.
+        return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over, 2, start)
 
     def extend(self, low: int, high: int, servers: float = math.inf) -> None:
         """Add points upwards from `low` until one more GPU gains little, or their servers add up to `servers`."""
@@ -380,8 +381,7 @@ class Frontier(Clock, Conditions):
 
     def placed(self, fleet: Workload, n_gpus: int) -> Sequence[Bin]:
         """The servers with the lowest latency for these adapters; empty if some have no place."""
-        whole = Replicas(fleet, {})
-        plan = self._solved(whole, "latency", solver=SOLVERS[0], max_gpus=n_gpus * self.size)
+        plan = self._solved(Replicas(fleet, {}), "latency", solver=SOLVERS[0], max_gpus=n_gpus * self.size)
         return () if plan.unplaced else plan.bins
 
     def _on_all(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -285,3 +286,19 @@ def test_fleets_with_a_job_are_planned(estimated: bool, server: Profile) -> None
     plan = packer.recommend(fleet, profile)
     assert plan.status is Status.FEASIBLE
     assert (plan.evaluations.tuning_tok_s > 0.0).all()
+
+
+def test_too_few_servers_are_followed_by_as_many_as_splits_need(
+    server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan for each number in between takes long: 300 req/s of sessions were tried on 30 to 38 servers before 39."""
+    job, tried = Frontier(Workload([Adapter("a", 8, 1.0)]), server), list[int]()
+
+    def at(n: int, _following: int | None = None) -> SimpleNamespace:
+        tried.append(n)
+        return SimpleNamespace(holds=n >= 39)
+
+    monkeypatch.setattr(job, "at", at)
+    monkeypatch.setattr(job, "_first_even", lambda low, _high: low + 9)
+    assert job.first_that_holds(30, 60) == 39
+    assert list(dict.fromkeys(tried)) == [30, 40, 39, 38]
