@@ -40,7 +40,7 @@ def likely_slots(fleet: Workload, item: Bin) -> int:
     pace_s = PACE * np.minimum(fleet.slo.columns(fleet)[1][own], SLOWEST_MS) * 1e-3
     output = fleet.mean_output_tokens[own]
     open_ = item.rates(fleet) * output * pace_s
-    busy = 1.0 - np.exp(-open_)
+    busy = (1.0 - np.exp(-open_))[fleet.ranks[own] > 0]  # requests to the base model take no slot
     wanted = float(busy.sum() + SPREAD * math.sqrt(float(busy @ (1.0 - busy))))
     held = float(open_ @ (fleet.mean_input_tokens[own] + output))
     if (shape := item.profile.model.kv_shape) is not None:

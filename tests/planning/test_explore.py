@@ -243,12 +243,17 @@ def test_a_fleet_is_split_over_several_servers_alone(server: Profile) -> None:
 
 
 def test_likely_slots_hold_the_adapters_that_have_requests(server: Profile) -> None:
-    """Quiet adapters share slots, busy ones have one each, and no server gets fewer slots than it has."""
+    """Quiet adapters share slots, busy ones have one each, the base model none, and no server gets fewer slots than it
+    has."""
     quiet = Workload([Adapter(f"a{k}", 8, 0.001) for k in range(64)])
     busy = Workload([Adapter(f"a{k}", 8, 0.5) for k in range(24)])
     assert likely_slots(quiet, Bin(tuple(range(64)), server.settings(1, 8), server)) <= 4
     assert likely_slots(quiet, Bin(tuple(range(64)), server.settings(48, 8), server)) == 48
     assert likely_slots(busy, Bin(tuple(range(24)), server.settings(1, 8), server)) == 24
+    mixed = replace(
+        busy, adapters=tuple(replace(a, rank=0) if k >= 12 else a for k, a in enumerate(busy.adapters))
+    )
+    assert likely_slots(mixed, Bin(tuple(range(24)), server.settings(1, 8), server)) < 24
     states = replace(server, model=replace(server.model, kv_shape=KvShape(request_tokens=20_000.0)))
     assert (
         likely_slots(busy, Bin(tuple(range(24)), states.settings(1, 8), states)) == 1
