@@ -82,6 +82,7 @@ def scheduler_of(model: str, engine: dict[str, Any]) -> Scheduler:
         lora_dtype=torch.bfloat16,
     )  # fmt: skip
     config = VllmConfig(scheduler_config=batch, model_config=models, cache_config=cache, lora_config=loras)
+    config.scheduler_config.async_scheduling = asynchronous  # a CPU's platform switches it off
     if "method" in engine:
         object.__setattr__(config, "speculative_config", speculation(engine))
     shape = {"block_size": size, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
