@@ -1,8 +1,8 @@
 """AIBrix: the servers as Kubernetes resources without adapters, and a ModelAdapter for each adapter.
 
 model.aibrix.ai/v1alpha1 of AIBrix 0.5 to 0.7: an adapter is loaded on every pod that `spec.podSelector.matchLabels`
-selects (`matchExpressions` are not read). The pods of each set of planned servers have a label of their own.
-`spec.replicas` is left out, because AIBrix only accepts 1.
+selects (`matchExpressions` are not read). The servers of a replicated adapter have a label with their names, so that
+no pod starts again where other adapters get other servers. `spec.replicas` is left out: AIBrix only accepts 1.
 AIBrix serves an adapter under the name of its resource, which must be a DNS label. The annotation
 `packer/adapter` has the adapter's own name. AIBrix splits the requests of a replicated adapter by
 its own routing policy; the planned shares are in the annotation `packer/shares`.
@@ -28,23 +28,21 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         raise ValidationError(f"{rule}, both {quoting.dns_name(pair[0])!r}: rename one.")
 
     def labels(server: ExportedServer) -> dict[str, str]:
-        own = {_NAME: quoting.label_value(server.model), _PORT: str(server.port)}
-        return (
-            own | {_ENABLED: "true"} | {key: "true" for chosen, key in sets.items() if server.name in chosen}
-        )
+        own = {_NAME: quoting.label_value(server.model), _PORT: str(server.port), _ENABLED: "true"}
+        return own | {key: "true" for key, chosen in sets.items() if server.name in chosen}
 
-    sets: dict[tuple[str, ...], str] = {}
+    sets: dict[str, dict[str, float]] = {}
     adapters = []
     for name, places in table.items():
-        annotations = {"packer/adapter": name}
+        first, annotations = places[0][0], {"packer/adapter": name}
+        base, selected = quoting.label_value(first.model), first.labels
         if len(places) > 1:
             shares = {server.name: round(share, 6) for server, share in places}
             annotations["packer/shares"] = quoting.json_text(shares)
-        chosen = tuple(server.name for server, _ in places)
-        base = quoting.label_value(places[0][0].model)
-        selected = {_NAME: base, sets.setdefault(chosen, f"packer/servers-{len(sets)}"): "true"}
-        own = {_NAME: quoting.dns_name(name), _PORT: str(places[0][0].port)}
-        adapters.append((own, annotations, base, selected, _artifact(name, sources[name])))
+            key = f"packer/{quoting.dns_name('-'.join(shares))}"
+            sets[key], selected = shares, {key: "true"}
+        own = {_NAME: quoting.dns_name(name), _PORT: str(first.port)}
+        adapters.append((own, annotations, base, {_NAME: base} | selected, _artifact(name, sources[name])))
     return {
         "model-adapters.yaml": templates.render("model-adapters.yaml", adapters=adapters, options=options),
         "servers.yaml": kubernetes.manifests(servers, options, labels, with_adapters=False),

@@ -8,6 +8,7 @@ router finds an adapter's servers by itself and does not support shares. The pla
 
 from __future__ import annotations
 
+from packer.engine_spec import V1_RELEASE
 from packer.export import quoting, templates
 from packer.export.servers import ExportedServer, Module, Options
 from packer.export.sources import parsed, refused
@@ -28,9 +29,9 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         settings = {key: value for key, value in server.settings().items() if key not in _BY_OTHER_KEYS}
         flags = [word for key, value in settings.items() for word in _joined(key, value)]
         flags += quoting.words(server.served_names)
-        # The chart turns prefix caching off unless this says otherwise; vLLM's default is on.
+        # The chart turns prefix caching off unless this says otherwise; the default of vLLM's V1 is on.
         engine = server.bin.profile.engine
-        caching = engine.switches.get(_CACHING, engine.release >= (0, 9))
+        caching = engine.switches.get(_CACHING, engine.release >= V1_RELEASE)
         specs.append((server, repository, tag, caching, flags))
     adapters = [(server, item, _adapter_source(item)) for server in servers for item in server.modules]
     return {

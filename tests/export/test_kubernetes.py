@@ -129,6 +129,13 @@ def test_aibrix_pods_carry_the_selected_labels(hostile_plan: Plan) -> None:
     assert all(pod["adapter.model.aibrix.ai/enabled"] == "true" for pod in pods)
 
 
+def test_other_adapters_restart_no_pod_of_aibrix(toy_plan: Callable[..., Plan]) -> None:
+    """Kubernetes starts pods again whose labels change, so these depend on no adapter's name or place in a list."""
+    before, after = (export_plan(toy_plan(names), "aibrix", OPTIONS) for names in ("bc", "zc"))
+    assert before["servers.yaml"] == after["servers.yaml"]
+    assert before != after
+
+
 @pytest.mark.parametrize(
     ("version", "tag"),
     [
