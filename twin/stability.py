@@ -54,7 +54,8 @@ def served_of_due(sim: Run) -> float:
     if sim.refused and sim.raw.turned_away is not None:
         requests, finished = requests.take(~sim.raw.turned_away), finished[~sim.raw.turned_away]
     refused = sim.sent_tokens - float((requests.input_tokens + requests.output_tokens).sum())
-    return due_share(requests, finished, sim.duration_s, sim.mean_tpot_ms, refused)
+    end_s = sim.duration_s - 2e-3 * (sim.cluster.network_ms if sim.cluster else 0.0)
+    return due_share(requests, finished, end_s, sim.mean_tpot_ms, refused)
 
 
 def due_share(

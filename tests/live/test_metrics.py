@@ -65,7 +65,7 @@ def test_a_run_is_means_of_gauges_and_growth_of_counters() -> None:
     ("shape", "said", "tokens"),
     [
         (None, None, 7000 * 16),
-        (None, 6945 * 1000, 7000 * 16),  # 7,001 blocks / 63 for a request of 1,000 tokens
+        (None, 111_126, 7000 * 16),  # 7,001 blocks / 63 for a request of 1,000 tokens
         (KvShape(1031, 6 / 7), None, 1000 * 16),
         (KvShape(1031, 0.857), 20_000, 1000 * 16),
         (KvShape(request_tokens=2744.0), 50_000, 7000 * 16),

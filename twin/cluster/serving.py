@@ -109,7 +109,7 @@ class Serving:
                     raise UnknownNameError("adapter", name, self._index)
             if self._shares is None and (change.load or change.unload or change.route):
                 raise ValidationError(
-                    "Expected a placement of the cluster where adapters are loaded or routed, got none."
+                    "Expected a placement that the router keeps where adapters are loaded or routed, got none."
                 )
             heapq.heappush(self._queue, (change.time_s, next(self._order), change))
 
@@ -265,12 +265,11 @@ class Serving:
 
     def finished(self, servers: Servers, duration_s: float) -> tuple[tuple[int, float, float], ...]:
         """Return the spans at the end of the run: a stopped server is paid until its last request ends."""
-        running = [
-            (s, float(since), math.inf) for s, since in enumerate(self._since) if not math.isnan(since)
-        ]
+        for s in range(len(self.cluster)):
+            self._end(s, math.inf)
         found, next_s, sent_s = [], dict[int, float](), servers.requests["sent_s"]
         ends_s = np.where(_unfinished(servers), duration_s, np.nan_to_num(servers.requests["finish_s"]))
-        for s, start_s, stop_s in sorted([*self.spans, *running], reverse=True):
+        for s, start_s, stop_s in sorted(self.spans, reverse=True):
             last_s = ends_s.max(initial=stop_s, where=(servers.server == s) & (sent_s <= stop_s))
             found.append((s, start_s, min(float(last_s), next_s.get(s, duration_s))))
             next_s[s] = start_s

@@ -126,6 +126,10 @@ def test_a_router_that_relocates_adapters_moves_those_of_a_lost_server(
     run = simulate_cluster(fleet, three, "dlora", duration_s=40.0, changes=[Change(10.0, fail=(0,))])
     assert run.refused == 0
     assert set(run.requests.filter(run.requests["sent_s"] > 10.0)["server"]) == {1, 2}
+    placed = replace(three, placement=tuple({name: 1.0} for name in fleet.names[:3]))
+    load = Change(10.0, load=((0, fleet.names[1]),))
+    with pytest.raises(ValidationError, match="that the router keeps"):
+        simulate_cluster(fleet, placed, router="dlora:mode=migrate", duration_s=20.0, changes=[load])
 
 
 def test_no_time_of_a_server_is_paid_twice(h100: Profile) -> None:

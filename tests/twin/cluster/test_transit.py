@@ -156,6 +156,15 @@ def test_a_request_completes_when_its_client_has_the_answer() -> None:
         assert run.completed == completed
 
 
+def test_requests_whose_answers_need_longer_than_the_run_are_not_unserved() -> None:
+    """The network's time counts in what a request needs to complete, when a short run asks which were due."""
+    tokens = np.full(2, 10)
+    trace = RequestTrace(np.array([0.0, 3.0]), np.zeros(2, np.int64), tokens, tokens)
+    fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
+    run = simulate_cluster(fleet, _cluster((Node(1),), None, 5000.0), SYSTEM, duration_s=12.0)
+    assert (run.completed, run.served_share) == (1, 1.0)
+
+
 def test_a_server_has_the_requests_that_reached_it_in_their_order() -> None:
     """Transfers let requests overtake each other: a server's own requests are those that came, as they came."""
     nodes, overtaken, under_way = (Node(2, 150.0), Node(1, 70.0), Node(1, 64.0)), 0, 0

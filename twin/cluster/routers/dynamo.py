@@ -99,7 +99,7 @@ class Dynamo(AnyCluster):
         slots = np.where(view.on, view.slots, 0)
         wanted = replicas_of(load, int(slots.sum()), int(view.on.sum()), view.workload.names)
         if self.algorithm == "mcf":
-            self._place_together(load, wanted, view)
+            self._place_together(load, wanted, slots, view)
             return
         used, dropped = view.residents.copy(), []
         for a in self._by_name:
@@ -118,9 +118,9 @@ class Dynamo(AnyCluster):
             else:
                 self._place(a, 1, used, slots, held)
 
-    def _place_together(self, load: FloatArray, counts: IntArray, view: ClusterView) -> None:
+    def _place_together(self, load: FloatArray, counts: IntArray, slots: IntArray, view: ClusterView) -> None:
         """Place the replicas of all adapters at once; adapters without a slot stay where loaded, or get one server."""
-        slots, wanted = np.where(view.on, view.slots, 0), {}
+        wanted = {}
         for a in self._by_name:
             if counts[a] > 0:
                 wanted[a] = self._after_cooldown(a, int(counts[a]))
