@@ -228,15 +228,7 @@ def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
             number(None if row.get(key) is None else factor * row[key], digits)
             for key, (_, factor, digits) in ADAPTER_COLUMNS.items()
         )
-        rows.append(
-            (
-                row["adapter"],
-                row["rank"],
-                f"{row['rate']:.4g}",
-                where or "none",
-                *shown,
-            )
-        )
+        rows.append((row["adapter"], row["rank"], f"{row['rate']:.4g}", where or "none", *shown))
     heads_of = ["adapter", "rank", "req/s", "server", *(head for head, *_ in ADAPTER_COLUMNS.values())]
     return Table(f"Adapters of {plan.workload.name!r}", heads_of, rows, left=(0, 3))
 

@@ -169,14 +169,15 @@ def simulate(
       packer simulate fleet.csv --max-loras 32 --tuning llmstation:slo_decode_ms=45
       packer simulate fleet.csv --cluster cluster.toml --router affinity --slo ttft_ms=2000,tpot_ms=100
     """
+    from packer.operate.changes import changed_fleet
+
     out.check_tables(*files.tables.values())
     out.check_picture(files.plot)
     out.check(files.output)
     workload = file.fleet()
     if run.concurrency is not None and not run.paced and workload.arrivals.trace is None:
         refuse_unused("--concurrency without --paced", ("rate_factor", "process"))
-    workload = workload if run.rate_factor == 1.0 else workload.scaled(run.rate_factor)
-    workload = process.apply(workload)
+    workload = process.apply(changed_fleet(workload, rate_factor=run.rate_factor)[0])
     if system.cluster is None:
         workload = workload if run.tuning is None else workload.tuned_by(run.tuning)
         refuse_without("--cluster", ("router", "stats_age_s", "system"))

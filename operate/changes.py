@@ -63,7 +63,7 @@ def changed_fleet(
 ) -> tuple[Workload, list[int]]:
     """The fleet with other rates, without some adapters and with new ones, and the indices of the adapters that stay.
 
-    `rate_factor`: factor for every rate, also for those of new adapters.
+    `rate_factor`: factor for every rate, also for those of new adapters; idle ones stay idle.
 
     Raises `UnknownNameError`: an adapter to remove is not in the fleet; `ValidationError`: an adapter to add is there
     already, none is left, or adapters are added to a replayed trace.
@@ -89,7 +89,11 @@ def changed_fleet(
     if len(kept) < len(fleet):
         fleet = fleet.subset(kept) if kept else fleet
     found = replace(fleet, adapters=tuple(adapters)) if add else fleet
-    return (found.scaled(rate_factor) if rate_factor != 1.0 else found), kept
+    if rate_factor != 1.0:
+        scaled = found.scaled(rate_factor)
+        pairs = zip(scaled.adapters, found.given_rates.tolist(), strict=True)
+        found = replace(scaled, adapters=tuple(a if rate else replace(a, rate=0.0) for a, rate in pairs))
+    return found, kept
 
 
 def with_goal(fleet: Workload, running: Plan) -> Workload:

@@ -162,7 +162,7 @@ class Workload:
     @cached_property
     def given_rates(self) -> npt.NDArray[np.float64]:
         """Request rates as files and tables show them, float64 (n,), req/s: 0 of idle adapters (`IDLE_RATE`)."""
-        return _frozen(np.where(self.rates <= IDLE_RATE, 0.0, self.rates))
+        return _frozen(np.where(self.rates == IDLE_RATE, 0.0, self.rates))
 
     @cached_property
     def mean_input_tokens(self) -> npt.NDArray[np.float64]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import UnknownNameError, ValidationError
+from packer.io.workload_schema import workload_from_dict, workload_to_dict
 from packer.operate.changes import changed_plan
 from packer.plan import Plan
 
@@ -23,6 +24,17 @@ def test_rates_grow_everywhere(toy_plan: Make) -> None:
     changed = changed_plan(plan, rate_factor=2.0)
     assert changed.workload.rates.tolist() == [2 * rate for rate in plan.workload.rates.tolist()]
     assert changed.bins == plan.bins
+
+
+@pytest.mark.parametrize("rate_factor", [0.5, 2.0])
+def test_idle_adapters_stay_idle(toy_plan: Make, rate_factor: float) -> None:
+    """No multiple of the rate that stands for 0 is written as a rate, nor is a smaller one taken for idle."""
+    plan = toy_plan(["a", "b", "c"])
+    rates = zip(plan.workload.adapters, (0.0, 2.0, 3e-7), strict=True)
+    fleet = replace(plan.workload, adapters=tuple(replace(each, rate=rate) for each, rate in rates))
+    found = changed_plan(replace(plan, workload=fleet), rate_factor=rate_factor).workload
+    assert found.given_rates.tolist() == [0.0, 2.0 * rate_factor, 3e-7 * rate_factor]
+    assert found.fingerprint == workload_from_dict(workload_to_dict(found)).fingerprint
 
 
 def test_an_empty_server_is_left_out(toy_plan: Make) -> None:
