@@ -211,12 +211,13 @@ def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
     """Simulate the servers behind a live router. Return 3 if they starve or break the plan's limits, otherwise 0."""
     from packer.cli.cluster import lines_of
     from packer.cli.simulate import result_of as figures_of
+    from packer.operate.changes import changed_fleet
     from packer.operate.evaluate import holds_routed
     from packer.seeds import evaluating
     from packer.twin.cluster.simulate import simulate_cluster
 
     refuse_unused("--router", (*_CHANGED, "predictor", "rewrite", "output", "log_path", "url", "export_path"))
-    fleet = plan.workload.scaled(changes.rate_factor) if changes.rate_factor != 1.0 else plan.workload
+    fleet = changed_fleet(plan.workload, rate_factor=changes.rate_factor)[0]
     seed = evaluating(plan.seed) if changes.seed is None else changes.seed
     run = simulate_cluster(
         fleet, plan.cluster(), router=changes.router, seed=seed, duration_s=changes.duration_s
@@ -252,14 +253,16 @@ def _follow(
                 measured, requests = read()
                 seen, given_ranks = with_base(plan, measured, ranks.base), ranks.read()
             if seen is not None:
+                unmet = given_ranks.unseen(measured.names) if traffic.every_s is None else []
                 given: dict[str, Any] = {"tolerance": traffic.tolerance, "predictor": changes.predictor}
                 given |= {"seed": changes.seed, "in_log": traffic.log_path is not None}
                 if requests is not None:
-                    for each in requests.unmet_words:
-                        out.note(each)
+                    unmet += requests.unmet_words
                     named = dict(zip(measured.names, seen.names, strict=True))
                     requests = replace(requests, names=tuple(named[name] for name in requests.names))
                     given["requests"] = requests, traffic.window_s
+                for each in unmet:
+                    out.note(each)
                 found = drift(plan, _placeable(plan, seen, given_ranks, out), **given)
                 _check_judged(found.evaluation, changes)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())

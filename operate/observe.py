@@ -24,7 +24,7 @@ from packer.traces.prefixes import with_hit_rate
 from packer.traces.prometheus import Metrics
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
-from packer.words import listed
+from packer.words import listed, none_called
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 SHARE_TWICE = 0.1
@@ -64,8 +64,8 @@ def observe_log(
     columns = (log.time_s, log.input_tokens, log.output_tokens, log.adapter)
     same = [np.diff(each) == 0 for each in columns if each is not None]
     if (twice := int(np.all(same, axis=0).sum())) > SHARE_TWICE * len(log):
-        again = "are another one again, in time, adapter and tokens: are there lines twice?"
-        notes.append(f"{twice:,} of {len(log):,} requests {again}")
+        same_as = "equal the one before in time, adapter and tokens: does the log have lines twice?"
+        notes.append(f"{twice:,} of {len(log):,} requests {same_as}")
     if trace.dropped or trace.other:
         notes.append(f"left out {trace.dropped} requests without tokens and {trace.other} other lines")
     as_logged = view == BUSIEST and rate_factor == 1.0 and not replay
@@ -83,7 +83,8 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
     table, loads = view.loads(metrics.table)
     known = replace(ranks, table={**metrics.ranks, **ranks.table})
     fleet = _of_metrics(metrics, next(iter(loads.values())).tolist(), known.of(table.names))
-    notes = ["mean lengths are measured; their spread is not in the metrics and is ShareGPT's"]
+    notes = none_called(metrics.unmet, "--skip", table.names) + ranks.unseen(table.names)
+    notes.append("mean lengths are measured; their spread is not in the metrics and is ShareGPT's")
     if metrics.estimated:
         notes.append("vLLM's metrics carry no adapter: the shares are estimated from which adapters are seen")
     if metrics.load_ms is not None:

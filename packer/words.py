@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -32,6 +32,12 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     names = [str(item) for item in items]
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
+
+
+def none_called(missing: Sequence[str], option: str, names: Iterable[str]) -> list[str]:
+    """A warning that no request is to models that an option names, with the names in the traffic; empty for none."""
+    said = f"no request names {listed(missing, 3)} ({option}): traffic is to {listed(sorted(names), 5) or 'no model'}"
+    return [said] if missing else []
 
 
 def by_rank(ranks: Iterable[int]) -> str:

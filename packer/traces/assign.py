@@ -20,7 +20,7 @@ from packer.lengths import Lengths
 from packer.sessions import Sessions
 from packer.traces.prefixes import common_groups
 from packer.traces.trace import Trace
-from packer.words import listed
+from packer.words import none_called
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 DEFAULT_EXPONENT = 1.2
@@ -92,9 +92,7 @@ class Ranks:
 
     def unseen(self, names: Sequence[str]) -> list[str]:
         """A warning if no request has a name in `base`; otherwise empty."""
-        missing = [name for name in self.base if name not in names]
-        said = f"no request is to {listed(missing, 3)}, named as the base model (--base): traffic is to"
-        return [f"{said} {listed(sorted(names), 5)}"] if missing else []
+        return none_called([name for name in self.base if name not in names], "--base", names)
 
     def of(self, names: Sequence[str], *, seed: int = 0) -> tuple[int, ...]:
         """Each adapter's rank; raises `ValidationError` if one is not in the table and no others were given."""

@@ -89,6 +89,7 @@ class Metrics:
     `mean_input`, `mean_output`: tokens of a request, float64 (adapters,). `estimated`: whether the adapters' shares are
     estimates. `ranks`: adapter → rank, and `load_ms`: mean time to load an adapter, if the metrics have them.
     `hit_rate`: share of prompt tokens found in vLLM's KV cache, `acceptance`: share of accepted drafts; None: unknown.
+    `unmet`: models to skip that no request names.
     """
 
     table: RateTable
@@ -99,6 +100,7 @@ class Metrics:
     load_ms: float | None = None
     hit_rate: float | None = None
     acceptance: float | None = None
+    unmet: tuple[str, ...] = ()
 
 
 def queries(source: CounterNames, window_s: float) -> dict[str, str]:
@@ -185,12 +187,13 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
     if source.running:  # newer versions of vLLM export the adapters in slots, not those in flight
         running = _optional(answers, "running")
         shares = shares_resident(loaded) if loaded and not running else shares_in_flight(running)
+    known = set(found["requests"] if shares is None else shares)
     names = sorted(set(found["requests"]) - set(skip))
     counts = np.array([[found["requests"][name].get(t, 0.0) for name in names] for t in times])
     totals = {kind: [sum(found[kind].get(name, {}).values()) for name in names] for kind in _COUNTED[1:]}
     sums = {kind: np.array(column) for kind, column in totals.items()}
     if shares is not None:
-        names = sorted(set(shares) - set(skip))
+        names = sorted(known - set(skip))
         weights = np.array([shares[name] for name in names])
         counts = counts.sum(axis=1, keepdims=True) * weights
         sums = {kind: total.sum() * weights for kind, total in sums.items()}
@@ -198,7 +201,8 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
     load_ms = mean_load_ms(*(_optional(answers, f"load_{part}") for part in ("sum", "count")))
     counted = {name: [total_of(_optional(answers, each)) for each in pair] for name, pair in _SHARES.items()}
     more: dict[str, Any] = {name: min(1.0, part / whole) for name, (part, whole) in counted.items() if whole}
-    return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms, **more)
+    unmet = tuple(each for each in skip if each not in known)
+    return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms, unmet=unmet, **more)
 
 
 def _optional(answers: Mapping[str, Any], name: str) -> Series:

@@ -14,7 +14,7 @@ from packer.arrival import RequestTrace
 from packer.blocks import Blocks, at_rows
 from packer.errors import ValidationError, shown
 from packer.io.frames import pl
-from packer.words import listed
+from packer.words import none_called
 
 SHORTEST_STEP_S = 0.1
 FEWEST_STEPPED, SHARE_STEPPED = 50, 0.1
@@ -84,8 +84,7 @@ class Trace:
     @property
     def unmet_words(self) -> list[str]:
         """A warning if `unmet` names any; otherwise empty."""
-        said = f"no model is called or begins with {listed(self.unmet, 3)} (--skip, --strip-prefix): requests are to"
-        return [f"{said} {listed(self.names, 5) or 'no model'}"] if self.unmet else []
+        return none_called(self.unmet, "--skip, --strip-prefix", self.names)
 
     def take(self, rows: IntArray) -> Trace:
         """The requests of some rows, which must be in order of time and include at least one of each adapter."""

@@ -212,8 +212,10 @@ def test_a_replayed_trace_does_not_hide_the_measured_rates(
     replace(plan, workload=fleet).save(path)
     log.write_text(traffic(30, 1000))
     words = ["evaluate", str(path), "--log", str(log), "--window", "10"]
-    assert run(words) == 3
-    assert "evaluated with Poisson arrivals" in capsys.readouterr().out
+    assert run([*words[:-2], "--base", "bose", *words[-2:]]) == 3
+    said = capsys.readouterr()
+    assert "evaluated with Poisson arrivals" in said.out
+    assert "no request names bose (--base): traffic is to a, b, c, d" in said.err
     log.write_text(traffic(300))
     assert run([*words[:-1], "100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -276,5 +276,5 @@ def test_what_no_model_is_called_is_said(tmp_path: Path, names: tuple[str, str])
     path.write_text(f"timestamp,{names[0]},{names[1]},{outputs}\n1,vllm/a,4,4\n2,vllm/base,4,4\n")
     log = read_trace(path, Fields(skip=("base", "bose"), strip_prefix="vllm/"))
     assert (log.names, log.other, log.unmet) == (("a",), 1, ("bose",))
-    assert "begins with bose" in log.unmet_words[0]
+    assert "names bose" in log.unmet_words[0]
     assert read_trace(path, Fields(strip_prefix="hosted/")).unmet == ("hosted/",)

@@ -331,7 +331,7 @@ def test_refused_query_is_reported(prometheus: str) -> None:
 
 
 def test_skipped_models_are_left_out_of_vllms_own_metrics() -> None:
-    """The shares of the others stay: requests to the base model are not theirs."""
+    """The shares of the others stay: requests to the base model are not theirs. Names that no request has are said."""
     times = [3600.0, 7200.0]
 
     def series(*rows: tuple[dict[str, str], list[list[Any]]]) -> dict[str, Any]:
@@ -345,6 +345,10 @@ def test_skipped_models_are_left_out_of_vllms_own_metrics() -> None:
         **{key: series(({}, [[t, "9000"] for t in times])) for key in ("input_tokens", "output_tokens")},
         "running": series((first, [[times[0], "1"]]), (second, [[times[1], "2"]])),
     }
-    every, some = (parse(seen, SOURCES["vllm"], skip=skip).table for skip in ((), ("base",)))
+    read = parse(seen, SOURCES["vllm"], skip=("base", "bose"))
+    every, some = parse(seen, SOURCES["vllm"]).table, read.table
+    first_note, second_note, *_ = observe_metrics(read, Ranks({}, (8,), ("bass",))).notes
+    assert first_note == "no request names bose (--skip): traffic is to a, b"
+    assert second_note == "no request names bass (--base): traffic is to a, b"
     assert (every.names, some.names) == (("a", "b", "base"), ("a", "b"))
     np.testing.assert_allclose(some.rates, every.rates[:, :2])
