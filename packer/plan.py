@@ -20,6 +20,9 @@ from packer.room import Room, growth
 from packer.words import counted
 from packer.workload import Workload
 
+SAID = ("decision", "frontier", "kinds", "estimate_band", "within_goal", "limits", "evaluated", "duration_s")
+"""Names that a file's "details" have beside the statistics of a solver."""
+
 
 class Status(StrEnum):
     """Status of a plan."""
@@ -122,10 +125,7 @@ class Plan:
     @property
     def details(self) -> dict[str, Any]:
         """What the plan's file has as "details": the statistics, and what the plan says by its fields, if anything."""
-        names = ("decision", "frontier", "kinds", "estimate_band", "within_goal")
-        told = {name: value for name in names if (value := getattr(self, name))}
-        if self.limits and self.objective != "recommend":
-            told["limits"] = self.limits
+        told = {name: value for name in SAID if (value := getattr(self, name, None))}
         if self.evaluated_s is not None:
             told |= {"evaluated": True, "duration_s": self.evaluated_s or None}
         return {**self.statistics, **told}

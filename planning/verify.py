@@ -15,7 +15,7 @@ from packer.errors import ValidationError, VerificationError
 from packer.evaluation import Evaluation, Evaluations
 from packer.objectives.base import Objective
 from packer.placement import check_placement
-from packer.plan import Plan
+from packer.plan import SAID, Plan
 from packer.predictors.twin import TwinPredictor
 from packer.seeds import fresh
 from packer.solvers.base import Problem, Solution, used_gpus
@@ -34,11 +34,13 @@ def check(problem: Problem, solution: Solution) -> None:
 
     Each adapter is in one bin, or its shares sum to 1 over at most `max_replicas` bins, or it is unplaced;
     ranks fit the slots; GPU types are in the problem; there are at most `max_gpus` GPUs,
-    and of each kind no more than are at hand.
+    and of each kind no more than are at hand; details have none of the names in `packer.plan.SAID`.
 
     Raises `VerificationError`: naming the rule, the bin and the adapter.
     """
     workload = problem.workload
+    if taken := sorted(solution.details.keys() & SAID):
+        raise VerificationError(f"Expected details of other names than the plan's own, got {taken[0]!r}.")
     try:
         bins = [replace(item) for item in solution.bins]  # a search makes bins without checks
         check_placement(workload, bins, solution.unplaced)

@@ -14,6 +14,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import ValidationError, VerificationError
 from packer.evaluation import Evaluations
+from packer.io.plans import DetailsTable
 from packer.lengths import Lengths
 from packer.objectives.base import load_objective
 from packer.objectives.gpus import Gpus
@@ -66,6 +67,15 @@ def test_every_rule_is_checked(bins: tuple[Bin, ...], unplaced: tuple[int, ...],
     """A solution that breaks one rule is refused, naming the rule, the GPU or the adapter."""
     with pytest.raises(VerificationError, match=says):
         check(POSED, Solution(bins, unplaced))
+
+
+def test_details_of_a_solver_have_other_names_than_the_plans() -> None:
+    """A statistic called as what the plan says would make a file that can't be read."""
+    bins = (Bin((0, 1, 2), Settings(3, 16), PROFILE),)
+    check(POSED, Solution(bins, details={"patterns": 7}))
+    for name in DetailsTable.model_fields:
+        with pytest.raises(VerificationError, match=name):
+            check(POSED, Solution(bins, details={name: 3}))
 
 
 def test_replicas_are_limited() -> None:
