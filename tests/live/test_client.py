@@ -39,7 +39,6 @@ def test_every_request_is_served_and_counted(url: str, fleet: Workload) -> None:
     assert result.total_token_throughput == pytest.approx(
         (result.input_tokens.sum() + result.output_tokens.sum()) / result.duration_s
     )
-    assert result.mean_gap_ms >= 2.0
     assert any("vllm:num_requests_running" in text for _t, text in result.metrics)
 
 
