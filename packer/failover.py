@@ -44,8 +44,8 @@ def placed(
     """
     found = list(bins)
     loads = [item.offered_tok_s(workload) for item in found]
-    order = workload.slo.order(workload)
-    kinds = [{int(order[i]) for i in item.adapters} for item in found]
+    order = workload.slo.order(workload).tolist()
+    kinds = [{order[i] for i in item.adapters} for item in found]
     added: list[dict[int, float]] = [{} for _ in found]
     unplaced = []
     for i in sorted(adapters, key=lambda i: (-float(workload.offered_tok_s_by_adapter[i]), i)):
@@ -56,8 +56,7 @@ def placed(
         if not hosts:
             unplaced.append(i)
             continue
-        best = min(hosts, key=lambda k: (*nearness(int(order[i]), kinds[k]), loads[k]))
-        kinds[best].add(int(order[i]))
+        best = min(hosts, key=lambda k: (*nearness(order[i], kinds[k]), loads[k]))
         loads[best] += float(workload.offered_tok_s_by_adapter[i])
         added[best][i] = 1.0
     for k, more in enumerate(added):
@@ -70,7 +69,8 @@ def nearness(own: int, kinds: Set[int]) -> tuple[bool, int]:
     """Sort key of servers for an adapter, the best first: with limits like its own or the next tighter ones, so that
     its limits are kept and those of others stay as wide; then the next wider ones.
 
-    `own`, `kinds`: places of the adapter's limits, and of those on the server, in the order `packer.Goal.order`.
+    `own`, `kinds`: places of the adapter's limits, and of those on the server before any adapter is placed, in the
+    order `packer.Goal.order`; the first one placed does not attract the others.
     """
     tightest = min(kinds, default=own)
     return tightest > own, abs(tightest - own)

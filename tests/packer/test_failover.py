@@ -51,7 +51,7 @@ def test_an_adapter_without_large_enough_slots_is_unplaced(server: Profile) -> N
 def test_a_class_with_tight_limits_keeps_its_servers_to_itself(server: Profile) -> None:
     """Adapters of a lost server go to servers with limits like theirs, however lightly loaded others are: the least
     loaded server is that of the tight class, whose limits they would break. The controller places them alike."""
-    rates = {"fast 0": 1.0, "fast 1": 0.9, "slow 0": 5.0, "slow 1": 4.0, "slow 2": 3.0}
+    rates = {"fast 0": 1.0, "fast 1": 0.9, "slow 0": 5.0, "slow 1": 4.0, "slow 2": 3.5}
     adapters = [Adapter(name, 8, rate, slo_class=name[:4]) for name, rate in rates.items()]
     fleet = Workload(adapters).held_to(Goal().parsed(["fast:mean_itl_ms=16", "slow:mean_itl_ms=60"]))
     bins = [Bin((i,), server.settings(3, 8), server) for i in range(5)]
@@ -63,7 +63,8 @@ def test_a_class_with_tight_limits_keeps_its_servers_to_itself(server: Profile) 
         near = Nearest(loads, kept, [i for i in range(5) if i != lost], order=order)
         near.place_rest()
         assert [set(own) for own in near.held if own] == [set(item.adapters) for item in left]
-    alone, _ = placed(fleet, bins[2:], [0])
-    assert [set(item.adapters) for item in alone] == [{2}, {3}, {4, 0}], (
-        "wider limits, if no server has tighter ones"
-    )
+    wider, _ = placed(fleet, bins[2:], [0, 1])  # if no server has tighter limits
+    near = Nearest(loads, [{}, {}, {2: 1.0}, {3: 1.0}, {4: 1.0}], [2, 3, 4], order=order)
+    near.place_rest()
+    held = [set(item.adapters) for item in wider]
+    assert held == [set(own) for own in near.held[2:]] == [{2}, {3, 1}, {4, 0}], "evenly by load"
