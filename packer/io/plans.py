@@ -71,7 +71,7 @@ class PointTable(FileTable):
     queueing: list[int] = Field(default_factory=list)
 
 
-class KindTable(FileTable):
+class OptionTable(FileTable):
     """GPUs and price with one kind of server, or a mix of kinds."""
 
     model: str | None = None
@@ -110,7 +110,7 @@ class DetailsTable(FileTable):
 
     decision: str = ""
     frontier: list[PointTable] = Field(default_factory=list)
-    kinds: list[KindTable] = Field(default_factory=list)
+    kinds: list[OptionTable] = Field(default_factory=list)
     estimate_band: BandTable | None = None
     within_goal: WithinTable | None = None
     limits: dict[str, float] = Field(default_factory=dict)

@@ -84,7 +84,7 @@ def test_without_time_for_the_twin_greedys_plan_is_kept(monkeypatch: pytest.Monk
     monkeypatch.setattr(auto, "holds_in_twin", never)
     found = Auto().solve(problem(fleet, predictor=Imitator(), stop=lambda: bool(stopped)))
     assert found.bins == wasteful
-    assert found.statistics["not_confirmed_in_time"] == 6
+    assert found.details["not_confirmed_in_time"] == 6
 
 
 def test_a_very_short_limit_still_gives_a_plan() -> None:

@@ -34,8 +34,8 @@ def to_admit(server: Record, tokens: int, cached: int) -> int:
     Layers with a window keep all tokens of the steps in flight (`SlidingWindowSpec.max_admission_blocks_per_request`).
     """
     new = min(tokens - cached, server.depth * server.token_budget)
-    brief = int(server.brief * min(max(tokens - server.window, 0), new))
-    blocks: int = min(blocks_of(tokens, server.block_size) + brief // server.block_size, server.kv_blocks)
+    held = int((tokens - server.windowed * max(tokens - server.window - new, 0)) / server.share_held)
+    blocks: int = min(blocks_of(max(tokens, held), server.block_size), server.kv_blocks)
     return blocks
 
 

@@ -84,7 +84,8 @@ SERVER = record(
     ("slot_rank", "i8"),  # max_lora_rank
     ("kv_blocks", "i8"),  # blocks of the KV cache
     ("window", "i8"),  # tokens of a request that all layers keep
-    ("brief", "f8"),  # KV cache that a prefill holds for each of its tokens beyond `window`, in tokens
+    ("windowed", "f8"),  # share of the KV cache in layers that keep `window` tokens only
+    ("share_held", "f8"),  # KV cache of a token in the mean request, relative to one that all layers keep
     ("block_size", "i8"),  # tokens of a block
     ("token_budget", "i8"),  # max_num_batched_tokens
     ("max_seqs", "i8"),  # max_num_seqs
