@@ -21,6 +21,8 @@ from packer.words import counted
 
 MORE = 4
 """The search ends at this multiple of the servers of the plan without a spare server, plus one."""
+LEAST_APART = 4
+"""Fewest servers with classes apart: two groups, each with a spare server."""
 APART = 0.5
 """Share of the time left for servers of which each has classes with similar limits only."""
 
@@ -39,8 +41,11 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
     most = min(len(problem.workload) * copies, MORE * (len(plan.bins) + 1))
     at_hand = min(most, problem.stock.get(name, most * size) // size)
     allowed = at_hand if problem.max_gpus is None else min(at_hand, problem.max_gpus // size)
-    apart = _apart(problem.with_share(APART), allowed)
-    bins = _fewest(problem, len(plan.bins) + 1, len(apart) - 1 if apart else allowed) or apart
+    low = len(plan.bins) + 1
+    bins = _fewest(problem, low, min(LEAST_APART, allowed))
+    if not bins:
+        apart, low = _apart(problem.with_share(APART), allowed), max(low, LEAST_APART + 1)
+        bins = _fewest(problem, low, len(apart) - 1 if apart else allowed) or apart
     if bins:
         solution = Solution(tuple(bins), details={**plan.statistics, "gpus_without_spare": plan.n_gpus})
         return assemble(problem, solution, plan.solver, problem.elapsed_s())
@@ -74,9 +79,8 @@ def _apart(problem: Problem, most: int) -> list[Bin]:
 
     def found(start: int, end: int) -> list[Bin] | None:
         own = np.flatnonzero((order >= start) & (order < end)).tolist()
-        bins = _fewest(
-            replace(problem, workload=fleet.subset(own)), 2, min(most, len(own) * problem.max_replicas)
-        )
+        high = min(most, len(own) * problem.max_replicas)
+        bins = _fewest(replace(problem, workload=fleet.subset(own)), 2, high)
         return None if bins is None else [item.under(own) for item in bins]
 
     bins = [item for group in cheapest(int(order.max()) + 1, found, len) for item in group]

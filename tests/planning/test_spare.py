@@ -14,7 +14,7 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.failover import without_server
 from packer.gpu import GpuKind
 from packer.plan import Plan, Status
-from packer.planning import loop
+from packer.planning import loop, spare
 from packer.planning.solve import solve
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
@@ -105,6 +105,17 @@ def test_a_class_with_a_tight_limit_has_its_own_spare_server(server: Profile) ->
     given: dict[str, Any] = {"predictor": TwinPredictor(), "verify": False, "with_headroom": False}
     plan = solve(fleet, server, "gpus:spare=1", slo="fast:mean_itl_ms=16", **given)
     assert (plan.n_gpus, plan.status) == (4, Status.FEASIBLE)
+
+
+def test_classes_are_not_searched_apart_where_they_cannot_take_fewer_servers(
+    server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups with a spare server each take four servers, at least: their search took most of the time for nothing."""
+    monkeypatch.setattr(spare, "_apart", lambda *_given: pytest.fail("searched"))
+    fleet = Workload([Adapter(f"{k}", 16, 1.0, slo_class="fast" if k % 2 else None) for k in range(4)])
+    given: dict[str, Any] = {"predictor": TwinPredictor(), "verify": False, "with_headroom": False}
+    plan = solve(fleet, server, "gpus:spare=1", slo="fast:mean_itl_ms=60", **given)
+    assert (plan.n_gpus, plan.status) == (2, Status.FEASIBLE)
 
 
 def _pairs() -> Profile:
