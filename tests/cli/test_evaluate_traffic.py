@@ -227,13 +227,16 @@ def test_measured_traffic_that_breaks_the_limits_needs_another_plan(
 ) -> None:
     """A plan that was made for latency limits is not kept where servers serve their load and break them."""
     path, log = tmp_path / "limited.json", tmp_path / "log.jsonl"
-    replace(plan, objective="slo", limits={"mean_ttft_ms": 1e-3}).save(path)
+    first, *others = plan.workload.adapters
+    fleet = replace(plan.workload, adapters=(replace(first, rate=0.0), *others))
+    replace(plan, objective="slo", limits={"mean_ttft_ms": 1e-3}, workload=fleet).save(path)
     log.write_text(traffic(300))
     words = ["evaluate", str(path), "--log", str(log), "--window", "100"]
     assert run(words) == 3
     out = capsys.readouterr().out
     assert "The plan breaks its latency limits." in out
     assert "slow" in out
+    assert "from 0" in out  # the adapter was planned as idle
     log.write_text("\n".join(line(START + 10 * n, "new") for n in range(30)))
     assert run([*words, "--rank", "64"]) == 3
     out = capsys.readouterr().out

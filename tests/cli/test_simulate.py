@@ -226,6 +226,17 @@ def test_wrong_options_are_refused(
     assert "Traceback" not in error
 
 
+def test_idle_adapters_have_the_rate_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rate that stands for 0 is in no output, nor is a multiple of it."""
+    fleet, table = tmp_path / "fleet.csv", tmp_path / "table.csv"
+    fleet.write_text("adapter,rank,rate\na,8,0\n")
+    assert run(["workload", "describe", str(fleet)]) == 0
+    assert "1 adapter, 0 req/s" in capsys.readouterr().out
+    words = ["--max-loras", "1", "--duration", "60", "--rate-factor", "2", "--per-adapter", str(table)]
+    assert run(["simulate", str(fleet), *words]) == 0
+    assert table.read_text().split("\n")[1].startswith("a,8,0.0,0,0,")
+
+
 @pytest.mark.parametrize("slo", [[], ["--slo", "p95_ttft_ms=300"]])
 @pytest.mark.parametrize("words", [["simulate", "--max-loras", "1"], ["simulate", "--cluster"], ["sweep"]])
 def test_a_class_without_limits_is_refused_as_by_solve(

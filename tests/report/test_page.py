@@ -46,10 +46,10 @@ def test_curves_go_on_from_the_plans_figures(plan: Plan, tmp_path: Path) -> None
 
 
 def twin_gives(plan: Plan, path: Path) -> bool:
-    """Whether the curves of a plan without simulated hours are the twin's, with seed 5."""
-    growth = write_report(replace(plan, rooms=(), headroom=(None,)), path, seed=5)
+    """Whether the curves of a plan without simulated hours are the twin's, with seed 0 in place of the plan's."""
+    growth = write_report(replace(plan, rooms=(), headroom=(None,), seed=5), path, seed=0)
     assert growth is not None
-    found = TwinPredictor(seed=5).evaluate(plan.workload.scaled(FACTORS[1]), plan.bins)
+    found = TwinPredictor(seed=0).evaluate(plan.workload.scaled(FACTORS[1]), plan.bins)
     return growth.mean_ttft_ms[1].tolist() == found.mean_ttft_ms.tolist()
 
 

@@ -19,7 +19,7 @@ from packer.errors import FileFormatError, OutputError
 from packer.evaluation import Evaluations
 from packer.goal import Goal
 from packer.io.files import write_text
-from packer.io.plans import load_plan, plan_to_dict, write_plan
+from packer.io.plans import load_plan, plan_from_dict, plan_to_dict, write_plan
 from packer.job import FineTuning
 from packer.lengths import Lengths
 from packer.operate.evaluate import evaluate_plan
@@ -87,6 +87,7 @@ def test_a_plan_comes_back_as_it_was(plan: Plan, tmp_path: Path) -> None:
     for item in fields(Plan):
         if item.name != "evaluations":
             assert getattr(back, item.name) == getattr(plan, item.name), item.name
+    assert plan_from_dict(plan_to_dict(replace(plan, evaluated_s=0.0))).evaluated_s == 0.0
     assert same(back.evaluations, plan.evaluations)
     assert plan_to_dict(back) == plan_to_dict(plan)
 

@@ -278,3 +278,5 @@ def test_what_no_model_is_called_is_said(tmp_path: Path, names: tuple[str, str])
     assert (log.names, log.other, log.unmet) == (("a",), 1, ("bose",))
     assert "names bose" in log.unmet_words[0]
     assert read_trace(path, Fields(strip_prefix="hosted/")).unmet == ("hosted/",)
+    path.write_text("timestamp,input_tokens,output_tokens\n1,4,4\n")
+    assert read_trace(path, Fields(skip=("bose",))).unmet == ("bose",)
