@@ -217,10 +217,10 @@ class Frontier(Clock, Conditions):
 
         Once the time is over, no plan is made unless there is none yet.
         """
+        few = MANY <= low < high and not self.over() and not self.at(low, low + 1).holds
+        start = self._first_even(low + 1, high) if few else low
         if self._points and self.over():
             return min((n for n, p in self._points.items() if low <= n <= high and p.holds), default=None)
-        few = MANY <= low < high and not self.at(low, low + 1).holds
-        start = self._first_even(low + 1, high) if few else low
         # Steps grow slowly: the number is near, and plans on more GPUs need more simulated hours.
         return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over, 2, start)
 

@@ -296,7 +296,8 @@ def test_fleets_with_a_job_are_planned(estimated: bool, server: Profile) -> None
 def test_too_few_servers_are_followed_by_as_many_as_splits_need(
     server: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan for each number in between takes long: 300 req/s of sessions were tried on 30 to 38 servers before 39."""
+    """A plan for each number in between takes long: 300 req/s of sessions were tried on 30 to 38 servers before 39. No
+    further plan is made if the time ends while splits are searched."""
     job, tried = Frontier(Workload([Adapter("a", 8, 1.0)]), server), list[int]()
 
     def at(n: int, _following: int | None = None) -> SimpleNamespace:
@@ -307,3 +308,8 @@ def test_too_few_servers_are_followed_by_as_many_as_splits_need(
     monkeypatch.setattr(job, "_first_even", lambda low, _high: low + 9)
     assert job.first_that_holds(30, 60) == 39
     assert list(dict.fromkeys(tried)) == [30, 40, 39, 38]
+    monkeypatch.setattr(job, "over", lambda: bool(tried))
+    monkeypatch.setattr(job, "_points", {30: at(30)})
+    tried.clear()
+    assert job.first_that_holds(30, 60) is None
+    assert tried == [30]
