@@ -12,6 +12,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import UnknownNameError, ValidationError
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
+from packer.io.workloads import table_of
 from packer.operate.changes import changed_plan
 from packer.plan import Plan
 
@@ -34,7 +35,10 @@ def test_idle_adapters_stay_idle(toy_plan: Make, rate_factor: float) -> None:
     fleet = replace(plan.workload, adapters=tuple(replace(each, rate=rate) for each, rate in rates))
     found = changed_plan(replace(plan, workload=fleet), rate_factor=rate_factor).workload
     assert found.given_rates.tolist() == [0.0, 2.0 * rate_factor, 3e-7 * rate_factor]
-    assert found.fingerprint == workload_from_dict(workload_to_dict(found)).fingerprint
+    written = workload_to_dict(found)
+    assert [row[2] for row in table_of(found)[1]] == [each["rate"] for each in written["adapters"]]
+    assert written["adapters"][0]["rate"] == 0.0
+    assert found.fingerprint == workload_from_dict(written).fingerprint
 
 
 def test_an_empty_server_is_left_out(toy_plan: Make) -> None:
