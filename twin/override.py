@@ -61,11 +61,8 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
         raise ValidationError(
             f"Expected a version as 0.11.0 of a server of vLLM, got {shown(engine.version)} of {engine.name}."
         )
-    if (
-        (shape := profile.model.kv_shape)
-        and shape.window
-        and engine.release < HYBRID <= profile.engine.release
-    ):
+    shape = profile.model.kv_shape
+    if shape and shape.window and engine.release < HYBRID <= profile.engine.release:
         raise ValidationError(
             f"Expected a version from 0.9.1 on, where layers with a window drop tokens, got {engine.version}: "
             "packer profiles estimate with --vllm-version has the memory of older ones."

@@ -193,6 +193,8 @@ def test_memory_from_two_points_is_a_line(launch: Launch) -> None:
     assert memory.slot_bytes_per_rank == pytest.approx(20000, rel=1e-3)
     assert memory.kv_budget_bytes == pytest.approx(1e8, rel=1e-3)
     assert len(memory.measured) == 2
+    ranks = replace(launch, engine=replace(launch.engine, data_parallel_size=2))
+    assert from_log.fit_memory(ranks, points).min_kv_tokens == 2 * launch.engine.max_model_len
 
 
 def test_emulated_memory_keeps_its_rule(launch: Launch) -> None:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from packer.blocks import Blocks
 from packer.kv_shape import KvShape
 from packer.profile import FrontEndSpec, LatencySpec, LoadingSpec, MemorySpec, Profile
 from packer.speculation import SpeculationSpec
+from packer.twin.engine import schedule
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -131,6 +133,21 @@ def test_prompts_longer_than_windows_wait_as_on_vllm(make_profile: Callable[...,
     requests take as long as on vLLM, within 10 %."""
     for case in json.loads(gzip.decompress(PREFILLS.read_bytes())):
         assert _errors(case, make_profile())[0] < 0.1
+
+
+@pytest.mark.parametrize(("tokens", "cached", "blocks"), [
+    (164, 0, 13), (1100, 0, 86), (1100, 1000, 69), (1400, 0, 99), (1600, 0, 105),
+])  # fmt: skip
+def test_layers_with_windows_keep_the_steps_in_flight(
+    tokens: int, cached: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a token's KV cache is dropped beyond a window of 100 tokens and two steps of 512; a request never needs
+    more than all of the KV cache."""
+    server = SimpleNamespace(
+        window=100, windowed=0.5, share_held=0.8, depth=2, token_budget=512, block_size=16, kv_blocks=105
+    )
+    monkeypatch.setattr(schedule, "blocks_of", schedule.blocks_of.py_func)
+    assert schedule.to_admit.py_func(server, tokens, cached) == blocks
 
 
 def test_the_cases_cover_what_differs() -> None:
