@@ -149,10 +149,8 @@ class Nearest:
         used, order = self.used().tolist(), self.order
         kinds = [{order[a] for a, share in own.items() if share} for own in self.held]
         for a in sorted(rest, key=lambda a: -self.load[a]):
-            rising = sorted(
-                self.serving,
-                key=lambda s: ((s, a) in self.refused, *nearness(order[a], kinds[s]), used[s]),
-            )
+            near = {s: ((s, a) in self.refused, *nearness(order[a], kinds[s]), used[s]) for s in self.serving}
+            rising = sorted(near, key=lambda s: near[s])
             s = next((s for s in rising if self._takes(s, a)), -1)
             if s < 0 and opens(a):
                 s = len(self.held)
