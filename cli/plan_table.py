@@ -61,10 +61,9 @@ def default_words(plan: Plan) -> str:
 
 def _kinds(plan: Plan) -> Table:
     """Table of the GPUs and the price that the goal needs with each kind of server, or a mix of kinds."""
-    found = plan.kinds
-    models = ["model"] * any(row["model"] for row in found)
+    models = ["model"] * any(row["model"] for row in plan.kinds)
     rows = []
-    for row in found:
+    for row in plan.kinds:
         goal = "kept" if row["holds"] else "broken"
         cells = [row["kinds"], row["gpus"], money(row["price_per_hour"]), goal]
         rows.append([*(row[name] or "–" for name in models), *cells])
@@ -76,8 +75,7 @@ def _kinds(plan: Plan) -> Table:
 
 def _band(plan: Plan) -> list[str]:
     """Say how the number of GPUs (or the price) depends on the error of estimated profiles."""
-    band = plan.estimate_band
-    if not band:
+    if not (band := plan.estimate_band):
         return []
     most, fewest = band["most"], band["fewest"]
     low, high = fewest["gpus"] or "?", most["gpus"] or "too many"
