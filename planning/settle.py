@@ -31,7 +31,8 @@ SPREAD = 3.0
 
 
 def likely_slots(fleet: Workload, item: Bin) -> int:
-    """The candidate with enough slots for the adapters that have a request at once; at least the server's slots.
+    """The candidate with enough slots for the adapters that have a request at once; at least the server's slots, up
+    to one for each adapter.
 
     An adapter has a request for 1 - exp(-rate x time) of the time; `time` is that of its output tokens at `PACE` times
     the ITL limit. More slots than now must leave enough KV cache for the tokens of all requests.
@@ -41,7 +42,7 @@ def likely_slots(fleet: Workload, item: Bin) -> int:
     output = fleet.mean_output_tokens[own]
     open_ = item.rates(fleet) * output * pace_s
     busy = (1.0 - np.exp(-open_))[fleet.ranks[own] > 0]  # requests to the base model take no slot
-    wanted = float(busy.sum() + SPREAD * math.sqrt(float(busy @ (1.0 - busy))))
+    wanted = min(len(busy), float(busy.sum() + SPREAD * math.sqrt(float(busy @ (1.0 - busy)))))
     held = float(open_ @ (fleet.mean_input_tokens[own] + output))
     if (shape := item.profile.model.kv_shape) is not None:
         held *= share_held(item.workload(fleet), shape)
@@ -50,7 +51,8 @@ def likely_slots(fleet: Workload, item: Bin) -> int:
         for n in candidates_of(item)
         if n <= item.max_loras or kv_cache_tokens(item.profile, item.with_slots(n).settings) >= held
     ]
-    return max(item.max_loras, next((n for n in fits if n >= wanted), fits[-1]))
+    least = min(item.max_loras, max(1, len(busy)))
+    return max(least, next((n for n in fits if n >= wanted), fits[-1]))
 
 
 def with_most_slots(bins: Sequence[Bin], slots: int) -> list[Bin]:

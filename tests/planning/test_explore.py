@@ -253,7 +253,8 @@ def test_likely_slots_hold_the_adapters_that_have_requests(server: Profile) -> N
     mixed = replace(
         busy, adapters=tuple(replace(a, rank=0) if k >= 12 else a for k, a in enumerate(busy.adapters))
     )
-    assert likely_slots(mixed, Bin(tuple(range(24)), server.settings(1, 8), server)) < 24
+    for slots in (1, 24):
+        assert likely_slots(mixed, Bin(tuple(range(24)), server.settings(slots, 8), server)) == 12
     states = replace(server, model=replace(server.model, kv_shape=KvShape(request_tokens=20_000.0)))
     assert (
         likely_slots(busy, Bin(tuple(range(24)), states.settings(1, 8), states)) == 1
