@@ -196,11 +196,10 @@ def _case(seed: int, version: str, caching: bool, ahead: bool, more: str = "") -
         engine["scheduling_policy"] = "priority"
         columns["priority"] = [rng.choice([0, 0, 1, -3]) for _ in range(n)]
     for method in {"draft_model", "eagle"} & set(more.split()):
-        engine |= {
-            "method": method,
-            "num_speculative_tokens": rng.choice([1, 2, 4]),
-            "max_model_len": longest + rng.choice([0, 40]),
-        }
+        drafts, further = rng.choice([1, 2, 4]), rng.choice([0, 40])
+        if ahead and engine["max_loras"] < adapters:
+            further = 40  # where drafts end at max_model_len, vLLM itself ends in an assertion on max_loras
+        engine |= {"method": method, "num_speculative_tokens": drafts, "max_model_len": longest + further}
         engine["blocks"] += 4
         columns["acceptance"] = [rng.choice([0.0, 0.3, 0.7, 1.0]) for _ in range(adapters)]
     return columns | {
