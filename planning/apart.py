@@ -145,7 +145,7 @@ class Apart:
 
         def breaks(n: int) -> bool:
             tried, used = job.fullest(self._servers(group, n))
-            if used <= 1.0 and job.kept.keeps(tried):
+            if used <= 1.0 and job.kept.holds_one(tried):
                 slots[n] = tried.max_loras
             return n not in slots
 

@@ -349,7 +349,7 @@ class Frontier(Clock, Conditions):
                 return
             if self.kept.all_count and used > FAR:
                 lost = most
-            elif not self.kept.all_count or kept.keeps(tried):
+            elif not self.kept.all_count or kept.holds_one(tried):
                 self._slots = tried.max_loras
                 yield with_most_slots(bins, tried.max_loras)
 

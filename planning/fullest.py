@@ -153,7 +153,7 @@ class _Sample:
     def holds(self, step: int) -> bool:
         """Whether the server keeps the goal at a step with `slots` slots."""
         kept, server = self.at(step)
-        return kept.keeps(server)
+        return kept.holds_one(server)
 
     def search(self, low: int, start: int, step: int) -> None:
         """Find the lowest step that breaks the goal, from `start` in steps that double."""
@@ -164,7 +164,7 @@ class _Sample:
         while self.broken <= MOST and not self.job.over():
             kept, server = self.at(self.broken)
             (other,) = with_best_slots(kept, [server], kept.hours, self.job.over, tight=1.0)
-            if not kept.keeps(other):
+            if not kept.holds_one(other):
                 return
             self.slots = other.max_loras
             self.search(self.broken, self.broken, 1)

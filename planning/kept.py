@@ -190,7 +190,7 @@ class KeptHours:
                 found.append(STARVING + hour.figures.mean_ttft_ms / self.workload.slo.limits.p95_ttft_ms)
         return found
 
-    def keeps(self, item: Bin) -> bool:
+    def holds_one(self, item: Bin) -> bool:
         """Whether a server keeps its limits in all kept hours."""
         return self.used([item], most=[1.0])[0] <= 1.0
 

@@ -80,6 +80,6 @@ def _grown(task: Task, plan: Plan, proof: Future[Plan]) -> tuple[Rooms, Sequence
     if rooms and task.widens and not task.over():
         proof.result()
         bins, more = with_slots(task.hours, plan.workload, plan.bins, rooms, task.holds)
-    confirmed = task.hours.confirmed(rooms, plan.bins, plan.workload)
-    more = confirmed if bins == plan.bins else task.hours.confirmed(more, bins, plan.workload)
-    return confirmed, bins, more
+    checked = task.hours.checked(rooms, plan.bins, plan.workload)
+    more = checked if bins == plan.bins else task.hours.checked(more, bins, plan.workload)
+    return checked, bins, more

@@ -260,7 +260,7 @@ class Deployment:
         most = min(len(self.running), job.most(self.max_gpus)) if plan is None else len(plan.bins)
         parts = {i: n for i, n in job.parts.parts.items() if n is not None}
         few = math.inf if plan is None or plan.verified is False else len(moved(self.running, plan.bins))
-        for bins in nearby(self.workload, self.running, most, kept.keeps, parts, job.copies):
+        for bins in nearby(self.workload, self.running, most, kept.holds_one, parts, job.copies):
             for made in refitted(kept, self.running, aligned(self.running, bins), self.over):
                 if len(moved(self.running, made)) <= few and self._lasts(made):
                     return self._close(made, True if self.rounds else None)
@@ -298,7 +298,7 @@ class Deployment:
 
     def holds(self, item: Bin) -> bool:
         """Whether the server keeps its limits in all hours so far."""
-        return self.job.kept.keeps(item)
+        return self.job.kept.holds_one(item)
 
     def changed(self, plan: Plan, bins: Sequence[Bin]) -> Plan | None:
         """The plan with these servers if they keep the goal in all kept and fresh hours; else None."""

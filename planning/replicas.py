@@ -105,7 +105,7 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     def alone(i: int, parts: int = 1) -> bool:
         if parts < least(i):
             return False
-        return stop() or kept.keeps(part(fleet, profile, i, parts))
+        return stop() or kept.holds_one(part(fleet, profile, i, parts))
 
     def reachable(i: int, _parts: int = 1) -> bool:
         return alone(i) or stop() or not any(unreachable(kept.lone(part(fleet, profile, i, 1))))

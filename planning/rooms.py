@@ -83,7 +83,7 @@ def with_room(
     if any(evaluator.twin_of(item.profile) is None for item in plan.bins):
         return replace(plan, headroom=headroom(plan.workload, plan.bins, evaluator, stop))
     hours = hours or Hours(plan.seed, stop, plan.limits)
-    rooms = plan.rooms or hours.confirmed(hours.rooms(plan.bins, plan.workload), plan.bins, plan.workload)
+    rooms = plan.rooms or hours.checked(hours.rooms(plan.bins, plan.workload), plan.bins, plan.workload)
     known = tuple(room.headroom for room in rooms) or (None,) * len(plan.bins)
     found = of_hours(plan.evaluations, hours.all(plan.bins, plan.workload))
     return with_adapters(replace(plan, rooms=rooms, headroom=known, evaluations=found), hours)

@@ -64,7 +64,7 @@ def solution_that_holds(problem: Problem, solve: Callable[[Problem], Solution]) 
         return replace(again, lower_bound=bound, bound_source=source, proven=first.proven)
 
     def conservative() -> Solution:
-        return repeated(replace(problem, evaluator=evaluator.cautious()), search_sure=True)
+        return repeated(replace(problem, evaluator=evaluator.cautious()), search_cautious=True)
 
     holding: list[Solution] = []
     raised: dict[Profile, float] = {}

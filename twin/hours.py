@@ -213,12 +213,12 @@ class Hours:
             found += in_threads(partial(Growth.room, like=found[-1]), grown[k : k + TOGETHER], TOGETHER)
         return tuple(found)
 
-    def confirmed(self, rooms: Sequence[Room], items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
-        """Return the rooms, confirmed in further hours if limits may break by chance."""
+    def checked(self, rooms: Sequence[Room], items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
+        """Return the rooms, checked in further hours if limits may break by chance."""
         if not rooms or not self.by_chance(items, fleet):
             return tuple(rooms)
         grown = [(self.growth(item, fleet), room) for item, room in zip(items, rooms, strict=True)]
-        return tuple(in_threads(lambda job: job[0].confirmed(job[1]), grown, TOGETHER))
+        return tuple(in_threads(lambda job: job[0].checked(job[1]), grown, TOGETHER))
 
     def at(self, fleet: Workload, factor: float) -> Workload:
         """Return the fleet with rates multiplied by `factor`, made once."""
@@ -305,7 +305,7 @@ class Growth:
         starvation = self.reach(2, like.starvation or queue)
         return self._room(slo, queue, starvation)
 
-    def confirmed(self, room: Room) -> Room:
+    def checked(self, room: Room) -> Room:
         """Return the room with the highest factor, up to its own, at which further hours keep the limits, too: one hour
         if hours are alike, else `FRESH_HOURS`.
 

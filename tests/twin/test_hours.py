@@ -175,13 +175,13 @@ def test_room_is_what_the_worst_of_further_hours_leaves(
     item, hours = Bin((0,), profile.settings(1, 8), profile), Hours()
     rooms = hours.rooms([item], fleet)
     assert rooms[0].slo == LEVELS[7]
-    (found,) = hours.confirmed(rooms, [item], fleet)
+    (found,) = hours.checked(rooms, [item], fleet)
     assert (found.queue, found.starvation) == (LEVELS[9], LEVELS[12])
     assert found.slo == LEVELS[end]
     assert found.usage == (f"{end} at +{LEVELS[end + 1] - 1:.0%}" if chance else rooms[0].usage)
     worst[of_first(1)] = -1
-    assert hours.confirmed(rooms, [item], fleet)[0].slo == (1.0 if chance else LEVELS[7])
-    assert hours.confirmed((), [item], fleet) == ()
+    assert hours.checked(rooms, [item], fleet)[0].slo == (1.0 if chance else LEVELS[7])
+    assert hours.checked((), [item], fleet) == ()
 
 
 def test_confirmed_room_is_kept_in_each_hour(make_profile: Callable[..., Profile]) -> None:
@@ -193,7 +193,7 @@ def test_confirmed_room_is_kept_in_each_hour(make_profile: Callable[..., Profile
     profile = make_profile(latency=LatencySpec("linear", {"base_ms": 20.0}))
     item, hours = Bin(tuple(range(12)), profile.settings(6, 8), profile), Hours()
     (alone,) = hours.rooms([item], fleet)
-    (found,) = hours.confirmed([alone], [item], fleet)
+    (found,) = hours.checked([alone], [item], fleet)
 
     def used(factor: float) -> float:
         own = item.workload(fleet.scaled(factor))
