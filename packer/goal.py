@@ -261,6 +261,8 @@ class Goal:
     def order(self, workload: Workload) -> IntArray:
         """The place of each adapter's limits in the order from tight to wide, int64 (n,): by ITL, then by TTFT. Of more
         than `MOST_KINDS` different limits, neighbours share a place, but not those that differ most in ratio."""
+        if not self.classes:
+            return np.zeros(len(workload), dtype=np.int64)
         columns = [self.column(workload, key) for key in reversed(self.every_key)]
         rows = np.log(np.array([np.ones(len(workload)), *(np.minimum(each, 1e9) for each in columns)]))
         values, found = np.unique(rows, axis=1, return_inverse=True)
