@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from packer import checks
+from packer.evaluation import WHOLE_GOAL
 from packer.objectives.base import Objective
 
 
@@ -26,4 +27,4 @@ class Slo(Objective):
     @property
     def limits(self) -> Mapping[str, float]:
         """The limits of the goal; without a goal, each adapter may use all of its own limits (`slo_used` <= 1)."""
-        return super().limits or {"slo_used": 1.0}
+        return super().limits or WHOLE_GOAL

@@ -13,7 +13,7 @@ from packer import checks, seeds
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.evaluation import SIMULATED, Evaluations
+from packer.evaluation import SIMULATED, WHOLE_GOAL, Evaluations
 from packer.goal import GoalLike
 from packer.objectives.base import limits_of
 from packer.operate.changes import Changed, changed_plan
@@ -98,7 +98,7 @@ class PlanEvaluation:
     def over_limits(self) -> tuple[int, ...]:
         """Numbers of the servers that serve their load, but whose adapters break their latency limits."""
         found = self.plan.evaluations
-        over = [getattr(found, name) > most for name, most in (self.plan.limits or {"slo_used": 1.0}).items()]
+        over = [getattr(found, name) > most for name, most in (self.plan.limits or WHOLE_GOAL).items()]
         return tuple(self.gpus[k] for k in np.flatnonzero(found.feasible & np.any(over, axis=0)).tolist())
 
     @property

@@ -14,7 +14,7 @@ from packer import checks
 from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.errors import InfeasibleError, ValidationError, shown
-from packer.evaluation import Evaluations
+from packer.evaluation import WHOLE_GOAL, Evaluations
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.moves import moves_of
@@ -274,7 +274,7 @@ class _Day:
         return Plan(
             self.busiest(names), tuple(bins), Evaluations.of([]), Status.FEASIBLE, "recommend", "schedule", "twin",
             objective_value=(float(sum(item.gpus for item in bins)),), margin=margin, seed=self.asked.seed,
-            versions=versions([group.profile for group in self.groups]), limits={"slo_used": 1.0},
+            versions=versions([group.profile for group in self.groups]), limits=WHOLE_GOAL,
         )  # fmt: skip
 
     def with_figures(self, plan: Plan) -> Plan:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from packer.bin import Bin
+from packer.evaluation import WHOLE_GOAL
 from packer.goal import Goal
 from packer.plan import Plan, Status
 from packer.planning.chance import chance_words
@@ -227,7 +228,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         runtime_s=job.elapsed_s(),
         interrupted=job.stop(),
         time_limit_reached=job.over() and not job.stop(),
-        limits={"slo_used": 1.0},
+        limits=WHOLE_GOAL,
         frontier=shown,
         statistics={**plan.statistics, "weaker_goals": weaker},
     )

@@ -14,7 +14,7 @@ import numpy as np
 from packer import checks
 from packer.arrival import Arrivals
 from packer.bin import Bin
-from packer.evaluation import AdapterFigures, Evaluations
+from packer.evaluation import WHOLE_GOAL, AdapterFigures, Evaluations
 from packer.gpu import serving
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
@@ -250,7 +250,7 @@ def _merged(
         runtime_s=runtime_s,
         versions={key: value for plan in plans for key, value in plan.versions.items()}
         | versions([item.profile for item in bins]),
-        limits={"slo_used": 1.0},
+        limits=WHOLE_GOAL,
         decision="\n".join(
             [
                 *_total([option for _, option in chosen]),

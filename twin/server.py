@@ -12,6 +12,7 @@ import numpy.typing as npt
 from packer.arrays import BoolArray, FloatArray, IntArray, Record
 from packer.arrival import RequestTrace
 from packer.errors import ValidationError
+from packer.kv_shape import KvShape
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.twin.arrivals import MAX_REQUESTS, Marks, draw_marks, draw_times, replaying
@@ -281,7 +282,7 @@ class Server:
         # vLLM refuses to start with max_cpu_loras < max_loras.
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
         rules, fixed_slots = self.rules(), memory_policy(profile).fixed_slots
-        shape = profile.model.kv_shape if fixed_slots else None
+        shape = (profile.model.kv_shape if fixed_slots else None) or KvShape()
         settings: dict[str, float] = {
             "ring": rows.ring_of(int(marks.output_tokens.max()) if len(marks.adapter) else 1),
             "run_s": duration_s,
@@ -291,9 +292,9 @@ class Server:
             "slot_rank": self.settings.max_lora_rank,
             "kv_blocks": self.kv_blocks,
             "block_size": engine.block_size,
-            "window": 0 if shape is None else shape.window,
-            "windowed": 0.0 if shape is None else shape.windowed_share,
-            "share_held": share_held(self.workload, shape) if shape and shape.windowed_share else 1.0,
+            "window": shape.window,
+            "windowed": shape.windowed_share,
+            "share_held": share_held(self.workload, shape) if shape.windowed_share else 1.0,
             "token_budget": engine.server_tokens,
             "max_seqs": engine.server_seqs,
             "max_outstanding": rows.NO_LIMIT if self.most_open is None else self.most_open,

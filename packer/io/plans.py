@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from packer.bin import Bin
 from packer.errors import FileFormatError, located, reader
-from packer.evaluation import FIGURES, FLAGS, AdapterFigures, Evaluation, Evaluations
+from packer.evaluation import FIGURES, FLAGS, WHOLE_GOAL, AdapterFigures, Evaluation, Evaluations
 from packer.io.documents import jsonable, parse_json
 from packer.io.files import read_text, write_text
 from packer.io.plan_checks import content, disagreements
@@ -255,7 +255,7 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
         kinds=tuple(row.model_dump() for row in told.kinds),
         estimate_band=told.estimate_band.model_dump() if told.estimate_band else {},
         within_goal=told.within_goal.model_dump() if told.within_goal else {},
-        limits={"slo_used": 1.0} if file.objective == "recommend" else own,
+        limits=WHOLE_GOAL if file.objective == "recommend" else own,
         evaluated_s=(told.duration_s or 0.0) if told.evaluated else None,
         statistics=told.model_extra or {},
         **plain,
