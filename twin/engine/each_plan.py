@@ -13,7 +13,7 @@ from packer.twin.engine.admit import next_adapter
 from packer.twin.engine.charge import law_ms, planned_ms
 from packer.twin.engine.by_priority import take_by_key
 from packer.twin.engine.each import Each, end_limbo
-from packer.twin.engine.holding import find, hash_full, idle_blocks, sit_down, stand_up
+from packer.twin.engine.holding import find, hash_full, idle_blocks, shorten, sit_down, stand_up
 from packer.twin.engine.pool import Pool, free_blocks, shared_blocks, take_blocks
 from packer.twin.engine.schedule import blocks_of, to_admit
 from packer.twin.engine.slots import join, leave, walk
@@ -202,11 +202,7 @@ def found(state: ServerState, each: Each, pool: Pool, r: int) -> int:
         # `sit_down` reads the seat in which `find` noted the blocks: take the last one out.
         seat = pool.seats[pool.all[0].free_seat]
         if hits == seat.chained + seat.lone:
-            if seat.lone > 0:
-                seat.lone -= 1
-            else:
-                seat.leaf = pool.entries[seat.leaf].parent
-                seat.chained -= 1
+            shorten(pool, pool.all[0].free_seat, hits - 1)
     return int(hits - 1)
 
 

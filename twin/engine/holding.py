@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from numba import njit
 
+from packer.arrays import Record
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.pool import (
-    LONE, Pool, RUN, block_of, drop_entry, free_run, new_entry, shared_blocks, slot_of,
+    LONE, NEVER, Pool, RUN, block_of, drop_entry, free_blocks, free_run, new_entry, shared_blocks, slot_of,
 )  # fmt: skip
-from packer.twin.engine.state import ServerState
-from packer.twin.flags import CALLED, INLINED
+from packer.twin.engine.state import NO_LIMIT, ServerState
+from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
 @njit(**INLINED)
@@ -24,9 +25,13 @@ def find(state: ServerState, pool: Pool, r: int) -> int:
     if shared > 0:
         hits = find_shared(pool, r, min(shared, most), size)
     # A preempted request's own blocks follow the shared ones: they are found only after all of these.
-    if hits == shared and pool.run[r] > 0:
-        hits += min(most - hits, pool.blocks[pool.run[r]].count)
-    return hits
+    own = min(most - hits, pool.blocks[pool.run[r]].count) if hits == shared and pool.run[r] > 0 else 0
+    if state.server.windowed > 0.0 and hits > 0:
+        kept = kept_by_windows(state, pool, hits, own)
+        if kept < hits:
+            shorten(pool, pool.all[0].free_seat, kept)
+            return int(kept)
+    return hits + own
 
 
 @njit(**INLINED)
@@ -55,6 +60,76 @@ def find_shared(pool: Pool, r: int, most: int, size: int) -> int:
         row[seat.lone] = e
         seat.lone += 1
     return int(seat.chained + seat.lone)
+
+
+@njit(**INLINED)
+def entry_at(pool: Pool, s: int, place: int, later: int, size: int) -> int:
+    """Entry that holds block `place` of the request in seat `s`; `later`: that of the block after it."""
+    seat = pool.seats[s]
+    if place >= seat.chained:
+        return int(pool.held[s - size, place - seat.chained])
+    return int(seat.leaf if place == seat.chained - 1 else pool.entries[later].parent)
+
+
+@njit(**INLINED)
+def shorten(pool: Pool, s: int, most: int) -> None:
+    """Leave only the first `most` entries in seat `s`."""
+    seat = pool.seats[s]
+    while seat.chained + seat.lone > most:
+        if seat.lone > 0:
+            seat.lone -= 1
+        else:
+            seat.leaf = pool.entries[seat.leaf].parent
+            seat.chained -= 1
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def in_window(server: Record) -> int:
+    """Number of blocks before a token that its layers with a window read (`SlidingWindowManager`)."""
+    blocks: int = (server.window + server.block_size // 2 - 1) // server.block_size
+    return blocks
+
+
+@njit(**CALLED)
+def kept_by_windows(state: ServerState, pool: Pool, hits: int, own: int) -> int:
+    """Return after how many of the `hits` entries found all layers with a window have the blocks that they read.
+
+    `own`: blocks after these that the request finds again. As in `SlidingWindowManager.find_longest_cache_hit`, the
+    blocks at the end are enough, or all blocks from the first one on.
+    """
+    need, s, kept, count, e = in_window(state.server), pool.all[0].free_seat, hits, own, 0
+    place = hits - 1
+    while place >= 0 and count < need:
+        e = entry_at(pool, s, place, e, state.server.block_size)
+        if pool.blocks[e].until > state.server.passed:
+            kept = place + 1 if count == 0 else kept
+            count += 1
+        else:
+            count = 0
+        place -= 1
+    return int(kept if count >= need else min(count, hits))
+
+
+@njit(**CALLED)
+def keep_in_windows(state: ServerState, pool: Pool, s: int, blocks: int, end: int) -> None:
+    """Note until when layers with a window keep what they read after the first `blocks` blocks of seat `s`.
+
+    Its request has `end` tokens at its end. Blocks that they read then they keep; others are freed, and then taken.
+    """
+    server, seat, e = state.server, pool.seats[s], 0
+    place = seat.chained + seat.lone - 1
+    while place >= max(blocks - in_window(server), 0):
+        e = entry_at(pool, s, place, e, server.block_size)
+        pool.blocks[e].until = until_of(state, place, end)
+        place -= 1
+
+
+@njit(inline="always", **ENGINE_FLAGS)
+def until_of(state: ServerState, place: int, end: int) -> int:
+    """Return until when layers with a window keep block `place`, as for `keep_in_windows`."""
+    server = state.server
+    held = (place + 1) * server.block_size + server.window > end
+    return NEVER if held else int(server.passed) + free_blocks(state)
 
 
 @njit(**CALLED)
@@ -138,7 +213,7 @@ def let_go(state: ServerState, pool: Pool, e: int) -> None:
 @njit(**INLINED)
 def sit_down(state: ServerState, pool: Pool, r: int, hits: int) -> None:
     """Make request `r` hold the `hits` blocks that `find` found."""
-    s, size = pool.all[0].free_seat, state.server.block_size
+    s, size, used = pool.all[0].free_seat, state.server.block_size, state.server.used
     pool.seat[r] = 0
     if shared_blocks(pool, r, size) > 0:
         pool.seat[r] = s
@@ -149,6 +224,10 @@ def sit_down(state: ServerState, pool: Pool, r: int, hits: int) -> None:
         for i in range(seat.lone):
             hold(state, pool, pool.held[s - size, i])
         hits -= seat.chained + seat.lone
+        if state.server.windowed > 0.0:
+            state.server.passed += state.server.used - used
+            end = state.requests[r].prompt + state.requests[r].output
+            keep_in_windows(state, pool, s, seat.chained + seat.lone, end)
     e = pool.run[r]
     if e > 0:  # more than it finds is never left: it had at most so many blocks
         pool.run[r] = 0
@@ -169,17 +248,18 @@ def hash_full(state: ServerState, pool: Pool, r: int, full: int) -> None:
     seat = pool.seats[s]
     known = seat.chained + seat.lone
     if known < full:
+        end = state.requests[r].prompt + state.requests[r].output
         for place in range(known, min(full, shared_blocks(pool, r, size))):
-            give_hash(pool, s, block_of(pool, r, place, size), size)
+            give_hash(pool, s, block_of(pool, r, place, size), size, until_of(state, place, end))
 
 
 @njit(**CALLED)
-def give_hash(pool: Pool, s: int, block: int, size: int) -> None:
+def give_hash(pool: Pool, s: int, block: int, size: int, until: int) -> None:
     """Hash the next block of the request in seat `s`; it is found after other entries with the same content."""
     seat, k = pool.seats[s], slot_of(pool, block)
     other, e = pool.table[k], new_entry(pool, block, 1)
     entry, content = pool.entries[e], pool.blocks[e]
-    entry.refs = 1
+    entry.refs, content.until = 1, until
     if other == 0 and seat.lone == 0:
         entry.parent, seat.leaf = seat.leaf, e  # the new entry holds what the request held
         seat.chained += 1
@@ -191,6 +271,7 @@ def give_hash(pool: Pool, s: int, block: int, size: int) -> None:
         pool.table[k] = content.older = content.newer = e
     else:
         last = pool.blocks[other].older
+        pool.blocks[other].until = max(pool.blocks[other].until, until)
         content.older, content.newer = last, other
         pool.blocks[last].newer = e
         pool.blocks[other].older = e
@@ -217,6 +298,8 @@ def stand_up(state: ServerState, pool: Pool, r: int, held: int, full: int, again
     if s == 0:
         return
     seat = pool.seats[s]
+    if state.server.windowed > 0.0:
+        keep_in_windows(state, pool, s, full, NO_LIMIT)
     for i in range(seat.lone - 1, -1, -1):
         let_go(state, pool, pool.held[s - size, i])
     let_go_chain(state, pool, seat.leaf)

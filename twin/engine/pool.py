@@ -51,7 +51,9 @@ BLOCKS = record(
     ("count", "i4"),  # blocks of a run; 1 for a shared content
     ("older", "i4"),  # ring of the entries with one content; `older` of the first one is the last one
     ("newer", "i4"),
+    ("until", "i4"),  # value of `passed` of the server at which layers with a window lose it
 )
+NEVER = 2**31 - 1
 RUN = -1
 SEAT = record(
     ("request", "i8"),
@@ -237,7 +239,14 @@ def free_run(pool: Pool, count: int, front: bool) -> None:
 @njit(**INLINED)
 def take_blocks(state: ServerState, pool: Pool, count: int) -> None:
     """Take `count` blocks from the front of the free queue (`get_new_blocks`)."""
-    state.server.used += count
+    server, back = state.server, 0
+    server.used += count
+    if server.windowed > 0.0:
+        # Layers with a window take as many blocks as others, and soon give back what the mean request does not hold.
+        before = server.passed
+        server.passed += count / server.share_held
+        back = max(0, min(int(server.passed) - int(before) - count, server.kv_blocks - server.used))
+        count += back
     while count > 0:
         e = pool.entries[0].after
         entry = pool.blocks[e]
@@ -252,6 +261,7 @@ def take_blocks(state: ServerState, pool: Pool, count: int) -> None:
             drop_entry(pool, e)
         else:
             entry.count -= taken
+    free_run(pool, back, False)
 
 
 @njit(inline="always", **ENGINE_FLAGS)
