@@ -323,9 +323,25 @@ def _engine(plan: Plan, *, briefly: bool) -> list[str]:
                 f"Engine      without prefix caching and asynchronous scheduling: a server that {unlike} is not "
                 f"vLLM's; vLLM {profile.engine.version} has them on by default"
             )
+        if profile.engine.speculation and rules.async_scheduling and not rules.slots_of_running:
+            # Near max_model_len drafts have no room: a request misses a step, and another adapter takes its slot.
+            few = [
+                k for k, item in enumerate(plan.bins) if item.profile == profile and _lacks_slots(plan, item)
+            ]
+            if few:
+                lines.append(
+                    f"Outage      {plural(len(few), 'server')} {spans(few)}: vLLM {profile.engine.version} ends in an "
+                    "assertion once a request with drafts reaches max_model_len and other adapters wait for slots; "
+                    "vLLM 0.33, --no-async-scheduling or a slot for each adapter avoids it"
+                )
     if (shared := prefix_words(plan, briefly=briefly)) is not None:
         lines.append(f"Prefixes    {shared}")
     return lines
+
+
+def _lacks_slots(plan: Plan, item: Bin) -> bool:
+    """Whether adapters of a server may wait for slots."""
+    return bool(item.max_loras < (plan.workload.ranks[list(item.adapters)] > 0).sum())
 
 
 def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:

@@ -18,6 +18,7 @@ from packer.plan import Moves, Plan, Status
 from packer.planning.verify import verified
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.speculation import SpeculationSpec
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload
 
@@ -205,6 +206,23 @@ def test_servers_and_profiles_of_a_plan_are_named_briefly(
     band = {each: {"gpus": 1, "capacity": 1.0, "objective_value": 5.9} for each in ("most", "fewest")}
     priced = replace(plan, objective="cost", estimate_band=band)
     assert "the fleet takes $5.90 per hour." in "\n".join(map(str, plan_lines(priced)))
+
+
+@pytest.mark.parametrize(
+    ("version", "slots", "dies"), [("0.32.0", 1, True), ("0.32.0", 2, False), ("0.33.0", 1, False)]
+)
+def test_servers_that_vllm_may_end_are_named(version: str, slots: int, dies: bool, server: Profile) -> None:
+    """Before 0.33, vLLM's scheduler asserts that no more adapters run than there are slots, which drafts that end at
+    max_model_len break with asynchronous scheduling: a server with too few slots is named."""
+    drafts = SpeculationSpec("eagle", 3, 0.5)
+    engine = replace(server.engine, version=version, speculation=drafts, async_scheduling=True)
+    profile = replace(server, engine=engine)
+    fleet = Workload([Adapter(f"a{i}", 8, 0.1) for i in range(2)])
+    bins = (Bin((0, 1), profile.settings(slots, 8), profile),)
+    figures = TwinPredictor(seed=0).evaluate(fleet, bins)
+    plan = Plan(fleet, bins, figures, Status.FEASIBLE, "gpus", "hand", "twin")
+    said = f"Outage      server 0: vLLM {version} ends in an assertion once"
+    assert (said in "\n".join(map(str, plan_lines(plan)))) == dies
 
 
 def test_moves_from_another_plan_are_not_shown(
