@@ -177,6 +177,14 @@ def test_a_state_takes_a_block_of_its_own(gpus: int, block: int) -> None:
     assert shape == KvShape(request_tokens=3.5 * block)
 
 
+@pytest.mark.parametrize(("caching", "least"), [(True, 38_416), (False, 36_064)])
+def test_prefix_caching_needs_room_for_two_states(caching: bool, least: int) -> None:
+    """The KV cache with which vLLM 0.32 starts, its null block included (`max_memory_usage_bytes` of 16 layers with
+    attention and 48 with states in blocks of 784 tokens): within a block."""
+    found = estimate_profile("Qwen/Qwen3.5-27B", "h200", max_model_len=32_768)
+    assert with_engine(found, prefix_caching=caching).memory.min_kv_tokens == pytest.approx(least, abs=784)
+
+
 def test_data_parallel_ranks() -> None:
     """Ranks keep compressed keys once each, where tensor-parallel GPUs all keep them; every rank has all slots and all
     weights but the experts, and holds a request of the whole context."""

@@ -144,20 +144,28 @@ def least_kv_tokens(model: ModelSpec, engine: EngineSpec) -> int:
     """KV cache, in tokens that all layers keep, that holds one request of `max_model_len` on each data-parallel rank.
 
     Layers with a window also keep the tokens of the steps in flight (vllm/config/vllm.py of 0.32.0,
-    `max_in_flight_tokens`).
+    `max_in_flight_tokens`). With prefix caching a request may hold two states (v1/kv_cache_interface.py, `MambaSpec`).
     """
     if model.kv_shape is None:
         return engine.data_parallel_size * engine.max_model_len
-    return engine.data_parallel_size * math.ceil(
-        model.kv_shape.held(engine.max_model_len, _in_flight(engine))
-    )
+    held = model.kv_shape.held(engine.max_model_len, _in_flight(engine)) + _second_states(model, engine)
+    return engine.data_parallel_size * math.ceil(held)
 
 
 def longest_context(profile: Profile, tokens: int) -> int:
     """The largest `max_model_len` with which a server with a KV cache of `tokens` tokens starts."""
     each = tokens // profile.engine.data_parallel_size
-    shape = profile.model.kv_shape
-    return each if shape is None else shape.longest(each, _in_flight(profile.engine))
+    shape, engine = profile.model.kv_shape, profile.engine
+    if shape is None:
+        return each
+    return shape.longest(each - _second_states(profile.model, engine), _in_flight(engine))
+
+
+def _second_states(model: ModelSpec, engine: EngineSpec) -> float:
+    """Tokens of the KV cache that the states take which prefix caching keeps beside the current ones."""
+    chosen = engine.prefix_caching
+    caches = engine.release >= (0, 9) if chosen is None else chosen
+    return model.kv_shape.request_tokens if model.kv_shape and caches else 0.0
 
 
 def _in_flight(engine: EngineSpec) -> int:
