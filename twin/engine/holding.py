@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from packer.arrays import Record
 from packer.twin.engine.containers import link_last, unlink
 from packer.twin.engine.pool import (
-    LONE, NEVER, Pool, RUN, block_of, drop_entry, free_blocks, free_run, new_entry, shared_blocks, slot_of,
+    LONE, Pool, RUN, block_of, drop_entry, free_blocks, free_run, new_entry, shared_blocks, slot_of,
 )  # fmt: skip
 from packer.twin.engine.state import NO_LIMIT, ServerState
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
@@ -125,11 +126,12 @@ def keep_in_windows(state: ServerState, pool: Pool, s: int, blocks: int, end: in
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def until_of(state: ServerState, place: int, end: int) -> int:
+def until_of(state: ServerState, place: int, end: int) -> float:
     """Return until when layers with a window keep block `place`, as for `keep_in_windows`."""
     server = state.server
-    held = (place + 1) * server.block_size + server.window > end
-    return NEVER if held else int(server.passed) + free_blocks(state)
+    if (place + 1) * server.block_size + server.window > end:
+        return np.inf
+    return float(server.passed + free_blocks(state))
 
 
 @njit(**CALLED)
@@ -254,7 +256,7 @@ def hash_full(state: ServerState, pool: Pool, r: int, full: int) -> None:
 
 
 @njit(**CALLED)
-def give_hash(pool: Pool, s: int, block: int, size: int, until: int) -> None:
+def give_hash(pool: Pool, s: int, block: int, size: int, until: float) -> None:
     """Hash the next block of the request in seat `s`; it is found after other entries with the same content."""
     seat, k = pool.seats[s], slot_of(pool, block)
     other, e = pool.table[k], new_entry(pool, block, 1)

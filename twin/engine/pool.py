@@ -51,9 +51,8 @@ BLOCKS = record(
     ("count", "i4"),  # blocks of a run; 1 for a shared content
     ("older", "i4"),  # ring of the entries with one content; `older` of the first one is the last one
     ("newer", "i4"),
-    ("until", "i4"),  # value of `passed` of the server at which layers with a window lose it
+    ("until", "f4"),  # value of `passed` of the server at which layers with a window lose it
 )
-NEVER = 2**31 - 1
 RUN = -1
 SEAT = record(
     ("request", "i8"),

@@ -23,7 +23,7 @@ from packer.blocks import Blocks
 from packer.kv_shape import KvShape
 from packer.profile import FrontEndSpec, LatencySpec, LoadingSpec, MemorySpec, Profile
 from packer.speculation import SpeculationSpec
-from packer.twin.engine import holding, schedule
+from packer.twin.engine import holding, pool, schedule
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -159,15 +159,25 @@ def test_the_end_of_a_hit_is_in_all_windows(keeps: list[bool], own: int, need: i
         if all(blocks[max(end - need, 0) : end]):
             expected = end
             break
-    pool = SimpleNamespace(
-        all=[SimpleNamespace(free_seat=0)], blocks=[SimpleNamespace(until=2 * keep) for keep in keeps]
-    )
+    kept_until = [SimpleNamespace(until=2 * keep) for keep in keeps]
+    cache = SimpleNamespace(all=[SimpleNamespace(free_seat=0)], blocks=kept_until)
     server = SimpleNamespace(window=need * 16 - 7, block_size=16, passed=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holding, "entry_at", lambda pool, s, place, later, size: place)
+        patch.setattr(holding, "entry_at", lambda cache, s, place, later, size: place)
         patch.setattr(holding, "in_window", holding.in_window.py_func)
-        kept = holding.kept_by_windows.py_func(SimpleNamespace(server=server), pool, len(keeps), own)
+        kept = holding.kept_by_windows.py_func(SimpleNamespace(server=server), cache, len(keeps), own)
     assert kept == min(expected, len(keeps))
+
+
+def test_windows_keep_blocks_after_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More blocks than 32 bits count leave the free queue in a week: what is freed then is still kept."""
+    monkeypatch.setattr(holding, "free_blocks", holding.free_blocks.py_func)
+    server = SimpleNamespace(block_size=16, window=100, passed=3e9, kv_blocks=5000, used=1000)
+    entry = np.zeros(1, dtype=pool.BLOCKS)[0]
+    entry.until = holding.until_of.py_func(SimpleNamespace(server=server), 0, 10_000)
+    assert 3e9 + 3000 < entry.until < 3e9 + 5000
+    entry.until = holding.until_of.py_func(SimpleNamespace(server=server), 620, 10_000)
+    assert entry.until > 1e12
 
 
 @pytest.mark.parametrize(("tokens", "cached", "blocks"), [
