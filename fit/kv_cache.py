@@ -29,7 +29,7 @@ def kv_cache(model: ModelDimensions, engine: EngineSpec, bytes_each: float) -> t
     counts = [each for each in kinds if each]
     size = min(counts) if max(counts) >= SIMILAR * min(counts) else max(counts)
     whole, short, states = (math.ceil(each / size) for each in kinds)
-    kept = 0.0
+    kept, block = 0.0, 0
     if states:
         # Blocks grow until they hold a state (vllm/platforms/interface.py, `update_block_size_for_backend`). A request
         # leaves half of its last one free.
@@ -37,5 +37,5 @@ def kv_cache(model: ModelDimensions, engine: EngineSpec, bytes_each: float) -> t
         kept = block * (states / whole + 0.5)
     # The oldest block also has tokens before the window, half a block in the mean.
     window = model.window + engine.block_size // 2 - 1 if short else 0
-    shape = KvShape(window, short / (whole + short), kept)
+    shape = KvShape(window, short / (whole + short), kept, block)
     return layer * size * (whole + short), None if shape == KvShape() else shape

@@ -20,17 +20,20 @@ class KvShape:
     """The KV cache that a request holds where it is not in proportion to its tokens. Unit: what a token takes at first.
 
     `windowed_share` of that is in layers that keep the last `window` tokens only. `request_tokens`: what each request
-    holds beside its tokens, for the states of layers without attention.
+    holds beside its tokens, for the states of layers without attention. `state_block`: tokens of a block that holds a
+    state; prefixes are found in multiples of it (0: in blocks of the engine).
     """
 
     window: int = 0
     windowed_share: float = 0.0
     request_tokens: float = 0.0
+    state_block: int = 0
 
     def __post_init__(self) -> None:
         checks.keep_integer(self, "model.kv_shape.window", low=0)
         checks.keep_real(self, "model.kv_shape.windowed_share", low=0.0, high=MOST_SHARE)
         checks.keep_real(self, "model.kv_shape.request_tokens", low=0.0, high=1e9)
+        checks.keep_integer(self, "model.kv_shape.state_block", low=0)
 
     def held(self, tokens: float, ahead: int = 0) -> float:
         """Return what a request of `tokens` tokens holds.

@@ -294,6 +294,7 @@ class Server:
             "block_size": engine.block_size,
             "window": shape.window,
             "windowed": shape.windowed_share,
+            "found_in": max(1, shape.state_block // engine.block_size),
             "share_held": share_held(self.workload, shape) if shape.windowed_share else 1.0,
             "token_budget": engine.server_tokens,
             "max_seqs": engine.server_seqs,

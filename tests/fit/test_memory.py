@@ -174,7 +174,7 @@ def test_a_state_takes_a_block_of_its_own(gpus: int, block: int) -> None:
     """Qwen 3.5 has three groups of layers without attention for one with it: a block of each holds a state, which more
     GPUs share, while copies of the four KV heads take more."""
     shape = estimate_profile("Qwen/Qwen3.5-27B", "h200", tensor_parallel_size=gpus).model.kv_shape
-    assert shape == KvShape(request_tokens=3.5 * block)
+    assert shape == KvShape(request_tokens=3.5 * block, state_block=block)
 
 
 @pytest.mark.parametrize(("caching", "least"), [(True, 38_416), (False, 36_064)])

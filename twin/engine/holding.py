@@ -27,12 +27,15 @@ def find(state: ServerState, pool: Pool, r: int) -> int:
         hits = find_shared(pool, r, min(shared, most), size)
     # A preempted request's own blocks follow the shared ones: they are found only after all of these.
     own = min(most - hits, pool.blocks[pool.run[r]].count) if hits == shared and pool.run[r] > 0 else 0
+    kept = hits + own
     if state.server.windowed > 0.0 and hits > 0:
         kept = kept_by_windows(state, pool, hits, own)
-        if kept < hits:
-            shorten(pool, pool.all[0].free_seat, kept)
-            return int(kept)
-    return hits + own
+        kept = kept if kept < hits else hits + own
+    if state.server.found_in > 1:  # a state is cached only where a block of its own size ends
+        kept -= kept % state.server.found_in
+    if kept < hits:
+        shorten(pool, pool.all[0].free_seat, kept)
+    return int(kept)
 
 
 @njit(**INLINED)

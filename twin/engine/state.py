@@ -85,6 +85,7 @@ SERVER = record(
     ("kv_blocks", "i8"),  # blocks of the KV cache
     ("window", "i8"),  # tokens of a request that all layers keep
     ("windowed", "f8"),  # share of the KV cache in layers that keep `window` tokens only
+    ("found_in", "i8"),  # blocks in multiples of which prefixes are found
     ("passed", "f8"),  # blocks that left the free queue, with those that layers with a window gave back
     ("share_held", "f8"),  # KV cache of a token in the mean request, relative to one that all layers keep
     ("block_size", "i8"),  # tokens of a block

@@ -169,6 +169,27 @@ def test_the_end_of_a_hit_is_in_all_windows(keeps: list[bool], own: int, need: i
     assert kept == min(expected, len(keeps))
 
 
+@pytest.mark.parametrize(("prefix", "found"), [(700, 0), (1600, 1568), (4000, 3920)])
+def test_prefixes_are_found_where_a_state_is_cached(
+    prefix: int, found: int, make_profile: Callable[..., Profile]
+) -> None:
+    """Blocks hold 784 tokens where they are as large as a state: what vLLM 0.32's scheduler finds of a prefix of this
+    many tokens with one group of layers with attention and three with states."""
+    count, shared, full = 6, prefix // 16, (prefix + 320) // 16
+    engine = {
+        "max_model_len": 8192, "block_size": 16, "blocks": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 2048,
+        "max_loras": 1, "prefix_caching": True, "async_scheduling": True,
+    }  # fmt: skip
+    case = {
+        "engine": engine, "law": {"base": 0.01, "token": 2e-5}, "version": "0.32.0", "adapter": [0] * count,
+        "time": [float(k) for k in range(count)], "prompt": [prefix + 300] * count, "output": [20] * count,
+        "blocks": [[*range(shared), *range(k * 1000 + shared, k * 1000 + full)] for k in range(count)],
+    }  # fmt: skip
+    sim = _run(case, make_profile(), KvShape(request_tokens=2744.0, state_block=784))
+    assert sim.raw.found is not None
+    assert sim.raw.found.tolist() == [0, *[found] * (count - 1)]
+
+
 def test_windows_keep_blocks_after_days(monkeypatch: pytest.MonkeyPatch) -> None:
     """More blocks than 32 bits count leave the free queue in a week: what is freed then is still kept."""
     monkeypatch.setattr(holding, "free_blocks", holding.free_blocks.py_func)
