@@ -2,7 +2,7 @@
 
 A plan for SGLang has profiles that describe SGLang (`packer profiles estimate --engine sglang`). Like vLLM, SGLang
 reserves `--max-loras-per-batch` slots of `--max-lora-rank` (sglang/srt/lora/mem_pool.py). A proposed pool in pages of
-ranks (sgl-project/sglang, pull request 31305) is not modelled.
+ranks (sgl-project/sglang, pull request 31305) is not modelled. Requests without an adapter take a slot there, too.
 """
 
 from __future__ import annotations
@@ -63,10 +63,13 @@ def sglang_command(server: ExportedServer, port: int) -> list[str]:
         flags["quantization"] = engine.quantization
     if cache := engine.kv_cache_dtype:
         flags["kv-cache-dtype"] = "fp8_e4m3" if cache == "fp8" else cache
+    if engine.prefix_caching is False:
+        flags["disable-radix-cache"] = True
     if server.modules:
-        flags["max-loras-per-batch"] = server.bin.max_loras
+        slots = server.bin.max_loras + bool(server.base)
+        flags["max-loras-per-batch"] = slots
         flags["max-lora-rank"] = server.bin.max_lora_rank
-        flags["max-loaded-loras"] = server.max_cpu_loras
+        flags["max-loaded-loras"] = max(server.max_cpu_loras, slots, len(server.modules))
         paths = {item.name: vllm_path(item.name, item.source) for item in server.modules}
         modules = ({"lora_name": name, "lora_path": path, "pinned": False} for name, path in paths.items())
         flags["lora-paths"] = [quoting.json_text(module) for module in modules]

@@ -168,6 +168,12 @@ class ExportedServer:
         modules = ["--lora-modules", *self.lora_modules()] if self.modules else []
         return [*start, *self.flags(), *modules]
 
+    def requested(self, name: str) -> str:
+        """The `model` of requests to an adapter or the base model: SGLang answers other names by its base model."""
+        if self.bin.profile.engine.name.lower() != "sglang":
+            return name
+        return self.model if name in {item.name for item in self.base} else f"{self.model}:{name}"
+
     def flags(self) -> list[str]:
         """`settings` as words of a command line."""
         return quoting.words(self.settings())
