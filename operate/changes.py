@@ -42,7 +42,7 @@ def changed_plan(
     Raises `ValidationError`: a lost server is not one of the plan's, or none is left; others as `changed_fleet`.
     """
     checks.instance("plan", plan, Plan, "packer.load_plan(FILE)")
-    fleet = plan.workload
+    fleet, add, remove, lose = plan.workload, tuple(add), tuple(remove), tuple(lose)
     bins, numbers, lost = _surviving(plan, lose)
     workload, kept = changed_fleet(fleet, rate_factor=rate_factor, add=add, remove=remove)
     position = {old: new for new, old in enumerate(kept)}

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from packer import checks
 from packer.adapter import IDLE_RATE, Adapter
 from packer.arrival import Arrivals
 from packer.errors import IncompatibleError
@@ -93,6 +94,7 @@ def drift(
     `requests`: the requests from which the fleet was measured, with its names, and the length of their window, s. They
     are replayed on the plan's servers.
     """
+    checks.real("tolerance", tolerance, low=0.0)
     planned = plan.workload
     known = set(planned.names)
     come = [_of_model(planned, each) for each in seen.adapters if each.name not in known]

@@ -172,6 +172,7 @@ def evaluate_plan(
     Raises `IncompatibleError`: no server has an adapter, or a duration was given for a predictor that does not
     simulate; others as `packer.operate.changes.changed_plan`.
     """
+    add = tuple(add)
     for adapter in add:
         checks.instance("an adapter to add", adapter, Adapter, "packer.Adapter(name, rank, rate)")
     plan = held_to(plan, slo, add)

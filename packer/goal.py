@@ -154,6 +154,7 @@ class Goal:
     request_share: float = 0.99
 
     def __post_init__(self) -> None:
+        checks.instance("limits", self.limits, Limits, "packer.Limits(p95_ttft_ms=500)")
         pairs = self.classes.items() if isinstance(self.classes, Mapping) else self.classes
         named = {checks.name("the name of a class", name): limits for name, limits in pairs}
         for limits in named.values():

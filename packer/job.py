@@ -34,6 +34,7 @@ class FineTuning:
     policy: str = "llmstation"
 
     def __post_init__(self) -> None:
+        checks.instance("sample_tokens", self.sample_tokens, Lengths, "packer.Lengths.constant(512)")
         if self.samples is not None:
             checks.keep_integer(self, "samples", low=0, high=10**12)
         checks.keep_integer(self, "rank", low=1, high=checks.SLOT_RANKS[-1])

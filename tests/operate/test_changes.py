@@ -93,6 +93,16 @@ def test_wrong_names_are_refused(toy_plan: Make) -> None:
     assert changed_plan(plan, add=[Adapter("a", 8, 1.0)], remove=["a"]).workload.names == ("b", "a")
 
 
+def test_changes_may_be_iterators_and_arrays(toy_plan: Make) -> None:
+    """An iterator is not used up by the checks: what it names changes the plan, or is refused."""
+    plan = toy_plan(["a", "b", "c"])
+    found = changed_plan(plan, add=iter([Adapter("d", 8, 1.0)]), remove=iter("c"), lose=np.array([0]))  # type: ignore[arg-type]
+    assert found.workload.names == ("a", "b", "d")
+    assert found.gpus == (1,)
+    with pytest.raises(UnknownNameError, match="'aa'"):
+        changed_plan(plan, remove=iter(["aa"]))  # type: ignore[arg-type]
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_every_adapter_has_its_whole_rate(toy_plan: Make, data: st.DataObject) -> None:

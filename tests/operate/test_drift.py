@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
+from packer.errors import ValidationError
 from packer.operate.drift import drift
 from packer.plan import Plan
 
@@ -36,3 +39,11 @@ def test_an_idle_adapter_that_wakes_up_was_planned_without_requests(toy_plan: Ca
     idle = (replace(seen.adapters[0], rate=0.0), *seen.adapters[1:])
     (row,) = drift(replace(plan, workload=replace(seen, adapters=idle)), seen).drifted
     assert (row.planned, row.measured) == (0.0, seen.adapters[0].rate)
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), -0.1, None])
+def test_a_tolerance_is_a_share(toy_plan: Callable[..., Plan], tolerance: float) -> None:
+    """A tolerance with which no rate, or every rate, would count as drifted is refused."""
+    plan = toy_plan(["a", "b"])
+    with pytest.raises(ValidationError, match="Expected tolerance to be a finite number >= 0"):
+        drift(plan, plan.workload, tolerance=tolerance)

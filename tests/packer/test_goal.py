@@ -134,3 +134,9 @@ def test_limits_that_differ_little_share_a_place_in_the_order() -> None:
     goal = Goal().parsed([f"{name}:mean_itl_ms={value}" for name, value in limits.items()])
     assert goal.order(fleet).tolist() == [2, 0, 1, 1, 1, 3]
     assert Goal().order(fleet).tolist() == [0] * 6
+
+
+def test_limits_of_a_goal_are_limits() -> None:
+    """A mapping as limits is refused when the goal is made, not where the goal is first used."""
+    with pytest.raises(ValidationError, match=r"Expected limits to be a Limits, as packer\.Limits"):
+        Goal({"p95_ttft_ms": 500.0})  # type: ignore[arg-type]

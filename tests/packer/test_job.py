@@ -57,3 +57,9 @@ def test_fingerprints_without_a_job_stay() -> None:
     plain = Workload([Adapter("a", 8, 1.0)])
     assert plain.fingerprint != plain.tuned_by("temporal").fingerprint
     assert plain.tuned_by("temporal").tuned_by("chunked").fine_tuning == FineTuning(policy="chunked")
+
+
+def test_the_length_of_samples_is_a_distribution() -> None:
+    """A number of tokens is refused when the job is made, not in the middle of a run."""
+    with pytest.raises(ValidationError, match=r"Expected sample_tokens to be a Lengths, as packer\.Lengths"):
+        FineTuning(sample_tokens=1024)  # type: ignore[arg-type]

@@ -105,7 +105,7 @@ class Dispatch:
                     found[known] = self._assign(adapter[known], time_s[known], c)
                 return found
         with plugged(f"Router {self.router.name!r}"):
-            found = self.router.assign(adapter, self.workload, c, self.seed)
+            found = self.router.assign(adapter.copy(), self.workload, c, self.seed)
         assigned: IntArray = checks.row(f"what router {self.router.name!r} assigns", found, whole=True)
         if assigned.shape != adapter.shape:
             raise PluginError(

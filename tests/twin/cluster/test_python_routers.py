@@ -162,6 +162,22 @@ def test_a_static_router_assigns_whole_numbers(wrong: object, case: Callable[...
         simulate_cluster(found.workload, found.cluster, router=Static(), duration_s=1.0)  # type: ignore[arg-type]
 
 
+def test_a_static_router_keeps_no_hold_of_the_requests(case: Callable[..., Any]) -> None:
+    """A router that writes to the array that it gets does not change which adapters are requested."""
+
+    class Writing(AnyCluster):
+        name = "writing"
+
+        def assign(self, adapter: Any, *_: object) -> object:
+            adapter[:] = 0
+            return adapter
+
+    found = case(3)
+    run = simulate_cluster(found.workload, found.cluster, router=Writing(), duration_s=1.0)  # type: ignore[arg-type]
+    same = simulate_cluster(found.workload, found.cluster, duration_s=1.0)
+    assert run.requests["adapter"].to_list() == same.requests["adapter"].to_list()
+
+
 def test_what_is_no_router(case: Callable[..., Any]) -> None:
     """Unknown names, systems, limits and routers that can't serve the cluster are refused with what exists."""
     found = case(3)
