@@ -86,9 +86,9 @@ class MeasuredTraffic:
     ) -> Callable[[], Seen] | None:
         """Return a function that measures the fleet, or None if no source of traffic is given.
 
-        `once`: measure the busiest window of a log, with the requests to replay; otherwise its last window.
+        `once`: measure the busiest window of a log, and return the log; otherwise its last window.
         """
-        from packer.operate.observe import busiest_requests, latest_of_metrics, log_of_plan, seen_in_log
+        from packer.operate.observe import latest_of_metrics, log_of_plan, seen_in_log
         from packer.traces.access_log import USUAL
 
         path = self.log_path
@@ -98,8 +98,7 @@ class MeasuredTraffic:
 
             def measure() -> Seen:
                 log = log_of_plan(path, fields)
-                requests = busiest_requests(log, self.window_s) if once else None
-                return seen_in_log(log, self.window_s, busiest=once), requests
+                return seen_in_log(log, self.window_s, busiest=once), log if once else None
 
             return measure
         for each in typed(_OF_LOGS):
@@ -240,6 +239,7 @@ def _follow(
     """Evaluate at the measured rates, once or every `traffic.every_s` seconds."""
     from packer.io.workloads import write_workload
     from packer.operate.drift import drift, with_base
+    from packer.operate.observe import busiest_requests
     from packer.report.metrics import metrics_text
     from packer.traces.measure import rounded
 
@@ -250,18 +250,19 @@ def _follow(
         while True:
             seen = None
             with _noted(traffic):
-                measured, requests = read()
+                measured, log = read()
                 seen, given_ranks = with_base(plan, measured, ranks.base), ranks.read()
             if seen is not None:
-                unmet = given_ranks.unseen(measured.names) if traffic.every_s is None else []
+                notes = given_ranks.unseen(measured.names) if traffic.every_s is None else []
                 given: dict[str, Any] = {"tolerance": traffic.tolerance, "predictor": changes.predictor}
                 given |= {"seed": changes.seed, "in_log": traffic.log_path is not None}
-                if requests is not None:
-                    unmet += requests.unmet_words
+                if log is not None:
+                    notes += log.notes
+                    requests = busiest_requests(log, traffic.window_s)
                     named = dict(zip(measured.names, seen.names, strict=True))
                     requests = replace(requests, names=tuple(named[name] for name in requests.names))
                     given["requests"] = requests, traffic.window_s
-                for each in unmet:
+                for each in notes:
                     out.note(each)
                 found = drift(plan, _placeable(plan, seen, given_ranks, out), **given)
                 _check_judged(found.evaluation, changes)

@@ -238,7 +238,7 @@ class FleetFile:
 
         found = read_workload(self.workload_path)
         if found.arrivals.trace is not None and (step_s := found.arrivals.trace.step_s):
-            from packer.operate.observe import stepped
+            from packer.traces.trace import stepped
 
             note(stepped(step_s), quiet=bool(click.get_current_context().params.get("quiet")))
         return found

@@ -27,9 +27,6 @@ from packer.traces.trace import Trace
 from packer.words import listed, none_called
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
-SHARE_TWICE = 0.1
-"""Note requests that equal the one before them from this share of a log on."""
-
 
 def observe_log(
     log: Trace,
@@ -43,7 +40,7 @@ def observe_log(
 ) -> Observed:
     """The fleet of a log (`packer.traces.read.read_trace`), all rates times a factor; `replay`: with its requests."""
     trace, notes = named.of(log, ranks)
-    notes += log.unmet_words
+    notes += log.notes
     fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s)).scaled(rate_factor)
     rates = rates_of(trace, window_s)
     table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))
@@ -57,25 +54,11 @@ def observe_log(
                 f"prompts of an adapter share {share:,.0f} tokens on average, shorter ones all of theirs"
             )
         notes += [", and ".join(said)] if said else []
-    if trace.step_s:
-        notes.append(stepped(trace.step_s))
     if absent := sorted(name for name, rank in ranks.table.items() if rank and name not in set(trace.names)):
         notes.append(f"no requests to {listed(absent, 10)}, left out though the table of ranks has them")
-    columns = (log.time_s, log.input_tokens, log.output_tokens, log.adapter)
-    same = [np.diff(each) == 0 for each in columns if each is not None]
-    if (twice := int(np.all(same, axis=0).sum())) > SHARE_TWICE * len(log):
-        same_as = "equal the one before in time, adapter and tokens: does the log have lines twice?"
-        notes.append(f"{twice:,} of {len(log):,} requests {same_as}")
-    if trace.dropped or trace.other:
-        notes.append(f"left out {trace.dropped} requests without tokens and {trace.other} other lines")
     as_logged = view == BUSIEST and rate_factor == 1.0 and not replay
     hour = requests_to(fleet.names, busiest_requests(trace, window_s), window_s) if as_logged else None
     return Observed(fleet, table, loads, tuple(notes), trace.span_s, hour)
-
-
-def stepped(step_s: float) -> str:
-    """A note to the user about timestamps that come in steps."""
-    return f"timestamps come in steps of {step_s:g} s: the requests of a step are spread over it at random"
 
 
 def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Observed:

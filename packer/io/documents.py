@@ -51,9 +51,9 @@ def jsonable(value: Any) -> Any:
 
 def json_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Row number and object of each line of a JSON Lines text; raises what `parse_json` raises."""
-    if text.lstrip().startswith("["):
-        rule = "expected a JSON object in each line, got a list: jq -c '.[]' FILE writes its objects so."
-        raise FileFormatError(rule, row=1)
+    if start := re.match(r"\s*(\[|\{[ \t\r]*\n)", text):
+        got = "a list: jq -c '.[]'" if start[1] == "[" else "one over several lines: jq -c ."
+        raise FileFormatError(f"expected a JSON object in each line, got {got} FILE writes them so.", row=1)
     for row, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue

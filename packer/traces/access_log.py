@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from packer import checks
 from packer.adapter import MAX_RANK
 from packer.errors import FileFormatError, shown
+from packer.io.documents import parse_json
 from packer.io.frames import pl
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
@@ -20,13 +21,18 @@ from packer.times import SINCE_1970_S
 from packer.traces.columns import FORMATS, KEYS
 from packer.words import counted
 
-_TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S")
+_TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f")
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
 """Numeric times above the first value are in the second unit: ns, µs, ms; else s."""
 UNKNOWN = "-"
 """Web servers log a value that they do not have like this."""
 DURATIONS = ("msec",)
 """Columns of times in which some logs have durations: only times since 1970 count there."""
+WRAPPERS = frozenset(
+    ("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw")
+)
+"""Names under which stores of logs keep what a gateway logged: an object, or its JSON text."""
+_OPTIONAL = {"model": "adapter", "rank": "rank", "session": "session", "cached": "cached_tokens"}
 _LATEST_S = 7_258_118_400.0  # 2200-01-01
 
 
@@ -110,10 +116,15 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
             left_out[found] += 1
         else:
             requests.append(found)
+    for name, key in fields.keys.items():
+        blank = all(getattr(each, _OPTIONAL.get(name, "time_s")) is None for each in requests)
+        if blank and (requests or key.lower()[:40] not in seen):
+            rule = f"no request has a value here, where --key {name} says that it stands."
+            raise FileFormatError(f"{rule} Found: {_found(seen)}.", column=key)
     if named := [request for request in requests if request.adapter is not None]:
         left_out["other"] += len(requests) - len(named)
         requests = named
-    elif fields.keys.get("model") or left_out["skipped"]:
+    elif left_out["skipped"]:
         requests = []
     known = all(seen.keys() & set(wanted[name]) for name in ("time", "input", "output"))
     if not requests and known and (failed := left_out["failed"]):
@@ -121,10 +132,6 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
         raise FileFormatError(f"{rule}, got {counted(failed, 'request')} without.")
     if not requests:
         raise FileFormatError(nothing(seen, left_out["skipped"], fields.skip))
-    for name, attribute in (("rank", "rank"), ("session", "session"), ("cached", "cached_tokens")):
-        if fields.keys.get(name) and all(getattr(each, attribute) is None for each in requests):
-            rule = f"no request has a value here, where --key {name} says that it stands."
-            raise FileFormatError(rule, column=fields.keys[name])
     more = {"dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
     return frame_of(requests), more | {"unmet": fields.unmet(met)}
 
@@ -136,20 +143,31 @@ def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
     known = "; ".join(f"{', '.join(kind.required)} ({kind.name})" for kind in FORMATS)
     return (
         f"expected a log of requests, with a time and token counts: columns as {known}, or those of a gateway. Found: "
-        f"{', '.join(list(seen)[:30]) or 'none'}; --key time=NAME, input=NAME, output=NAME and model=NAME "
+        f"{_found(seen)}; --key time=NAME, input=NAME, output=NAME and model=NAME "
         "(of packer init, workload from-log, evaluate --log) name others."
     )
 
 
+def _found(seen: Collection[str]) -> str:
+    return ", ".join(list(seen)[:30]) or "none"
+
+
 def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """The cells of an entry by their names with dots; those within `WRAPPERS`, or with an @, also without it."""
+    found, bare = dict[str, Any](), dict[str, Any]()
     for key, value in entry.items():
         name = f"{prefix}{key}".strip().lower()
+        plain = name.removeprefix("@")
+        if plain in WRAPPERS and isinstance(value, str) and value.lstrip().startswith("{"):
+            with suppress(FileFormatError):
+                value = parse_json(value)
         if isinstance(value, dict) and depth < 4:
             found |= _flat(value, f"{name}.", depth + 1)
+            bare |= _flat(value, "", depth + 1) if plain in WRAPPERS else {}
         else:
             found[name] = value
-    return found
+            bare |= {plain: value} if plain != name else {}
+    return bare | found
 
 
 def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, met: set[str]) -> LogRow | str:

@@ -14,12 +14,14 @@ from packer.arrival import RequestTrace
 from packer.blocks import Blocks, at_rows
 from packer.errors import ValidationError, shown
 from packer.io.frames import pl
-from packer.words import none_called
+from packer.words import counted, none_called
 
 SHORTEST_STEP_S = 0.1
 FEWEST_STEPPED, SHARE_STEPPED = 50, 0.1
 """Times count as recorded in steps if there are at least `FEWEST_STEPPED` requests, of which at least this share has
 the same time as the previous request."""
+SHARE_TWICE = 0.1
+"""Note requests that equal the one before them from this share of a log on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +84,22 @@ class Trace:
         return self.adapter
 
     @property
-    def unmet_words(self) -> list[str]:
-        """A warning if `unmet` names any; otherwise empty."""
-        return none_called(self.unmet, "--skip, --strip-prefix", self.names)
+    def notes(self) -> list[str]:
+        """What to tell a user about how the log was read."""
+        said = none_called(self.unmet, "--skip, --strip-prefix", self.names)
+        if self.step_s:
+            said.append(stepped(self.step_s))
+        columns = (self.time_s, self.input_tokens, self.output_tokens, self.adapter)
+        same = [np.diff(each) == 0 for each in columns if each is not None]
+        if (twice := int(np.all(same, axis=0).sum())) > SHARE_TWICE * len(self):
+            same_as = "equal the one before in time, adapter and tokens: does the log have lines twice?"
+            said.append(f"{twice:,} of {len(self):,} requests {same_as}")
+        if self.dropped:
+            every = counted(len(self) + self.dropped, "request")
+            said.append(f"left out {self.dropped:,} of {every}, which have no tokens: no rate counts them")
+        if self.other:
+            said.append(f"left out {counted(self.other, 'line')} of other kinds or models")
+        return said
 
     def take(self, rows: IntArray) -> Trace:
         """The requests of some rows, which must be in order of time and include at least one of each adapter."""
@@ -108,6 +123,11 @@ def step_of(time_s: FloatArray) -> float:
     parts = time_s / step_s
     whole = bool(np.allclose(parts, np.round(parts), rtol=0.0, atol=1e-3))
     return round(step_s, 6) if step_s >= SHORTEST_STEP_S and whole else 0.0
+
+
+def stepped(step_s: float) -> str:
+    """A note to the user about timestamps that come in steps."""
+    return f"timestamps come in steps of {step_s:g} s: the requests of a step are spread over it at random"
 
 
 def spread(time_s: FloatArray, step_s: float) -> FloatArray:

@@ -86,7 +86,7 @@ def test_from_trace(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "f.csv"
     words = f"workload from-trace {trace} --adapters 4 --ranks 8 --seed 3 --rate-factor 2 -o {path}"
     assert run(words.split()) == 0
-    assert "left out 1 requests without tokens" in capsys.readouterr().err
+    assert "left out 1 of 102 requests, which have no tokens" in capsys.readouterr().err
     fleet = read_workload(path)
     tokens = sum(10 + k % 3 + 5 + k % 2 for k in range(101))
     assert fleet.offered_tok_s == pytest.approx(2 * tokens / 100, rel=1e-4)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -276,7 +277,51 @@ def test_what_no_model_is_called_is_said(tmp_path: Path, names: tuple[str, str])
     path.write_text(f"timestamp,{names[0]},{names[1]},{outputs}\n1,vllm/a,4,4\n2,vllm/base,4,4\n")
     log = read_trace(path, Fields(skip=("base", "bose"), strip_prefix="vllm/"))
     assert (log.names, log.other, log.unmet) == (("a",), 1, ("bose",))
-    assert "names bose" in log.unmet_words[0]
+    assert "names bose" in log.notes[0]
     assert read_trace(path, Fields(strip_prefix="hosted/")).unmet == ("hosted/",)
     path.write_text("timestamp,input_tokens,output_tokens\n1,4,4\n")
     assert read_trace(path, Fields(skip=("bose",))).unmet == ("bose",)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda line: {"timestamp": 5, "labels": {"app": "gw"}, "line": json.dumps(line)},
+        lambda line: {"time": "1970-01-01T00:00:05Z", "stream": "stdout", "log": json.dumps(line) + "\n"},
+        lambda line: {"_id": "7", "_source": {"@timestamp": 5, **line}},
+        lambda line: {"@timestamp": 5, "@message": json.dumps(line)},
+        lambda line: {"time": 5, **{f"@{key}": value for key, value in line.items()}},
+    ],
+)
+def test_lines_in_the_records_of_a_store_are_read(tmp_path: Path, wrap: Callable[[object], object]) -> None:
+    """Loki, Docker, Elasticsearch, CloudWatch and Datadog keep a gateway's line inside their own: it counts alike."""
+    line = {"model": "a", "usage": {"prompt_tokens": 9, "completion_tokens": 3}}
+    log = read_trace(write(tmp_path / "x.jsonl", [wrap(line)]))
+    assert (log.names, log.start_s, log.input_tokens.tolist()) == (("a",), 5.0, [9])
+
+
+def test_a_key_that_no_row_has_is_named(tmp_path: Path) -> None:
+    """A misspelt --key is the fault, not the log: the message names it and the columns there are."""
+    path = write(
+        tmp_path / "x.jsonl", [{"time": 5, "model": "a", "prompt_tokens": 4, "completion_tokens": 4}]
+    )
+    for name in ("model", "time"):
+        with pytest.raises(FileFormatError, match=f"'foo': .*--key {name} .* Found: time, model, prompt_tok"):
+            read_trace(path, Fields({name: "foo"}))
+
+
+def test_requests_without_tokens_are_said_with_their_share(tmp_path: Path) -> None:
+    """No rate counts requests without tokens: a user must see that they are most of a log."""
+    bare = {"time": 5, "model": "a", "usage": None}
+    log = read_trace(
+        write(tmp_path / "x.jsonl", [{**bare, "prompt_tokens": 4, "completion_tokens": 4}, bare, bare])
+    )
+    assert log.notes == ["left out 2 of 3 requests, which have no tokens: no rate counts them"]
+
+
+def test_json_over_several_lines_is_refused_with_what_makes_lines_of_it(tmp_path: Path) -> None:
+    """An indented object is valid JSON: the message says how to get one line of each."""
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"hits": []}, indent=1))
+    with pytest.raises(FileFormatError, match="got one over several lines: jq -c \\. FILE"):
+        read_trace(path)
