@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.memo import cached_property
 from packer.planning.apart import Apart, Group
+from packer.search import fewest
 from packer.solvers.base import limit_of
 from packer.workload import Workload
 
@@ -23,6 +26,46 @@ class LimitsApart(Apart):
 
     _jobs: dict[int, Frontier] = field(default_factory=dict)
     """The search of each group, by its id."""
+    _on_fewer: dict[tuple[int, int, int], IntArray | None] = field(default_factory=dict)
+    """Results of `_fewer`, by the id and the servers of the group, and the number of kept hours."""
+
+    def on(self, n: int) -> Iterator[list[Bin]]:
+        """The groups on `n` servers; if these do not suffice, wider limits on one server fewer than they need, which
+        hold what they can, and what they leave over, the hottest adapters, beside the tighter limits."""
+        found, job, each = list(super().on(n)), self.job, self.kinds
+        yield from found
+        whole = job.kept.all_count and not job.spare and len(job.parts.fleet) == len(each)
+        kinds = np.unique(each)
+        for start in range(1, len(kinds)) if whole and not found else ():
+            group = self._known.get((start, len(kinds)))
+            if group is None or not 1 < group.servers <= n or (kept := self._fewer(group)) is None:
+                continue
+            rest = np.setdiff1d(np.arange(len(each)), kept)
+            if len(rest) > n - group.servers:
+                bins = self._even(rest, n - group.servers + 1)
+                if self._holds(bins):
+                    yield [*bins, *self._even(kept, group.servers - 1)]
+
+    def _fewer(self, group: Group) -> IntArray | None:
+        """The adapters, all but the hottest, that one server fewer than a group needs can hold; None: no adapters."""
+        key = id(group), group.servers, len(self.job.kept.hours)
+        if key not in self._on_fewer:
+            loads, n = self.fleet.offered_tok_s_by_adapter[group.members], group.servers - 1
+            falling = group.members[np.argsort(-loads, kind="stable")]
+            gone = fewest(
+                lambda gone: self._holds(self._even(falling[gone:], n)), 1, len(falling) - n, self.job.over
+            )
+            self._on_fewer[key] = None if gone is None else falling[gone:]
+        return self._on_fewer[key]
+
+    def _even(self, members: IntArray, n: int) -> Sequence[Bin]:
+        """An even split of these adapters over `n` servers."""
+        return super()._servers(Group(members, n), n)
+
+    def _holds(self, bins: Sequence[Bin]) -> bool:
+        """Whether the most loaded of the servers keeps its limits."""
+        tried, used = self.job.fullest(bins)
+        return used <= 1.0 and self.job.kept.holds_one(tried)
 
     @property
     def fleet(self) -> Workload:

@@ -19,6 +19,19 @@ def test_a_class_with_a_tight_limit_has_its_own_server(server: Profile) -> None:
     assert {(0, 1, 2)} < {tuple(sorted(item.adapters)) for item in point.plan.bins}
 
 
+def test_adapters_that_wide_limits_leave_over_go_beside_tight_ones(server: Profile) -> None:
+    """One server holds most slow adapters, and the fast one's has room for the rest: classes wholly on servers of
+    their own, or wholly mixed, took three servers."""
+    slow = [Adapter(f"slow {k}", 16, 2.0) for k in range(18)]
+    fleet = Workload([Adapter("fast", 16, 1.0, slo_class="fast"), *slow])
+    point = Frontier(fleet.held_to(Goal().parsed(["fast:mean_itl_ms=22"])), server).at(2)
+    assert point.holds
+    beside, full = sorted((item.adapters for item in point.plan.bins), key=len)
+    assert 0 in beside
+    assert len(beside) > 1
+    assert 0 not in full
+
+
 def test_no_further_class_is_planned_once_the_time_is_over(server: Profile) -> None:
     """Each class would still take a plan of its own: 1,500 adapters in four took 6 s more than a limit of 4 s."""
     made: list[Frontier] = []
