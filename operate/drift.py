@@ -41,8 +41,8 @@ class Drift:
     `advice`: "keep"; "watch": the plan holds, but rates drifted or adapters are new; "replan": the plan does not hold,
     drawn or replayed requests alike, or new adapters have no server or more than the tolerated share of the load.
     `drifted`: adapters whose rate differs by more than the tolerance, the largest difference first.
-    `new_adapters`, `silent_adapters`: adapters seen that the plan does not have; adapters of the plan that were not
-    seen. `new_share`: share of the new adapters in the measured load.
+    `new_adapters`, `silent_adapters`: adapters seen that the plan does not have; adapters of the plan with traffic that
+    were not seen. `new_share`: share of the new adapters in the measured load.
     `planned_tok_s`, `measured_tok_s`: offered loads.
     `replayed`: whether the replayed requests keep the goal; None if the requests are not known.
     """
@@ -127,7 +127,8 @@ def drift(
     share = sum(load[name] for name in new) / seen.offered_tok_s
     replan = not kept or share > tolerance or None in come  # those have no server
     advice: Advice = "replan" if replan else "watch" if rows or new else "keep"
-    silent, loads = tuple(sorted(set(planned.names) - measured)), (planned.offered_tok_s, seen.offered_tok_s)
+    expected = {old.name for old in planned.adapters if old.rate > IDLE_RATE}
+    silent, loads = tuple(sorted(expected - measured)), (planned.offered_tok_s, seen.offered_tok_s)
     return Drift(found, advice, tuple(rows), new, silent, *loads, share, replayed)
 
 

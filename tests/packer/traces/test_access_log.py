@@ -16,6 +16,7 @@ from packer.traces.read import read_trace
 
 LITELLM = {
     "startTime": "2026-02-01 10:00:00 UTC",
+    "model": "hosted_vllm/a",
     "model_group": "a",
     "usage": {"prompt_tokens": 9, "completion_tokens": 3},
 }
