@@ -265,21 +265,22 @@ def test_sglang_is_started_in_the_widths_that_were_simulated(plan: Plan) -> None
 
 def test_sglang_serves_what_is_asked(plan: Plan) -> None:
     """SGLang finds an adapter by BASE:ADAPTER alone; requests without one take a slot; no cache is left on."""
-    adapters = (replace(plan.workload.adapters[0], rank=0), *plan.workload.adapters[1:])
+    first, second, *others = plan.workload.adapters
+    adapters = (first, replace(second, rank=0), *others)
     profile = estimate_profile("Qwen/Qwen3-8B", "h200", engine_name="sglang")
     engine = replace(profile.engine, prefix_caching=False, max_cpu_loras=1)
     profile = replace(profile, engine=engine)
     bins = tuple(replace(b, profile=profile, settings=replace(b.settings, max_loras=1)) for b in plan.bins)
     plan = replace(plan, workload=replace(plan.workload, adapters=adapters), bins=bins)
     for entry, item in zip(json.loads(export_plan(plan, "sglang")["args.json"]), bins, strict=True):
-        given = entry["command"]
-        assert given[given.index("--max-loras-per-batch") + 1] == "2"
-        assert given[given.index("--max-loaded-loras") + 1] == str(max(2, sum(map(bool, item.adapters))))
+        given, base = entry["command"], 1 in item.adapters
+        assert given[given.index("--max-loras-per-batch") + 1] == str(1 + base)
+        assert given[given.index("--max-loaded-loras") + 1] == str(len(item.adapters) - base)
         assert "--disable-radix-cache" in given
     routes = yaml.safe_load(export_plan(plan, "litellm")["litellm.yaml"])["model_list"]
     asked = {each["model_name"]: each["litellm_params"]["model"] for each in routes}
-    base = "hosted_vllm/Qwen/Qwen3-8B"
-    assert asked == {name: f"{base}:{name}" if name != NAMES[0] else base for name in NAMES}
+    model = "hosted_vllm/Qwen/Qwen3-8B"
+    assert asked == {name: f"{model}:{name}" if name != NAMES[1] else model for name in NAMES}
 
 
 def test_the_dashboard(plan: Plan) -> None:

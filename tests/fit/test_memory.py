@@ -11,7 +11,7 @@ from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
 from packer.kv_shape import KvShape
-from packer.twin.memory.policy import kv_cache_tokens, memory_error
+from packer.twin.memory.policy import kv_cache_tokens, longest_context, memory_error
 from packer.twin.memory.starts import check_starts
 from packer.twin.override import with_engine
 
@@ -182,7 +182,9 @@ def test_prefix_caching_needs_room_for_two_states(caching: bool, least: int) -> 
     """The KV cache with which vLLM 0.32 starts, its null block included (`max_memory_usage_bytes` of 16 layers with
     attention and 48 with states in blocks of 784 tokens): within a block."""
     found = estimate_profile("Qwen/Qwen3.5-27B", "h200", max_model_len=32_768)
-    assert with_engine(found, prefix_caching=caching).memory.min_kv_tokens == pytest.approx(least, abs=784)
+    found = with_engine(found, prefix_caching=caching)
+    assert found.memory.min_kv_tokens == pytest.approx(least, abs=784)
+    assert longest_context(found, found.memory.min_kv_tokens) == 32_768
 
 
 def test_data_parallel_ranks() -> None:

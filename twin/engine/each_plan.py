@@ -192,18 +192,17 @@ def next_waiting(state: ServerState, each: Each, lingering: int) -> int:
 
 @njit(**INLINED)
 def found(state: ServerState, each: Each, pool: Pool, r: int) -> int:
-    """Number of blocks that request `r` takes from the cache; with `drops_block`, all found blocks but the last."""
+    """Number of blocks that request `r` takes from the cache; with `drops_block`, without the last `found_in` ones."""
     if pool.all[0].caching == 0:
         return 0
     hits = find(state, pool, r)
     if hits == 0 or each.whole[0].drops_block == 0:
         return int(hits)
+    hits -= state.server.found_in
     if shared_blocks(pool, r, state.server.block_size) > 0:
-        # `sit_down` reads the seat in which `find` noted the blocks: take the last one out.
-        seat = pool.seats[pool.all[0].free_seat]
-        if hits == seat.chained + seat.lone:
-            shorten(pool, pool.all[0].free_seat, hits - 1)
-    return int(hits - 1)
+        # `sit_down` reads the seat in which `find` noted the blocks.
+        shorten(pool, pool.all[0].free_seat, hits)
+    return int(hits)
 
 
 @njit(**INLINED)

@@ -30,7 +30,6 @@ def find(state: ServerState, pool: Pool, r: int) -> int:
     kept = hits + own
     if state.server.windowed > 0.0 and hits > 0:
         kept = kept_by_windows(state, pool, hits, own)
-        kept = kept if kept < hits else hits + own
     if state.server.found_in > 1:  # a state is cached only where a block of its own size ends
         kept -= kept % state.server.found_in
     if kept < hits:
@@ -96,12 +95,12 @@ def in_window(server: Record) -> int:
 
 @njit(**CALLED)
 def kept_by_windows(state: ServerState, pool: Pool, hits: int, own: int) -> int:
-    """Return after how many of the `hits` entries found all layers with a window have the blocks that they read.
+    """Return after how many of the blocks found all layers with a window have the blocks that they read.
 
-    `own`: blocks after these that the request finds again. As in `SlidingWindowManager.find_longest_cache_hit`, the
-    blocks at the end are enough, or all blocks from the first one on.
+    `hits`: entries; `own`: blocks after these that the request finds again. The blocks at the end are enough, or all
+    from the first one on (`SlidingWindowManager.find_longest_cache_hit`).
     """
-    need, s, kept, count, e = in_window(state.server), pool.all[0].free_seat, hits, own, 0
+    need, s, kept, count, e = in_window(state.server), pool.all[0].free_seat, hits + own, own, 0
     place = hits - 1
     while place >= 0 and count < need:
         e = entry_at(pool, s, place, e, state.server.block_size)
@@ -111,7 +110,7 @@ def kept_by_windows(state: ServerState, pool: Pool, hits: int, own: int) -> int:
         else:
             count = 0
         place -= 1
-    return int(kept if count >= need else min(count, hits))
+    return int(kept if count >= need else count)
 
 
 @njit(**CALLED)

@@ -166,19 +166,21 @@ def test_the_end_of_a_hit_is_in_all_windows(keeps: list[bool], own: int, need: i
         patch.setattr(holding, "entry_at", lambda cache, s, place, later, size: place)
         patch.setattr(holding, "in_window", holding.in_window.py_func)
         kept = holding.kept_by_windows.py_func(SimpleNamespace(server=server), cache, len(keeps), own)
-    assert kept == min(expected, len(keeps))
+    assert kept == expected
 
 
-@pytest.mark.parametrize(("prefix", "found"), [(700, 0), (1600, 1568), (4000, 3920)])
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize(("prefix", "states"), [(700, 0), (1600, 2), (4000, 5)])
 def test_prefixes_are_found_where_a_state_is_cached(
-    prefix: int, found: int, make_profile: Callable[..., Profile]
+    prefix: int, states: int, drafts: bool, make_profile: Callable[..., Profile]
 ) -> None:
     """Blocks hold 784 tokens where they are as large as a state: what vLLM 0.32's scheduler finds of a prefix of this
-    many tokens with one group of layers with attention and three with states."""
+    many tokens with one group of layers with attention and three with states; with drafts, a block less."""
     count, shared, full = 6, prefix // 16, (prefix + 320) // 16
     engine = {
         "max_model_len": 8192, "block_size": 16, "blocks": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 2048,
         "max_loras": 1, "prefix_caching": True, "async_scheduling": True,
+        **({"method": "eagle", "num_speculative_tokens": 3} if drafts else {}),
     }  # fmt: skip
     case = {
         "engine": engine, "law": {"base": 0.01, "token": 2e-5}, "version": "0.32.0", "adapter": [0] * count,
@@ -187,7 +189,7 @@ def test_prefixes_are_found_where_a_state_is_cached(
     }  # fmt: skip
     sim = _run(case, make_profile(), KvShape(request_tokens=2744.0, state_block=784))
     assert sim.raw.found is not None
-    assert sim.raw.found.tolist() == [0, *[found] * (count - 1)]
+    assert sim.raw.found.tolist() == [0, *[784 * max(states - drafts, 0)] * (count - 1)]
 
 
 def test_windows_keep_blocks_after_days(monkeypatch: pytest.MonkeyPatch) -> None:
