@@ -326,7 +326,9 @@ def _engine(plan: Plan, *, briefly: bool) -> list[str]:
         if profile.engine.speculation and rules.async_scheduling and not rules.slots_of_running:
             # Near max_model_len drafts have no room: a request misses a step, and another adapter takes its slot.
             few = [
-                k for k, item in enumerate(plan.bins) if item.profile == profile and _lacks_slots(plan, item)
+                k
+                for k, item in enumerate(plan.bins)
+                if item.profile == profile and item.max_loras < item.workload(plan.workload).n_loras
             ]
             if few:
                 lines.append(
@@ -337,11 +339,6 @@ def _engine(plan: Plan, *, briefly: bool) -> list[str]:
     if (shared := prefix_words(plan, briefly=briefly)) is not None:
         lines.append(f"Prefixes    {shared}")
     return lines
-
-
-def _lacks_slots(plan: Plan, item: Bin) -> bool:
-    """Whether adapters of a server may wait for slots."""
-    return bool(item.max_loras < (plan.workload.ranks[list(item.adapters)] > 0).sum())
 
 
 def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:

@@ -144,15 +144,19 @@ class Apart:
         job, slots = self.job, {}
 
         def breaks(n: int) -> bool:
-            tried, used = job.fullest(self._servers(group, n))
-            if used <= 1.0 and job.kept.holds_one(tried):
-                slots[n] = tried.max_loras
-            return n not in slots
+            if (full := self._full(self._servers(group, n))) is not None:
+                slots[n] = full.max_loras
+            return full is None
 
         low = near if group.servers else 1
         found = reach(breaks, low, len(group.members), near, stop=job.over)[1]
         group.whole = False
         group.servers, group.slots = (found, slots[found]) if found in slots else (0, group.slots)
+
+    def _full(self, bins: Sequence[Bin]) -> Bin | None:
+        """The most loaded of the servers, with its best slots, if it keeps its limits."""
+        tried, used = self.job.fullest(bins)
+        return tried if used <= 1.0 and self.job.kept.holds_one(tried) else None
 
     def _most(self, group: Group) -> int:
         """The most servers that a group can use."""

@@ -43,7 +43,7 @@ class LimitsApart(Apart):
             rest = np.setdiff1d(np.arange(len(each)), kept)
             if len(rest) > n - group.servers:
                 bins = self._even(rest, n - group.servers + 1)
-                if self._holds(bins):
+                if self._full(bins) is not None:
                     yield [*bins, *self._even(kept, group.servers - 1)]
 
     def _fewer(self, group: Group) -> IntArray | None:
@@ -53,7 +53,10 @@ class LimitsApart(Apart):
             loads, n = self.fleet.offered_tok_s_by_adapter[group.members], group.servers - 1
             falling = group.members[np.argsort(-loads, kind="stable")]
             gone = fewest(
-                lambda gone: self._holds(self._even(falling[gone:], n)), 1, len(falling) - n, self.job.over
+                lambda gone: self._full(self._even(falling[gone:], n)) is not None,
+                1,
+                len(falling) - n,
+                self.job.over,
             )
             self._on_fewer[key] = None if gone is None else falling[gone:]
         return self._on_fewer[key]
@@ -61,11 +64,6 @@ class LimitsApart(Apart):
     def _even(self, members: IntArray, n: int) -> Sequence[Bin]:
         """An even split of these adapters over `n` servers."""
         return super()._servers(Group(members, n), n)
-
-    def _holds(self, bins: Sequence[Bin]) -> bool:
-        """Whether the most loaded of the servers keeps its limits."""
-        tried, used = self.job.fullest(bins)
-        return used <= 1.0 and self.job.kept.holds_one(tried)
 
     @property
     def fleet(self) -> Workload:
