@@ -16,7 +16,9 @@ NAMES: Mapping[str, Sequence[str]] = table("packer.live", "figures.toml")
 share. The others are counters from the server's start; prefix_queries and prefix_hits count tokens."""
 _CACHE, _LORA = "vllm:cache_config_info", "vllm:lora_requests_info"
 _KEPT = (_CACHE, *(name for names in NAMES.values() for name in names))
-_LINE = re.compile(r"(vllm:\w+)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+_LINE = re.compile(
+    r'(vllm:\w+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?\s+(\S+)(?:\s+[-+.\deE]+)?\s*(?:\s# .*)?'
+)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 MAX_PAGE_BYTES = 4 << 20
 """Maximum bytes of a page that a server may send."""

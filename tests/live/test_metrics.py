@@ -44,6 +44,15 @@ def test_engines_are_added() -> None:
     assert page_of(more.replace("# TYPE vllm:num_requests_running gauge\n", "")).figures["running"] == 25.0
 
 
+@pytest.mark.parametrize("labels", ["", '{engine="0"}', '{engine="0",a="} 7 # {\\"b"}'])
+@pytest.mark.parametrize("time", ["", " 1700000000123", " 1700000000.123", " 1.7e9"])
+@pytest.mark.parametrize("exemplar", ["", ' # {trace_id="x"} 0.5 1700000000.1', " # {} 0.5"])
+def test_times_and_exemplars_of_open_metrics_are_passed_over(labels: str, time: str, exemplar: str) -> None:
+    """The figure is the sample's value, whatever time and exemplar follow it."""
+    line = f"vllm:prompt_tokens_total{labels} 100{time}{exemplar}"
+    assert page_of(line).figures == {"prompt": 100.0}
+
+
 @pytest.mark.parametrize("text", ["", "no metrics here", PAGE.replace("vllm:", "new:"), "vllm:x{ 1\n\x00"])
 def test_a_page_without_our_figures_is_no_error(text: str) -> None:
     """Renamed, empty or damaged: every figure is missing, nothing raises."""
