@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from packer.change import Change
-from packer.errors import LiveError, OutputError, PackerError, shown
+from packer.errors import IncompatibleError, LiveError, OutputError, PackerError, shown
 from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet, LiveState
 from packer.live.host import Models, RunningServer, ShellCommand, each_of
@@ -32,10 +32,14 @@ class _BusyError(LiveError):
 class Acting:
     """The servers of a fleet, packer's state of them, and the actions on them.
 
-    Use it within `held()`, which keeps other processes from changing the same servers.
+    Use it within `held()`, which keeps other processes from changing the same servers. Raises `IncompatibleError`: the
+    plan is for another engine, whose servers load adapters in another way.
     """
 
     def __init__(self, plan: Plan, fleet: LiveFleet, say: Callable[[str], None] = lambda _text: None) -> None:
+        for engine in {item.profile.engine.name.lower() for item in plan.bins} - {"vllm"}:
+            rule = "Expected a plan for vLLM, whose running servers packer changes, got one for"
+            raise IncompatibleError(f"{rule} {shown(engine)}: use `packer export`.")
         pairs = zip(fleet.servers, fleet.addresses(), strict=True)
         self.plan, self.fleet, self.say = plan, fleet, say
         self.servers = [RunningServer(host, where, fleet.limits) for host, where in pairs]

@@ -162,7 +162,7 @@ def _place(url: str) -> str:
     """Where an address leads, however it is written."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    host = "127.0.0.1" if parts.hostname in ("localhost", "::1") else parts.hostname
     return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 

@@ -14,13 +14,13 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.change import Change
-from packer.errors import FileFormatError, IncompatibleError, LiveError, OutputError
+from packer.errors import IncompatibleError, LiveError, OutputError
 from packer.evaluation import Evaluations
 from packer.io import files
 from packer.lengths import Lengths
 from packer.live import act
 from packer.live.act import Acting, apply
-from packer.live.fleet_file import Host, LiveFleet, RouterFile, StepLimits, read_live_fleet
+from packer.live.fleet_file import Host, LiveFleet, RouterFile, StepLimits
 from packer.plan import Plan, Status
 from packer.profile import Profile
 from packer.workload import Workload
@@ -340,6 +340,19 @@ def test_servers_of_another_model_are_refused(
         run(plan_of([{"a": 1.0}, {"b": 1.0}, {"c": 1.0}]), fleet)
 
 
+def test_a_plan_for_another_engine_is_refused(
+    servers: list[StandIn], fleet: LiveFleet, plan_of: Callable[..., Plan]
+) -> None:
+    """SGLang loads adapters in another way than vLLM: its servers are asked nothing."""
+    plan = plan_of(GOAL)
+    profile = plan.bins[1].profile
+    other = replace(profile, engine=replace(profile.engine, name="sglang", version="0.5"))
+    bins = (plan.bins[0], replace(plan.bins[1], profile=other))
+    with pytest.raises(IncompatibleError, match=r"Expected a plan for vLLM, .* got one for 'sglang'"):
+        run(replace(plan, bins=bins), fleet)
+    assert not any(each.calls for each in servers)
+
+
 def test_a_redirect_is_not_followed_and_keys_stay_in_headers(
     servers: list[StandIn], fleet: LiveFleet, plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -364,31 +377,6 @@ def test_a_server_that_is_away_is_left_alone(
     with pytest.raises(IncompatibleError, match="No server fits"):
         run(plan_of(GOAL), fleet)
     assert servers[0].adapters.keys() == {"a", "b", "f"}
-
-
-def test_a_file_of_servers_says_where_it_is_wrong(tmp_path: Path) -> None:
-    """A wrong key, address or format is an error with its place."""
-    path = tmp_path / "servers.toml"
-    for text, message in (
-        ('[[servers]]\nurl = "gpu-0"', "schema"),
-        ('schema = 1\n[[servers]]\nurl = "gpu-0"', "address like http://"),
-        (
-            'schema = 1\n[[servers]]\nurl = "http://LOCALHOST"\n[[servers]]\nurl = "http://u:p@127.0.0.1:80/"',
-            "'http://127.0.0.1:80' twice",
-        ),
-        ('schema = 1\n[[servers]]\nurl = "http://a"\nport = 1', "unknown key"),
-        ('schema = 1\n[[servers]]\nurl = "http://a"\nstart = "run {gpu}"', "only {name}, {url}"),
-        ('schema = 1\nadapters = "/{name.__class__}"\n[[servers]]\nurl = "http://a"', "only {name}, {url}"),
-        ('schema = 1\nadapters = "{name:>999999999}"\n[[servers]]\nurl = "http://a"', "only {name}, {url}"),
-        ('schema = 1\n[[servers]]\nurl = "http://a"\n[router]\nformat = "k8s"\nfile = "x"', "a format among"),
-    ):
-        path.write_text(text)
-        with pytest.raises(FileFormatError, match=message):
-            read_live_fleet(path)
-    path.write_text('schema = 1\n[[servers]]\nurl = "http://a"\n[router]\nformat = "nginx"\nfile = "n.conf"')
-    found = read_live_fleet(path)
-    assert found.state == str(tmp_path / "servers.state.json")
-    assert found.router == RouterFile("nginx", str(tmp_path / "n.conf"))
 
 
 def test_a_command_of_the_user_fails_with_its_words(
