@@ -82,6 +82,11 @@ def exported() -> Callable[[Plan, str], dict[str, str]]:
             dataclasses.replace(item, profile=dataclasses.replace(item.profile, engine=engine))
             for item in plan.bins
         ]
-        return export_plan(dataclasses.replace(plan, bins=tuple(bins)), name, options)
+        fleet = plan.workload
+        if engine.name == "sglang":  # refuses names with spaces at their ends
+            odd = [n if n == n.strip() else f"({n})" for n in fleet.names]
+            named = (dataclasses.replace(a, name=n) for a, n in zip(fleet.adapters, odd, strict=True))
+            fleet = dataclasses.replace(fleet, adapters=tuple(named))
+        return export_plan(dataclasses.replace(plan, workload=fleet, bins=tuple(bins)), name, options)
 
     return files

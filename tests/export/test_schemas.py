@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from packer.errors import IncompatibleError, InputError
+from packer.errors import IncompatibleError, InputError, ValidationError
 from packer.export import quoting
 from packer.export.formats import FORMATS, export_plan
 from packer.export.servers import Options
@@ -281,6 +282,18 @@ def test_sglang_serves_what_is_asked(plan: Plan) -> None:
     asked = {each["model_name"]: each["litellm_params"]["model"] for each in routes}
     model = "hosted_vllm/Qwen/Qwen3-8B"
     assert asked == {name: f"{model}:{name}" if name != NAMES[1] else model for name in NAMES}
+
+
+@pytest.mark.parametrize("name", ["sglang", "litellm"])
+def test_sglang_refuses_names_that_it_would_not_find(plan: Plan, name: str) -> None:
+    """SGLang removes spaces at the ends of an adapter's name in a request; the base model is asked by its own name."""
+    profile = estimate_profile("Qwen/Qwen3-8B", "h200", engine_name="sglang")
+    bins = tuple(replace(each, profile=profile) for each in plan.bins)
+    first, *others = plan.workload.adapters
+    for odd, rank, refused in (("sql ", 8, True), ("sql ", 0, False), ("s q l", 8, False)):
+        fleet = replace(plan.workload, adapters=(replace(first, name=odd, rank=rank), *others))
+        with pytest.raises(ValidationError, match=r"without spaces.*'sql '") if refused else nullcontext():
+            export_plan(replace(plan, workload=fleet, bins=bins), name)
 
 
 def test_the_dashboard(plan: Plan) -> None:
