@@ -100,6 +100,19 @@ def test_an_endless_answer_ends_at_the_limit(serve: Callable[[Script], str]) -> 
         ask(Address(serve(endless)), "/", limit_bytes=100_000, total_s=60.0)
 
 
+def test_a_compressed_answer_is_refused(serve: Callable[[Script], str]) -> None:
+    """A compressed answer, which was not asked for, is no text of its server; an error keeps its status."""
+    head = b"HTTP/1.1 %d X\r\nContent-Length: 2\r\nContent-Encoding: %s\r\n\r\nok"
+
+    def status(code: int, coding: bytes) -> int:
+        url = serve(lambda send, _head: send(head % (code, coding)))
+        return ask(Address(url), "", limit_bytes=9, total_s=5.0)[0]
+
+    with pytest.raises(OSError, match="compressed as 'gzip', although an uncompressed one was asked for"):
+        status(200, b"gzip")
+    assert (status(200, b"Identity"), status(502, b"gzip")) == (200, 502)
+
+
 def test_a_redirect_is_an_answer(serve: Callable[[Script], str]) -> None:
     """The other address gets nothing: neither the question nor the key."""
     asked: list[bytes] = []
