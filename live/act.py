@@ -54,12 +54,12 @@ class Acting:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the servers against other packer processes. Raises `OutputError`: another process has the lock."""
+        """Lock the servers against other packer processes. Raises `OutputError`: they can't be locked."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(claimed(Path(f"{self.fleet.state}.lock")))
             except OutputError as error:
-                raise OutputError(f"Another packer may be changing these servers: {error}") from None
+                raise OutputError(f"The servers can't be locked against other processes: {error}") from None
             self.state = LiveState.read(self.fleet.state)
             yield
 

@@ -322,10 +322,13 @@ def test_the_base_model_takes_no_room_and_is_not_loaded(
 
 
 def test_two_at_once_are_refused(fleet: LiveFleet, plan_of: Callable[..., Plan]) -> None:
-    """A second process does not change servers that a first one changes."""
+    """A second process does not change servers that a first one changes; a lock that can't be made names no other."""
     acting = Acting(plan_of(GOAL), fleet)
-    with acting.held(), pytest.raises(OutputError, match="another process"):
+    with acting.held(), pytest.raises(OutputError, match="another process writes"):
         run(plan_of(GOAL), fleet)
+    Path(f"{fleet.state}2.lock").touch()
+    with pytest.raises(OutputError, match=r"^The servers can't be locked .* can't be written: .*File exists"):
+        run(plan_of(GOAL), replace(fleet, state=f"{fleet.state}2"))
 
 
 def test_servers_of_another_model_are_refused(
