@@ -123,6 +123,7 @@ def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) 
 def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
     """Metrics and verdict of the simulations as text."""
     from packer.twin.arrivals import cut_words
+    from packer.twin.engine_rules import outage
     from packer.twin.memory.starts import what_starts
 
     first, n = simulations[0], len(simulations)
@@ -151,6 +152,7 @@ def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
         found += f" Closed loop: {first.concurrency} requests are always outstanding."
     if advice := (result["verdict"]["cause"] or {}).get("advice"):
         found += f" What would help: {advice}."
+    ends = "" if cluster else outage(first.profile.engine, first.max_loras, first.workload.n_loras)
     return [
         title_of(first),
         Table(None, columns, rows),
@@ -160,6 +162,7 @@ def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
         *([f"Lengths {assumed_lengths(first.workload)}."] if first.workload.assumed_lengths else []),
         *([] if cluster else [f"{words}." for words in cut_words(first.workload, [first.profile])]),
         *([] if cluster else _thrashing(first)),
+        *([f"Outage: {ends}."] if ends else []),
         Judged(result["verdict"]["text"], result["verdict"]["holds"]),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from packer.cli.output import Judged, Part, Table, console, figures, heads
-from packer.cli.plan_table import result_of, servers
+from packer.cli.plan_table import outages, result_of, servers
 from packer.gpu import serves
 from packer.room import growth
 from packer.words import counted, listed, number, plural
@@ -59,6 +59,7 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
         lines.append(f"Server {found.breaks_first} {'breaks first' if found.broken else f'has {room}'}.")
     if plan.unplaced:
         lines += _unplaced(plan)
+    lines += [f"Outage: {each}." for each in outages(plan.workload, plan.bins)]
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
     late = len(found.over_limits) if plan.limits else 0
     said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced), late)

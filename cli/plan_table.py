@@ -15,7 +15,7 @@ from packer.room import grouped, room_rows, spans
 from packer.words import by_rank, counted, money, number, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from packer.bin import Bin
     from packer.evaluation import AdapterFigures, Evaluation
@@ -323,22 +323,20 @@ def _engine(plan: Plan, *, briefly: bool) -> list[str]:
                 f"Engine      without prefix caching and asynchronous scheduling: a server that {unlike} is not "
                 f"vLLM's; vLLM {profile.engine.version} has them on by default"
             )
-        if profile.engine.speculation and rules.async_scheduling and not rules.slots_of_running:
-            # Near max_model_len drafts have no room: a request misses a step, and another adapter takes its slot.
-            few = [
-                k
-                for k, item in enumerate(plan.bins)
-                if item.profile == profile and item.max_loras < item.workload(plan.workload).n_loras
-            ]
-            if few:
-                lines.append(
-                    f"Outage      {plural(len(few), 'server')} {spans(few)}: vLLM {profile.engine.version} ends in an "
-                    "assertion once a request with drafts reaches max_model_len and other adapters wait for slots; "
-                    "vLLM 0.33, --no-async-scheduling or a slot for each adapter avoids it"
-                )
     if (shared := prefix_words(plan, briefly=briefly)) is not None:
         lines.append(f"Prefixes    {shared}")
-    return lines
+    return lines + [f"Outage      {each}" for each in outages(plan.workload, plan.bins)]
+
+
+def outages(fleet: Workload, bins: Sequence[Bin]) -> list[str]:
+    """Name the servers that vLLM may end, and what avoids it; the servers of each version together."""
+    from packer.twin.engine_rules import outage
+
+    found: dict[str, list[int]] = {}
+    for k, item in enumerate(bins):
+        if said := outage(item.profile.engine, item.max_loras, item.workload(fleet).n_loras):
+            found.setdefault(said, []).append(k)
+    return [f"{plural(len(few), 'server')} {spans(few)}: {said}" for said, few in found.items()]
 
 
 def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:

@@ -60,6 +60,7 @@ def sweep(file: FleetFile, kind: OneProfile, axes: Axes, out: Writing) -> None:
       packer sweep fleet.csv --adapters 16:256:16 --max-loras 16,64 -o sweep.csv --plot sweep.html
       packer sweep fleet.csv --max-loras 32 --rate-factors 0.5,1,2 --tuning llmstation --tuning chunked
     """
+    from packer.twin.engine_rules import outage
     from packer.twin.sweep import Grid, Sweep, max_packs
 
     out.check_tables(axes.output)
@@ -81,9 +82,14 @@ def sweep(file: FleetFile, kind: OneProfile, axes: Axes, out: Writing) -> None:
     head |= {"slo": workload.slo.limits.to_dict(), "seed": axes.seed}
     frames = {"rows": frame, "max_pack": packs, "max_pack_within_goal": within}
     title = f"{workload.name} on one {label_of(profile)}: Max_pack of each curve"
+    ends = outage(profile.engine, min(slots), max(counts) if workload.n_loras else 0)
     out.result(
         lambda: {**head, **{name: each.to_dicts() for name, each in frames.items()}},
-        lambda: [_table(frame, packs, within, title), f"Within the goal: {workload.slo}."],
+        lambda: [
+            _table(frame, packs, within, title),
+            f"Within the goal: {workload.slo}.",
+            *([f"Outage: {ends}."] if ends else []),
+        ],
     )
 
 

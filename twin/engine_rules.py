@@ -140,6 +140,20 @@ def followed(engine: EngineSpec) -> str:
     return f"vLLM {engine.version} follows the rules of {_name(older)}, the newest before it"
 
 
+def outage(engine: EngineSpec, slots: int, adapters: int) -> str:
+    """Return in words when this version of vLLM ends although nothing is wrong, and what avoids it; "" if it does not.
+
+    Near max_model_len drafts have no room: a request misses a step, and another adapter takes its slot.
+    """
+    rules = rules_of(engine)
+    if not engine.speculation or not rules.async_scheduling or rules.slots_of_running or slots >= adapters:
+        return ""
+    return (
+        f"vLLM {engine.version} ends in an assertion once a request with drafts reaches max_model_len and other "
+        "adapters wait for slots; vLLM 0.33, --no-async-scheduling or a slot for each adapter avoids it"
+    )
+
+
 GIB = 2**30
 SERVER_DEFAULTS: tuple[tuple[Release, float, str, int, int], ...] = (
     ((0, 28), 160 * GIB, "", 16_384, 1024),

@@ -12,8 +12,10 @@ import pytest
 from packer import Adapter, load_plan, load_profile, solve
 from packer.bin import Bin
 from packer.cli import run
+from packer.cli.evaluated import conclusion_lines
 from packer.cli.plan_table import plan_lines
 from packer.evaluation import Evaluations
+from packer.operate.evaluate import evaluate_plan
 from packer.plan import Moves, Plan, Status
 from packer.planning.verify import verified
 from packer.predictors.twin import TwinPredictor
@@ -221,8 +223,9 @@ def test_servers_that_vllm_may_end_are_named(version: str, slots: int, dies: boo
     bins = (Bin((0, 1), profile.settings(slots, 8), profile),)
     figures = TwinPredictor(seed=0).evaluate(fleet, bins)
     plan = Plan(fleet, bins, figures, Status.FEASIBLE, "gpus", "hand", "twin")
-    said = f"Outage      server 0: vLLM {version} ends in an assertion once"
-    assert (said in "\n".join(map(str, plan_lines(plan)))) == dies
+    said = f"server 0: vLLM {version} ends in an assertion once"
+    for lines in (plan_lines(plan), conclusion_lines(evaluate_plan(plan))):
+        assert (said in "\n".join(map(str, lines))) == dies
 
 
 def test_moves_from_another_plan_are_not_shown(

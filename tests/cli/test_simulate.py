@@ -52,6 +52,22 @@ def test_table_shows_metrics_and_verdict(fleet: str, capsys: pytest.CaptureFixtu
     assert "\nStarves: serves " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["simulate", "sweep"])
+def test_a_server_that_vllm_may_end_is_named(
+    command: str, fleet: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Drafts with fewer slots than adapters are named on one server as in a plan; with a slot for each they are not."""
+    spec = [
+        "--set",
+        "speculation=eagle:num_speculative_tokens=1,acceptance=0.5",
+        "--set",
+        "vllm-version=0.32.0",
+    ]
+    for slots, said in (("1", 1), ("16", 0)):
+        assert run([command, fleet, "--max-loras", slots, "--duration", "9", *spec]) == 0
+        assert capsys.readouterr().out.count("Outage: vLLM 0.32.0 ends in an assertion") == said
+
+
 @pytest.mark.parametrize("seeds", ["1", "2"])
 def test_what_a_paced_client_holds_back_is_not_refused(
     fleet: str, capsys: pytest.CaptureFixture[str], seeds: str
