@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
 from packer.export.servers import ExportedServer, Options, routes
 
 VERSION = 1
 MOST_RULES = 16
-"""Largest number of rules of an HTTPRoute (gateway-api v1.2, apis/v1/httproute_types.go)."""
+"""Most rules of an HTTPRoute, and most backends of a rule (gateway-api v1.2 to v1.6, apis/v1/httproute_types.go)."""
 _TOTAL_WEIGHT = 10_000
 
 Servers = tuple[ExportedServer, ...]
@@ -76,8 +77,13 @@ def gateway_api(servers: Servers, options: Options) -> dict[str, str]:
     """`httproutes.yaml`, for `kubectl apply -f`: HTTPRoutes (gateway.networking.k8s.io/v1) to the servers' Services.
 
     Each HTTPRoute covers up to `MOST_RULES` adapters. The Gateway is named `packer`, each Service like its server.
+    Raises `IncompatibleError`: an adapter is on more servers than that.
     """
     rules = list(_weighted(servers).items())
+    most, key = max((len(places), key) for key, places in rules)
+    if most > MOST_RULES:
+        rule = f"Expected an adapter on at most {MOST_RULES} servers, all that a rule of an HTTPRoute takes"
+        raise IncompatibleError(f"{rule}, got {shown(key)} on {most}: use nginx, envoy or litellm.")
     groups = [rules[k : k + MOST_RULES] for k in range(0, len(rules), MOST_RULES)]
     return {"httproutes.yaml": templates.render("httproutes.yaml", groups=groups, options=options)}
 
@@ -88,8 +94,7 @@ def litellm(servers: Servers, options: Options) -> dict[str, str]:
     LiteLLM looks for the exact name of a model first, then treats `*` in names as a wildcard. An adapter with `*` in
     its name thus reaches its server; for other names that match the pattern, this server responds "no such model".
     """
-    table = routes(servers).items()
-    deployments = [(name, server, weight) for name, places in table for server, weight in weights(places)]
+    deployments = [(name, *each) for name, places in routes(servers).items() for each in weights(places)]
     return {"litellm.yaml": templates.render("litellm.yaml", deployments=deployments)}
 
 

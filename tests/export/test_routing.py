@@ -21,7 +21,7 @@ import crossplane
 import pytest
 import yaml
 
-from packer.errors import ValidationError
+from packer.errors import IncompatibleError, ValidationError
 from packer.export import quoting, routing
 from packer.export.formats import export_plan
 from packer.export.servers import Options, servers
@@ -221,6 +221,14 @@ def test_gateway_api_routes_every_name(hostile_plan: Plan) -> None:
             }
     for name, places in planned(hostile_plan).items():
         assert found[quoting.header_key(name)] == pytest.approx(places, abs=1e-3)
+
+
+def test_gateway_api_refuses_more_backends_than_a_rule_has(toy_plan: Callable[..., Plan]) -> None:
+    """A rule of an HTTPRoute has at most 16 backends: an adapter on 17 servers is named, one on 16 is exported."""
+    with pytest.raises(IncompatibleError, match=r"at most 16 servers.*got 'hot' on 17: use nginx"):
+        export_plan(toy_plan(["hot"], gpus=17, replicated=True), "gateway-api")
+    text = export_plan(toy_plan(["hot"], gpus=16, replicated=True), "gateway-api")["httproutes.yaml"]
+    assert len(yaml.safe_load(text)["spec"]["rules"][0]["backendRefs"]) == 16
 
 
 def test_weights_are_whole_and_complete(hostile_plan: Plan) -> None:
