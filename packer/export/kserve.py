@@ -3,7 +3,8 @@
 The controller downloads or mounts the adapters and sets vLLM's LoRA flags from `spec.model.lora`. Other flags are
 passed in VLLM_ADDITIONAL_ARGS, which KServe's start script expands in a shell. KServe registers each adapter under two
 names, so host memory must hold twice as many adapters. Each service has its own route; the routing formats define
-which route an adapter's requests take.
+which route an adapter's requests take. KServe's routes by its header of the model, of 8 matches for each name, fit few
+adapters: the Gateway API takes 64 matches in a rule, so that a service with more adapters would get no route at all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from packer.export.servers import ExportedServer, Module, Options, base_by_its_n
 from packer.export.sources import address, parsed
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", re.ASCII)
+_MOST_ROUTED = 7
+"""Most adapters of a service whose routes by header fit (kserve 0.20, config/llmisvcconfig)."""
 _LORA_FLAGS = {"enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "tensor-parallel-size"}
 
 
@@ -33,7 +36,8 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         limit = server.bin.profile.engine.max_cpu_loras
         host = max(server.bin.max_loras, 2 * (len(server.modules) if limit is None else limit))
         found.append((server, _model_uri(server.model), uris, host, shlex.join(flags)))
-    return {"services.yaml": templates.render("kserve.yaml", servers=found, options=options)}
+    text = templates.render("kserve.yaml", servers=found, options=options, most=_MOST_ROUTED)
+    return {"services.yaml": text}
 
 
 def _model_uri(model: str) -> str:

@@ -123,6 +123,18 @@ def test_kserve(toy_plan: Callable[..., Plan], sources: dict[str, str]) -> None:
         assert "lora" not in flags
 
 
+@pytest.mark.parametrize(("adapters", "off"), [(7, False), (8, True)])
+def test_kserve_routes_by_header_what_fits(toy_plan: Callable[..., Plan], adapters: int, off: bool) -> None:
+    """KServe's rule has 8 matches for the base model and for each adapter, of at most 64: with more the service would
+    get no route, so that its routing by header is off."""
+    plan = toy_plan([f"a{k}" for k in range(adapters)], gpus=1)
+    (service,) = resources(export_plan(plan, "kserve", Options(**ALL))["services.yaml"], "kserve")
+    assert (8 * (adapters + 1) > 64) == off
+    assert service["spec"].get("annotations", {}) == (
+        {"serving.kserve.io/model-based-routing-enabled": "false"} if off else {}
+    )
+
+
 @pytest.mark.parametrize("name", ["Legal_DE", "tone.v2", "a/b"])
 def test_kserve_refuses_names_that_no_volume_has(toy_plan: Callable[..., Plan], name: str) -> None:
     """KServe calls the volume of an adapter on a claim by the adapter's name; a repository needs none."""
