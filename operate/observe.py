@@ -86,7 +86,7 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
 
 def log_of_plan(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
     """Requests of a log, which may grow, to a plan's adapters, with rank 1; raises `FileFormatError`."""
-    log = read_trace(path, fields, growing=True)
+    log = read_trace(path, fields)
     if log.adapter is None:
         said = "the log names no adapters, so that no plan can be compared with it."
         raise FileFormatError(said, path=path)

@@ -17,13 +17,15 @@ MAX_DEPTH = 64
 
 
 def parse_json(text: str, *, row: int | None = None) -> Any:
-    """The data in a JSON text; `row`: its line in the file, for a file with a JSON text per line.
+    """The data in a JSON text.
 
-    Raises `FileFormatError`: the text is not JSON, repeats a key in an object, has a number that is not finite, or is
-    nested too deeply.
+    `row`: its line in a log, in which NaN and infinities, which some programs write, become null.
+    Raises `FileFormatError`: the text is not JSON, repeats a key in an object, has a number that is not finite and no
+    `row`, or is nested too deeply.
     """
+    constant = _refuse_constant if row is None else lambda _: None
     try:
-        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        data = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
     except json.JSONDecodeError as error:
         where = f"{error.msg} (character {error.colno} of the row)"
         raise FileFormatError(f"expected JSON: {where}.", row=row or error.lineno) from None

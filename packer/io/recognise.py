@@ -24,7 +24,9 @@ def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str, bool]:
     if kind is None or kind == expected:
         return "", "", False
     found = f"This is a {kind}: {KINDS[kind]['advice']}."
-    return f"expected a {expected}.", found, KINDS[kind].get("foreign", False)
+    # In other kinds, rows may break rules of the expected kind, as those of a trace that is taken for a workload.
+    foreign = expected == "plan" or KINDS[kind].get("foreign", False)
+    return f"expected a {expected}.", found, foreign
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:

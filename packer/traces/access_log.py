@@ -160,7 +160,7 @@ def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[st
         plain = name.removeprefix("@")
         if plain in WRAPPERS and isinstance(value, str) and value.lstrip().startswith("{"):
             with suppress(FileFormatError):
-                value = parse_json(value)
+                value = parse_json(value, row=0)
         if isinstance(value, dict) and depth < 4:
             found |= _flat(value, f"{name}.", depth + 1)
             bare |= _flat(value, "", depth + 1) if plain in WRAPPERS else {}
@@ -222,6 +222,8 @@ def seconds_of(cell: object, unit_s: float = 1.0) -> float:
     with suppress(ValueError, OverflowError):
         number = checks.decimal(text)
         return number * unit_of(number, unit_s)
+    if len(text) <= len("2026-02-01"):  # a day without a time of day
+        return math.nan
     for form in (None, *_TIME_FORMATS):
         with suppress(ValueError, OverflowError):
             stamp = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,31 +47,29 @@ _JSON_LINES = re.compile(r"[\ufeff\s]*([{\[]|[^\n]*\n\s*\{)")
 
 
 @reader
-def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL, *, growing: bool = False) -> Trace:
+def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
     """The requests in a log: CSV, JSON Lines or Parquet, also with gzip; the file may have any name.
 
     The columns of `packer.traces.columns.FORMATS` (traces) and `KEYS` (access logs of gateways) are known.
-    Requests without input or output tokens are failures: they are left out and counted in `dropped`.
+    Requests without input or output tokens are failures: they are left out and counted in `dropped`. So is a last line
+    that has no line end and can't be read, because a gateway may still be writing it.
 
     `fields`: columns of a log whose column names are not known.
-    `growing`: a gateway is still writing the file: leave out a last line without line end, unless it is complete JSON.
     Raises `FileFormatError`: the file can't be read, a value breaks a rule, or nothing in it is a request; the message
     names file, row and column.
     """
     data = read_bytes(path)
     if data.startswith(MAGIC):
         return trace_of(read_parquet(data), path, fields)
-    return trace_of(decode(_without_half_line(data) if growing else data), path, fields)
-
-
-def _without_half_line(data: bytes) -> bytes:
-    """The bytes of a log without a last line that is still being written."""
-    whole, newline, last = data.rpartition(b"\n")
     try:
-        entry = json.loads(last)
-    except (ValueError, RecursionError):
-        return whole + newline
-    return data if isinstance(entry, dict | list) else whole + newline
+        return trace_of(decode(data), path, fields)
+    except FileFormatError as error:
+        whole, _, last = data.rpartition(b"\n")
+        with suppress(FileFormatError):
+            if whole and last and error.row == data.count(b"\n") + 1:
+                found, cut = trace_of(decode(whole + b"\n"), path, fields), "is cut, or still being written"
+                return replace(found, said=(*found.said, f"left out the last line, which {cut}"))
+        raise
 
 
 def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:

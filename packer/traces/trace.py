@@ -41,6 +41,7 @@ class Trace:
     `dropped`: number of requests left out because they had no tokens, which is how traces record failures.
     `other`: number of lines left out because they are not requests to adapters.
     `unmet`: names of models to skip, and a prefix to strip, that no request has.
+    `said`: what else was left out or joined, in sentences.
     `start_s`: time of the first request, s since 1970 (UTC), or since the start of a trace without dates.
     `source`: name of the trace.
     """
@@ -57,6 +58,7 @@ class Trace:
     blocks: Blocks | None = None
     other: int = 0
     unmet: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
     start_s: float = 0.0
     sessions: IntArray | None = None
     cached_tokens: IntArray | None = None
@@ -99,7 +101,7 @@ class Trace:
             said.append(f"left out {self.dropped:,} of {every}, which have no tokens: no rate counts them")
         if self.other:
             said.append(f"left out {counted(self.other, 'line')} of other kinds or models")
-        return said
+        return [*said, *self.said]
 
     def take(self, rows: IntArray) -> Trace:
         """The requests of some rows, which must be in order of time and include at least one of each adapter."""

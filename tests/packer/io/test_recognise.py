@@ -133,6 +133,16 @@ def test_a_file_that_no_command_reads_is_named(
         assert "column" not in str(caught.value)
 
 
+def test_json_lines_are_no_damaged_plan(tmp_path: Path) -> None:
+    """A log of JSON lines given for a plan is named, though its second line is what breaks the rules of JSON."""
+    path = tmp_path / "access.jsonl"
+    path.write_text(3 * LOG)
+    with pytest.raises(
+        FileFormatError, match=r"jsonl: expected a plan\. This is a log of requests: packer init"
+    ):
+        load_plan(path)
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

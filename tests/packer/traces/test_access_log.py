@@ -131,7 +131,6 @@ def test_a_known_trace_takes_the_column_of_its_adapters(tmp_path: Path) -> None:
             "expected a number, got True",
         ),
         ('{"time": "soon", "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
-        ('{"time": NaN, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "got NaN"),
         ('{"time": "nan", "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
         ('{"time": 1e11, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "1970 to 2199"),
         ('{"time": 1, "model": "a\\u0000", "prompt_tokens": 1, "completion_tokens": 1}', "control"),
@@ -177,26 +176,47 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, end: bytes) ->
     """Of a log that grows, the last line counts from its end on, and only there."""
     path = tmp_path / "x.jsonl"
     path.write_bytes(WHOLE + b"\n" + WHOLE + b"\n" + end)
-    assert len(read_trace(path, growing=True)) == 2
+    assert len(read_trace(path)) == 2
     path.write_bytes(WHOLE + b"\n" + WHOLE)
-    assert len(read_trace(path, growing=True)) == 2
+    assert len(read_trace(path)) == 2
     path.write_bytes(WHOLE + b"\n" + b"{\n" + WHOLE + b"\n")
     with pytest.raises(FileFormatError, match="row 2"):
-        read_trace(path, growing=True)
+        read_trace(path)
 
 
 def test_a_list_without_a_line_end_is_no_half_line(tmp_path: Path) -> None:
     """A log that may grow and is a list is refused with what makes lines of it, not as one without requests."""
     (tmp_path / "x.json").write_text('[{"time": 1}]')
     with pytest.raises(FileFormatError, match="got a list: jq"):
-        read_trace(tmp_path / "x.json", growing=True)
+        read_trace(tmp_path / "x.json")
 
 
-def test_a_finished_log_has_no_half_lines(tmp_path: Path) -> None:
-    """A log that isn't growing is damaged where its last line stops in the middle."""
+def test_a_cut_last_line_is_said(tmp_path: Path) -> None:
+    """A log that stops in the middle of its last line is read, and its user is told; cut elsewhere it is damaged."""
     path = tmp_path / "x.jsonl"
     path.write_bytes(WHOLE + b"\n" + WHOLE[:-3])
-    with pytest.raises(FileFormatError, match="row 2"):
+    assert read_trace(path).notes == ["left out the last line, which is cut, or still being written"]
+    path.write_bytes(WHOLE[:-3] + b"\n" + WHOLE)
+    with pytest.raises(FileFormatError, match="row 1"):
+        read_trace(path)
+
+
+def test_nan_is_no_value(tmp_path: Path) -> None:
+    """Programs write NaN, which is no JSON, for what they do not know: it is null, also in a line inside a record."""
+    known = {"time": 1, "model": "a", "prompt_tokens": 3, "completion_tokens": 4, "latency": float("nan")}
+    entries = [known, {"log": json.dumps(known)}, {**known, "prompt_tokens": float("nan")}]
+    log = read_trace(write(tmp_path / "x.jsonl", [*entries]))
+    assert (len(log), log.dropped, log.other) == (2, 1, 0)
+
+
+def test_a_day_is_no_time(tmp_path: Path) -> None:
+    """A column `Date`, as Datadog's, has the times if it has times of day: with days alone nothing says when in it."""
+    head, tokens = "Date,@model,@prompt_tokens,@completion_tokens", "a,3,4"
+    path = tmp_path / "x.csv"
+    path.write_text(f"{head}\n2026-02-01T10:00:00.5Z,{tokens}\n")
+    assert read_trace(path).start_s == 1769940000.5
+    path.write_text(f"{head}\n2026-02-01,{tokens}\n")
+    with pytest.raises(FileFormatError, match="expected a time from 1970"):
         read_trace(path)
 
 

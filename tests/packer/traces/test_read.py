@@ -182,7 +182,7 @@ def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
         ("f.csv", AZURE.replace("18:17:04.03", "18:77:04.03"), "row 3, column 'timestamp'"),
         ("f.csv", "timestamp,input_tokens,output_tokens\n", "at least one request"),
         ("f.csv", "timestamp,input_tokens,output_tokens\n1,0,0\n", "at least one request with tokens"),
-        ("f.jsonl", MOONCAKE + "{", "row 3: expected JSON"),
+        ("f.jsonl", MOONCAKE + "{\n", "row 3: expected JSON"),
         ("f.jsonl", MOONCAKE + "[]\n", "row 3: expected a JSON object"),
         (
             "f.jsonl",
@@ -252,4 +252,4 @@ def test_a_row_that_is_still_written_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     rows = "".join(f"{k},a,10,5\n" for k in range(30))
     path.write_text(f"timestamp,model,input_tokens,output_tokens\n{rows}30.5", "utf-8")
-    assert len(read_trace(path, growing=True)) == 30
+    assert len(read_trace(path)) == 30
