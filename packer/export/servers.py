@@ -169,10 +169,11 @@ class ExportedServer:
         return [*start, *self.flags(), *modules]
 
     def requested(self, name: str) -> str:
-        """The `model` of requests to an adapter or the base model: SGLang answers other names by its base model."""
+        """The `model` of requests: SGLang takes what follows the first colon for an adapter, else its base model."""
         if self.bin.profile.engine.name.lower() != "sglang":
             return name
-        return self.model if name in {item.name for item in self.base} else f"{self.model}:{name}"
+        base = self.model.partition(":")[0]  # SGLang does not read it
+        return base if name in {item.name for item in self.base} else f"{base}:{name}"
 
     def flags(self) -> list[str]:
         """`settings` as words of a command line."""

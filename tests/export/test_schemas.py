@@ -290,10 +290,13 @@ def test_sglang_serves_what_is_asked(plan: Plan) -> None:
         assert given[given.index("--max-loras-per-batch") + 1] == str(1 + base)
         assert given[given.index("--max-loaded-loras") + 1] == str(len(item.adapters) - base)
         assert "--disable-radix-cache" in given
-    routes = yaml.safe_load(export_plan(plan, "litellm")["litellm.yaml"])["model_list"]
-    asked = {each["model_name"]: each["litellm_params"]["model"] for each in routes}
-    model = "hosted_vllm/Qwen/Qwen3-8B"
-    assert asked == {name: f"{model}:{name}" if name != NAMES[1] else model for name in NAMES}
+    for model in ("Qwen/Qwen3-8B", "/models/qwen:8b"):  # at the first colon SGLang looks for an adapter
+        text = export_plan(plan, "litellm", Options(model=model))["litellm.yaml"]
+        routes = yaml.safe_load(text)["model_list"]
+        asked = {each["model_name"]: each["litellm_params"]["model"] for each in routes}
+        parts = {name: text.removeprefix("hosted_vllm/").split(":", 1)[1:] for name, text in asked.items()}
+        assert parts == {name: [name] if name != NAMES[1] else [] for name in NAMES}
+        assert {text.split(":")[0] for text in asked.values()} == {f"hosted_vllm/{model.split(':')[0]}"}
 
 
 @pytest.mark.parametrize("name", ["sglang", "litellm"])

@@ -61,6 +61,19 @@ def test_line_by_hand(make_profile: Callable[..., Profile]) -> None:
     assert kv_cache_tokens(profile, profile.settings(100, 16)) == 10_000 - 26_000
 
 
+@pytest.mark.parametrize(("ranks", "slots"), [((8, 8), 5), ((8, 0), 6), ((0, 0), 0)])
+def test_sglang_has_a_slot_for_the_base_model(
+    ranks: tuple[int, ...], slots: int, make_profile: Callable[..., Profile]
+) -> None:
+    """Requests without an adapter take one of SGLang's buffers, which exports add: the twin's server has it, too."""
+    profile = make_profile(kv_budget_bytes=10_000.5, slot_bytes=100.0, slot_bytes_per_rank=10.0)
+    fleet = Workload([Adapter(f"a{k}", rank, 0.1) for k, rank in enumerate(ranks)])
+    for name, held_by in (("sglang", slots), ("vllm", min(slots, 5))):
+        other = replace(profile, engine=replace(profile.engine, name=name))
+        tokens = simulate(fleet, other, max_loras=5, max_lora_rank=16, duration_s=1.0).kv_cache_tokens
+        assert tokens == 10_000 - held_by * (100 + 160)
+
+
 @given(st.integers(1, 200), st.integers(0, 50_000))
 @settings(deadline=None)
 def test_residuals_are_interpolated(loras: int, shift: int) -> None:

@@ -134,9 +134,13 @@ def kv_cache_tokens(
     """KV cache capacity in tokens; negative if the adapters alone don't fit.
 
     `workload`: the requests of which these are tokens, if the model's layers do not keep all tokens (`KvShape`); None:
-    tokens that all layers keep. `reserved`: such tokens whose memory is used for training.
+    tokens that all layers keep. `reserved`: such tokens whose memory is used for training. SGLang has one more slot for
+    the requests to the base model, if the workload has such (sglang/srt/lora/mem_pool.py).
     """
-    tokens = int(kv_cache_tokens_many(profile, settings.max_loras, settings.max_lora_rank)) - reserved
+    slots = settings.max_loras
+    if workload is not None and slots and profile.engine.name == "sglang":
+        slots += workload.n_loras < len(workload)
+    tokens = int(kv_cache_tokens_many(profile, slots, settings.max_lora_rank)) - reserved
     return tokens if workload is None else int(tokens / share_held(workload, profile.model.kv_shape))
 
 
